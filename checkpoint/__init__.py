@@ -1,0 +1,1 @@
+"""checkpoint: sharded, verified checkpoints in Zarr v3 (placeholder docstring; see the package's modules)."""
