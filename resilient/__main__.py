@@ -1,0 +1,6 @@
+"""`python -m resilient`, the same as the console script."""
+
+from resilient.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The node's agent: torchelastic's `LocalElasticAgent`, obeying our driver.
+
+Its loop waits for whatever comes first: a message, the end of a worker, a signal, the next look at the pages. It reports all of it
+and acts on orders only; torchelastic's own decision to restart is not used.
+"""
+
+import logging
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
+
+from resilient.agent.rendezvous import DriverRendezvous, Generation
+from resilient.agent.workers import Workers
+from resilient.faults import WorkerEnd
+from resilient.page import Pulse
+from resilient.wire import Connection, Disconnected, Message
+from resilient.worker import GENERATION_VARIABLE, RUN_DIR_VARIABLE
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.05  # how often the pages are read
+BEAT_S = 0.25  # how often what they say is told, at the least when something has changed
+QUIET_S = 1.0  # and when nothing has
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """What an agent is started with."""
+
+    node: int
+    procs: int
+    run_dir: Path
+    run_id: str
+    entrypoint: str
+    fence_s: float
+    token: str
+    addr: str
+
+
+class NodeAgent(LocalElasticAgent):
+    """Runs the workers of one node, generation after generation, as the driver says."""
+
+    def __init__(self, settings: AgentSettings, connection: Connection) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._inbox: deque[Message] = deque()
+        self._heard_t = time.monotonic()
+        self._workers: Workers | None = None
+        self._told: dict[int, Pulse] = {}
+        self._told_t = 0.0
+        self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._signals = _Signals()
+        self._selector.register(self._signals, selectors.EVENT_READ)
+        spec = WorkerSpec(
+            role="worker",
+            local_world_size=settings.procs,
+            rdzv_handler=self._rendezvous_handler,
+            entrypoint=settings.entrypoint,
+            max_restarts=0,
+            monitor_interval=LOOK_S,
+        )
+        super().__init__(spec, DefaultLogsSpecs())
+
+    # -- what torchelastic calls ---------------------------------------------------------------------------------------
+
+    def _invoke_run(self, role: str = "worker") -> RunResult:
+        self._send("hello", host=socket.gethostname(), addr=self._settings.addr, token=self._settings.token)
+        while True:
+            # Ends by the RendezvousGracefulExitError of `_ready`, once the driver has no more generations.
+            self._initialize_workers(self._worker_group)
+            self._watch()
+            self._stop_workers(self._worker_group)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        told = self._rendezvous_handler.current
+        assert told is not None
+        log_dir = self._settings.run_dir / "logs" / f"g{told.generation}"
+        log_dir.mkdir(parents=True, exist_ok=True)
+        self._workers = Workers(
+            self._settings.node,
+            [self._environ(told, worker_group, local) for local in range(self._settings.procs)],
+            log_dir=log_dir,
+            config=self._settings.run_dir / "config.yaml",
+            entrypoint=self._settings.entrypoint,
+        )
+        self._told = {}
+        self._send("started", generation=told.generation, pids={str(r): p for r, p in self._workers.pids.items()})
+        return dict(enumerate(self._workers.pids.values()))
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        if self._workers is None:
+            return
+        self._workers.kill()
+        self._tell_records()
+        self._workers.close()
+        self._workers = None
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        return RunResult(state=WorkerState.HEALTHY)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    # -- one generation ------------------------------------------------------------------------------------------------
+
+    def _environ(self, told: Generation, group: WorkerGroup, local_rank: int) -> dict[str, str]:
+        worker = group.workers[local_rank]
+        return {
+            "RANK": str(worker.global_rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(worker.world_size),
+            "LOCAL_WORLD_SIZE": str(self._settings.procs),
+            "GROUP_RANK": str(told.node_rank),
+            "GROUP_WORLD_SIZE": str(told.nodes),
+            "ROLE_RANK": str(worker.role_rank),
+            "ROLE_WORLD_SIZE": str(worker.role_world_size),
+            "ROLE_NAME": group.spec.role,
+            "MASTER_ADDR": told.master_addr,
+            "MASTER_PORT": str(told.master_port),
+            "TORCHELASTIC_RUN_ID": self._settings.run_id,
+            "TORCHELASTIC_RESTART_COUNT": str(told.generation),
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            GENERATION_VARIABLE: str(told.generation),
+            RUN_DIR_VARIABLE: str(self._settings.run_dir),
+        }
+
+    def _ready(self, store_port: int) -> Generation:
+        """Say that no worker is left here, and wait to be told of the next generation."""
+        self._send("ready", store_port=store_port)
+        while True:
+            message = self._next(QUIET_S)
+            if message is not None and message["type"] == "start":
+                return Generation(
+                    generation=message["generation"],
+                    node_rank=message["node_rank"],
+                    nodes=message["nodes"],
+                    master_addr=message["master_addr"],
+                    master_port=message["master_port"],
+                )
+
+    def _watch(self) -> None:
+        """Watch the workers and answer the driver until it says stop."""
+        assert self._workers is not None
+        while True:
+            message = self._next(LOOK_S)
+            match message and message["type"]:
+                case "stop":
+                    return
+                case "propose":
+                    checked = self._workers.propose(message["target"], message["reason"])
+                    self._send("proposed", checked=checked)
+                case "arm":
+                    self._workers.arm(message["target"])
+            self._tell_records()
+            self._tell_pulses()
+            for end in self._workers.reap():
+                self._tell_records()
+                self._tell_end(end)
+
+    # -- the world outside ---------------------------------------------------------------------------------------------
+
+    def _next(self, timeout_s: float) -> Message | None:
+        """Wait for a message, the end of a worker, or a signal, at most `timeout_s`; returns the message, if there is one.
+
+        Raises:
+            RendezvousGracefulExitError: the driver has ended the run, is gone, or silent for longer than the fence.
+        """
+        if not self._inbox:
+            self._wait(timeout_s)
+        if not self._inbox:
+            return None
+        message = self._inbox.popleft()
+        if message["type"] == "shutdown":
+            raise RendezvousGracefulExitError("the driver has ended the run")
+        return message
+
+    def _wait(self, timeout_s: float) -> None:
+        sentinels = self._workers.sentinels() if self._workers is not None else []
+        for sentinel in sentinels:
+            self._selector.register(sentinel, selectors.EVENT_READ)
+        try:
+            ready = [key.fileobj for key, _ in self._selector.select(timeout_s)]
+        finally:
+            for sentinel in sentinels:
+                self._selector.unregister(sentinel)
+        if self._signals in ready:
+            for name in self._signals.take():
+                self._send("signal", name=name)
+        try:
+            messages = self._connection.receive() if self._connection in ready else []
+        except Disconnected as error:
+            raise RendezvousGracefulExitError(f"the driver is gone: {error}") from error
+        now = time.monotonic()
+        if messages:
+            self._heard_t = now
+        elif now - self._heard_t > self._settings.fence_s:
+            raise RendezvousGracefulExitError(f"no word from the driver for {self._settings.fence_s:.0f} s: fenced")
+        self._inbox.extend(messages)
+
+    def _send(self, kind: str, **fields: object) -> None:
+        try:
+            self._connection.send({"type": kind, "node": self._settings.node, **fields})
+        except Disconnected as error:
+            raise RendezvousGracefulExitError(f"the driver is gone: {error}") from error
+
+    def _tell_records(self) -> None:
+        assert self._workers is not None
+        items = [[rank, record.t, record.event, record.fields] for rank, record in self._workers.take_records()]
+        if items:
+            self._send("records", items=items)
+
+    def _tell_pulses(self) -> None:
+        assert self._workers is not None
+        now = time.monotonic()
+        pulses = self._workers.pulses()
+        if now - self._told_t < (BEAT_S if pulses != self._told else QUIET_S):
+            return
+        self._told, self._told_t = pulses, now
+        self._send("beat", ranks={str(rank): asdict(pulse) for rank, pulse in pulses.items()})
+
+    def _tell_end(self, end: WorkerEnd) -> None:
+        assert self._workers is not None
+        stopped = self._workers.pulses()[end.rank].stopped
+        self._send("exited", end=asdict(end), stopped=stopped)
+
+
+class _Signals:
+    """Signals as something to select on. The agent takes none of them for itself: they are news for the driver."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        for sig in FORWARDED:
+            signal.signal(sig, lambda *_: None)
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def take(self) -> list[str]:
+        forwarded = {int(sig) for sig in FORWARDED}
+        return [signal.Signals(number).name for number in self._reader.recv(256) if number in forwarded]

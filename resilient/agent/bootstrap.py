@@ -1,0 +1,73 @@
+"""What a worker process does before and after the entry point.
+
+Runs in the forked child. It shields the worker from signals that are for the driver, ties its life to the fork server's, sends
+its output to the rank's log, and leaves the exception that ended it on the page before anything is torn down.
+"""
+
+import importlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilient import worker
+from resilient.lifeline import die_with_parent
+
+# The event under which an exception travels from the worker to its agent; it is never written to the ledger.
+RAISED = "raised"
+
+_SHIELDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All that a worker is told: its environment, its log, and what to call."""
+
+    environ: Mapping[str, str]
+    log: Path
+    config: Path
+    entrypoint: str
+
+
+def run_rank(spec: WorkerSpec) -> None:
+    """Run the entry point as one rank; the process ends with status 0, or 1 after an exception."""
+    die_with_parent(os.getppid())
+    os.setsid()
+    for sig in _SHIELDED:
+        signal.signal(sig, signal.SIG_IGN)
+    os.register_at_fork(after_in_child=_unshield)
+    _redirect(spec.log)
+    os.environ.update(spec.environ)
+    try:
+        worker.init()
+        module, _, function = spec.entrypoint.partition(":")
+        config = worker.load_config(spec.config)
+        getattr(importlib.import_module(module), function)(config)
+    except BaseException as error:
+        if isinstance(error, SystemExit) and error.code in (0, None):
+            return
+        text = traceback.format_exc()
+        record = {"type": type(error).__name__, "message": str(error), "traceback": text, "t": time.time()}
+        worker.report(record, event=RAISED)
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        # No unwinding beyond this point: a rank that lingers in a destructor delays everyone's recovery.
+        os._exit(1)
+
+
+def _unshield() -> None:
+    for sig in _SHIELDED:
+        signal.signal(sig, signal.SIG_DFL)
+
+
+def _redirect(log: Path) -> None:
+    fd = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -1,0 +1,54 @@
+"""Start-up of an agent process: arguments, fork server first (its imports take longest), then the connection, then the loop."""
+
+import argparse
+import logging
+import os
+from pathlib import Path
+
+from resilient.agent.workers import start_fork_server
+from resilient.lifeline import die_with_parent
+from resilient.wire import Connection
+
+TOKEN_VARIABLE = "RESILIENT_TOKEN"
+CONNECT_S = 30.0
+
+
+def main() -> int:
+    """Run an agent until the driver ends the run, is gone, or has been silent for too long."""
+    parser = argparse.ArgumentParser(prog="python -m resilient.agent", description=__doc__)
+    parser.add_argument("--driver", required=True, metavar="HOST:PORT")
+    parser.add_argument("--node", type=int, required=True, help="index of this node")
+    parser.add_argument("--procs", type=int, required=True, help="workers on this node")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--run-id", required=True)
+    parser.add_argument("--entrypoint", required=True, metavar="MODULE:FUNCTION")
+    parser.add_argument("--fence-s", type=float, required=True)
+    parser.add_argument("--addr", required=True, help="address at which the other nodes reach this one")
+    parser.add_argument("--parent", type=int, help="end when this parent process does")
+    parser.add_argument("--log-level", default="INFO")
+    args = parser.parse_args()
+    if args.parent is not None:
+        die_with_parent(args.parent)
+    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("torch").setLevel(logging.WARNING)
+    token = os.environ.pop(TOKEN_VARIABLE, "")  # for this process alone, not for what it starts
+    start_fork_server(args.entrypoint.partition(":")[0])
+
+    # All ranks of the group are alike, which spares torchelastic a round through the store.
+    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
+    from resilient.agent.agent import AgentSettings, NodeAgent  # imports torch, while the fork server does the same
+
+    host, _, port = args.driver.rpartition(":")
+    settings = AgentSettings(
+        node=args.node,
+        procs=args.procs,
+        run_dir=args.run_dir,
+        run_id=args.run_id,
+        entrypoint=args.entrypoint,
+        fence_s=args.fence_s,
+        token=token,
+        addr=args.addr,
+    )
+    with Connection((host, int(port)), timeout_s=CONNECT_S) as connection:
+        NodeAgent(settings, connection).run()
+    return 0

@@ -1,0 +1,174 @@
+"""The worker processes of one node in one generation: started warm, watched by their pages and sentinels, stopped for good.
+
+Owns the processes and their pages. It knows nothing of the driver.
+"""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from resilient import worker
+from resilient.agent import preload
+from resilient.agent.bootstrap import RAISED, WorkerSpec, run_rank
+from resilient.faults import Raised, WorkerEnd
+from resilient.page import AgentPage, Pulse, Record
+
+log = logging.getLogger(__name__)
+
+# A killed process that is not gone after so long sits in the kernel (state D); it is left behind rather than waited for.
+REAP_S = 10.0
+
+
+def start_fork_server(entry_module: str) -> None:
+    """Start importing, in the background, what the workers will need. Call it from the main thread, once."""
+    os.environ[preload.MODULES_VARIABLE] = entry_module
+    os.environ[preload.AGENT_VARIABLE] = str(os.getpid())
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([preload.__name__])
+    from multiprocessing import forkserver
+
+    forkserver.ensure_running()
+
+
+@dataclass
+class Rank:
+    """One worker: its process, its page, and what was found on the page so far."""
+
+    rank: int
+    process: BaseProcess
+    page: AgentPage
+    records: list[Record] = field(default_factory=list)
+    raised: Raised | None = None
+    end: WorkerEnd | None = None
+
+    def collect(self) -> None:
+        """Move the page's records over here; an exception is kept apart."""
+        for record in self.page.drain():
+            if record.event == RAISED:
+                self.raised = Raised(**record.fields)  # type: ignore[arg-type]
+            else:
+                self.records.append(record)
+
+
+class Workers:
+    """The ranks of one node in one generation.
+
+    Args:
+        node: index of the node, for the reports.
+        environs: environment of each local rank; RANK names the global one.
+        log_dir: existing directory for `rank<r>.log`.
+        config: the resolved config's file.
+        entrypoint: `module:function`.
+    """
+
+    def __init__(
+        self, node: int, environs: Sequence[Mapping[str, str]], *, log_dir: Path, config: Path, entrypoint: str
+    ) -> None:
+        self._node = node
+        self._ranks: list[Rank] = []
+        context = multiprocessing.get_context("forkserver")
+        for environ in environs:
+            page = AgentPage()
+            number = int(environ["RANK"])
+            spec = WorkerSpec(
+                environ={**environ, worker.PAGE_VARIABLE: str(page.path)},
+                log=log_dir / f"rank{number}.log",
+                config=config,
+                entrypoint=entrypoint,
+            )
+            process = context.Process(target=run_rank, args=(spec,), name=f"rank{number}")
+            process.start()
+            self._ranks.append(Rank(number, process, page))
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process id by global rank."""
+        return {rank.rank: rank.process.pid or 0 for rank in self._ranks}
+
+    def sentinels(self) -> list[int]:
+        """File descriptors that become readable when a worker that still runs ends."""
+        return [rank.process.sentinel for rank in self._ranks if rank.end is None]
+
+    def reap(self) -> list[WorkerEnd]:
+        """The workers that have ended since the last call, their pages read to the end."""
+        now = time.time()
+        ready = set(wait(self.sentinels(), timeout=0))
+        ended = [rank for rank in self._ranks if rank.end is None and rank.process.sentinel in ready]
+        return [self._finish(rank, now) for rank in ended]
+
+    def _finish(self, rank: Rank, now: float) -> WorkerEnd:
+        rank.process.join()
+        _kill_tree(rank.process.pid, leader=False)
+        rank.collect()
+        pulse = rank.page.pulse()
+        rank.end = WorkerEnd(
+            rank=rank.rank,
+            node=self._node,
+            pid=rank.process.pid or 0,
+            exitcode=rank.process.exitcode if rank.process.exitcode is not None else -signal.SIGKILL,
+            noticed_t=now,
+            step=pulse.step,
+            phase=pulse.phase,
+            raised=rank.raised,
+        )
+        return rank.end
+
+    def pulses(self) -> dict[int, Pulse]:
+        """What the pages say now, by global rank."""
+        return {rank.rank: rank.page.pulse() for rank in self._ranks}
+
+    def take_records(self) -> Iterator[tuple[int, Record]]:
+        """The records that came since the last call, with the rank they are of."""
+        for rank in self._ranks:
+            rank.collect()
+            records, rank.records = rank.records, []
+            for record in records:
+                yield rank.rank, record
+
+    def propose(self, target: int, reason: str) -> int:
+        """Propose a stop to all ranks; returns the furthest boundary that any of them has checked."""
+        return max(rank.page.propose(target, reason) for rank in self._ranks)
+
+    def arm(self, target: int) -> None:
+        for rank in self._ranks:
+            rank.page.arm(target)
+
+    def kill(self) -> None:
+        """End all workers and what they have started, now; returns when they are gone."""
+        alive = [rank for rank in self._ranks if rank.end is None]
+        for rank in alive:
+            _kill_tree(rank.process.pid)
+        deadline = time.monotonic() + REAP_S
+        for rank in alive:
+            rank.process.join(max(0.0, deadline - time.monotonic()))
+            if rank.process.exitcode is None:
+                log.error("rank %d (process %s) does not die; leaving it behind", rank.rank, rank.process.pid)
+            rank.collect()
+
+    def close(self) -> None:
+        """Kill what still runs and give the pages back."""
+        self.kill()
+        for rank in self._ranks:
+            rank.page.close()
+            with contextlib.suppress(ValueError):  # still running: see kill
+                rank.process.close()
+        self._ranks = []
+
+
+def _kill_tree(pid: int | None, *, leader: bool = True) -> None:
+    """SIGKILL a worker's process group: its leader, and what it has started."""
+    assert pid is not None
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        if leader:  # forked a moment ago, not yet in a group of its own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,154 @@
+"""The command line. Owns options and exit codes; what a command does stands elsewhere and is imported when it is called."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from resilient.exits import EnvironmentUnusable, Exit
+
+COMMANDS = "resilient.commands"  # entry points by which other packages add command groups
+
+app = typer.Typer(
+    name="resilient",
+    help="Train through whatever happens: one config file, one command.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The campaign's YAML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the config to set, as in train.steps=200.", show_default=False),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"resilient {version('resilient')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Run a campaign, or go on with it: on this machine or inside a job.
+
+    Ctrl-C or SIGTERM stops at the next step with a checkpoint (exit 75); the same command goes on from there.
+    """
+    from rich.console import Console
+
+    from resilient.campaign import already_reached, machine_layout
+    from resilient.config import attribute, load
+    from resilient.driver.display import Display
+    from resilient.driver.driver import run_campaign
+
+    given = overrides or []
+    loaded = load(config, given)
+    layout = machine_layout(loaded)
+    _log_to_stderr(loaded.logging.level)
+    console = Console(highlight=False)
+    reached = already_reached(loaded)
+    if reached is not None:
+        console.print(f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}")
+        return
+    display = Display(loaded.logging.progress, loaded.train.steps, console=console)
+    display.note(
+        f"{loaded.name}: {layout.world_size} ranks on {layout.nodes} node{'s' * (layout.nodes > 1)}"
+        f" (tp {layout.tp}, pp {layout.pp}, dp {layout.dp}), {loaded.train.steps} steps, in {loaded.run_dir}"
+    )
+    try:
+        code, message = run_campaign(loaded, layout, display, lambda error: str(attribute(error, config, given)))
+    finally:
+        display.close()
+    if message:
+        typer.echo(f"resilient: {message}", err=True)
+    if code is Exit.OK:
+        console.print(f"{loaded.name} is done: {loaded.train.steps} steps; results are in {loaded.run_dir}")
+    elif code is Exit.STOPPED:
+        console.print("The same command goes on from here.")
+    elif code is Exit.GAVE_UP:
+        typer.echo(f"resilient: logs of all ranks are in {loaded.run_dir / 'logs'}", err=True)
+    raise typer.Exit(code)
+
+
+@app.command()
+def plan(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Check a config and say what it comes to: layout, memory, checkpoints, timeouts."""
+    from resilient.campaign import machine_layout
+    from resilient.config import ConfigError, attribute, load
+    from resilient.plan import show
+
+    given = overrides or []
+    loaded = load(config, given)
+    try:
+        show(loaded, machine_layout(loaded))
+    except ConfigError as error:
+        raise attribute(error, config, given) from None
+
+
+@app.command()
+def status(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until Ctrl-C.")] = False,
+) -> None:
+    """Say how a campaign is doing, running or not."""
+    from resilient.status import show, watch_forever
+
+    if watch:
+        watch_forever(run_dir)
+    show(run_dir, as_json=as_json)
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"
+    )
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def _add_groups() -> None:
+    """Add the command groups of other packages; only the one that is called is imported in full by its own commands."""
+    for point in sorted(entry_points(group=COMMANDS), key=lambda point: point.name):
+        app.add_typer(point.load(), name=point.name)
+
+
+def _guarded(command: Callable[[], Any]) -> int:
+    """Run the command line; every foreseen error becomes one message and its exit code."""
+    from resilient.config import ConfigError
+
+    try:
+        command()
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return Exit.CONFIG
+    except EnvironmentUnusable as error:
+        sys.stderr.write(f"resilient: {error}\n")
+        return Exit.UNUSABLE
+    except BrokenPipeError:
+        # Whoever read the output has gone; nothing more can be said, and Python must not try at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return Exit.OK
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    _add_groups()
+    sys.exit(_guarded(app))

@@ -1,0 +1,375 @@
+"""The coordinator: membership, generations, faults and drains of one job, as a state machine without input or output.
+
+Messages, losses, signals and the clock go in; effects come out (`resilient.driver.effects`), for the driver to carry out. So every
+course of events can be played in a test without a process.
+
+A generation goes through three states. *Gathering*: its nodes start up or stop the workers of the generation before, and say
+`ready`. *Running*: all were told to `start`. *Settling*: a worker has failed in a way that blames a peer, and for a moment the
+peer may still be heard of. Then the policy's action leads back to gathering, or to the end.
+
+Messages of an agent: `hello`, `ready`, `started`, `beat`, `records`, `proposed`, `exited`, `signal`.
+Messages to an agent: `start`, `stop`, `propose`, `arm`, `ping`, `shutdown`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from resilient.driver.drain import Drain
+from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
+from resilient.exits import Exit
+from resilient.faults import Fault, Raised, WorkerEnd, blames_a_peer, from_ends
+from resilient.page import NOT_BEATEN
+from resilient.policy import Action, Budget, Situation, decide
+from resilient.wire import Message
+
+SETTLE_S = 0.3  # how long a failure that blames a peer waits for that peer's own failure
+PING_S = 1.0
+LAUNCH_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the coordinator must know of the campaign."""
+
+    nodes: int
+    procs_per_node: int
+    layout: dict[str, int]
+    tier: str
+    budget: Budget
+    drain_s: float
+    silence_s: float  # a node that has not been heard of for so long is lost
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.procs_per_node
+
+
+class State(Enum):
+    GATHERING = auto()
+    RUNNING = auto()
+    SETTLING = auto()
+    FINISHED = auto()
+
+
+@dataclass
+class Node:
+    """An agent, as far as the coordinator knows it."""
+
+    joined: bool = False
+    ready_port: int | None = None
+    host: str = ""
+    addr: str = ""
+    heard_t: float = 0.0
+    failed_launches: int = 0
+
+
+@dataclass
+class Run:
+    """What is known of the generation that runs, or ran last."""
+
+    started_t: float
+    resumed_step: int | None = None
+    step: int = NOT_BEATEN
+    announced: bool = False
+    ends: list[WorkerEnd] = field(default_factory=list)
+    stopped: bool = False
+    settle_until: float = 0.0
+
+
+class Coordinator:
+    """See the module. Every method that takes news returns the effects to carry out, in order; `now` is unix seconds."""
+
+    def __init__(self, job: Job, *, last_generation: int) -> None:
+        self.job = job
+        self.generation = last_generation
+        self.state = State.GATHERING
+        self.faults: list[tuple[float, Fault]] = []
+        self._nodes = [Node() for _ in range(job.nodes)]
+        self._prepared = False
+        self._run: Run | None = None
+        self._drain: Drain | None = None
+        self._unrecovered: list[tuple[Fault, float]] = []
+        self._pinged_t = 0.0
+        self._last_step = 0
+
+    # -- news ----------------------------------------------------------------------------------------------------------
+
+    def begin(self, now: float) -> list[Effect]:
+        for node in self._nodes:
+            node.heard_t = now
+        return [Launch(index) for index in range(self.job.nodes)]
+
+    def prepared(self, now: float) -> list[Effect]:
+        """What the entry point prepares once per job is there: generations may start."""
+        self._prepared = True
+        return list(self._gather(now))
+
+    def message(self, message: Message, now: float) -> list[Effect]:
+        """News from an agent."""
+        index = message["node"]
+        node = self._nodes[index]
+        node.heard_t = now
+        if self.state is State.FINISHED:
+            return []
+        match message["type"]:
+            case "hello":
+                node.joined, node.host, node.addr = True, message["host"], message["addr"]
+                return []
+            case "ready":
+                node.ready_port, node.failed_launches = message["store_port"], 0
+                return list(self._gather(now))
+            case "signal":
+                return self.stop(message["name"], now)
+            case "started":
+                return list(self._propose_to(index))
+            case "beat":
+                return list(self._beat(message["ranks"]))
+            case "records":
+                return [effect for item in message["items"] for effect in self._record(node, *item)]
+            case "proposed" if self._drain is not None:
+                return self._drain.proposed(index, message["checked"])
+            case "exited":
+                return list(self._exited(_end(message["end"]), message["stopped"], now))
+        return []
+
+    def lost(self, index: int, detail: str, now: float) -> list[Effect]:
+        """A node's agent has ended, or its connection has."""
+        node = self._nodes[index]
+        if self.state is State.FINISHED:
+            return []
+        if not node.joined:
+            node.failed_launches += 1
+            if node.failed_launches >= LAUNCH_ATTEMPTS:
+                return self._finish(Exit.UNUSABLE, f"the agent of node {index} does not start ({detail})", now)
+            return [Launch(index)]
+        run = self._run
+        self._nodes[index] = Node(host=node.host, heard_t=now)
+        fault = Fault(
+            fault_id=self._fault_id(),
+            kind="node_lost",
+            cause=f"node {index}",
+            ranks=tuple(range(index * self.job.procs_per_node, (index + 1) * self.job.procs_per_node)),
+            nodes=(index,),
+            step=max(run.step, run.resumed_step or 0) + 1 if run is not None else None,
+            detail=f"the agent of node {index} on {node.host} is gone: {detail}",
+            evidence=detail,
+            detect_s=max(0.0, now - node.heard_t),
+        )
+        return list(self._fault(fault, now, now))
+
+    def stop(self, signal_name: str, now: float) -> list[Effect]:
+        """A stop is asked for. The first drains, the second ends the run at once."""
+        if self.state is State.FINISHED:
+            return []
+        if self._drain is not None:
+            return self._finish(Exit.STOPPED, f"stopped at once by a second {signal_name}", now)
+        self._drain = Drain(signal_name, now, now + self.job.drain_s, self.job.nodes)
+        if self.state is State.GATHERING:
+            return self._finish(Exit.STOPPED, f"stopped by {signal_name} while no step was being computed", now)
+        return [effect for index in range(self.job.nodes) for effect in self._propose_to(index)]
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time has passed."""
+        if self.state is State.FINISHED:
+            return []
+        effects: list[Effect] = []
+        if now - self._pinged_t >= PING_S:
+            self._pinged_t = now
+            effects += [Send(index, {"type": "ping"}) for index, node in enumerate(self._nodes) if node.joined]
+        for index, node in enumerate(self._nodes):
+            if node.joined and now - node.heard_t > self.job.silence_s:
+                effects += self.lost(index, f"silent for {now - node.heard_t:.0f} s", now)
+        if self.state is State.SETTLING and self._run is not None and now >= self._run.settle_until:
+            effects += self._blame(now)
+        if self._drain is not None and now >= self._drain.deadline_t:
+            effects += self._finish(
+                Exit.STOPPED, f"the drain took longer than {self.job.drain_s:.0f} s; the newest checkpoint is the state", now
+            )
+        return effects
+
+    def give_up(self, code: Exit, message: str, now: float) -> list[Effect]:
+        """End the run for a reason that lies outside the coordinator."""
+        return [] if self.state is State.FINISHED else self._finish(code, message, now)
+
+    # -- generations ---------------------------------------------------------------------------------------------------
+
+    def _gather(self, now: float) -> Iterator[Effect]:
+        """Start the next generation if nothing is missing."""
+        if self.state is not State.GATHERING or not self._prepared:
+            return
+        if any(node.ready_port is None for node in self._nodes):
+            return
+        self.generation += 1
+        self.state = State.RUNNING
+        self._run = Run(started_t=now)
+        yield RaiseFence(self.generation)
+        first = self._nodes[0]
+        for index, node in enumerate(self._nodes):
+            yield Send(
+                index,
+                {
+                    "type": "start",
+                    "generation": self.generation,
+                    "node_rank": index,
+                    "nodes": self.job.nodes,
+                    "master_addr": first.addr,
+                    "master_port": first.ready_port,
+                },
+            )
+        for node in self._nodes:
+            node.ready_port = None
+
+    def _announce(self, resumed_step: int | None) -> Iterator[Effect]:
+        """Write `generation_started`, once it is known from which step."""
+        run = self._run
+        if run is None or run.announced:
+            return
+        run.announced, run.resumed_step = True, resumed_step
+        yield WriteEvent(
+            "generation_started",
+            {
+                "nodes": [node.host for node in self._nodes],
+                "world_size": self.job.world_size,
+                "layout": self.job.layout,
+                "resumed_step": resumed_step,
+                "tier": self.job.tier if resumed_step else None,
+            },
+            self.generation,
+            run.started_t,
+        )
+
+    def _beat(self, ranks: dict[str, dict[str, Any]]) -> Iterator[Effect]:
+        run = self._run
+        if run is None or self.state is State.GATHERING:
+            return
+        for pulse in ranks.values():
+            if pulse["step"] <= run.step:
+                continue
+            yield from self._announce(pulse["step"] - 1)
+            run.step = pulse["step"]
+            self._last_step = run.step
+            for fault, t in self._unrecovered:
+                finished = (fault.step or 1) - 1
+                yield WriteEvent(
+                    "recovered",
+                    {
+                        "fault_id": fault.fault_id,
+                        "step": run.step,
+                        "downtime_s": round(pulse["beat_t"] - t, 3),
+                        "lost_steps": max(0, finished - (run.resumed_step or 0)),
+                    },
+                    self.generation,
+                )
+            self._unrecovered = []
+
+    def _record(
+        self, node: Node, rank: int, t: float, event: str | None, fields: dict[str, Any]
+    ) -> Iterator[Effect]:
+        if event == "resumed":
+            yield from self._announce(int(fields["step"]))
+            self._last_step = int(fields["step"])
+        elif event is None:
+            yield WriteMetrics(fields, self.generation, t)
+        else:
+            yield WriteEvent(event, fields, self.generation, t, node.host)
+
+    # -- ends and faults -----------------------------------------------------------------------------------------------
+
+    def _exited(self, end: WorkerEnd, stopped: bool, now: float) -> Iterator[Effect]:
+        run = self._run
+        if run is None or self.state is State.GATHERING:
+            return
+        run.ends.append(end)
+        run.stopped |= stopped
+        if end.failed:
+            if not blames_a_peer(end.raised):
+                yield from self._blame(now)
+            elif self.state is State.RUNNING:
+                self.state, run.settle_until = State.SETTLING, now + SETTLE_S
+        elif len(run.ends) == self.job.world_size and self.state is State.RUNNING:
+            self._last_step = max(self._last_step, *(each.step for each in run.ends))
+            if run.stopped and self._drain is not None:
+                yield from self._finish(Exit.STOPPED, f"stopped by {self._drain.signal} at step {self._last_step}", now)
+            else:
+                yield from self._finish(Exit.OK, "", now)
+
+    def _blame(self, now: float) -> Iterator[Effect]:
+        run = self._run
+        assert run is not None
+        fault = from_ends(self._fault_id(), run.ends, resumed_step=run.resumed_step or 0, now=now)
+        yield from self._fault(fault, now - fault.detect_s, now)
+
+    def _fault(self, fault: Fault, happened_t: float, now: float) -> Iterator[Effect]:
+        yield from self._announce(None)
+        situation = Situation(fault, self.faults, self.job.budget, self._drain is not None, now)
+        action = decide(situation)
+        self.faults.append((now, fault))
+        self._unrecovered.append((fault, happened_t))
+        yield WriteEvent(
+            "fault",
+            {
+                "fault_id": fault.fault_id,
+                "kind": fault.kind,
+                "ranks": list(fault.ranks),
+                "nodes": list(fault.nodes),
+                "step": fault.step,
+                "detail": fault.detail,
+                "evidence": fault.evidence,
+                "detect_s": round(fault.detect_s, 4),
+            },
+            self.generation,
+            now,
+        )
+        yield WriteEvent(
+            "action", {"fault_id": fault.fault_id, "name": action.name, "reason": action.reason}, self.generation, now
+        )
+        yield from self._act(action, fault, now)
+
+    def _act(self, action: Action, fault: Fault, now: float) -> Iterator[Effect]:
+        match action.name:
+            case "give_up":
+                who = f"rank {', '.join(map(str, fault.ranks))}"
+                yield from self._finish(Exit.GAVE_UP, f"{action.reason}; {who}:\n{fault.evidence.rstrip()}", now)
+            case "finish_drain":
+                yield from self._finish(Exit.STOPPED, f"{fault.detail} while stopping: {action.reason}", now)
+            case "replace_node" | "restart_workers":
+                was_running = self.state is not State.GATHERING
+                self.state = State.GATHERING
+                for index, node in enumerate(self._nodes):
+                    if not node.joined:
+                        yield Launch(index)
+                    elif was_running:
+                        yield Send(index, {"type": "stop"})
+
+    def _fault_id(self) -> str:
+        return f"g{self.generation}-{len(self.faults) + 1}"
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _propose_to(self, index: int) -> Iterator[Effect]:
+        if self._drain is not None and self.state is State.RUNNING:
+            yield self._drain.propose(index)
+
+    def _finish(self, code: Exit, message: str, now: float) -> list[Effect]:
+        self.state = State.FINISHED
+        effects: list[Effect] = [*self._announce(None)]
+        if self._drain is not None:
+            drained = {
+                "signal": self._drain.signal,
+                "deadline_s": self.job.drain_s,
+                "took_s": round(now - self._drain.asked_t, 3),
+                "step": self._last_step,
+            }
+            effects.append(WriteEvent("drain", drained, self.generation, now))
+        effects += [Send(index, {"type": "shutdown"}) for index, node in enumerate(self._nodes) if node.joined]
+        finished = {"exit_code": int(code), "step": self._last_step}
+        effects.append(WriteEvent("run_finished", finished, self.generation, now))
+        effects.append(Finish(code, message))
+        return effects
+
+
+def _end(fields: dict[str, Any]) -> WorkerEnd:
+    raised = fields.pop("raised")
+    return WorkerEnd(**fields, raised=Raised(**raised) if raised is not None else None)

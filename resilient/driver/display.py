@@ -1,0 +1,180 @@
+"""What a person sees while a campaign runs: a live line on a terminal, plain lines elsewhere.
+
+Owns the words; it is told what happened and decides nothing.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+PLAIN_EVERY_S = 5.0
+
+Line = Mapping[str, Any]
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person reads them: 42 s, 3:05, 2:10:07."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    minutes, secs = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes}:{secs:02}"
+
+
+def size(count: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def describe(line: Line) -> str | None:
+    """An event of the ledger as a sentence, None for those that need no word."""
+    match line["event"]:
+        case "generation_started":
+            resumed = line["resumed_step"]
+            start = f"resumed at step {resumed}" if resumed else "from the start"
+            return f"generation {line['generation']}: {line['world_size']} ranks, {start}"
+        case "fault":
+            where = ", ".join(f"rank {rank}" for rank in line["ranks"]) or f"node {line['nodes']}"
+            at = f" at step {line['step']}" if line["step"] is not None else ""
+            return f"fault {line['fault_id']}: {line['kind']}: {where}{at}: {line['detail']}"
+        case "action":
+            return f"  {line['name'].replace('_', ' ')}: {line['reason']}"
+        case "recovered":
+            lost = line["lost_steps"]
+            again = f", {lost} step{'s' * (lost != 1)} computed again" if lost else ", nothing lost"
+            return f"recovered at step {line['step']} after {line['downtime_s']:.2f} s{again}"
+        case "checkpoint_rejected":
+            return f"checkpoint of step {line['step']} refused: {line['reason']}"
+        case "validation":
+            return f"step {line['step']}: validation loss {line['val_loss']:.4f}"
+        case "drain":
+            return f"stopped by {line['signal']} after step {line['step']}, in {line['took_s']:.1f} s"
+    return None
+
+
+@dataclass
+class Seen:
+    """What the status line says."""
+
+    step: int = 0
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    checkpoint: int | None = None
+    faults: int = 0
+    _step_s: float | None = None
+
+    def metrics(self, line: Line) -> None:
+        self.step = int(line.get("step", self.step))
+        self.loss = line.get("loss")
+        self.tokens_per_s = line.get("tokens_per_s")
+        step_s = line.get("step_s")
+        if isinstance(step_s, float):
+            self._step_s = step_s if self._step_s is None else 0.9 * self._step_s + 0.1 * step_s
+
+    def left(self, target: int) -> str | None:
+        return duration((target - self.step) * self._step_s) if self._step_s is not None else None
+
+    def text(self, target: int) -> str:
+        parts = [
+            f"loss {self.loss:.4f}" if self.loss is not None else None,
+            f"{self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s else None,
+            f"{self.left(target)} left" if self._step_s is not None and self.step < target else None,
+            f"checkpoint {self.checkpoint}" if self.checkpoint is not None else None,
+            f"{self.faults} fault{'s' * (self.faults != 1)}" if self.faults else None,
+        ]
+        return "  ".join(part for part in parts if part)
+
+
+class Display:
+    """See the module.
+
+    Args:
+        mode: `live`, `plain`, `none`, or `auto`: live if `console` is a terminal, else plain.
+        target: the last step.
+        clock: seconds, any origin.
+    """
+
+    def __init__(
+        self,
+        mode: Literal["auto", "live", "plain", "none"],
+        target: int,
+        *,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._mode = ("live" if console.is_terminal else "plain") if mode == "auto" else mode
+        self._target = target
+        self._console = console
+        self._clock = clock
+        self._printed_t = clock() - PLAIN_EVERY_S
+        self._seen = Seen()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[status]}", markup=False),
+            console=console,
+            auto_refresh=False,
+        )
+        self._task = self._progress.add_task("starting", total=target, status="")
+        if self._mode == "live":
+            self._progress.start()
+
+    def note(self, text: str) -> None:
+        """A sentence, with the time."""
+        if self._mode != "none":
+            stamp = time.strftime("%H:%M:%S")
+            self._console.print(Text(f"{stamp} {text}"), soft_wrap=True, highlight=False)
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """The preparation has come so far."""
+        if self._mode == "live":
+            self._progress.update(self._task, description=what, completed=done, total=max(total, 1), status="")
+        elif self._due():
+            self.note(f"{what}: {done:,} of {total:,}" if total else what)
+
+    def metrics(self, line: Line) -> None:
+        """A step is finished."""
+        self._seen.metrics(line)
+        status = self._seen.text(self._target)
+        if self._mode == "live":
+            self._progress.update(
+                self._task, description="step", completed=self._seen.step, total=self._target, status=status
+            )
+        elif self._seen.step == self._target or self._due():
+            self.note(f"step {self._seen.step}/{self._target}  {status}")
+
+    def event(self, line: Line) -> None:
+        """A line of the ledger was written."""
+        if line["event"] == "committed":
+            self._seen.checkpoint = int(line["step"])
+        self._seen.faults += line["event"] == "fault"
+        text = describe(line)
+        if text is not None:
+            self.note(text)
+
+    def refresh(self) -> None:
+        if self._mode == "live":
+            self._progress.refresh()
+
+    def _due(self) -> bool:
+        if self._clock() - self._printed_t < PLAIN_EVERY_S:
+            return False
+        self._printed_t = self._clock()
+        return True
+
+    def close(self) -> None:
+        """Leave the terminal as it should be."""
+        if self._mode == "live":
+            self._progress.stop()

@@ -1,0 +1,36 @@
+"""A drain: how all ranks come to stop at one and the same step boundary without talking to each other.
+
+Two rounds. First every agent *proposes* to its workers to hold at the next boundary that they reach, and tells the furthest
+boundary that any of them had passed by then. The first boundary beyond all of those is one that no rank has passed, and that
+every rank will see: the second round *arms* it. A rank holds for one round trip; no rank stops where another has gone on.
+"""
+
+from dataclasses import dataclass, field
+
+from resilient.driver.effects import Effect, Send
+from resilient.page import NOT_BEATEN
+
+
+@dataclass
+class Drain:
+    """One drain; times in unix seconds."""
+
+    signal: str
+    asked_t: float
+    deadline_t: float
+    nodes: int
+    armed: bool = False
+    _checked: dict[int, int] = field(default_factory=dict)
+
+    def propose(self, node: int) -> Effect:
+        """The first round's message to a node."""
+        return Send(node, {"type": "propose", "target": NOT_BEATEN, "reason": self.signal})
+
+    def proposed(self, node: int, checked: int) -> list[Effect]:
+        """A node's answer; the second round's messages once all have answered."""
+        self._checked[node] = checked
+        if self.armed or len(self._checked) < self.nodes:
+            return []
+        self.armed = True  # once and for all: a later target would part the ranks
+        target = max(self._checked.values()) + 1
+        return [Send(index, {"type": "arm", "target": target}) for index in range(self.nodes)]

@@ -1,0 +1,293 @@
+"""The driver: the shell around the coordinator.
+
+Owns the run directory's lock, the ledger, the control socket, the agents' processes and the signals of one job. It feeds the
+coordinator with news and carries out the effects that come back; it decides nothing.
+"""
+
+import asyncio
+import fcntl
+import hmac
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+from checkpoint.fence import raise_fence
+from resilient import ledger
+from resilient.config import Config, ConfigError, Layout, dump
+from resilient.driver.coordinator import Coordinator, Job
+from resilient.driver.display import Display
+from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
+from resilient.driver.launch import AgentCommand, LocalLauncher
+from resilient.driver.prepare import PrepareFailed, run_prepare
+from resilient.driver.tensorboard import ScalarWriter
+from resilient.exits import EnvironmentUnusable, Exit
+from resilient.policy import Budget
+from resilient.wire import LINE_LIMIT, decode, encode
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+FENCE_S = 30.0
+DRAIN_S = 25.0
+SHUTDOWN_S = 3.0
+LOCK_WAIT_S = 10.0  # the processes of a driver that was killed a moment ago are gone long before
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class RunLock:
+    """One driver per run directory, on this machine; the lock falls with the process that holds it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        path = run_dir / ".lock"
+        self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    owner = path.read_text().strip() or "another process"
+                    os.close(self._fd)
+                    raise EnvironmentUnusable(
+                        f"{run_dir} is in use by {owner}; stop that run first, or give this one another run_dir"
+                    ) from None
+                time.sleep(0.1)
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def close(self) -> None:
+        os.ftruncate(self._fd, 0)
+        os.close(self._fd)
+
+
+class Driver:
+    """One job of a campaign.
+
+    Args:
+        config: the checked config, with an existing and locked run directory.
+        layout: what the config comes to on these machines.
+        display: where a person looks.
+        explain: turns an error that is found after the config was read into a message that names file and line.
+    """
+
+    def __init__(
+        self, config: Config, layout: Layout, display: Display, explain: Callable[[ConfigError], str]
+    ) -> None:
+        self._config = config
+        self._explain = explain
+        self._layout = layout
+        self._display = display
+        self._run_dir = config.run_dir
+        self._config_path = self._run_dir / "config.yaml"
+        fence_s = FENCE_S if config.resilience.fence_s == "auto" else config.resilience.fence_s
+        self._fence_s = fence_s
+        self._drain_s = DRAIN_S if config.resilience.drain_s == "auto" else config.resilience.drain_s
+        self._coordinator = Coordinator(
+            Job(
+                nodes=layout.nodes,
+                procs_per_node=layout.procs_per_node,
+                layout={"tp": layout.tp, "pp": layout.pp, "dp": layout.dp},
+                tier=config.checkpoint.tiers[-1].name,
+                budget=Budget(
+                    config.resilience.max_restarts_per_hour, config.resilience.give_up_after_same_step
+                ),
+                drain_s=self._drain_s,
+                silence_s=fence_s + 5.0,
+            ),
+            last_generation=ledger.last_generation(self._run_dir),
+        )
+        self._token = secrets.token_hex(16)
+        self._incarnations = dict.fromkeys(range(layout.nodes), 0)
+        self._alive: set[tuple[int, int]] = set()
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._launches: set[asyncio.Task[None]] = set()
+        self._finished: asyncio.Future[Finish] | None = None
+
+    async def run(self) -> tuple[Exit, str]:
+        """Run the job to its end; the exit code, and what a person should know of it."""
+        loop = asyncio.get_running_loop()
+        self._finished = loop.create_future()
+        for sig in STOP_SIGNALS:
+            loop.add_signal_handler(sig, self._on_signal, sig)
+        server = await asyncio.start_server(self._serve, LocalLauncher.addr, 0, limit=LINE_LIMIT)
+        host, port = server.sockets[0].getsockname()[:2]
+        self._launcher = LocalLauncher(self._agent_command(f"{host}:{port}"), self._on_ended)
+        self._scalars = ScalarWriter(self._run_dir / "tensorboard") if self._config.logging.tensorboard else None
+        with ledger.Ledger(self._run_dir) as self._ledger:
+            tasks = [asyncio.create_task(self._tick()), asyncio.create_task(self._prepare())]
+            try:
+                self._write_event(WriteEvent("run_started", self._description(), self._coordinator.generation))
+                self._do(self._coordinator.begin(time.time()))
+                done, _ = await asyncio.wait([self._finished, *tasks], return_when=asyncio.FIRST_COMPLETED)
+                while self._finished not in done:
+                    for task in done:
+                        task.result()  # a bug in a task ends the run with its traceback
+                    tasks = [task for task in tasks if not task.done()]
+                    done, _ = await asyncio.wait([self._finished, *tasks], return_when=asyncio.FIRST_COMPLETED)
+                finish = self._finished.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, *self._launches, return_exceptions=True)
+                await self._launcher.close(SHUTDOWN_S)
+                server.close()
+                if self._scalars is not None:
+                    self._scalars.close()
+        return finish.code, finish.message
+
+    def _agent_command(self, address: str) -> AgentCommand:
+        environ = {"OMP_NUM_THREADS": str(self._layout.threads_per_proc)}
+        if "GLOO_SOCKET_IFNAME" not in os.environ:
+            environ["GLOO_SOCKET_IFNAME"] = "lo"  # all agents are on this machine, whatever its name resolves to
+        return AgentCommand(
+            driver=address,
+            procs=self._layout.procs_per_node,
+            run_dir=self._run_dir,
+            run_id=self._config.name,
+            entrypoint=self._config.entrypoint,
+            fence_s=self._fence_s,
+            token=self._token,
+            environ=environ,
+            log_level=self._config.logging.level,
+        )
+
+    def _description(self) -> dict[str, object]:
+        return {
+            "name": self._config.name,
+            "run_dir": str(self._run_dir),
+            "pid": os.getpid(),
+            "version": version("resilient"),
+            "target_step": self._config.train.steps,
+            "layout": asdict(self._layout),
+        }
+
+    # -- news for the coordinator --------------------------------------------------------------------------------------
+
+    def _on_signal(self, sig: signal.Signals) -> None:
+        self._display.note(f"{sig.name}: stopping at the next step; once more to stop at once")
+        self._do(self._coordinator.stop(sig.name, time.time()))
+
+    def _on_ended(self, node: int, incarnation: int, detail: str) -> None:
+        if (node, incarnation) in self._alive:
+            self._alive.discard((node, incarnation))
+            self._writers.pop(node, None)
+            self._do(self._coordinator.lost(node, detail, time.time()))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One agent's connection, from hello to its end."""
+        node, incarnation = -1, -1
+        detail = "its connection was closed"
+        try:
+            async for line in reader:
+                message = decode(line)
+                if incarnation < 0:
+                    node, incarnation = int(message["node"]), self._admit(message)
+                    if incarnation < 0:
+                        break
+                    self._writers[node] = writer
+                if (node, incarnation) in self._alive:
+                    self._do(self._coordinator.message(message, time.time()))
+        except (OSError, ValueError, KeyError) as error:
+            detail = f"its connection broke: {type(error).__name__}: {error}"
+        finally:
+            writer.close()
+        self._on_ended(node, incarnation, detail)
+
+    def _admit(self, hello: dict[str, object]) -> int:
+        """The incarnation of the agent that says hello, -1 if it is none of ours."""
+        token, _, incarnation = str(hello.get("token")).rpartition(".")
+        if hello["type"] != "hello" or not hmac.compare_digest(token, self._token) or not incarnation.isdigit():
+            log.warning("refused a connection that is not one of this run's agents")
+            return -1
+        return int(incarnation)
+
+    async def _tick(self) -> None:
+        while True:
+            self._do(self._coordinator.tick(time.time()))
+            self._display.refresh()
+            await asyncio.sleep(TICK_S)
+
+    async def _prepare(self) -> None:
+        try:
+            await run_prepare(
+                self._config_path, self._config.entrypoint, self._run_dir / "logs" / "prepare.log", self._display.preparing
+            )
+        except ConfigError as error:
+            self._do(self._coordinator.give_up(Exit.CONFIG, self._explain(error), time.time()))
+        except PrepareFailed as error:
+            self._do(self._coordinator.give_up(Exit.GAVE_UP, str(error), time.time()))
+        else:
+            self._do(self._coordinator.prepared(time.time()))
+
+    # -- effects -------------------------------------------------------------------------------------------------------
+
+    def _do(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(node, message):
+                    writer = self._writers.get(node)
+                    if writer is not None:
+                        writer.write(encode(message))
+                case Launch(node):
+                    self._launch(node)
+                case WriteEvent():
+                    self._write_event(effect)
+                case WriteMetrics(fields, generation, t):
+                    line = self._ledger.metrics(fields, generation=generation, t=t)
+                    self._display.metrics(line)
+                    if self._scalars is not None:
+                        self._scalars.metrics(line)
+                case RaiseFence(generation):
+                    raise_fence(self._config.checkpoint.tiers[-1].path, generation)
+                case Finish():
+                    assert self._finished is not None
+                    if not self._finished.done():
+                        self._finished.set_result(effect)
+
+    def _write_event(self, event: WriteEvent) -> None:
+        line = self._ledger.event(
+            event.event, event.fields, generation=event.generation, t=event.t, host=event.host
+        )
+        self._display.event(line)
+        if self._scalars is not None:
+            self._scalars.event(line)
+
+    def _launch(self, node: int) -> None:
+        self._writers.pop(node, None)
+        self._alive.discard((node, self._incarnations[node]))
+        self._incarnations[node] += 1
+        self._alive.add((node, self._incarnations[node]))
+        task = asyncio.create_task(self._launcher.launch(node, self._incarnations[node]))
+        self._launches.add(task)
+        task.add_done_callback(self._launches.discard)
+
+
+def run_campaign(
+    config: Config, layout: Layout, display: Display, explain: Callable[[ConfigError], str] = str
+) -> tuple[Exit, str]:
+    """Run one job of the campaign in its run directory, which is made if need be; arguments as for `Driver`.
+
+    Raises:
+        EnvironmentUnusable: the run directory cannot be written, or another run uses it.
+    """
+    try:
+        for directory in (config.run_dir / "logs", config.checkpoint.tiers[-1].path):
+            directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentUnusable(f"cannot make {error.filename}: {error.strerror}") from error
+    lock = RunLock(config.run_dir)
+    try:
+        written = config.run_dir / "config.yaml.new"
+        written.write_text(dump(config))
+        written.replace(config.run_dir / "config.yaml")
+        return asyncio.run(Driver(config, layout, display, explain).run())
+    finally:
+        lock.close()

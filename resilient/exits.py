@@ -1,0 +1,17 @@
+"""Exit codes of the command line, and the exceptions that carry them."""
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """What the exit status of `resilient` means."""
+
+    OK = 0
+    UNUSABLE = 69  # the environment cannot hold a run
+    GAVE_UP = 70  # the same failure again and again; do not requeue
+    STOPPED = 75  # stopped early, state is durable: run again to go on
+    CONFIG = 78  # the config is wrong
+
+
+class EnvironmentUnusable(Exception):
+    """The machine, a file system or another process keeps the run from starting."""

@@ -1,0 +1,238 @@
+"""The page: shared memory between one worker and its agent.
+
+Owns the layout of the words and of the ring of records. The worker beats and reports by plain stores, so that neither costs a
+system call, and the agent reads what is there even of a worker that is stopped or dead. The memory is a memfd of the agent: it
+vanishes with the last process that maps it, however that process ends.
+
+One side writes each word, and a store of eight aligned bytes is atomic. A record counts only once the head has moved past it,
+so a worker killed in mid-report leaves no half.
+"""
+
+import marshal
+import mmap
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PHASES = ("start", "load", "data", "step", "snapshot", "eval")
+
+NOT_BEATEN = -1  # position before the first finished step
+NOT_CHECKED = -2  # no step boundary reached yet
+NO_TARGET = -3
+
+_MAGIC = 0x52455349_00000001
+_HEADER_BYTES = 4096
+_RING_BYTES = 1 << 20
+_REASON_AT, _REASON_BYTES = 2048, 128
+
+# Words of eight bytes; the comment says who writes.
+_MAGIC_WORD, _PID, _STEP, _CHECKED, _PHASE, _STOPPED, _HEAD, _DROPPED = range(8)  # worker, but for the magic number
+_TARGET, _ARMED, _TAIL = 16, 17, 18  # agent
+_BEAT_TIME, _PHASE_TIME = 32, 33  # worker; doubles, unix seconds
+
+Fields = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a worker reported: a ledger event, or with `event` None a line of metrics. `t` in unix seconds."""
+
+    t: float
+    event: str | None
+    fields: Fields
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What the page says of a worker at one moment; times in unix seconds, 0 for never."""
+
+    pid: int
+    step: int
+    checked: int
+    phase: str
+    stopped: bool
+    dropped: int
+    beat_t: float
+    phase_t: float
+
+
+_lock = threading.Lock()
+
+
+def _fence() -> None:
+    """Order the stores before it against the loads after it: taking a lock is a full memory barrier."""
+    with _lock:
+        pass
+
+
+class _Mapped:
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, _HEADER_BYTES + _RING_BYTES)
+        whole = memoryview(self._map)
+        self._words = whole[:_HEADER_BYTES].cast("q")
+        self._times = whole[:_HEADER_BYTES].cast("d")
+        self._ring = whole[_HEADER_BYTES:]
+
+    def close(self) -> None:
+        self._words.release()
+        self._times.release()
+        self._ring.release()
+
+
+class AgentPage(_Mapped):
+    """The agent's side: makes the memory, reads the pulse and the records, writes the stop target."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("resilient-page", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, _HEADER_BYTES + _RING_BYTES)
+        super().__init__(self._fd)
+        self._words[_MAGIC_WORD] = _MAGIC
+        self._words[_STEP] = NOT_BEATEN
+        self._words[_CHECKED] = NOT_CHECKED
+        self._words[_TARGET] = NO_TARGET
+
+    @property
+    def path(self) -> Path:
+        """Where a process of the same user can open the memory for as long as the agent lives."""
+        return Path(f"/proc/{os.getpid()}/fd/{self._fd}")
+
+    def pulse(self) -> Pulse:
+        words, times = self._words, self._times
+        return Pulse(
+            pid=words[_PID],
+            step=words[_STEP],
+            checked=words[_CHECKED],
+            phase=PHASES[words[_PHASE]],
+            stopped=bool(words[_STOPPED]),
+            dropped=words[_DROPPED],
+            beat_t=times[_BEAT_TIME],
+            phase_t=times[_PHASE_TIME],
+        )
+
+    def propose(self, target: int, reason: str) -> int:
+        """Ask the worker to hold at the first boundary at or beyond `target`; returns the last boundary it has checked."""
+        text = reason.encode()[: _REASON_BYTES - 1]
+        self._map[_REASON_AT : _REASON_AT + _REASON_BYTES] = text.ljust(_REASON_BYTES, b"\0")
+        self._words[_TARGET] = target
+        _fence()
+        return self._words[_CHECKED]
+
+    def arm(self, target: int) -> None:
+        """Turn the proposal into an order: stop at the first boundary at or beyond `target`."""
+        self._words[_TARGET] = target
+        _fence()
+        self._words[_ARMED] = 1
+
+    def drain(self) -> list[Record]:
+        """Take the records that are complete, oldest first."""
+        head, tail = self._words[_HEAD], self._words[_TAIL]
+        records = []
+        while tail < head:
+            size = int.from_bytes(self._read(tail, 4), "little")
+            t, event, fields = marshal.loads(self._read(tail + 4, size))
+            records.append(Record(t, event, fields))
+            tail += 4 + size
+        self._words[_TAIL] = tail
+        return records
+
+    def _read(self, at: int, size: int) -> bytes:
+        start = at % _RING_BYTES
+        first = bytes(self._ring[start : start + size])
+        return first if len(first) == size else first + bytes(self._ring[: size - len(first)])
+
+    def close(self) -> None:
+        super().close()
+        self._map.close()
+        os.close(self._fd)
+
+
+class WorkerPage(_Mapped):
+    """The worker's side: beats, phases, reports; reads the stop target."""
+
+    # How long a report waits for room before it is dropped and counted: the agent drains many times a second.
+    full_wait_s = 2.0
+
+    def __init__(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            super().__init__(fd)
+        finally:
+            os.close(fd)
+        if self._words[_MAGIC_WORD] != _MAGIC:
+            raise ValueError(f"{path} is not a page of this version of resilient")
+        self._words[_PID] = os.getpid()
+
+    def beat(self, step: int) -> None:
+        self._times[_BEAT_TIME] = time.time()
+        self._words[_STEP] = step
+
+    def enter(self, phase: int) -> int:
+        """Switch to a phase (index into PHASES); returns the one before."""
+        before = self._words[_PHASE]
+        self._times[_PHASE_TIME] = time.time()
+        self._words[_PHASE] = phase
+        return before
+
+    def stop_reason(self) -> str | None:
+        """At a step boundary: the reason to stop here, or None. Holds while a proposal for this boundary is not yet settled."""
+        position = self._words[_STEP]
+        # Either this boundary is seen by the agent that has just proposed, or the proposal is seen here.
+        self._words[_CHECKED] = position
+        _fence()
+        while NO_TARGET != self._words[_TARGET] <= position:
+            if self._words[_ARMED]:
+                if self._words[_TARGET] > position:
+                    break
+                self._words[_STOPPED] = 1
+                raw = self._map[_REASON_AT : _REASON_AT + _REASON_BYTES]
+                return raw.split(b"\0", 1)[0].decode(errors="replace")
+            time.sleep(0.001)
+        return None
+
+    def report(self, event: str | None, fields: dict[str, object]) -> None:
+        """Append a record; waits a moment when the ring is full, then drops it and counts the loss."""
+        try:
+            payload = marshal.dumps((time.time(), event, fields))
+        except ValueError:
+            payload = marshal.dumps((time.time(), event, {key: _plain(value) for key, value in fields.items()}))
+        size = len(payload)
+        head = self._words[_HEAD]
+        if head + 4 + size - self._words[_TAIL] > _RING_BYTES and not self._wait_for_room(head + 4 + size):
+            self._words[_DROPPED] += 1
+            return
+        self._write(head, size.to_bytes(4, "little"))
+        self._write(head + 4, payload)
+        _fence()
+        self._words[_HEAD] = head + 4 + size
+
+    def _wait_for_room(self, end: int) -> bool:
+        deadline = time.monotonic() + self.full_wait_s
+        while end - self._words[_TAIL] > _RING_BYTES:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
+    def _write(self, at: int, data: bytes) -> None:
+        start = at % _RING_BYTES
+        room = _RING_BYTES - start
+        if len(data) <= room:
+            self._ring[start : start + len(data)] = data
+        else:
+            self._ring[start:] = data[:room]
+            self._ring[: len(data) - room] = data[room:]
+
+
+def _plain(value: object) -> object:
+    """A value of some library's own number type as Python's; anything else as text."""
+    item = getattr(value, "item", None)
+    if callable(item):
+        value = item()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value if isinstance(value, bool | int | float | str | None) else str(value)

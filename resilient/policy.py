@@ -1,0 +1,108 @@
+"""The recovery ladder: what to do about a fault.
+
+Pure: (fault, history, budget, clock) to an action, by the first row of a table that holds. It sees no process and does nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from resilient.faults import Fault
+
+ActionName = Literal["restart_workers", "replace_node", "finish_drain", "give_up"]
+
+
+@dataclass(frozen=True)
+class Action:
+    """What is done, and why in a sentence."""
+
+    name: ActionName
+    reason: str
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much trouble is put up with."""
+
+    max_restarts_per_hour: int
+    give_up_after_same_step: int
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Everything that a decision may depend on.
+
+    Attributes:
+        fault: the one to decide on.
+        earlier: (unix seconds, fault) of this job, oldest first, without `fault`.
+        draining: a stop was asked for.
+        now: unix seconds.
+    """
+
+    fault: Fault
+    earlier: Sequence[tuple[float, Fault]]
+    budget: Budget
+    draining: bool
+    now: float
+
+    @property
+    def same(self) -> int:
+        """How often this very failure has happened, this time included."""
+        return 1 + sum(fault.signature == self.fault.signature for _, fault in self.earlier)
+
+    @property
+    def in_last_hour(self) -> int:
+        """How many faults before this one lie less than an hour back."""
+        return sum(self.now - t < 3600 for t, _ in self.earlier)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rung: when it applies, what is done, and why."""
+
+    applies: Callable[[Situation], bool]
+    action: ActionName
+    reason: Callable[[Situation], str]
+
+
+TABLE: tuple[Row, ...] = (
+    Row(
+        lambda s: s.draining,
+        "finish_drain",
+        lambda s: "a stop was asked for: the newest checkpoint is the state",
+    ),
+    Row(
+        lambda s: s.same >= s.budget.give_up_after_same_step,
+        "give_up",
+        lambda s: f"the same failure ({s.fault.detail}) at {_place(s.fault)} for the {_ordinal(s.same)} time",
+    ),
+    Row(
+        lambda s: s.in_last_hour >= s.budget.max_restarts_per_hour,
+        "give_up",
+        lambda s: f"{s.in_last_hour} restarts within an hour use up resilience.max_restarts_per_hour",
+    ),
+    Row(
+        lambda s: s.fault.kind == "node_lost",
+        "replace_node",
+        lambda s: f"node {', '.join(map(str, s.fault.nodes))} is gone: its agent is started anew",
+    ),
+    Row(
+        lambda s: True,
+        "restart_workers",
+        lambda s: "all ranks start again from the newest checkpoint",
+    ),
+)
+
+
+def decide(situation: Situation) -> Action:
+    """The action of the first row that applies."""
+    row = next(row for row in TABLE if row.applies(situation))
+    return Action(row.action, row.reason(situation))
+
+
+def _place(fault: Fault) -> str:
+    return "start-up" if fault.step is None else f"step {fault.step}"
+
+
+def _ordinal(count: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(count, f"{count}th")

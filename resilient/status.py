@@ -1,0 +1,178 @@
+"""How a campaign is doing: a view of its ledger and metrics, from anywhere that sees the run directory.
+
+`summarize` is pure: two lists of lines and a clock to a `Summary`.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Never
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from resilient import ledger
+from resilient.driver.display import describe, duration
+from resilient.exits import EnvironmentUnusable
+
+WATCH_S = 2.0
+RECENT = 8
+
+Line = Mapping[str, Any]
+
+
+@dataclass
+class Summary:
+    """A campaign at one moment; times in seconds."""
+
+    name: str = ""
+    state: str = "not started"  # running, reached, stopped, gave up, ended, interrupted
+    step: int = 0
+    target_step: int | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    left_s: float | None = None
+    generation: int = 0
+    checkpoint_step: int | None = None
+    checkpoint_age_s: float | None = None
+    faults: int = 0
+    recovered: int = 0
+    downtime_s: float = 0.0
+    lost_steps: int = 0
+    validation_loss: float | None = None
+    last_exit_code: int | None = None
+    recent: list[dict[str, Any]] = field(default_factory=list)
+
+
+_STATES = {0: "reached", 70: "gave up", 75: "stopped"}
+
+
+def summarize(events: Iterable[Line], metrics: Iterable[Line], *, locked: bool, now: float) -> Summary:
+    """The campaign's state.
+
+    Args:
+        locked: a driver holds the run directory.
+        now: unix seconds.
+    """
+    summary = Summary()
+    recent: list[dict[str, Any]] = []
+    for line in events:
+        summary.generation = max(summary.generation, int(line.get("generation", 0)))
+        match line.get("event"):
+            case "run_started":
+                summary.name, summary.target_step = line["name"], line["target_step"]
+                summary.last_exit_code = None
+            case "committed":
+                summary.checkpoint_step = line["step"]
+                summary.checkpoint_age_s = max(0.0, now - line["t"])
+            case "fault":
+                summary.faults += 1
+            case "recovered":
+                summary.recovered += 1
+                summary.downtime_s += line["downtime_s"]
+                summary.lost_steps += line["lost_steps"]
+            case "validation":
+                summary.validation_loss = line["val_loss"]
+            case "run_finished":
+                summary.last_exit_code = line["exit_code"]
+        if describe(line) is not None:
+            recent = [*recent[-(RECENT - 1) :], dict(line)]
+    last: Line = {}
+    step_s = None
+    for line in metrics:
+        last = line
+        if isinstance(line.get("step_s"), float):
+            step_s = line["step_s"] if step_s is None else 0.9 * step_s + 0.1 * line["step_s"]
+    summary.step = int(last.get("step", 0))
+    summary.loss, summary.tokens_per_s = last.get("loss"), last.get("tokens_per_s")
+    if summary.target_step is not None and step_s is not None:
+        summary.left_s = max(0, summary.target_step - summary.step) * step_s
+    summary.recent = recent
+    if summary.last_exit_code is not None:
+        summary.state = _STATES.get(summary.last_exit_code, "ended")
+    elif summary.name:
+        summary.state = "running" if locked else "interrupted"
+    return summary
+
+
+def look(run_dir: Path) -> Summary:
+    """The summary of a run directory. Raises EnvironmentUnusable if it is none."""
+    events = run_dir / ledger.EVENTS
+    if not events.is_file():
+        raise EnvironmentUnusable(f"{run_dir} is not a run directory: it has no {ledger.EVENTS}")
+    return summarize(
+        ledger.read(events), ledger.read(run_dir / ledger.METRICS), locked=_locked(run_dir), now=time.time()
+    )
+
+
+def _locked(run_dir: Path) -> bool:
+    try:
+        fd = os.open(run_dir / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def render(summary: Summary) -> Group:
+    """The summary for a terminal."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    left = f", {duration(summary.left_s)} left" if summary.left_s and summary.state == "running" else ""
+    rows: list[tuple[str, str | None]] = [
+        ("campaign", f"{summary.name}: {summary.state}"),
+        ("step", f"{summary.step} of {summary.target_step}{left}"),
+        ("loss", None if summary.loss is None else f"{summary.loss:.4f}"),
+        ("validation loss", None if summary.validation_loss is None else f"{summary.validation_loss:.4f}"),
+        ("speed", None if summary.tokens_per_s is None else f"{summary.tokens_per_s:,.0f} tokens/s"),
+        (
+            "checkpoint",
+            None
+            if summary.checkpoint_step is None
+            else f"step {summary.checkpoint_step}, {duration(summary.checkpoint_age_s or 0)} ago",
+        ),
+        ("generation", str(summary.generation)),
+        (
+            "faults",
+            f"{summary.faults}, of which {summary.recovered} recovered; {summary.downtime_s:.1f} s down, "
+            f"{summary.lost_steps} steps computed again",
+        ),
+    ]
+    for name, value in rows:
+        if value is not None:
+            table.add_row(Text(name, style="dim"), value)
+    recent = [
+        Text(f"{time.strftime('%m-%d %H:%M:%S', time.localtime(line['t']))}  {describe(line)}", overflow="ellipsis")
+        for line in summary.recent
+    ]
+    return Group(table, *([Text(""), *recent] if recent else []))
+
+
+def show(run_dir: Path, *, as_json: bool) -> None:
+    """Print the summary."""
+    summary = look(run_dir)
+    if as_json:
+        Console(highlight=False, soft_wrap=True).print_json(json.dumps(asdict(summary)))
+    else:
+        Console(highlight=False).print(render(summary))
+
+
+def watch_forever(run_dir: Path) -> Never:
+    """Show the summary anew until Ctrl-C, which ends the process with status 0."""
+    try:
+        with Live(render(look(run_dir)), console=Console(highlight=False), auto_refresh=False) as live:
+            while True:
+                time.sleep(WATCH_S)
+                live.update(render(look(run_dir)), refresh=True)
+    except KeyboardInterrupt:
+        raise SystemExit(0) from None

@@ -1,0 +1,124 @@
+"""What a training script says to the runtime: five calls.
+
+`init`, `phase`, `beat`, `should_stop`, `report`. Without a supervisor each does nothing, so the same script runs under torchrun
+or alone. None of them costs a system call: they write to memory that the agent shares (`resilient.page`).
+
+This module is also the one face that the runtime shows to a training script, so the campaign's config is to be had here.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from resilient.config import Config, ConfigError, Problem, layout
+from resilient.config import load as load_config
+from resilient.page import PHASES, WorkerPage
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Context",
+    "Problem",
+    "beat",
+    "init",
+    "layout",
+    "load_config",
+    "phase",
+    "report",
+    "should_stop",
+]
+
+PAGE_VARIABLE = "RESILIENT_PAGE"
+GENERATION_VARIABLE = "RESILIENT_GENERATION"
+RUN_DIR_VARIABLE = "RESILIENT_RUN_DIR"
+
+
+@dataclass(frozen=True)
+class Context:
+    """Who this process is. Ranks and sizes as torchrun names them; `generation` counts the restarts of the campaign."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    generation: int
+    run_dir: Path | None
+    supervised: bool
+
+
+_page: WorkerPage | None = None
+
+
+def init() -> Context:
+    """Attach to the supervisor, where there is one; call it first. May be called again."""
+    global _page
+    env = os.environ
+    path = env.get(PAGE_VARIABLE)
+    if path is not None and _page is None:
+        _page = WorkerPage(Path(path))
+    run_dir = env.get(RUN_DIR_VARIABLE)
+    return Context(
+        rank=int(env.get("RANK", "0")),
+        local_rank=int(env.get("LOCAL_RANK", "0")),
+        world_size=int(env.get("WORLD_SIZE", "1")),
+        local_world_size=int(env.get("LOCAL_WORLD_SIZE", "1")),
+        generation=int(env.get(GENERATION_VARIABLE, "0")),
+        run_dir=Path(run_dir) if run_dir is not None else None,
+        supervised=_page is not None,
+    )
+
+
+class _Phase:
+    __slots__ = ("_before", "_code")
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+        self._before = 0
+
+    def __enter__(self) -> None:
+        if _page is not None:
+            self._before = _page.enter(self._code)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A phase that raised stays on the page: it is where the worker failed.
+        if _page is not None and kind is None:
+            _page.enter(self._before)
+
+
+_CODES = {name: code for code, name in enumerate(PHASES)}
+
+
+def phase(name: str) -> _Phase:
+    """Context manager: what the training thread is doing: `load`, `data`, `step`, `snapshot` or `eval`. May be nested.
+
+    Raises:
+        KeyError: there is no phase of that name.
+    """
+    return _Phase(_CODES[name])
+
+
+def beat(step: int) -> None:
+    """Say that optimizer step `step` (1-based) is finished. All ranks beat every step."""
+    if _page is not None:
+        _page.beat(step)
+
+
+def should_stop() -> str | None:
+    """At a step boundary, before the first step too: the reason to save and return now, else None.
+
+    All ranks must ask at every boundary; they all get the reason at the same one, without talking to each other.
+    """
+    return None if _page is None else _page.stop_reason()
+
+
+def report(metrics: Mapping[str, object], *, event: str | None = None) -> None:
+    """Hand over a line of metrics (from one rank), or with `event` a line of the ledger.
+
+    The values are plain: numbers, text, None, lists and dicts of them. What was reported survives the death of the worker.
+    """
+    if _page is not None:
+        _page.report(event, dict(metrics))

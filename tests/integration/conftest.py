@@ -1,0 +1,187 @@
+"""Campaigns as a person starts them: the real command, in a process of its own, watched from outside."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+import yaml
+
+from resilient import ledger
+
+T = TypeVar("T")
+
+PATIENCE_S = 120.0
+ROOT = Path(__file__).parents[2]
+
+
+def wait_for(what: Callable[[], T], why: str, patience_s: float = PATIENCE_S) -> T:
+    """Poll until `what` returns something true; fail with `why` otherwise."""
+    deadline = time.monotonic() + patience_s
+    while not (got := what()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {patience_s:.0f} s in vain: {why}")
+        time.sleep(0.01)
+    return got
+
+
+class Campaign:
+    """One run directory and the commands that are run on it."""
+
+    def __init__(self, directory: Path, **config: Any) -> None:
+        self.directory = directory
+        self.run_dir = directory / "run"
+        self.path = directory / "config.yaml"
+        self.config = {"name": "test", "run_dir": str(self.run_dir), **config}
+        self.path.write_text(yaml.safe_dump(self.config))
+        self.process: subprocess.Popen[str] | None = None
+        self.family: dict[int, psutil.Process] = {}
+        self.output = ""
+
+    def start(self, *overrides: str) -> "Campaign":
+        """Start `resilient run`; returns at once."""
+        environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+        self._out = (self.directory / "output").open("a+")
+        self._out_from = self._out.seek(0, os.SEEK_END)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "resilient", "run", str(self.path), *overrides],
+            stdout=self._out,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            cwd=self.directory,
+            text=True,
+            start_new_session=True,
+        )
+        return self
+
+    def wait(self, patience_s: float = PATIENCE_S) -> int:
+        """The exit code; what was printed is in `output` then."""
+        assert self.process is not None
+        try:
+            code = self.process.wait(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            pytest.fail(f"the campaign did not end within {patience_s:.0f} s\n{self._printed()}\n{self.logs()}")
+        self.output = self._printed()
+        self._out.close()
+        return code
+
+    def run(self, *overrides: str) -> int:
+        return self.start(*overrides).wait()
+
+    def _printed(self) -> str:
+        self._out.flush()
+        text = (self.directory / "output").read_text()
+        return text[self._out_from :]
+
+    def signal(self, sig: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(sig)
+
+    def processes(self) -> list[psutil.Process]:
+        """The driver's descendants that are alive now; all that were ever seen are remembered in `family`."""
+        assert self.process is not None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                self.family[process.pid] = process
+        return [p for p in self.family.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    def kill(self) -> None:
+        """kill -9 of the driver."""
+        assert self.process is not None
+        self.processes()
+        self.process.kill()
+        self.process.wait()
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        return [line for line in ledger.read(self.run_dir / ledger.EVENTS) if name in (None, line["event"])]
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return list(ledger.read(self.run_dir / ledger.METRICS))
+
+    def step(self) -> int:
+        lines = self.metrics()
+        return lines[-1]["step"] if lines else 0
+
+    def reach(self, step: int) -> None:
+        """Wait until the metrics show this step, or a later one."""
+        wait_for(lambda: self.step() >= step or self._ended(), f"step {step}\n{self.logs()}")
+        assert self.step() >= step, self._printed() + self.logs()
+
+    def _ended(self) -> bool:
+        assert self.process is not None
+        return self.process.poll() is not None
+
+    def workers(self) -> dict[int, int]:
+        """Process id by rank of the generation that runs."""
+        found: dict[int, int] = {}
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                environ = _environ_of(process.pid)
+                if environ is not None:
+                    found[environ] = process.pid
+        return found
+
+    def logs(self) -> str:
+        parts = [f"--- {p}\n{p.read_text()[-3000:]}" for p in sorted(self.run_dir.glob("logs/**/*.log"))]
+        return "\n".join(parts)
+
+    def losses(self) -> dict[int, set[str]]:
+        """Every loss that was written for a step, as text, so that equal means equal to the last bit."""
+        values: dict[int, set[str]] = {}
+        for line in self.metrics():
+            values.setdefault(line["step"], set()).add(repr(line["loss"]))
+        return values
+
+
+def _environ_of(pid: int) -> int | None:
+    """The rank whose log this process writes to; None if it is no worker. (A forked worker's environ is its server's.)"""
+    target = os.readlink(f"/proc/{pid}/fd/1")
+    name = Path(target).name
+    if name.startswith("rank") and os.getsid(pid) == pid:
+        return int(name.removeprefix("rank").removesuffix(".log"))
+    return None
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Iterator[Callable[..., Campaign]]:
+    made: list[Campaign] = []
+
+    def make(directory: Path | None = None, **config: Any) -> Campaign:
+        where = directory or tmp_path
+        where.mkdir(exist_ok=True)
+        made.append(Campaign(where, **config))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if each.process is not None and each.process.poll() is None:
+            each.kill()
+        if each.process is not None:
+            wait_for(lambda each=each: not each.processes(), f"processes left behind: {each.processes()}", 15.0)
+
+
+@pytest.fixture
+def counting(campaign: Callable[..., Campaign]) -> Callable[..., Campaign]:
+    """A campaign of the toy that counts, with two ranks."""
+
+    def make(entry: str = "count", steps: int = 60, directory: Path | None = None, **config: Any) -> Campaign:
+        cluster = {"procs_per_node": 2, "device": "cpu", **config.pop("cluster", {})}
+        train = {"steps": steps}
+        return campaign(
+            directory,
+            entrypoint=f"toys:{entry}",
+            cluster=cluster,
+            train=train,
+            checkpoint={"every_steps": config.pop("every_steps", 10)},
+            **config,
+        )
+
+    return make

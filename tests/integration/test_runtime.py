@@ -1,0 +1,247 @@
+"""The runtime on a toy: everything that may happen to its processes, done for real."""
+
+import json
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import Campaign, wait_for
+
+Counting = Callable[..., Campaign]
+
+
+def whole(campaign: Campaign, steps: int) -> None:
+    """Every step has one loss, however often it was computed."""
+    losses = campaign.losses()
+    assert sorted(losses) == list(range(1, steps + 1))
+    assert all(len(values) == 1 for values in losses.values())
+
+
+def test_a_run_without_faults_reaches_its_target(counting: Counting):
+    run = counting()
+    assert run.run() == 0, run.output + run.logs()
+    whole(run, 60)
+    names = [event["event"] for event in run.events()]
+    assert names[0] == "run_started"
+    assert names[-1] == "run_finished"
+    assert run.events("run_finished")[0]["exit_code"] == 0
+    assert not run.events("fault")
+    assert "starts after step 0" in (run.run_dir / "logs/g1/rank1.log").read_text()
+
+
+def test_killed_workers_cost_a_generation_each_and_nothing_else(counting: Counting):
+    run = counting(steps=100, resilience={"give_up_after_same_step": 9}).start()
+    chance = random.Random(7)
+    for kill in range(5):
+        run.reach(8 + 15 * kill)
+        wait_for(lambda kill=kill: len(run.events("recovered")) >= kill, "recovery from the kill before")
+        pids = wait_for(lambda: len(found := run.workers()) == 2 and found, "two workers")
+        os.kill(pids[chance.randrange(2)], signal.SIGKILL)
+    assert run.wait() == 0, run.output + run.logs()
+    whole(run, 100)
+    faults = run.events("fault")
+    assert [fault["kind"] for fault in faults] == ["exit"] * 5
+    assert all(fault["detail"] == "SIGKILL" for fault in faults)
+    assert len(run.events("recovered")) == 5
+    assert run.events("generation_started")[-1]["generation"] == 6
+
+
+def test_the_rank_that_was_killed_is_the_one_that_is_named(counting: Counting):
+    run = counting(steps=80).start()
+    for kill, rank in enumerate((1, 0)):
+        run.reach(10 + 30 * kill)
+        pids = wait_for(lambda: len(found := run.workers()) == 2 and found, "two workers")
+        os.kill(pids[rank], signal.SIGKILL)
+        wait_for(lambda kill=kill: len(run.events("recovered")) > kill, "recovery")
+    assert run.wait() == 0
+    assert [fault["ranks"] for fault in run.events("fault")] == [[1], [0]]
+
+
+def test_both_workers_killed_at_once_is_survived(counting: Counting):
+    run = counting().start()
+    run.reach(15)
+    for pid in run.workers().values():
+        os.kill(pid, signal.SIGKILL)
+    assert run.wait() == 0
+    whole(run, 60)
+
+
+def test_an_exception_once_is_recovered_from(counting: Counting):
+    run = counting(args={"raise_at": 15, "once": True})
+    assert run.run() == 0
+    whole(run, 60)
+    (fault,) = run.events("fault")
+    assert (fault["kind"], fault["ranks"], fault["step"]) == ("exception", [1], 15)
+    assert "bad sample at step 15" in fault["evidence"]
+    assert run.events("recovered")[0]["lost_steps"] == 4
+
+
+def test_the_same_exception_three_times_gives_up_with_the_culprits_traceback(counting: Counting):
+    run = counting(args={"raise_at": 15})
+    assert run.run() == 70
+    assert "ValueError: bad sample at step 15" in run.output
+    assert "Connection closed by peer" not in run.output  # the victim's
+    assert [event["name"] for event in run.events("action")] == ["restart_workers", "restart_workers", "give_up"]
+    assert all(fault["ranks"] == [1] for fault in run.events("fault"))
+
+
+def test_an_exit_with_a_status_is_a_fault(counting: Counting):
+    run = counting(args={"exit_at": 15, "once": True})
+    assert run.run() == 0
+    assert run.events("fault")[0]["detail"] == "exit code 3"
+
+
+def test_the_restart_budget_ends_the_run(counting: Counting):
+    run = counting(args={"raise_at": 15}, resilience={"max_restarts_per_hour": 1, "give_up_after_same_step": 9})
+    assert run.run() == 70
+    assert "max_restarts_per_hour" in run.output
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_stop_signal_stops_all_ranks_at_one_step_and_the_next_run_goes_on_there(counting: Counting, sig):
+    run = counting(steps=80, every_steps=1000).start()
+    run.reach(12)
+    run.signal(sig)
+    assert run.wait() == 75, run.output + run.logs()
+    (drain,) = run.events("drain")
+    stopped_at = json.loads((run.run_dir / "state.json").read_text())["step"]
+    assert drain["step"] == stopped_at == run.step()
+    assert drain["signal"] == sig.name
+    assert run.run() == 0
+    assert run.events("generation_started")[-1]["resumed_step"] == stopped_at
+    whole(run, 80)
+    assert len(run.metrics()) == 80  # not one step twice
+
+
+def test_stops_at_random_moments_part_no_ranks(counting: Counting):
+    run = counting(steps=400, every_steps=1000, args={"step_s": 0.001})
+    chance = random.Random(3)
+    for _ in range(5):
+        run.start()
+        run.reach(run.step() + chance.randrange(1, 30))
+        run.signal(signal.SIGTERM)
+        assert run.wait() == 75, run.output + run.logs()
+    assert run.run() == 0
+    assert len(run.metrics()) == 400
+
+
+def test_a_stop_before_the_first_step_loses_nothing(counting: Counting):
+    run = counting().start()
+    wait_for(lambda: run.events("run_started"), "the start")
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75
+    assert run.run() == 0
+    whole(run, 60)
+
+
+def test_a_second_ctrl_c_stops_at_once(counting: Counting):
+    run = counting(steps=1000, args={"deaf": True}).start()  # one rank never asks whether to stop
+    run.reach(5)
+    run.signal(signal.SIGINT)
+    wait_for(lambda: "once more" in run._printed(), "the word on a second Ctrl-C")
+    run.signal(signal.SIGINT)
+    assert run.wait(patience_s=10) == 75
+
+
+def test_a_drain_that_workers_do_not_follow_ends_at_its_deadline(counting: Counting):
+    run = counting(steps=1000, args={"deaf": True}, resilience={"drain_s": 2.0}).start()
+    run.reach(5)
+    run.signal(signal.SIGTERM)
+    assert run.wait(patience_s=30) == 75
+    assert "took longer" in run.output
+
+
+def test_a_worker_killed_while_stopping_ends_the_run_with_what_is_durable(counting: Counting):
+    run = counting(steps=1000, args={"deaf": True}).start()
+    run.reach(12)
+    run.signal(signal.SIGTERM)
+    os.kill(run.workers()[1], signal.SIGKILL)
+    assert run.wait() == 75
+    assert json.loads((run.run_dir / "state.json").read_text())["step"] == 10
+
+
+def test_a_killed_driver_leaves_no_process_and_the_next_run_goes_on(counting: Counting):
+    run = counting(steps=120)
+    for kill in range(3):
+        run.start()
+        run.reach(15 + 25 * kill)
+        assert len(run.processes()) >= 4  # agent, fork server, two workers
+        run.kill()
+        wait_for(lambda: not run.processes(), "everything below the driver is gone", 10.0)
+    assert run.run() == 0
+    whole(run, 120)
+
+
+def test_a_killed_agent_is_started_again(counting: Counting):
+    run = counting(steps=80).start()
+    run.reach(12)
+    agent = next(p for p in run.processes() if "resilient.agent" in p.cmdline())
+    agent.kill()
+    assert run.wait() == 0, run.output + run.logs()
+    whole(run, 80)
+    assert run.events("fault")[0]["kind"] == "node_lost"
+    assert run.events("action")[0]["name"] == "replace_node"
+
+
+def test_a_killed_fork_server_is_survived(counting: Counting):
+    run = counting(steps=80).start()
+    run.reach(12)
+    server = next(p for p in run.processes() if "forkserver" in " ".join(p.cmdline()) and p.children())
+    server.kill()
+    assert run.wait() == 0, run.output + run.logs()
+    whole(run, 80)
+
+
+def test_what_a_worker_had_started_goes_with_it(counting: Counting):
+    run = counting("with_children", steps=60).start()
+    run.reach(12)
+    pids = run.workers()
+    children = psutil.Process(pids[0]).children() + psutil.Process(pids[1]).children()
+    assert len(children) == 4
+    os.kill(pids[0], signal.SIGKILL)
+    wait_for(lambda: run.events("recovered"), "recovery")
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    run.signal(signal.SIGTERM)
+    run.wait()
+    assert not run.processes()
+
+
+def test_two_agents_on_one_machine_are_two_nodes(counting: Counting):
+    run = counting(cluster={"nodes": 2, "procs_per_node": 1}, steps=80).start()
+    run.reach(12)
+    os.kill(run.workers()[1], signal.SIGKILL)
+    wait_for(lambda: run.events("recovered"), "recovery")
+    run.reach(run.step() + 5)
+    next(p for p in run.processes() if "resilient.agent" in p.cmdline() and "1" == p.cmdline()[p.cmdline().index("--node") + 1]).kill()
+    assert run.wait() == 0, run.output + run.logs()
+    whole(run, 80)
+    assert [fault["kind"] for fault in run.events("fault")] == ["exit", "node_lost"]
+    assert [fault["nodes"] for fault in run.events("fault")] == [[1], [1]]
+
+
+def test_a_second_driver_on_the_same_run_directory_is_refused(counting: Counting, tmp_path: Path):
+    run = counting(steps=2000).start()
+    run.reach(3)
+    other = counting(steps=2000)
+    assert other.run() == 69
+    assert f"pid {run.process.pid}" in other.output
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75
+
+
+def test_an_entry_point_that_does_not_exist_is_a_config_error(counting: Counting):
+    run = counting("no_such_function")
+    assert run.run() == 78
+    assert "config.yaml:" in run.output
+    assert "no_such_function" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_an_error_before_the_first_step_gives_up_soon(counting: Counting):
+    run = counting("no_such_module")
+    assert run.run() == 70
+    assert "a_module_that_is_not_there" in run.output

@@ -1,0 +1,84 @@
+"""Small entry points for tests of the runtime: real ranks and real collectives, a state of one number."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from resilient import worker
+
+
+def _load(path: Path) -> int:
+    return json.loads(path.read_text())["step"] if path.exists() else 0
+
+
+def _save(path: Path, step: int) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps({"step": step}))
+    new.replace(path)
+
+
+def count(config: worker.Config) -> None:
+    """Count to `train.steps`; every `checkpoint.every_steps` the count is saved.
+
+    args: step_s: time of a step; raise_at / exit_at / kill_at: what rank `bad_rank` does at that step, in every generation;
+    once: only in the first generation; deaf: rank `bad_rank` never asks whether to stop.
+    """
+    args = {"step_s": 0.02, "bad_rank": 1, "once": False, **config.args}
+    ctx = worker.init()
+    assert ctx.run_dir is not None
+    state = ctx.run_dir / "state.json"
+    dist.init_process_group("gloo")
+    start = step = _load(state)
+    worker.report({"step": step, "tier": "durable"}, event="resumed")
+    print(f"rank {ctx.rank} of generation {ctx.generation} starts after step {step}")
+    bad = ctx.rank == args["bad_rank"] and not (args["once"] and start > 0)
+    while step < config.train.steps:
+        if not (bad and args.get("deaf")) and worker.should_stop() is not None:
+            break
+        with worker.phase("step"):
+            if bad and args.get("raise_at") == step + 1:
+                raise ValueError(f"bad sample at step {step + 1}")
+            if bad and args.get("exit_at") == step + 1:
+                os._exit(3)
+            if bad and args.get("kill_at") == step + 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            value = torch.full((1,), float(ctx.rank + step))
+            dist.all_reduce(value)
+            time.sleep(args["step_s"])
+        step += 1
+        if ctx.rank == 0:
+            worker.report({"step": step, "loss": 1.0 / step + value.item(), "step_s": args["step_s"]})
+        worker.beat(step)
+        if step % config.checkpoint.every_steps == 0:
+            _save_together(ctx, state, step)
+    if step > start:
+        _save_together(ctx, state, step)
+    dist.destroy_process_group()
+
+
+def _save_together(ctx: worker.Context, state: Path, step: int) -> None:
+    with worker.phase("snapshot"):
+        dist.barrier()
+        if ctx.rank == 0:
+            _save(state, step)
+            worker.report({"step": step, "tier": "durable", "bytes": 12, "files": 1}, event="committed")
+        dist.barrier()
+
+
+def with_children(config: worker.Config) -> None:
+    """Count, while a child process of each rank (as a data loader has them) sleeps."""
+    import multiprocessing
+
+    for _ in range(2):
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
+    count(config)
+
+
+def no_such_module(config: worker.Config) -> None:
+    """Fails before the first step."""
+    import a_module_that_is_not_there  # noqa: F401

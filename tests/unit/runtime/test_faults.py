@@ -1,0 +1,85 @@
+"""Who is to blame: samples of what ranks raise when a peer has gone, and the choice of the culprit."""
+
+import pytest
+
+from resilient.faults import Raised, WorkerEnd, blames_a_peer, culprit, from_ends
+
+PEER_GONE = [
+    (
+        "RuntimeError",
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4123",
+    ),
+    ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/pair.cc:525] Read error [10.88.0.12]: Connection reset by peer"),
+    ("RuntimeError", "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 30000ms for recv operation to complete"),
+    ("DistNetworkError", "The client socket has failed to connect to any network address of (n1, 29500)."),
+    ("DistStoreError", "wait timeout after 300000ms, keys: /default_pg/0//cuda//default"),
+    ("DistBackendError", "NCCL error in: ProcessGroupNCCL.cpp:1333, remote process exited or there was a network error"),
+    ("RuntimeError", "Software caused connection abort"),
+]
+OWN = [
+    ("ValueError", "bad thing"),
+    ("RuntimeError", "The size of tensor a (3) must match the size of tensor b (4)"),
+    ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 MiB"),
+    ("KeyError", "'timeout'"),
+]
+
+
+def raised(kind: str, message: str, t: float = 10.0) -> Raised:
+    return Raised(kind, message, f"Traceback ...\n{kind}: {message}", t)
+
+
+def end(rank: int, *, exitcode: int = 1, t: float = 10.0, why: Raised | None = None, step: int = 4) -> WorkerEnd:
+    return WorkerEnd(rank, 0, 1000 + rank, exitcode, t, step, "step", why)
+
+
+@pytest.mark.parametrize(("kind", "message"), PEER_GONE)
+def test_what_a_lost_peer_makes_a_rank_raise_blames_the_peer(kind, message):
+    assert blames_a_peer(raised(kind, message))
+
+
+@pytest.mark.parametrize(("kind", "message"), OWN)
+def test_a_ranks_own_failure_blames_nobody_else(kind, message):
+    assert not blames_a_peer(raised(kind, message))
+
+
+def test_the_rank_with_its_own_failure_is_the_culprit_even_if_heard_of_last():
+    victim = end(0, t=10.0, why=raised(*PEER_GONE[0], t=10.0))
+    first = end(1, t=10.4, why=raised("ValueError", "boom", t=10.3))
+    assert culprit([victim, first]) is first
+
+
+def test_a_killed_rank_is_the_culprit_before_ranks_that_lost_their_peer():
+    victim = end(0, t=10.0, why=raised(*PEER_GONE[1], t=9.9))
+    killed = end(1, exitcode=-9, t=10.1)
+    assert culprit([victim, killed]) is killed
+
+
+def test_of_two_failures_of_their_own_the_earlier_is_the_culprit():
+    later, earlier = end(0, why=raised("ValueError", "x", t=5.2)), end(1, why=raised("ValueError", "x", t=5.1))
+    assert culprit([later, earlier]) is earlier
+
+
+def test_a_rank_that_ended_well_is_never_the_culprit():
+    assert culprit([end(0, exitcode=0, t=1.0), end(1, exitcode=-11, t=2.0)]).rank == 1
+
+
+def test_an_exception_becomes_a_fault_with_its_traceback_and_step():
+    fault = from_ends("g1-1", [end(1, why=raised("ValueError", "boom\nmore", t=9.0))], resumed_step=0, now=9.5)
+    assert (fault.kind, fault.ranks, fault.step, fault.detail) == ("exception", (1,), 5, "ValueError: boom")
+    assert "Traceback" in fault.evidence
+    assert fault.detect_s == pytest.approx(0.5)
+
+
+def test_a_signal_becomes_a_fault_that_names_it():
+    fault = from_ends("g1-1", [end(1, exitcode=-9, step=-1)], resumed_step=40, now=10.0)
+    assert (fault.kind, fault.detail, fault.step) == ("exit", "SIGKILL", 41)
+
+
+def test_a_collective_that_timed_out_is_told_apart():
+    assert from_ends("x", [end(0, why=raised(*PEER_GONE[2]))], resumed_step=0, now=10.0).kind == "collective_timeout"
+
+
+def test_the_same_exception_with_other_words_is_the_same_failure():
+    first = from_ends("a", [end(0, why=raised("ValueError", "at 0x7f01"))], resumed_step=0, now=10.0)
+    second = from_ends("b", [end(1, why=raised("ValueError", "at 0x7f02"))], resumed_step=0, now=11.0)
+    assert first.signature == second.signature

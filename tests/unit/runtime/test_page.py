@@ -1,0 +1,208 @@
+"""The page between worker and agent: pulses, records, and the hold at a boundary; with real processes and real kills."""
+
+import math
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from resilient import worker
+from resilient.page import NOT_BEATEN, NOT_CHECKED, AgentPage, WorkerPage
+
+spawn = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def agent():
+    page = AgentPage()
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def pages(agent):
+    page = WorkerPage(agent.path)
+    yield agent, page
+    page.close()
+
+
+def test_a_new_page_says_that_nothing_has_happened(agent):
+    pulse = agent.pulse()
+    assert (pulse.step, pulse.checked, pulse.phase, pulse.stopped) == (NOT_BEATEN, NOT_CHECKED, "start", False)
+
+
+def test_the_agent_sees_what_the_worker_beats(pages):
+    agent, page = pages
+    page.beat(7)
+    page.enter(3)
+    pulse = agent.pulse()
+    assert (pulse.pid, pulse.step, pulse.phase) == (os.getpid(), 7, "step")
+    assert pulse.beat_t > 0
+
+
+def test_a_file_that_is_no_page_is_refused(tmp_path: Path):
+    other = tmp_path / "other"
+    other.write_bytes(b"\0" * (4096 + (1 << 20)))
+    with pytest.raises(ValueError, match="not a page"):
+        WorkerPage(other)
+
+
+def test_reports_arrive_whole_and_in_order_however_often_the_ring_wraps(pages):
+    agent, page = pages
+    sent, got = [], []
+    for number in range(3000):
+        fields = {"step": number, "loss": math.pi * number, "text": "x" * (number % 1500)}
+        page.report(None if number % 2 else "snapshot", fields)
+        sent.append(fields)
+        if number % 97 == 0:
+            got += agent.drain()
+    got += agent.drain()
+    assert [record.fields for record in got] == sent
+    assert {record.event for record in got} == {None, "snapshot"}
+
+
+def test_a_full_ring_drops_and_counts_instead_of_blocking_for_ever(pages):
+    agent, page = pages
+    page.full_wait_s = 0.0
+    for _ in range(1100):
+        page.report(None, {"text": "x" * 1024})
+    assert agent.pulse().dropped > 0
+    got = agent.drain()
+    assert len(got) + agent.pulse().dropped == 1100
+    page.report(None, {"step": 1})
+    assert agent.drain()[0].fields == {"step": 1}
+
+
+def test_numbers_of_other_libraries_are_reported_as_plain_numbers(pages):
+    numpy = pytest.importorskip("numpy")
+    agent, page = pages
+    page.report(None, {"loss": numpy.float64(1.5), "steps": [numpy.int64(3)], "path": Path("/x")})
+    assert agent.drain()[0].fields == {"loss": 1.5, "steps": [3], "path": "/x"}
+
+
+def _report_until_killed(path: Path) -> None:
+    page = WorkerPage(path)
+    page.full_wait_s = 60.0
+    number = 0
+    while True:
+        page.report(None, {"number": number, "pad": "y" * (number % 700)})
+        number += 1
+
+
+def test_a_worker_killed_while_reporting_leaves_only_whole_records():
+    for _ in range(5):
+        agent = AgentPage()
+        process = spawn.Process(target=_report_until_killed, args=(agent.path,))
+        process.start()
+        numbers = []
+        while len(numbers) < 500:
+            numbers += [record.fields["number"] for record in agent.drain()]
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        numbers += [record.fields["number"] for record in agent.drain()]
+        assert numbers == list(range(len(numbers)))
+        agent.close()
+
+
+def test_without_a_proposal_no_boundary_stops(pages):
+    agent, page = pages
+    page.beat(3)
+    assert page.stop_reason() is None
+    assert agent.pulse().checked == 3
+
+
+def test_an_armed_target_stops_at_it_and_not_before(pages):
+    agent, page = pages
+    agent.propose(5, "SIGTERM")
+    agent.arm(5)
+    page.beat(4)
+    assert page.stop_reason() is None
+    page.beat(5)
+    assert page.stop_reason() == "SIGTERM"
+    assert agent.pulse().stopped
+
+
+def test_a_proposal_holds_the_worker_until_it_is_armed(pages):
+    agent, page = pages
+    page.beat(1)
+    assert page.stop_reason() is None
+    assert agent.propose(NOT_BEATEN, "SIGTERM") == 1
+    answers: list[str | None] = []
+
+    def boundaries() -> None:
+        for step in (2, 3):
+            page.beat(step)
+            answers.append(page.stop_reason())
+
+    thread = threading.Thread(target=boundaries)
+    thread.start()
+    while agent.pulse().checked != 2:
+        pass
+    assert answers == []  # it holds at boundary 2
+    agent.arm(3)  # some other rank had passed boundary 2 already
+    thread.join(timeout=10)
+    assert answers == [None, "SIGTERM"]
+
+
+def _steps_until_stopped(path: Path, ranks_at: object, results: object) -> None:
+    page = WorkerPage(path)
+    step = 0
+    while page.stop_reason() is None:
+        ranks_at.wait()  # type: ignore[attr-defined]  # a collective: nobody finishes a step alone
+        step += 1
+        page.beat(step)
+    results.put(step)  # type: ignore[attr-defined]
+
+
+def test_all_ranks_stop_at_the_same_step_whenever_the_stop_is_asked_for():
+    for _ in range(6):
+        agents = [AgentPage() for _ in range(3)]
+        barrier, results = spawn.Barrier(3), spawn.SimpleQueue()
+        processes = [
+            spawn.Process(target=_steps_until_stopped, args=(agent.path, barrier, results)) for agent in agents
+        ]
+        for process in processes:
+            process.start()
+        while min(agent.pulse().step for agent in agents) < 50:
+            pass
+        checked = [agent.propose(NOT_BEATEN, "SIGTERM") for agent in agents]
+        for agent in agents:
+            agent.arm(max(checked) + 1)
+        for process in processes:
+            process.join(timeout=20)
+            assert process.exitcode == 0
+        assert len({results.get() for _ in range(3)}) == 1
+        for agent in agents:
+            agent.close()
+
+
+def test_without_a_supervisor_the_five_calls_do_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker, "_page", None)
+    monkeypatch.delenv(worker.PAGE_VARIABLE, raising=False)
+    context = worker.init()
+    assert (context.rank, context.world_size, context.supervised) == (0, 1, False)
+    with worker.phase("step"):
+        worker.beat(1)
+    worker.report({"loss": 1.0})
+    assert worker.should_stop() is None
+
+
+def test_a_phase_is_left_again_unless_it_raised(pages, monkeypatch: pytest.MonkeyPatch):
+    agent, page = pages
+    monkeypatch.setattr(worker, "_page", page)
+    with worker.phase("step"):
+        with worker.phase("data"):
+            assert agent.pulse().phase == "data"
+        assert agent.pulse().phase == "step"
+    assert agent.pulse().phase == "start"
+    with pytest.raises(RuntimeError), worker.phase("eval"):
+        raise RuntimeError
+    assert agent.pulse().phase == "eval"
+
+
+def test_an_unknown_phase_is_refused():
+    with pytest.raises(KeyError):
+        worker.phase("lunch")

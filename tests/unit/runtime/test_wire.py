@@ -1,0 +1,70 @@
+"""The control connection, over real sockets."""
+
+import socket
+import threading
+
+import pytest
+
+from resilient.wire import Connection, Disconnected, decode, encode
+
+
+@pytest.fixture
+def server():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def connect(server: socket.socket) -> tuple[Connection, socket.socket]:
+    connection = Connection(server.getsockname(), timeout_s=5.0)
+    peer, _ = server.accept()
+    return connection, peer
+
+
+def collect(connection: Connection, count: int) -> list[dict[str, object]]:
+    messages: list[dict[str, object]] = []
+    while len(messages) < count:
+        messages += connection.receive()
+    return messages
+
+
+def test_messages_arrive_whole_however_the_bytes_are_cut(server):
+    connection, peer = connect(server)
+    data = b"".join(encode({"type": "ping", "n": n, "pad": "ü" * n}) for n in range(200))
+
+    def trickle() -> None:
+        for at in range(0, len(data), 7):
+            peer.sendall(data[at : at + 7])
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    assert [message["n"] for message in collect(connection, 200)] == list(range(200))
+    thread.join()
+    connection.close()
+    peer.close()
+
+
+def test_a_closed_driver_is_noticed(server):
+    connection, peer = connect(server)
+    peer.close()
+    with pytest.raises(Disconnected):
+        connection.receive()
+    connection.close()
+
+
+@pytest.mark.parametrize("line", [b"[1]\n", b"{}\n", b'{"type": 3}\n', b"nonsense\n"])
+def test_what_is_no_message_ends_the_connection(server, line):
+    connection, peer = connect(server)
+    peer.sendall(line)
+    with pytest.raises(Disconnected):
+        connection.receive()
+    with pytest.raises(ValueError):
+        decode(line)
+    connection.close()
+    peer.close()
+
+
+def test_a_driver_that_is_not_there_is_an_error_after_the_timeout():
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        address = gone.getsockname()
+    with pytest.raises(OSError):
+        Connection(address, timeout_s=0.2)
