@@ -26,7 +26,9 @@ app = typer.Typer(
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The campaign's YAML file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the config to set, as in train.steps=200.", show_default=False),
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Keys of the config to set, as in train.steps=200.", show_default=False
+    ),
 ]
 
 
@@ -65,7 +67,9 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
     console = Console(highlight=False)
     reached = already_reached(loaded)
     if reached is not None:
-        console.print(f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}")
+        console.print(
+            f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}"
+        )
         return
     display = Display(loaded.logging.progress, loaded.train.steps, console=console)
     display.note(

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from resilient.agent.rendezvous import DriverRendezvous, Generation
@@ -73,7 +73,7 @@ class NodeAgent(LocalElasticAgent):
             max_restarts=0,
             monitor_interval=LOOK_S,
         )
-        super().__init__(spec, DefaultLogsSpecs())
+        super().__init__(spec, _OwnLogs())
 
     # -- what torchelastic calls ---------------------------------------------------------------------------------------
 
@@ -239,6 +239,17 @@ class NodeAgent(LocalElasticAgent):
         assert self._workers is not None
         stopped = self._workers.pulses()[end.rank].stopped
         self._send("exited", end=asdict(end), stopped=stopped)
+
+
+class _OwnLogs(LogsSpecs):
+    """Stands where torchelastic wants to be told of logs: our workers open their own, and no directory is made."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        return LogsDest()
+
+    @property
+    def root_log_dir(self) -> str:
+        return ""
 
 
 class _Signals:

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from resilient import worker
 from resilient.lifeline import die_with_parent
@@ -49,14 +50,20 @@ def run_rank(spec: WorkerSpec) -> None:
         getattr(importlib.import_module(module), function)(config)
     except BaseException as error:
         if isinstance(error, SystemExit) and error.code in (0, None):
-            return
+            _leave(0)
         text = traceback.format_exc()
         record = {"type": type(error).__name__, "message": str(error), "traceback": text, "t": time.time()}
         worker.report(record, event=RAISED)
         sys.stderr.write(text)
-        sys.stderr.flush()
-        # No unwinding beyond this point: a rank that lingers in a destructor delays everyone's recovery.
-        os._exit(1)
+        _leave(1)
+    _leave(0)
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process here: a rank that lingers in a destructor, or waits for a child of its own, delays everyone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _unshield() -> None:

@@ -7,14 +7,25 @@ Unknown keys are refused. All models are frozen: a running campaign cannot chang
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+def _no_bool(value: object) -> object:
+    """YAML's `yes` is a boolean, and Python's True is a number; here it is not."""
+    if isinstance(value, bool):
+        raise ValueError("a boolean is not a number")
+    return value
+
 
 Auto = Literal["auto"]
-Count = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+NonNegative = Annotated[int, Field(ge=0, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+# Not strict: YAML reads 1e-3 as text.
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_no_bool)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
 
 
 class Section(BaseModel):
@@ -41,7 +52,7 @@ class Parallel(Section):
     tp: Count = 1
     pp: Count = 1
     dp: Count | Auto = "auto"
-    sequence_parallel: bool = True
+    sequence_parallel: Flag = True
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = "1f1b"
     zero_stage: Literal[1, 2, 3] = 1
 
@@ -53,22 +64,24 @@ class Model(Section):
     hidden: Count = 256
     heads: Count = 8
     kv_heads: Count | Auto = Field("auto", description="groups of keys and values (GQA); auto: as many as heads")
-    ffn_hidden: Count | Auto = Field("auto", description="auto: 4 × hidden, for swiglu 8/3 × hidden, to a multiple of 64")
+    ffn_hidden: Count | Auto = Field(
+        "auto", description="auto: 4 × hidden, for swiglu 8/3 × hidden, to a multiple of 64"
+    )
     seq_len: Count = 256
     position: Literal["rope"] = "rope"
-    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    rope_theta: Positive = 10_000.0
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    norm_eps: Annotated[float, Field(gt=0)] = 1e-5
+    norm_eps: Positive = 1e-5
     mlp: Literal["swiglu", "gelu"] = "swiglu"
     attention: Literal["auto", "sdpa_flash", "math"] = "auto"
-    tie_embeddings: bool = False
-    init_std: Annotated[float, Field(gt=0)] = 0.02
+    tie_embeddings: Flag = False
+    init_std: Positive = 0.02
 
 
 class Tokenizer(Section):
     """Byte-level BPE: trained on the data, or a given GPT-2 vocabulary."""
 
-    vocab_size: Annotated[int, Field(ge=257)] = Field(4096, description="of the tokenizer that is trained")
+    vocab_size: Annotated[int, Field(ge=257, strict=True)] = Field(4096, description="of the tokenizer that is trained")
     vocab_file: Path | None = Field(None, description="GPT-2 vocab.json; together with merges_file")
     merges_file: Path | None = Field(None, description="GPT-2 merges.txt; together with vocab_file")
 
@@ -77,7 +90,7 @@ class WeightedPath(Section):
     """One indexed dataset of a blend."""
 
     path: Path
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Positive = 1.0
 
 
 class Data(Section):
@@ -91,6 +104,13 @@ class Data(Section):
     )
     tokenizer: Tokenizer = Tokenizer()
     split: tuple[NonNegative, NonNegative, NonNegative] = (949, 50, 1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_path_alone_means_no_text(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("path") is not None and "text" not in values:
+            return {**values, "text": None}
+        return values
 
 
 class Train(Section):
@@ -109,7 +129,7 @@ class Optimizer(Section):
     """AdamW and its learning-rate schedule, counted in samples."""
 
     name: Literal["adamw"] = "adamw"
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
+    lr: Positive = 1e-3
     min_lr: Rate = 1e-4
     schedule: Literal["cosine", "constant"] = "cosine"
     warmup_samples: NonNegative = 320
@@ -117,7 +137,7 @@ class Optimizer(Section):
     weight_decay: Rate = 0.1
     beta1: Fraction = 0.9
     beta2: Fraction = 0.95
-    eps: Annotated[float, Field(gt=0)] = 1e-8
+    eps: Positive = 1e-8
     clip_grad: Rate = Field(1.0, description="global gradient norm; 0: no clipping")
 
 
@@ -145,7 +165,9 @@ class Resilience(Section):
 
     link_grace_s: Seconds | Auto = "auto"
     fence_s: Seconds | Auto = Field("auto", description="an agent without its driver for so long kills its workers")
-    drain_s: Seconds | Auto = Field("auto", description="time that a stop on request may take before workers are killed")
+    drain_s: Seconds | Auto = Field(
+        "auto", description="time that a stop on request may take before workers are killed"
+    )
     max_restarts_per_hour: NonNegative = 30
     give_up_after_same_step: Count = 3
 
@@ -161,7 +183,7 @@ class Slurm(Section):
 class Logging(Section):
     """What a person sees."""
 
-    tensorboard: bool = True
+    tensorboard: Flag = True
     progress: Literal["auto", "live", "plain", "none"] = "auto"
     level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -171,7 +193,7 @@ class Config(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
     run_dir: Path = Path("runs/${name}")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
+    seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 42
     entrypoint: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] = Field(
         "trainer.main:train", description="module:function that every rank calls"
     )

@@ -185,7 +185,9 @@ class Coordinator:
             effects += self._blame(now)
         if self._drain is not None and now >= self._drain.deadline_t:
             effects += self._finish(
-                Exit.STOPPED, f"the drain took longer than {self.job.drain_s:.0f} s; the newest checkpoint is the state", now
+                Exit.STOPPED,
+                f"the drain took longer than {self.job.drain_s:.0f} s; the newest checkpoint is the state",
+                now,
             )
         return effects
 
@@ -264,9 +266,7 @@ class Coordinator:
                 )
             self._unrecovered = []
 
-    def _record(
-        self, node: Node, rank: int, t: float, event: str | None, fields: dict[str, Any]
-    ) -> Iterator[Effect]:
+    def _record(self, node: Node, rank: int, t: float, event: str | None, fields: dict[str, Any]) -> Iterator[Effect]:
         if event == "resumed":
             yield from self._announce(int(fields["step"]))
             self._last_step = int(fields["step"])

@@ -78,9 +78,7 @@ class Driver:
         explain: turns an error that is found after the config was read into a message that names file and line.
     """
 
-    def __init__(
-        self, config: Config, layout: Layout, display: Display, explain: Callable[[ConfigError], str]
-    ) -> None:
+    def __init__(self, config: Config, layout: Layout, display: Display, explain: Callable[[ConfigError], str]) -> None:
         self._config = config
         self._explain = explain
         self._layout = layout
@@ -96,9 +94,7 @@ class Driver:
                 procs_per_node=layout.procs_per_node,
                 layout={"tp": layout.tp, "pp": layout.pp, "dp": layout.dp},
                 tier=config.checkpoint.tiers[-1].name,
-                budget=Budget(
-                    config.resilience.max_restarts_per_hour, config.resilience.give_up_after_same_step
-                ),
+                budget=Budget(config.resilience.max_restarts_per_hour, config.resilience.give_up_after_same_step),
                 drain_s=self._drain_s,
                 silence_s=fence_s + 5.0,
             ),
@@ -218,7 +214,10 @@ class Driver:
     async def _prepare(self) -> None:
         try:
             await run_prepare(
-                self._config_path, self._config.entrypoint, self._run_dir / "logs" / "prepare.log", self._display.preparing
+                self._config_path,
+                self._config.entrypoint,
+                self._run_dir / "logs" / "prepare.log",
+                self._display.preparing,
             )
         except ConfigError as error:
             self._do(self._coordinator.give_up(Exit.CONFIG, self._explain(error), time.time()))
@@ -253,9 +252,7 @@ class Driver:
                         self._finished.set_result(effect)
 
     def _write_event(self, event: WriteEvent) -> None:
-        line = self._ledger.event(
-            event.event, event.fields, generation=event.generation, t=event.t, host=event.host
-        )
+        line = self._ledger.event(event.event, event.fields, generation=event.generation, t=event.t, host=event.host)
         self._display.event(line)
         if self._scalars is not None:
             self._scalars.event(line)

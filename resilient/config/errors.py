@@ -1,0 +1,56 @@
+"""What is wrong with a config: problems, each with its place, all told at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        key: dotted, as in `train.steps`; empty for the file as a whole.
+        value: what stands there; None where there is nothing to show.
+        message: what is wrong and what is allowed.
+        file, line: where; a problem without a file came from the command line, or is not yet attributed.
+    """
+
+    key: str
+    value: object
+    message: str
+    file: Path | None = None
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = ""
+        if self.file is not None:
+            place = f"{self.file}:{self.line}: " if self.line is not None else f"{self.file}: "
+        elif self.line == COMMAND_LINE:
+            place = "command line: "
+        what = self.key
+        if self.key and self.value is not None:
+            what = f"{self.key} = {_shown(self.value)}"
+        return f"{place}{what}: {self.message}" if what else f"{place}{self.message}"
+
+
+# The "line" of a key that was set on the command line.
+COMMAND_LINE = 0
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value) if isinstance(value, str | Path) else repr(value)
+    text = text.replace("\n", "\\n")
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class ConfigError(Exception):
+    """The config is wrong; the command ends with exit code 78."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(map(str, problems)))

@@ -1,0 +1,393 @@
+"""Reading a config: YAML with the line of every key, overrides, variables in paths, and pydantic's findings in plain words.
+
+Owns the way from text to a checked `Config` and from an error back to the line that caused it.
+"""
+
+import difflib
+import os
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from resilient.config import checks
+from resilient.config.errors import COMMAND_LINE, ConfigError, Problem
+from resilient.config.schema import Config, Section
+
+Key = tuple[str, ...]
+
+
+@dataclass
+class Source:
+    """A config as it was written: plain values, and where each key stands."""
+
+    file: Path
+    values: dict[str, Any]
+    lines: dict[Key, int]
+
+    def problem(self, key: Key, value: object, message: str) -> Problem:
+        """A problem at a key, or at the nearest key around it that is written anywhere."""
+        for end in range(len(key), 0, -1):
+            line = self.lines.get(key[:end])
+            if line == COMMAND_LINE:
+                return Problem(".".join(key), value, message, None, COMMAND_LINE)
+            if line is not None:
+                return Problem(".".join(key), value, message, self.file, line)
+        return Problem(".".join(key), value, message, self.file)
+
+
+def read(path: Path, overrides: Sequence[str]) -> Source:
+    """The file's values with the overrides applied. Raises ConfigError if it cannot be read as a mapping."""
+    source = _parse(path)
+    problems = [problem for override in overrides for problem in _override(source, override)]
+    if problems:
+        raise ConfigError(problems)
+    return source
+
+
+def load(path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:
+    """Read and check a config.
+
+    Args:
+        overrides: `KEY=VALUE`, dotted keys, values as YAML.
+        environ: for variables in paths; the process's own by default.
+
+    Raises:
+        ConfigError: with every problem that was found.
+    """
+    path = Path(path)
+    source = read(path, overrides)
+    try:
+        config = Config.model_validate(source.values)
+    except ValidationError as error:
+        raise ConfigError(_ordered([_in_words(source, dict(found)) for found in error.errors(include_url=False)])) from None
+    config, problems = _expand(config, os.environ if environ is None else environ)
+    problems += checks.check(config)
+    if problems:
+        raise ConfigError(_ordered([_attributed(source, problem) for problem in problems]))
+    return config
+
+
+def attribute(error: ConfigError, path: Path, overrides: Sequence[str] = ()) -> ConfigError:
+    """The same error with file and line where they are missing."""
+    try:
+        source = read(Path(path), overrides)
+    except ConfigError:
+        return error
+    return ConfigError([_attributed(source, problem) for problem in error.problems])
+
+
+def dump(config: Config) -> str:
+    """YAML that loads to an equal config."""
+    values = config.model_dump(mode="json")
+    # A text to prepare and a path that is prepared exclude each other, so what is off is left out.
+    values["data"] = {name: value for name, value in values["data"].items() if value is not None}
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+# -- text to values ----------------------------------------------------------------------------------------------------
+
+
+def _parse(path: Path) -> Source:
+    try:
+        text = path.read_bytes().decode("utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except FileNotFoundError:
+        raise ConfigError([Problem("", None, "there is no such file", path)]) from None
+    except IsADirectoryError:
+        raise ConfigError([Problem("", None, "is a directory; a config is a YAML file", path)]) from None
+    except OSError as error:
+        raise ConfigError([Problem("", None, f"cannot be read: {error.strerror}", path)]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([Problem("", None, f"is not UTF-8 text (byte {error.start})", path)]) from None
+    except yaml.YAMLError as error:
+        raise ConfigError([_yaml_problem(path, error)]) from None
+    if node is None:
+        return Source(path, {}, {})
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError([Problem("", None, "a config is a mapping of keys to values", path, node.start_mark.line + 1)])
+    lines: dict[Key, int] = {}
+    problems = list(_index(path, node, (), lines))
+    if problems:
+        raise ConfigError(problems)
+    try:
+        values = yaml.load(text, Loader=yaml.SafeLoader)  # noqa: S506 - the safe loader, named
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError([_yaml_problem(path, error)]) from None
+    return Source(path, values, lines)
+
+
+def _yaml_problem(path: Path, error: Exception) -> Problem:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    what = getattr(error, "problem", None) or str(error).partition("\n")[0]
+    return Problem("", None, f"not valid YAML: {what}", path, mark.line + 1 if mark is not None else None)
+
+
+def _index(path: Path, node: yaml.Node, at: Key, lines: dict[Key, int]) -> Iterator[Problem]:
+    """Record the line of every key below `node`; yields keys that are no text, or stand twice."""
+    if isinstance(node, yaml.MappingNode):
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                yield from _index(path, value_node, at, lines)
+                continue
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != "tag:yaml.org,2002:str":
+                name = getattr(key_node, "value", "?")
+                yield Problem(".".join(at), None, f"the key {name!r} is not text; put it in quotes", path, line)
+                continue
+            key = (*at, key_node.value)
+            if key in lines and not (at and _merged(node, key_node.value)):
+                yield Problem(".".join(key), None, f"stands twice; it was set in line {lines[key]} already", path, line)
+                continue
+            lines[key] = line
+            yield from _index(path, value_node, key, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, entry in enumerate(node.value):
+            lines[(*at, str(number))] = entry.start_mark.line + 1
+            yield from _index(path, entry, (*at, str(number)), lines)
+
+
+def _merged(node: yaml.MappingNode, name: str) -> bool:
+    """Whether `name` stands once in this mapping itself, so that its other line came in by a merge key."""
+    return sum(key.value == name for key, _ in node.value if isinstance(key, yaml.ScalarNode)) == 1
+
+
+def _override(source: Source, override: str) -> Iterator[Problem]:
+    name, equals, text = override.partition("=")
+    key = tuple(name.split("."))
+    if not equals or not all(key):
+        yield Problem("", None, f"{override!r} is not KEY=VALUE, as in train.steps=200", None, COMMAND_LINE)
+        return
+    try:
+        value = yaml.safe_load(text) if text else None
+    except yaml.YAMLError:
+        value = text
+    target: Any = source.values
+    for depth, part in enumerate(key[:-1]):
+        step = _entry(target, part, create=not isinstance(target, list) and not key[depth + 1].isdigit())
+        if step is None:
+            yield Problem(name, None, f"there is no {'.'.join(key[: depth + 1])} to set this in", None, COMMAND_LINE)
+            return
+        target = step
+    if isinstance(target, dict):
+        target[key[-1]] = value
+    elif isinstance(target, list) and key[-1].isdigit() and int(key[-1]) < len(target):
+        target[int(key[-1])] = value
+    else:
+        yield Problem(name, None, f"{'.'.join(key[:-1])} has no entry {key[-1]!r}", None, COMMAND_LINE)
+        return
+    for written in [line for line in source.lines if line[: len(key)] == key]:
+        del source.lines[written]
+    source.lines[key] = COMMAND_LINE
+
+
+def _entry(target: object, part: str, *, create: bool) -> Any:
+    if isinstance(target, dict):
+        if target.get(part) is None and create:
+            target[part] = {}
+        return target.get(part)
+    if isinstance(target, list) and part.isdigit() and int(part) < len(target):
+        return target[int(part)]
+    return None
+
+
+# -- findings in words -------------------------------------------------------------------------------------------------
+
+
+def _in_words(source: Source, found: dict[str, Any]) -> Problem:
+    """One of pydantic's findings as a problem that a person can act on."""
+    key, annotation, field = _walk(found["loc"])
+    value = _lookup(source.values, key)
+    if found["type"] == "extra_forbidden":
+        section = _section_of(key[:-1])
+        names = list(section.model_fields) if section is not None else []
+        near = difflib.get_close_matches(key[-1], names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return source.problem(key, None, f"unknown key; {hint}allowed here: {', '.join(names)}")
+    if found["type"] == "missing":
+        return source.problem(key, None, "is missing")
+    return source.problem(key, value, f"allowed: {allowed(annotation, field)}")
+
+
+def _walk(loc: Sequence[str | int]) -> tuple[Key, Any, FieldInfo | None]:
+    """The key of a finding without the names of union branches, its annotation and its field."""
+    key: list[str] = []
+    annotation: Any = Config
+    field: FieldInfo | None = None
+    for part in loc:
+        models = [option for option in _options(annotation) if isinstance(option, type) and issubclass(option, BaseModel)]
+        lists = [option for option in _options(annotation) if typing.get_origin(option) in (list, tuple)]
+        if isinstance(part, int) and lists:
+            key.append(str(part))
+            arguments = typing.get_args(lists[0])
+            annotation, field = arguments[min(part, len(arguments) - 1)], None
+        elif models and (annotation is Config or isinstance(part, str)):
+            if part in models[0].model_fields:
+                field = models[0].model_fields[str(part)]
+                annotation = field.annotation
+            elif part != loc[-1]:
+                continue  # the name of a branch of a union
+            key.append(str(part))
+        elif annotation is Any or typing.get_origin(annotation) is dict:
+            key.append(str(part))
+    return tuple(key), annotation, field
+
+
+def _options(annotation: Any) -> list[Any]:
+    """The branches of a union, without Annotated."""
+    if typing.get_origin(annotation) is Annotated:
+        annotation = typing.get_args(annotation)[0]
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return [branch for option in typing.get_args(annotation) for branch in _options(option)]
+    return [annotation]
+
+
+def _section_of(key: Key) -> type[Section] | None:
+    annotation: Any = Config
+    for part in key:
+        options = _options(annotation)
+        models = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+        lists = [option for option in options if typing.get_origin(option) is list]
+        if part.isdigit() and lists:
+            annotation = typing.get_args(lists[0])[0]
+        elif models and part in models[0].model_fields:
+            annotation = models[0].model_fields[part].annotation
+        else:
+            return None
+    found = [option for option in _options(annotation) if isinstance(option, type) and issubclass(option, Section)]
+    return found[0] if found else None
+
+
+def _lookup(values: Any, key: Key) -> object:
+    for part in key:
+        if isinstance(values, dict):
+            values = values.get(part)
+        elif isinstance(values, list) and part.isdigit() and int(part) < len(values):
+            values = values[int(part)]
+        else:
+            return None
+    return "null" if values is None else values
+
+
+_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+
+
+def allowed(annotation: Any, field: FieldInfo | None = None) -> str:
+    """What a key may be, in words."""
+    limits = list(field.metadata) if field is not None else []
+    words = []
+    for option in _union_parts(annotation):
+        base, extra = (option, []) if typing.get_origin(option) is not Annotated else _unpack(option)
+        words.append(_word(base, [*limits, *extra]))
+    return " or ".join(dict.fromkeys(words))
+
+
+def _union_parts(annotation: Any) -> list[Any]:
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return [part for option in typing.get_args(annotation) for part in _union_parts(option)]
+    return [annotation]
+
+
+def _unpack(option: Any) -> tuple[Any, list[Any]]:
+    base, *metadata = typing.get_args(option)
+    return base, [entry for item in metadata for entry in (item.metadata if isinstance(item, FieldInfo) else [item])]
+
+
+def _word(base: Any, limits: list[Any]) -> str:
+    origin = typing.get_origin(base)
+    if origin is Literal:
+        return ", ".join(str(choice) for choice in typing.get_args(base))
+    if base is type(None):
+        return "null"
+    if origin is list:
+        return f"a list of {allowed(typing.get_args(base)[0])}"
+    if origin is tuple:
+        arguments = typing.get_args(base)
+        return f"a list of {len(arguments)} entries, each {allowed(arguments[0])}"
+    if origin is dict or (isinstance(base, type) and issubclass(base, BaseModel)):
+        names = getattr(base, "model_fields", None)
+        return f"a mapping with the keys {', '.join(names)}" if names else "a mapping"
+    bounds = []
+    for limit in limits:
+        for attribute_name, text in (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below")):
+            bound = getattr(limit, attribute_name, None)
+            if bound is not None:
+                bounds.append(f"{text} {bound}")
+        pattern = getattr(limit, "pattern", None)
+        if pattern is not None:
+            bounds.append(f"of the form {pattern}")
+    name = _NAMES.get(base, str(base))
+    return f"{name}, {' and '.join(bounds)}" if bounds else name
+
+
+# -- paths -------------------------------------------------------------------------------------------------------------
+
+_VARIABLE = re.compile(r"\$(?:\{([^}]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+
+
+def _expand(config: Config, environ: Mapping[str, str]) -> tuple[Config, list[Problem]]:
+    """The config with variables in paths replaced and paths made absolute."""
+    problems: list[Problem] = []
+
+    def expanded(key: str, path: Path, own: Mapping[str, str]) -> Path:
+        def value(match: re.Match[str]) -> str:
+            name = match[1] if match[1] is not None else match[2]
+            found = own.get(name, environ.get(name))
+            if found is None:
+                problems.append(Problem(key, path, f"the environment variable {name} is not set"))
+                return match[0]
+            return found
+
+        text = _VARIABLE.sub(value, str(path))
+        return Path(text).expanduser().absolute()
+
+    own = {"name": config.name}
+    run_dir = expanded("run_dir", config.run_dir, own)
+    own["run_dir"] = str(run_dir)
+
+    def walk(model: BaseModel, at: str) -> dict[str, Any]:
+        changes: dict[str, Any] = {}
+        for name in type(model).model_fields:
+            if (at, name) == ("", "run_dir"):
+                changes[name] = run_dir
+                continue
+            value, key = getattr(model, name), f"{at}{name}"
+            new = one(value, key)
+            if new is not value:
+                changes[name] = new
+        return changes
+
+    def one(value: Any, key: str) -> Any:
+        if isinstance(value, Path):
+            return expanded(key, value, own)
+        if isinstance(value, BaseModel):
+            changes = walk(value, f"{key}.")
+            return value.model_copy(update=changes) if changes else value
+        if isinstance(value, list):
+            return [one(entry, f"{key}.{number}") for number, entry in enumerate(value)]
+        return value
+
+    return config.model_copy(update=walk(config, "")), problems
+
+
+def _attributed(source: Source, problem: Problem) -> Problem:
+    if problem.file is not None or problem.line is not None:
+        return problem
+    key = tuple(problem.key.split(".")) if problem.key else ()
+    placed = source.problem(key, problem.value, problem.message)
+    return replace(placed, key=problem.key)
+
+
+def _ordered(problems: Sequence[Problem]) -> list[Problem]:
+    """By line, each once; a value that fits none of a union's branches is one problem, not one per branch."""
+    unique: dict[tuple[str, str], Problem] = {}
+    for problem in problems:
+        unique.setdefault((problem.key, problem.message), problem)
+    return sorted(unique.values(), key=lambda problem: problem.line or 0)
