@@ -26,9 +26,7 @@ app = typer.Typer(
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The campaign's YAML file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...", help="Keys of the config to set, as in train.steps=200.", show_default=False
-    ),
+    typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the config to set, as in train.steps=200.", show_default=False),
 ]
 
 
@@ -40,9 +38,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    _: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
     pass
 
@@ -67,9 +63,7 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
     console = Console(highlight=False)
     reached = already_reached(loaded)
     if reached is not None:
-        console.print(
-            f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}"
-        )
+        console.print(f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}")
         return
     display = Display(loaded.logging.progress, loaded.train.steps, console=console)
     display.note(
@@ -121,9 +115,7 @@ def status(
 
 
 def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"
-    )
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 

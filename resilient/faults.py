@@ -108,9 +108,7 @@ def blames_a_peer(raised: Raised | None) -> bool:
     """Whether this exception is what a rank raises when another rank, or the link to it, has gone."""
     if raised is None:
         return False
-    return raised.type in _PEER_GONE_TYPES or any(
-        text in raised.message for text in _PEER_GONE_TEXTS + _TIMED_OUT_TEXTS
-    )
+    return raised.type in _PEER_GONE_TYPES or any(text in raised.message for text in _PEER_GONE_TEXTS + _TIMED_OUT_TEXTS)
 
 
 def culprit(ends: Sequence[WorkerEnd]) -> WorkerEnd:

@@ -21,9 +21,7 @@ def show(config: Config, layout: Layout) -> None:
     sections["time"] = timeouts(config)
     console = Console(highlight=False)
     for title, rows in sections.items():
-        table = Table(
-            title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False
-        )
+        table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
         for name, value in rows.items():
             table.add_row(f"  {name}", str(value))
         console.print(table)

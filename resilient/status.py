@@ -106,9 +106,7 @@ def look(run_dir: Path) -> Summary:
     events = run_dir / ledger.EVENTS
     if not events.is_file():
         raise EnvironmentUnusable(f"{run_dir} is not a run directory: it has no {ledger.EVENTS}")
-    return summarize(
-        ledger.read(events), ledger.read(run_dir / ledger.METRICS), locked=_locked(run_dir), now=time.time()
-    )
+    return summarize(ledger.read(events), ledger.read(run_dir / ledger.METRICS), locked=_locked(run_dir), now=time.time())
 
 
 def _locked(run_dir: Path) -> bool:

@@ -81,9 +81,7 @@ class _Phase:
         if _page is not None:
             self._before = _page.enter(self._code)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         # A phase that raised stays on the page: it is where the worker failed.
         if _page is not None and kind is None:
             _page.enter(self._before)

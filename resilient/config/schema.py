@@ -64,9 +64,7 @@ class Model(Section):
     hidden: Count = 256
     heads: Count = 8
     kv_heads: Count | Auto = Field("auto", description="groups of keys and values (GQA); auto: as many as heads")
-    ffn_hidden: Count | Auto = Field(
-        "auto", description="auto: 4 × hidden, for swiglu 8/3 × hidden, to a multiple of 64"
-    )
+    ffn_hidden: Count | Auto = Field("auto", description="auto: 4 × hidden, for swiglu 8/3 × hidden, to a multiple of 64")
     seq_len: Count = 256
     position: Literal["rope"] = "rope"
     rope_theta: Positive = 10_000.0
@@ -155,9 +153,7 @@ class Checkpoint(Section):
     """When state is saved, and where; the last tier is the durable one."""
 
     every_steps: Count = 10
-    tiers: Annotated[list[Tier], Field(min_length=1)] = [
-        Tier(name="durable", path=Path("${run_dir}/checkpoints"), keep_last=3)
-    ]
+    tiers: Annotated[list[Tier], Field(min_length=1)] = [Tier(name="durable", path=Path("${run_dir}/checkpoints"), keep_last=3)]
 
 
 class Resilience(Section):
@@ -165,9 +161,7 @@ class Resilience(Section):
 
     link_grace_s: Seconds | Auto = "auto"
     fence_s: Seconds | Auto = Field("auto", description="an agent without its driver for so long kills its workers")
-    drain_s: Seconds | Auto = Field(
-        "auto", description="time that a stop on request may take before workers are killed"
-    )
+    drain_s: Seconds | Auto = Field("auto", description="time that a stop on request may take before workers are killed")
     max_restarts_per_hour: NonNegative = 30
     give_up_after_same_step: Count = 3
 

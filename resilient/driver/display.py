@@ -149,9 +149,7 @@ class Display:
         self._seen.metrics(line)
         status = self._seen.text(self._target)
         if self._mode == "live":
-            self._progress.update(
-                self._task, description="step", completed=self._seen.step, total=self._target, status=status
-            )
+            self._progress.update(self._task, description="step", completed=self._seen.step, total=self._target, status=status)
         elif self._seen.step == self._target or self._due():
             self.note(f"step {self._seen.step}/{self._target}  {status}")
 

@@ -216,7 +216,9 @@ def test_two_agents_on_one_machine_are_two_nodes(counting: Counting):
     os.kill(run.workers()[1], signal.SIGKILL)
     wait_for(lambda: run.events("recovered"), "recovery")
     run.reach(run.step() + 5)
-    next(p for p in run.processes() if "resilient.agent" in p.cmdline() and "1" == p.cmdline()[p.cmdline().index("--node") + 1]).kill()
+    next(
+        p for p in run.processes() if "resilient.agent" in p.cmdline() and "1" == p.cmdline()[p.cmdline().index("--node") + 1]
+    ).kill()
     assert run.wait() == 0, run.output + run.logs()
     whole(run, 80)
     assert [fault["kind"] for fault in run.events("fault")] == ["exit", "node_lost"]

@@ -9,11 +9,20 @@ PEER_GONE = [
         "RuntimeError",
         "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4123",
     ),
-    ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/pair.cc:525] Read error [10.88.0.12]: Connection reset by peer"),
-    ("RuntimeError", "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 30000ms for recv operation to complete"),
+    (
+        "RuntimeError",
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:525] Read error [10.88.0.12]: Connection reset by peer",
+    ),
+    (
+        "RuntimeError",
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 30000ms for recv operation to complete",
+    ),
     ("DistNetworkError", "The client socket has failed to connect to any network address of (n1, 29500)."),
     ("DistStoreError", "wait timeout after 300000ms, keys: /default_pg/0//cuda//default"),
-    ("DistBackendError", "NCCL error in: ProcessGroupNCCL.cpp:1333, remote process exited or there was a network error"),
+    (
+        "DistBackendError",
+        "NCCL error in: ProcessGroupNCCL.cpp:1333, remote process exited or there was a network error",
+    ),
     ("RuntimeError", "Software caused connection abort"),
 ]
 OWN = [

@@ -161,9 +161,7 @@ def test_all_ranks_stop_at_the_same_step_whenever_the_stop_is_asked_for():
     for _ in range(6):
         agents = [AgentPage() for _ in range(3)]
         barrier, results = spawn.Barrier(3), spawn.SimpleQueue()
-        processes = [
-            spawn.Process(target=_steps_until_stopped, args=(agent.path, barrier, results)) for agent in agents
-        ]
+        processes = [spawn.Process(target=_steps_until_stopped, args=(agent.path, barrier, results)) for agent in agents]
         for process in processes:
             process.start()
         while min(agent.pulse().step for agent in agents) < 50:

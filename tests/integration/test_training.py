@@ -1,0 +1,225 @@
+"""Campaigns of the real trainer: whatever happens to them, losses and weights are those of a run in which nothing happened."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from conftest import Campaign, wait_for
+
+STEPS = 40
+EVERY = 5
+
+MODEL = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 64}
+TRAIN = {"steps": STEPS, "global_batch_size": 8, "micro_batch_size": 2, "eval_interval": 20, "eval_iters": 1}
+
+Training = Callable[..., Campaign]
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An indexed dataset with its tokenizer, built by the command from text that is made here."""
+    directory = tmp_path_factory.mktemp("data")
+    chance = random.Random(5)
+    words = ["".join(chance.choices("abcdefghij", k=chance.randrange(2, 8))) for _ in range(300)]
+    for number in range(60):
+        text = " ".join(chance.choices(words, k=900))
+        (directory / f"{number}.txt").write_text(text)
+    files = [str(path) for path in sorted(directory.glob("*.txt"))]
+    command = [sys.executable, "-m", "resilient", "data", "build", *files]
+    subprocess.run([*command, "--output", str(directory / "corpus"), "--vocab-size", "400"], check=True)
+    return directory / "corpus"
+
+
+@pytest.fixture
+def training(campaign: Callable[..., Campaign], dataset: Path, tmp_path: Path) -> Training:
+    def make(directory: Path | None = None, **changes: Any) -> Campaign:
+        config: dict[str, Any] = {
+            "cluster": {"procs_per_node": 2, "device": "cpu"},
+            "model": MODEL,
+            "data": {"path": str(dataset)},
+            "train": {**TRAIN, **changes.pop("train", {})},
+            "optimizer": {"warmup_samples": 32},
+            "checkpoint": {"every_steps": EVERY},
+        }
+        return campaign(directory or tmp_path / "disturbed", **{**config, **changes})
+
+    return make
+
+
+def weights(run: Campaign, step: int = STEPS) -> dict[str, np.ndarray]:
+    """Every array of a checkpoint, by name, read by plain Zarr."""
+    root = zarr.open_group(run.run_dir / "checkpoints" / f"step-{step:08}", mode="r")
+    found: dict[str, np.ndarray] = {}
+
+    def visit(group: zarr.Group, prefix: str) -> None:
+        for name, member in group.members():
+            if isinstance(member, zarr.Group):
+                visit(member, f"{prefix}{name}/")
+            else:
+                found[prefix + name] = member[...]
+
+    visit(root, "")
+    return found
+
+
+@pytest.fixture(scope="session")
+def twins(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Callable[[str], Campaign]:
+    """The run in which nothing happens, once per precision."""
+    made: dict[str, Campaign] = {}
+
+    def twin(precision: str) -> Campaign:
+        if precision not in made:
+            run = Campaign(
+                tmp_path_factory.mktemp(f"twin-{precision}"),
+                cluster={"procs_per_node": 2, "device": "cpu"},
+                model=MODEL,
+                data={"path": str(dataset)},
+                train={**TRAIN, "precision": precision},
+                optimizer={"warmup_samples": 32},
+                checkpoint={"every_steps": EVERY},
+            )
+            assert run.run() == 0, run.output + run.logs()
+            assert len(run.metrics()) == STEPS
+            made[precision] = run
+        return made[precision]
+
+    return twin
+
+
+def same(run: Campaign, twin: Campaign) -> None:
+    """Equal to the last bit: one loss per step, and every array of the last checkpoint."""
+    assert run.losses() == twin.losses()
+    ours, theirs = weights(run), weights(twin)
+    assert ours.keys() == theirs.keys()
+    assert len(ours) > 10
+    for name, array in theirs.items():
+        assert array.tobytes() == ours[name].tobytes(), name
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training, twins, precision: str):
+    run = training(train={"precision": precision}, resilience={"give_up_after_same_step": 9}).start()
+    chance = random.Random(11)
+    for kill in range(5):
+        run.reach(chance.randrange(3, 7) + 7 * kill)
+        wait_for(lambda kill=kill: len(run.events("recovered")) >= kill, "recovery from the kill before")
+        pids = wait_for(lambda: len(found := run.workers()) == 2 and found, "two workers")
+        os.kill(pids[chance.randrange(2)], signal.SIGKILL)
+    assert run.wait() == 0, run.output + run.logs()
+    assert len(run.events("fault")) == 5
+    same(run, twins(precision))
+
+
+def test_a_stop_and_a_new_start_leave_no_trace(training: Training, twins):
+    run = training()
+    for step in (3, 12, 27):
+        run.start()
+        run.reach(step)
+        run.signal(signal.SIGTERM)
+        assert run.wait() == 75, run.output + run.logs()
+    assert run.run() == 0, run.output + run.logs()
+    assert len(run.metrics()) == STEPS
+    same(run, twins("bf16"))
+
+
+def test_a_killed_driver_and_a_new_start_leave_no_trace(training: Training, twins):
+    run = training().start()
+    run.reach(13)
+    run.kill()
+    wait_for(lambda: not run.processes(), "everything below the driver is gone", 10.0)
+    assert run.run() == 0, run.output + run.logs()
+    same(run, twins("bf16"))
+
+
+def test_a_target_that_is_reached_is_said_and_nothing_is_done(training: Training):
+    run = training(train={"steps": 5})
+    assert run.run() == 0, run.output + run.logs()
+    before = run.events()
+    assert run.run() == 0
+    assert "has reached its target" in run.output
+    assert run.events() == before
+    assert run.run("train.steps=8") == 0  # a further target goes on from there
+    assert run.events("generation_started")[-1]["resumed_step"] == 5
+
+
+def checkpoints(run: Campaign) -> list[Path]:
+    return sorted((run.run_dir / "checkpoints").glob("step-????????"))
+
+
+def largest(path: Path) -> Path:
+    return max((file for file in path.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+
+
+def flip(file: Path, at: float) -> None:
+    data = bytearray(file.read_bytes())
+    data[int(at * (len(data) - 1))] ^= 0x10
+    file.write_bytes(data)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a flipped byte in the weights": lambda path: flip(largest(path), 0.6),
+    "a truncated shard": lambda path: os.truncate(largest(path), 4096),
+    "a missing shard": lambda path: largest(path).unlink(),
+    "a missing manifest": lambda path: (path / "manifest.json").unlink(),
+    "a flipped byte in the manifest": lambda path: flip(path / "manifest.json", 0.5),
+    "an empty zarr.json": lambda path: (path / "zarr.json").write_text(""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(training: Training, twins, damage: str):
+    run = training().start()
+    run.reach(17)
+    run.kill()
+    wait_for(lambda: not run.processes(), "everything below the driver is gone", 10.0)
+    newest = checkpoints(run)[-1]
+    step = int(newest.name.removeprefix("step-"))
+    DAMAGE[damage](newest)
+    assert run.run() == 0, run.output + run.logs()
+    (rejected,) = run.events("checkpoint_rejected")
+    assert rejected["step"] == step
+    assert rejected["reason"]
+    assert run.events("generation_started")[-1]["resumed_step"] == step - EVERY
+    assert f"checkpoint of step {step} refused" in run.output
+    assert "Traceback" not in run.output
+    same(run, twins("bf16"))
+
+
+def test_with_no_good_checkpoint_left_the_run_ends_and_touches_nothing(training: Training):
+    run = training(train={"steps": 12})
+    assert run.run() == 0, run.output + run.logs()
+    shutil.rmtree(checkpoints(run)[0])
+    before = checkpoints(run)
+    for path in before:
+        flip(largest(path), 0.5)
+    assert run.run("train.steps=20") == 70, run.output
+    assert "Traceback" not in run.output
+    assert str(before[-1].name) in run.output
+    assert checkpoints(run) == before
+
+
+def test_a_layout_that_the_trainer_does_not_know_is_refused_with_its_line(training: Training):
+    run = training(parallel={"tp": 2})
+    assert run.run() == 78
+    assert "parallel.tp" in run.output
+    assert "config.yaml:" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_a_dataset_that_is_cut_short_is_refused_with_its_line(training: Training, dataset: Path, tmp_path: Path):
+    for suffix in (".bin", ".idx"):
+        shutil.copy(f"{dataset}{suffix}", tmp_path / f"cut{suffix}")
+    os.truncate(tmp_path / "cut.bin", 1001)
+    run = training(data={"path": str(tmp_path / "cut")})
+    assert run.run() == 78, run.output
+    assert "cut.bin" in run.output
+    assert "Traceback" not in run.output

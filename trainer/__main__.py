@@ -1,0 +1,32 @@
+"""`python -m trainer CONFIG [KEY=VALUE]...`: train without a supervisor, alone or under torchrun."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from resilient.worker import ConfigError, load_config
+from trainer.main import prepare, train
+
+log = logging.getLogger("trainer")
+
+
+def main() -> int:
+    if len(sys.argv) < 2:
+        sys.stderr.write("usage: python -m trainer CONFIG [KEY=VALUE]...\n")
+        return 2
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        config = load_config(Path(sys.argv[1]), sys.argv[2:])
+        # Every rank of a node asks; the first one prepares, the others find it done.
+        prepare(config, lambda what, done, total: log.debug("%s: %d of %d", what, done, total))
+    except ConfigError as error:
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"{error}\n")
+        return 78
+    train(config)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
