@@ -59,8 +59,6 @@ def _entry_plan(config: Config) -> Mapping[str, Mapping[str, object]]:
     try:
         module = importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(
-            [Problem(key="entrypoint", value=config.entrypoint, message=f"cannot be imported: {error}")]
-        ) from None
+        raise ConfigError([Problem(key="entrypoint", value=config.entrypoint, message=f"cannot be imported: {error}")]) from None
     hook = getattr(module, "plan", None)
     return hook(config) if hook is not None else {}

@@ -24,7 +24,8 @@ def choose(wanted: str, device: torch.device, dtype: torch.dtype, head_dim: int)
     try:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             x = torch.zeros(1, 1, 16, head_dim, device=device, dtype=dtype, requires_grad=True)
-            torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()
+            y = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+            torch.autograd.backward(y.sum())
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         if wanted == "sdpa_flash":

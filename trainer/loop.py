@@ -19,7 +19,7 @@ from trainer import attention
 from trainer.data import Samples, open_split
 from trainer.model import GPT, GPTShape
 from trainer.optimizer import make_optimizer, set_learning_rate
-from trainer.parallel import Ranks, build_model, initialize, make_ranks, reshard
+from trainer.parallel import Ranks, build_model, initialize, make_ranks, reshard, sync_gradients
 from trainer.schedule import for_config
 from trainer.shape import flops_per_token, peak_flops, sizes
 from trainer.sources import datasets, vocabulary
@@ -116,9 +116,9 @@ class Trainer:
             rate = for_config(config, samples)
             loss = torch.zeros((), dtype=torch.float64, device=self.device)
             for number, (tokens, targets) in enumerate(self._micro_batches(self.train_data, progress.consumed_samples)):
-                self.model.set_requires_gradient_sync(number == self.accumulation - 1)
+                sync_gradients(self.model, number == self.accumulation - 1)
                 part = self._loss(tokens, targets) / self.accumulation
-                part.backward()
+                torch.autograd.backward(part)
                 loss += part.detach().double()
             norm = self._clip()
             set_learning_rate(self.optimizer, rate)
@@ -204,7 +204,7 @@ class Trainer:
 def _join(device: torch.device, context: worker.Context) -> None:
     """Join the process group that the environment describes; alone, without one."""
     if "MASTER_ADDR" not in os.environ:
-        store = dist.HashStore()
+        store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(_backend(device), store=store, rank=context.rank, world_size=context.world_size)
         return
     dist.init_process_group(_backend(device), timeout=COLLECTIVE_TIMEOUT)

@@ -34,8 +34,10 @@ def prepare(config: Config, progress: Callable[[str, int, int], None]) -> None:
     Raises:
         ConfigError: names the key.
     """
+    import os
+
     from trainer.data import DataError
-    from trainer.data import prepare as prepare_data
+    from trainer.data.build import prepare as prepare_data
     from trainer.sources import PREPARED, tokenizer_file
 
     check(config)
@@ -49,6 +51,7 @@ def prepare(config: Config, progress: Callable[[str, int, int], None]) -> None:
                 vocab_file=data.tokenizer.vocab_file,
                 merges_file=data.tokenizer.merges_file,
                 progress=progress,
+                workers=len(os.sched_getaffinity(0)),
             )
         elif not tokenizer_file(config).is_file():
             message = f"there is no {tokenizer_file(config)}; name data.tokenizer.vocab_file and merges_file, or build it"

@@ -44,6 +44,12 @@ def build_model(shape: GPTShape, ranks: Ranks, precision: str, device: torch.dev
     return model
 
 
+def sync_gradients(model: nn.Module, wanted: bool) -> None:
+    """Whether the next backward pass reduces gradients over the data-parallel ranks, or only adds them up."""
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(wanted)
+
+
 def reshard(model: nn.Module) -> None:
     """Go back to the shards after a forward pass that no backward pass follows."""
     for module in model.modules():

@@ -34,7 +34,8 @@ def vocabulary(config: "Config") -> int:
     """
     found = json.loads(tokenizer_file(config).read_bytes())
     vocab = found["model"]["vocab"] if "model" in found else found
-    return max([*vocab.values(), *(token["id"] for token in found.get("added_tokens", []))]) + 1
+    numbers: list[int] = [*vocab.values(), *(token["id"] for token in found.get("added_tokens", []))]
+    return max(numbers) + 1
 
 
 Progress = Callable[[str, int, int], None]

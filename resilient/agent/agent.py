@@ -160,14 +160,13 @@ class NodeAgent(LocalElasticAgent):
         assert self._workers is not None
         while True:
             message = self._next(LOOK_S)
-            match message and message["type"]:
-                case "stop":
+            match message:
+                case {"type": "stop"}:
                     return
-                case "propose":
-                    checked = self._workers.propose(message["target"], message["reason"])
-                    self._send("proposed", checked=checked)
-                case "arm":
-                    self._workers.arm(message["target"])
+                case {"type": "propose", "target": target, "reason": reason}:
+                    self._send("proposed", checked=self._workers.propose(target, reason))
+                case {"type": "arm", "target": target}:
+                    self._workers.arm(target)
             self._tell_records()
             self._tell_pulses()
             for end in self._workers.reap():

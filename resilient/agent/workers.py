@@ -69,9 +69,7 @@ class Workers:
         entrypoint: `module:function`.
     """
 
-    def __init__(
-        self, node: int, environs: Sequence[Mapping[str, str]], *, log_dir: Path, config: Path, entrypoint: str
-    ) -> None:
+    def __init__(self, node: int, environs: Sequence[Mapping[str, str]], *, log_dir: Path, config: Path, entrypoint: str) -> None:
         self._node = node
         self._ranks: list[Rank] = []
         context = multiprocessing.get_context("forkserver")

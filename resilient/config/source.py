@@ -156,7 +156,7 @@ def _index(path: Path, node: yaml.Node, at: Key, lines: dict[Key, int]) -> Itera
 
 def _merged(node: yaml.MappingNode, name: str) -> bool:
     """Whether `name` stands once in this mapping itself, so that its other line came in by a merge key."""
-    return sum(key.value == name for key, _ in node.value if isinstance(key, yaml.ScalarNode)) == 1
+    return [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)].count(name) == 1
 
 
 def _override(source: Source, override: str) -> Iterator[Problem]:

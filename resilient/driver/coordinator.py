@@ -322,9 +322,7 @@ class Coordinator:
             self.generation,
             now,
         )
-        yield WriteEvent(
-            "action", {"fault_id": fault.fault_id, "name": action.name, "reason": action.reason}, self.generation, now
-        )
+        yield WriteEvent("action", {"fault_id": fault.fault_id, "name": action.name, "reason": action.reason}, self.generation, now)
         yield from self._act(action, fault, now)
 
     def _act(self, action: Action, fault: Fault, now: float) -> Iterator[Effect]:

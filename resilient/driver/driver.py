@@ -13,10 +13,11 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from checkpoint.fence import raise_fence
 from resilient import ledger
@@ -118,17 +119,11 @@ class Driver:
         self._launcher = LocalLauncher(self._agent_command(f"{host}:{port}"), self._on_ended)
         self._scalars = ScalarWriter(self._run_dir / "tensorboard") if self._config.logging.tensorboard else None
         with ledger.Ledger(self._run_dir) as self._ledger:
-            tasks = [asyncio.create_task(self._tick()), asyncio.create_task(self._prepare())]
+            tasks = [self._background(self._tick()), self._background(self._prepare())]
             try:
                 self._write_event(WriteEvent("run_started", self._description(), self._coordinator.generation))
                 self._do(self._coordinator.begin(time.time()))
-                done, _ = await asyncio.wait([self._finished, *tasks], return_when=asyncio.FIRST_COMPLETED)
-                while self._finished not in done:
-                    for task in done:
-                        task.result()  # a bug in a task ends the run with its traceback
-                    tasks = [task for task in tasks if not task.done()]
-                    done, _ = await asyncio.wait([self._finished, *tasks], return_when=asyncio.FIRST_COMPLETED)
-                finish = self._finished.result()
+                finish = await self._finished
             finally:
                 for task in tasks:
                     task.cancel()
@@ -138,6 +133,17 @@ class Driver:
                 if self._scalars is not None:
                     self._scalars.close()
         return finish.code, finish.message
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a task beside the others; an error in it, which is a bug, ends the run with its traceback."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) and self._finished and not self._finished.done():
+                self._finished.set_exception(error)
+
+        task = asyncio.create_task(work)
+        task.add_done_callback(done)
+        return task
 
     def _agent_command(self, address: str) -> AgentCommand:
         environ = {"OMP_NUM_THREADS": str(self._layout.threads_per_proc)}
@@ -262,14 +268,12 @@ class Driver:
         self._alive.discard((node, self._incarnations[node]))
         self._incarnations[node] += 1
         self._alive.add((node, self._incarnations[node]))
-        task = asyncio.create_task(self._launcher.launch(node, self._incarnations[node]))
+        task = self._background(self._launcher.launch(node, self._incarnations[node]))
         self._launches.add(task)
         task.add_done_callback(self._launches.discard)
 
 
-def run_campaign(
-    config: Config, layout: Layout, display: Display, explain: Callable[[ConfigError], str] = str
-) -> tuple[Exit, str]:
+def run_campaign(config: Config, layout: Layout, display: Display, explain: Callable[[ConfigError], str] = str) -> tuple[Exit, str]:
     """Run one job of the campaign in its run directory, which is made if need be; arguments as for `Driver`.
 
     Raises:

@@ -51,9 +51,7 @@ class LocalLauncher:
         """Start the agent of a node; an earlier one that is still there is killed first."""
         await self._kill(node)
         command = self._command
-        log = os.open(
-            command.run_dir / "logs" / f"agent{node}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644
-        )
+        log = os.open(command.run_dir / "logs" / f"agent{node}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             process = await asyncio.create_subprocess_exec(
                 *[sys.executable, "-m", "resilient.agent", "--driver", command.driver, "--node", str(node)],
