@@ -1,4 +1,4 @@
-"""What can be known of a campaign from outside, before anything is started: this machine's layout, whether the target is reached."""
+"""What can be known of a campaign before anything is started: the layout on this machine, whether the target is reached."""
 
 import os
 from pathlib import Path

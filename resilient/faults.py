@@ -28,12 +28,16 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception that ended a worker: its type's name, its text, the whole traceback, when (unix seconds)."""
+    """An exception that ended a worker: its type's name, its text, the whole traceback, when (unix seconds).
+
+    `final` is the exit code of the run where trying again cannot help, else None.
+    """
 
     type: str
     message: str
     traceback: str
     t: float
+    final: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Fault:
         step: the optimizer step that was being computed; None where there was none.
         cause: short and the same whenever the same thing happens again; `detail` is for people.
         detect_s: from the moment it showed on its node until it was known here.
+        final: the exit code of the run where trying again cannot help.
     """
 
     fault_id: str
@@ -79,6 +84,7 @@ class Fault:
     detail: str
     evidence: str
     detect_s: float
+    final: int | None = None
 
     @property
     def signature(self) -> tuple[str, str, int | None]:
@@ -141,7 +147,7 @@ def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int, no
         kind: Kind = "collective_timeout" if timed_out else "exception"
         cause = first.raised.type
         detail = f"{cause}: {first.raised.message.partition(chr(10))[0]}"
-        evidence = first.raised.traceback
+        evidence = first.raised.traceback if first.raised.final is None else first.raised.message
         since = first.raised.t
     else:
         kind = "exit"
@@ -159,4 +165,5 @@ def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int, no
         detail=detail,
         evidence=evidence,
         detect_s=max(0.0, now - since),
+        final=first.raised.final if first.raised is not None else None,
     )

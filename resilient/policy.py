@@ -72,6 +72,11 @@ TABLE: tuple[Row, ...] = (
         lambda s: "a stop was asked for: the newest checkpoint is the state",
     ),
     Row(
+        lambda s: s.fault.final is not None,
+        "give_up",
+        lambda s: "trying again cannot help",
+    ),
+    Row(
         lambda s: s.same >= s.budget.give_up_after_same_step,
         "give_up",
         lambda s: f"the same failure ({s.fault.detail}) at {_place(s.fault)} for the {_ordinal(s.same)} time",

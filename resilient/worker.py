@@ -21,6 +21,7 @@ __all__ = [
     "ConfigError",
     "Context",
     "Problem",
+    "UnrecoverableError",
     "beat",
     "init",
     "layout",
@@ -46,6 +47,10 @@ class Context:
     generation: int
     run_dir: Path | None
     supervised: bool
+
+
+class UnrecoverableError(Exception):
+    """Raised by a training script when trying again cannot help: the run ends at once, exit 70, with the message alone."""
 
 
 _page: WorkerPage | None = None

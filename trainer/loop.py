@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from checkpoint import CheckpointMismatch, NoUsableCheckpoint
 from resilient import worker
 from trainer import attention
 from trainer.data import Samples, open_split
@@ -83,7 +84,10 @@ class Trainer:
         self.model: GPT = build_model(shape, self.ranks, config.train.precision, self.device)
         self.optimizer = make_optimizer(config, self.model)
         self.state = TrainingState(config, self.model, self.optimizer, context)
-        self.state.resume(lambda: initialize(self.model, config.seed))
+        try:
+            self.state.resume(lambda: initialize(self.model, config.seed))
+        except (NoUsableCheckpoint, CheckpointMismatch) as error:
+            raise worker.UnrecoverableError(str(error)) from error
         log.info(
             "rank %d of %d on %s: %s parameters, %s attention, %d accumulated micro batches, from step %d",
             *(context.rank, context.world_size, self.device, f"{size.parameters:,}", self.kernel.name.lower()),
@@ -94,6 +98,8 @@ class Trainer:
         """Step after step, with validation and checkpoints where they are due."""
         config, progress = self.config, self.state.progress
         saved = progress.step if progress.step else None
+        if progress.step == 0 and config.train.eval_interval:
+            self._validate()  # what the training has to show for itself is measured against this
         while progress.step < config.train.steps and worker.should_stop() is None:
             self._step()
             last = progress.step == config.train.steps

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from resilient import worker
+from resilient.exits import Exit
 from resilient.lifeline import die_with_parent
 
 # The event under which an exception travels from the worker to its agent; it is never written to the ledger.
@@ -48,15 +49,22 @@ def run_rank(spec: WorkerSpec) -> None:
         module, _, function = spec.entrypoint.partition(":")
         config = worker.load_config(spec.config)
         getattr(importlib.import_module(module), function)(config)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever ends a rank is evidence
         if isinstance(error, SystemExit) and error.code in (0, None):
             _leave(0)
         text = traceback.format_exc()
         record = {"type": type(error).__name__, "message": str(error), "traceback": text, "t": time.time()}
-        worker.report(record, event=RAISED)
+        worker.report({**record, "final": _final(error)}, event=RAISED)
         sys.stderr.write(text)
         _leave(1)
     _leave(0)
+
+
+def _final(error: BaseException) -> int | None:
+    """The exit code of the run if trying again cannot help."""
+    if isinstance(error, worker.ConfigError):
+        return int(Exit.CONFIG)
+    return int(Exit.GAVE_UP) if isinstance(error, worker.UnrecoverableError) else None
 
 
 def _leave(status: int) -> NoReturn:

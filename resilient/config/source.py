@@ -118,7 +118,7 @@ def _parse(path: Path) -> Source:
     if problems:
         raise ConfigError(problems)
     try:
-        values = yaml.load(text, Loader=yaml.SafeLoader)  # noqa: S506 - the safe loader, named
+        values = yaml.load(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError([_yaml_problem(path, error)]) from None
     return Source(path, values, lines)

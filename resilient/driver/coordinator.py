@@ -208,7 +208,7 @@ class Coordinator:
         self._run = Run(started_t=now)
         yield RaiseFence(self.generation)
         first = self._nodes[0]
-        for index, node in enumerate(self._nodes):
+        for index in range(self.job.nodes):
             yield Send(
                 index,
                 {
@@ -327,6 +327,8 @@ class Coordinator:
 
     def _act(self, action: Action, fault: Fault, now: float) -> Iterator[Effect]:
         match action.name:
+            case "give_up" if fault.final is not None:
+                yield from self._finish(Exit(fault.final), fault.evidence, now)
             case "give_up":
                 who = f"rank {', '.join(map(str, fault.ranks))}"
                 yield from self._finish(Exit.GAVE_UP, f"{action.reason}; {who}:\n{fault.evidence.rstrip()}", now)

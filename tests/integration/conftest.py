@@ -143,8 +143,8 @@ class Campaign:
 
 def _environ_of(pid: int) -> int | None:
     """The rank whose log this process writes to; None if it is no worker. (A forked worker's environ is its server's.)"""
-    target = os.readlink(f"/proc/{pid}/fd/1")
-    name = Path(target).name
+    target = Path(f"/proc/{pid}/fd/1").readlink()
+    name = target.name
     if name.startswith("rank") and os.getsid(pid) == pid:
         return int(name.removeprefix("rank").removesuffix(".log"))
     return None

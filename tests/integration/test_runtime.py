@@ -217,7 +217,7 @@ def test_two_agents_on_one_machine_are_two_nodes(counting: Counting):
     wait_for(lambda: run.events("recovered"), "recovery")
     run.reach(run.step() + 5)
     next(
-        p for p in run.processes() if "resilient.agent" in p.cmdline() and "1" == p.cmdline()[p.cmdline().index("--node") + 1]
+        p for p in run.processes() if "resilient.agent" in p.cmdline() and p.cmdline()[p.cmdline().index("--node") + 1] == "1"
     ).kill()
     assert run.wait() == 0, run.output + run.logs()
     whole(run, 80)

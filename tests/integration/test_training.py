@@ -1,4 +1,4 @@
-"""Campaigns of the real trainer: whatever happens to them, losses and weights are those of a run in which nothing happened."""
+"""Campaigns of the real trainer: whatever happens to them, losses and weights are those of an undisturbed run."""
 
 import os
 import random

@@ -186,6 +186,16 @@ def test_the_same_failure_at_the_same_step_ends_with_the_culprits_traceback(play
     assert play.events("run_finished")[0]["exit_code"] == 70
 
 
+def test_what_trying_again_cannot_help_ends_at_once_with_its_message_alone(play):
+    play.exit(1, 1, Raised("UnrecoverableError", "all checkpoints are damaged", "a traceback", 9.0, final=70))
+    assert play.finish() == Finish(Exit.GAVE_UP, "all checkpoints are damaged")
+
+
+def test_a_config_that_a_rank_finds_wrong_is_a_config_error(play):
+    play.exit(1, 1, Raised("ConfigError", "model.attention = sdpa_flash: ...", "a traceback", 9.0, final=78))
+    assert play.finish().code is Exit.CONFIG
+
+
 def test_all_ranks_done_is_the_end_with_success(play):
     play.beat(0, 300)
     play.exit(0, 0, step=300)

@@ -15,7 +15,7 @@ PEER_GONE = [
     ),
     (
         "RuntimeError",
-        "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 30000ms for recv operation to complete",
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 30000ms for recv operation",
     ),
     ("DistNetworkError", "The client socket has failed to connect to any network address of (n1, 29500)."),
     ("DistStoreError", "wait timeout after 300000ms, keys: /default_pg/0//cuda//default"),

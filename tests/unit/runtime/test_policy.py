@@ -22,6 +22,7 @@ lost = replace(FAULT, kind="node_lost")
 
 ROWS = [
     (situation(draining=True), "finish_drain"),
+    (situation(replace(FAULT, final=70)), "give_up"),
     (situation(earlier=same, draining=True), "finish_drain"),
     (situation(earlier=same), "give_up"),
     (situation(earlier=same[:1]), "restart_workers"),
