@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from resilient.exits import EnvironmentUnusable, Exit
+from resilient.exits import Exit, ForeseenError
 
 COMMANDS = "resilient.commands"  # entry points by which other packages add command groups
 
@@ -127,16 +127,12 @@ def _add_groups() -> None:
 
 def _guarded(command: Callable[[], Any]) -> int:
     """Run the command line; every foreseen error becomes one message and its exit code."""
-    from resilient.config import ConfigError
-
     try:
         command()
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        return Exit.CONFIG
-    except EnvironmentUnusable as error:
-        sys.stderr.write(f"resilient: {error}\n")
-        return Exit.UNUSABLE
+    except ForeseenError as error:
+        prefix = "" if error.code is Exit.CONFIG else "resilient: "  # a config's problems start with file and line
+        sys.stderr.write(f"{prefix}{error}\n")
+        return error.code
     except BrokenPipeError:
         # Whoever read the output has gone; nothing more can be said, and Python must not try at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,5 +13,13 @@ class Exit(IntEnum):
     CONFIG = 78  # the config is wrong
 
 
-class EnvironmentUnusable(Exception):
+class ForeseenError(Exception):
+    """Ends a command with its message and `code`, without a traceback."""
+
+    code: Exit
+
+
+class EnvironmentUnusable(ForeseenError):
     """The machine, a file system or another process keeps the run from starting."""
+
+    code = Exit.UNUSABLE

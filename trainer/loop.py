@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from checkpoint import CheckpointMismatch, NoUsableCheckpoint
 from resilient import worker
 from trainer import attention
-from trainer.data import Samples, open_split
+from trainer.data.samples import Samples, open_split
 from trainer.model import GPT, GPTShape
 from trainer.optimizer import make_optimizer, set_learning_rate
 from trainer.parallel import Ranks, build_model, initialize, make_ranks, reshard, sync_gradients

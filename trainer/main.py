@@ -36,8 +36,8 @@ def prepare(config: Config, progress: Callable[[str, int, int], None]) -> None:
     """
     import os
 
-    from trainer.data import DataError
     from trainer.data.build import prepare as prepare_data
+    from trainer.data.errors import DataError
     from trainer.sources import PREPARED, tokenizer_file
 
     check(config)
@@ -64,7 +64,7 @@ def prepare(config: Config, progress: Callable[[str, int, int], None]) -> None:
 
 def _open_all(config: Config) -> None:
     """Open what the ranks will open; a bad dataset is one message now instead of one per rank later."""
-    from trainer.data import open_split
+    from trainer.data.samples import open_split
     from trainer.sources import datasets, vocabulary
 
     vocabulary(config)

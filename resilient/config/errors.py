@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_MISSING = object()
+from resilient.exits import Exit, ForeseenError
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,10 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-class ConfigError(Exception):
-    """The config is wrong; the command ends with exit code 78."""
+class ConfigError(ForeseenError):
+    """The config is wrong."""
+
+    code = Exit.CONFIG
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)

@@ -307,10 +307,10 @@ def _word(base: Any, limits: list[Any]) -> str:
     if base is type(None):
         return "null"
     if origin is list:
-        return f"a list of {allowed(typing.get_args(base)[0])}"
+        return f"a list (of {allowed(typing.get_args(base)[0])})"
     if origin is tuple:
         arguments = typing.get_args(base)
-        return f"a list of {len(arguments)} entries, each {allowed(arguments[0])}"
+        return f"a list of {len(arguments)} (each {allowed(arguments[0])})"
     if origin is dict or (isinstance(base, type) and issubclass(base, BaseModel)):
         names = getattr(base, "model_fields", None)
         return f"a mapping with the keys {', '.join(names)}" if names else "a mapping"
