@@ -386,8 +386,9 @@ def _attributed(source: Source, problem: Problem) -> Problem:
 
 
 def _ordered(problems: Sequence[Problem]) -> list[Problem]:
-    """By line, each once; a value that fits none of a union's branches is one problem, not one per branch."""
+    """By line, each once. Where a value has several forms, one that came close enough to fail inside is the one to tell of."""
     unique: dict[tuple[str, str], Problem] = {}
     for problem in problems:
-        unique.setdefault((problem.key, problem.message), problem)
+        if not any(other.key.startswith(f"{problem.key}.") for other in problems):
+            unique.setdefault((problem.key, problem.message), problem)
     return sorted(unique.values(), key=lambda problem: problem.line or 0)

@@ -1,0 +1,129 @@
+"""Configs that are right: defaults, overrides, variables, and what they come to on a machine."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilient.config import Config, ConfigError, attribute, dump, layout, load
+from resilient.config.errors import Problem
+from resilient.config.reference import markdown
+
+ROOT = Path(__file__).parents[3]
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_an_empty_config_is_good(tmp_path: Path):
+    config = load(write(tmp_path, ""))
+    assert config.train.steps == 300
+    assert config.run_dir == Path.cwd() / "runs/run"
+    assert config.checkpoint.tiers[0].path == config.run_dir / "checkpoints"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_is_good(path: Path):
+    load(path)
+
+
+def test_an_override_wins_over_the_file(tmp_path: Path):
+    path = write(tmp_path, "train: {steps: 5}\noptimizer: {warmup_samples: 0}\n")
+    assert load(path, ["train.steps=7"]).train.steps == 7
+    assert load(path, ["optimizer.lr=2e-3"]).optimizer.lr == 2e-3
+    assert load(path, ["logging.tensorboard=false"]).logging.tensorboard is False
+
+
+def test_an_override_reaches_into_a_list(tmp_path: Path):
+    path = write(tmp_path, "checkpoint: {tiers: [{name: a, path: /a}]}\n")
+    assert load(path, ["checkpoint.tiers.0.keep_last=9"]).checkpoint.tiers[0].keep_last == 9
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path: Path):
+    assert load(write(tmp_path, "optimizer: {lr: 1e-3, min_lr: 1e-5}\n")).optimizer.lr == 0.001
+
+
+def test_variables_in_paths_are_replaced(tmp_path: Path):
+    path = write(tmp_path, "name: n\nrun_dir: $SCRATCH/${name}\ncheckpoint: {tiers: [{name: a, path: '${run_dir}/c/${USER}'}]}\n")
+    config = load(path, environ={"SCRATCH": "/scratch", "USER": "me"})
+    assert config.run_dir == Path("/scratch/n")
+    assert config.checkpoint.tiers[0].path == Path("/scratch/n/c/me")
+
+
+def test_a_path_alone_turns_the_text_off(tmp_path: Path):
+    config = load(write(tmp_path, "data: {path: /a/b}\n"))
+    assert (config.data.text, config.data.path) == (None, Path("/a/b"))
+
+
+def test_anchors_and_merges_work(tmp_path: Path):
+    path = write(tmp_path, "args:\n  base: &base {a: 1, b: 2}\n  more: {<<: *base, b: 3}\n")
+    assert load(path).args["more"] == {"a": 1, "b": 3}
+
+
+def test_what_is_dumped_loads_to_the_same(tmp_path: Path):
+    path = write(tmp_path, "name: n\nrun_dir: $HERE/r\ndata: {path: [{path: a}, {path: b, weight: 2}]}\nargs: {x: [1, {y: z}]}\n")
+    config = load(path, environ={"HERE": str(tmp_path)})
+    again = tmp_path / "again.yaml"
+    again.write_text(dump(config))
+    assert load(again, environ={}) == config
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    steps=st.integers(50, 10**6),
+    lr=st.floats(1e-6, 1.0),
+    micro=st.integers(1, 8),
+    dp=st.integers(1, 4),
+    accumulation=st.integers(1, 4),
+    name=st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,20}\Z"),
+)
+def test_any_good_config_survives_a_round_trip(tmp_path_factory, steps, lr, micro, dp, accumulation, name):
+    directory = tmp_path_factory.mktemp("round")
+    batch = micro * dp * accumulation
+    overrides = [f"train.steps={steps}", f"optimizer.lr={lr!r}", "optimizer.min_lr=0", "optimizer.warmup_samples=0"]
+    overrides += [f"train.micro_batch_size={micro}", f"train.global_batch_size={batch}", f"cluster.procs_per_node={dp}"]
+    path = write(directory, f"name: '{name}'\nrun_dir: {directory}\n")
+    config = load(path, overrides)
+    again = directory / "again.yaml"
+    again.write_text(dump(config))
+    assert load(again) == config
+    assert layout(config, cpu_count=8, gpu_count=0).accumulation == accumulation
+
+
+def test_the_layout_settles_every_auto():
+    found = layout(Config.model_validate({"cluster": {"procs_per_node": 2}}), cpu_count=8, gpu_count=0)
+    assert (found.world_size, found.dp, found.accumulation, found.threads_per_proc) == (2, 2, 2, 4)
+
+
+def test_on_a_machine_with_gpus_there_is_one_rank_per_gpu():
+    assert layout(Config(), cpu_count=8, gpu_count=4).procs_per_node == 4
+    assert layout(Config(), cpu_count=8, gpu_count=0).procs_per_node == 1
+    cpu = Config.model_validate({"cluster": {"device": "cpu"}})
+    assert layout(cpu, cpu_count=8, gpu_count=4).procs_per_node == 1
+
+
+def test_a_layout_that_does_not_come_out_even_here_is_refused():
+    with pytest.raises(ConfigError, match=r"train.global_batch_size = 16.*4 × 3 = 12"):
+        layout(Config(), cpu_count=8, gpu_count=3)
+    with pytest.raises(ConfigError, match="there is no GPU here"):
+        layout(Config.model_validate({"cluster": {"device": "cuda"}}), cpu_count=8, gpu_count=0)
+
+
+def test_an_error_that_is_found_later_gets_its_file_and_line(tmp_path: Path):
+    path = write(tmp_path, "name: x\nparallel:\n  tp: 2\n")
+    later = ConfigError([Problem("parallel.tp", 2, "not in this version")])
+    assert str(attribute(later, path)) == f"{path}:3: parallel.tp = 2: not in this version"
+    assert str(attribute(later, path, ["parallel.tp=4"])).startswith("command line: parallel.tp")
+
+
+def test_a_config_cannot_change_under_the_campaigns_feet():
+    with pytest.raises(ValueError, match="frozen"):
+        Config().train.steps = 5  # type: ignore[misc]
+
+
+def test_the_reference_of_all_keys_is_up_to_date():
+    assert (ROOT / "docs/config.md").read_text() == markdown()

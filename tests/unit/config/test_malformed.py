@@ -1,0 +1,168 @@
+"""Configs that are wrong, each in its own way: one message with file, line, key, value and what is allowed."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from resilient.config import ConfigError, load
+
+
+@dataclass
+class Bad:
+    """A config, the line that is to blame, and what the message must say."""
+
+    name: str
+    text: str | bytes
+    line: int | None
+    says: tuple[str, ...]
+    overrides: tuple[str, ...] = field(default=())
+
+
+BAD = [
+    # keys
+    Bad("unknown section", "name: x\nmodle: {}\n", 2, ("modle", "unknown key", "did you mean 'model'?", "checkpoint")),
+    Bad("unknown key", "train:\n  step: 5\n", 2, ("train.step", "did you mean 'steps'?", "global_batch_size")),
+    Bad("unknown key far off", "train: {zzz: 5}\n", 1, ("train.zzz", "unknown key", "steps")),
+    Bad("misspelt watchdog", "resilience:\n  fense_s: 3\n", 2, ("fense_s", "did you mean 'fence_s'?")),
+    Bad("unknown key in a tier", "checkpoint:\n  tiers:\n    - {name: a, path: /x}\n    - name: a\n      path: /x\n      pth: /x\n", 6, ("tiers.1.pth", "'path'")),
+    Bad("key twice", "train:\n  steps: 1\n  steps: 2\n", 3, ("train.steps", "twice", "line 2")),
+    Bad("section twice", "train: {steps: 1}\ntrain: {steps: 2}\n", 2, ("train", "twice")),
+    Bad("key that is a number", "5: x\n", 1, ("'5'", "not text")),
+    Bad("key that is a boolean", "train:\n  yes: 1\n", 2, ("not text",)),
+    Bad("missing path of a tier", "checkpoint:\n  tiers:\n    - {name: a}\n", 3, ("tiers.0.path", "is missing")),
+    Bad("missing name of a tier", "checkpoint: {tiers: [{path: /x}]}\n", 1, ("tiers.0.name", "is missing")),
+    # values
+    Bad("text for a number", "train:\n  steps: many\n", 2, ("train.steps = many", "a whole number, at least 1")),
+    Bad("zero steps", "train: {steps: 0}\n", 1, ("train.steps = 0", "at least 1")),
+    Bad("negative steps", "train: {steps: -3}\n", 1, ("train.steps = -3", "at least 1")),
+    Bad("fraction for a count", "train: {steps: 2.5}\n", 1, ("train.steps = 2.5", "a whole number")),
+    Bad("boolean for a count", "train: {steps: yes}\n", 1, ("train.steps = true", "a whole number")),
+    Bad("boolean for a number", "optimizer: {lr: true}\n", 1, ("optimizer.lr = true", "a number, above 0")),
+    Bad("null for a number", "train:\n  steps:\n", 2, ("train.steps = null", "a whole number")),
+    Bad("list for a number", "train: {steps: [1]}\n", 1, ("train.steps = [1]", "a whole number")),
+    Bad("negative rate", "optimizer: {lr: -1}\n", 1, ("optimizer.lr = -1", "above 0")),
+    Bad("infinite rate", "optimizer: {lr: .inf}\n", 1, ("optimizer.lr = inf", "a number")),
+    Bad("rate that is none", "optimizer: {lr: .nan}\n", 1, ("optimizer.lr = nan", "a number")),
+    Bad("beta of 1", "optimizer: {beta1: 1.0}\n", 1, ("optimizer.beta1 = 1.0", "below 1")),
+    Bad("unknown precision", "train: {precision: fp16}\n", 1, ("train.precision = fp16", "bf16, fp32")),
+    Bad("unknown launcher", "cluster: {launcher: pbs}\n", 1, ("cluster.launcher = pbs", "auto, local, slurm")),
+    Bad("unknown device", "cluster:\n  device: tpu\n", 2, ("cluster.device = tpu", "auto, cpu, cuda")),
+    Bad("unknown norm", "model: {norm: batchnorm}\n", 1, ("model.norm = batchnorm", "rmsnorm, layernorm")),
+    Bad("unknown schedule", "parallel: {schedule: 2f2b}\n", 1, ("parallel.schedule", "1f1b")),
+    Bad("ZeRO stage 4", "parallel: {zero_stage: 4}\n", 1, ("parallel.zero_stage = 4", "1, 2, 3")),
+    Bad("word for a flag", "logging: {tensorboard: maybe}\n", 1, ("logging.tensorboard = maybe", "true or false")),
+    Bad("number for a flag", "logging: {tensorboard: 1}\n", 1, ("logging.tensorboard = 1", "true or false")),
+    Bad("neither auto nor a count", "cluster: {procs_per_node: some}\n", 1, ("procs_per_node = some", "at least 1", "auto")),
+    Bad("name with a slash", "name: a/b\n", 1, ("name = a/b", "text, of the form")),
+    Bad("number for a name", "name: 7\n", 1, ("name = 7", "text")),
+    Bad("entry point without function", "entrypoint: trainer\n", 1, ("entrypoint = trainer", "of the form")),
+    Bad("number for a path", "run_dir: 7\n", 1, ("run_dir = 7", "a path")),
+    Bad("negative seed", "seed: -1\n", 1, ("seed = -1", "at least 0")),
+    Bad("split of two", "data: {split: [9, 1]}\n", 1, ("data.split",)),
+    Bad("split of words", "data:\n  split: [a, 1, 1]\n", 2, ("data.split.0 = a", "a whole number")),
+    Bad("small vocabulary", "data: {tokenizer: {vocab_size: 100}}\n", 1, ("vocab_size = 100", "at least 257")),
+    Bad("weight of 0", "data:\n  path:\n    - {path: a, weight: 0}\n", 3, ("data.path.0.weight = 0", "above 0")),
+    Bad("section that is a word", "train: fast\n", 1, ("train = fast", "a mapping with the keys steps")),
+    Bad("section that is a list", "train:\n  - steps\n", 1, ("train", "a mapping with the keys")),
+    Bad("no tiers", "checkpoint: {tiers: []}\n", 1, ("checkpoint.tiers",)),
+    Bad("tier name with a space", "checkpoint: {tiers: [{name: a b, path: /x}]}\n", 1, ("tiers.0.name = a b",)),
+    # what must fit together
+    Bad("batch not divisible", "cluster: {procs_per_node: 2}\ntrain:\n  global_batch_size: 15\n", 3, ("= 15", "4 × 2 = 8")),
+    Bad("dp that is not the world", "cluster: {procs_per_node: 4}\nparallel:\n  dp: 3\n", 3, ("parallel.dp = 3", "allowed: 4")),
+    Bad("tp × pp beyond the world", "cluster: {procs_per_node: 2}\nparallel: {tp: 4}\n", 2, ("parallel", "does not divide")),
+    Bad("heads that do not divide", "model:\n  hidden: 100\n  heads: 3\n", 3, ("model.heads = 3", "model.hidden = 100")),
+    Bad("kv_heads that do not divide", "model:\n  kv_heads: 3\n", 2, ("model.kv_heads = 3", "model.heads = 8")),
+    Bad("odd heads for rope", "model: {hidden: 24, heads: 8}\n", 1, ("model.heads = 8", "even")),
+    Bad("tp that does not divide", "parallel:\n  tp: 3\n", 2, ("parallel.tp = 3", "model.heads = 8")),
+    Bad("more stages than layers", "parallel:\n  pp: 9\n", 2, ("parallel.pp = 9", "model.layers = 6")),
+    Bad("floor above the rate", "optimizer:\n  min_lr: 0.1\n", 2, ("optimizer.min_lr = 0.1", "at most")),
+    Bad("warm-up beyond the end", "train: {steps: 2}\n", None, ("optimizer.warmup_samples = 320", "32 samples")),
+    Bad("no training split", "data:\n  split: [0, 1, 1]\n", 2, ("data.split", "above 0")),
+    Bad("text and path", "data:\n  text: auto\n  path: a/b\n", 3, ("data.path", "not both")),
+    Bad("neither text nor path", "data: {text: null}\n", 1, ("data.text", "data.path")),
+    Bad("no files", "data: {text: []}\n", 1, ("data.text", "names no file")),
+    Bad("half a tokenizer", "data:\n  tokenizer:\n    vocab_file: v.json\n", 2, ("merges_file is missing",)),
+    Bad("more min_nodes than nodes", "cluster:\n  min_nodes: 2\n", 2, ("cluster.min_nodes = 2", "cluster.nodes = 1")),
+    Bad("variable that is not set", "run_dir: $NOWHERE/x\n", 1, ("run_dir = $NOWHERE/x", "NOWHERE is not set")),
+    # not built yet
+    Bad("slurm", "cluster: {launcher: slurm}\n", 1, ("cluster.launcher = slurm", "not in this version")),
+    Bad("spares", "cluster: {spares: 1}\n", 1, ("cluster.spares = 1", "not in this version")),
+    Bad("two tiers", "checkpoint:\n  tiers: [{name: a, path: /a}, {name: b, path: /b}]\n", 2, ("2 tiers", "not in this version")),
+    Bad("replicas", "checkpoint: {tiers: [{name: a, path: /a, replicas: 1}]}\n", 1, ("replicas = 1", "not in this version")),
+    # the file
+    Bad("unclosed bracket", "train: {steps: 5\nname: x\n", 2, ("not valid YAML",)),
+    Bad("tab", "train:\n\tsteps: 5\n", 2, ("not valid YAML",)),
+    Bad("list instead of a mapping", "- a\n- b\n", 1, ("a mapping of keys to values",)),
+    Bad("text instead of a mapping", "hello\n", 1, ("a mapping of keys to values",)),
+    Bad("bytes that are no text", b"name: \xff\xfe\n", None, ("not UTF-8",)),
+    Bad("unknown tag", "name: !!python/object:os.system x\n", 1, ("not valid YAML",)),
+    # the command line
+    Bad("override without value", "", None, ("command line", "'train.steps'", "KEY=VALUE"), ("train.steps",)),
+    Bad("override of nothing", "", None, ("command line", "'=5'"), ("=5",)),
+    Bad("wrong override", "", None, ("command line: train.steps = x", "a whole number"), ("train.steps=x",)),
+    Bad("unknown override", "", None, ("command line: train.stepz", "'steps'"), ("train.stepz=1",)),
+    Bad("override beyond a list", "", None, ("command line", "checkpoint.tiers"), ("checkpoint.tiers.0.keep_last=1",)),
+]
+
+
+def message(tmp_path: Path, bad: Bad) -> tuple[Path, str]:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(bad.text if isinstance(bad.text, bytes) else bad.text.encode())
+    with pytest.raises(ConfigError) as error:
+        load(path, bad.overrides, {})
+    return path, str(error.value)
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+def test_a_malformed_config_is_told_with_its_place_and_what_is_allowed(tmp_path: Path, bad: Bad):
+    path, text = message(tmp_path, bad)
+    (line,) = text.splitlines()
+    for words in bad.says:
+        assert words in line
+    if bad.line is not None:
+        assert line.startswith(f"{path}:{bad.line}: ")
+    for jargon in ("Input should be", "pydantic", "validation error", "type=", "https://"):
+        assert jargon not in text
+
+
+def test_there_are_enough_of_them():
+    assert len(BAD) >= 60
+    assert len({bad.name for bad in BAD}) == len(BAD)
+
+
+def test_all_problems_are_told_at_once_in_the_order_of_lines(tmp_path: Path):
+    bad = Bad("", "train: {steps: 0}\nname: a/b\nmodle: {}\noptimizer:\n  lr: x\n", None, ())
+    path, text = message(tmp_path, bad)
+    assert [line.split(": ")[0] for line in text.splitlines()] == [f"{path}:{number}" for number in (1, 2, 3, 5)]
+
+
+@pytest.mark.parametrize("make", ["missing", "directory", "unreadable"])
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, make: str):
+    path = tmp_path / "config.yaml"
+    if make == "directory":
+        path.mkdir()
+    elif make == "unreadable":
+        if os.geteuid() == 0:
+            path.symlink_to(path)  # root reads everything but a loop
+        else:
+            path.write_text("")
+            path.chmod(0)
+    with pytest.raises(ConfigError, match=str(path)):
+        load(path)
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_the_command_ends_with_78_and_without_a_traceback(tmp_path: Path, command: str):
+    path = tmp_path / "bad.yaml"
+    path.write_text("train:\n  step: 5\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "resilient", command, str(path)], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 78
+    assert f"{path}:2: train.step: unknown key" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert sorted(tmp_path.iterdir()) == [path]  # nothing was made
