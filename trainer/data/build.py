@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import platform
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -257,18 +258,23 @@ def _tokenizer(source: Files | Corpus, vocabulary: Vocabulary, progress: Progres
 
 # -- several processes -------------------------------------------------------------------------------------------------
 
-_own: Tokenizer | None = None
+_own: Tokenizer | None = None  # of a worker process
 
 
 def _start_worker(serialized: str) -> None:
     global _own
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the process that started this one
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # these processes are the parallelism
     _own = Tokenizer.from_str(serialized)
 
 
-def _encode(batch: list[Piece]) -> list[tuple[list[int], bool, int]]:
+def _encode_in_worker(batch: list[Piece]) -> list[tuple[list[int], bool, int]]:
     assert _own is not None
-    encoded = _own.encode_batch([text for text, _, _ in batch], add_special_tokens=False)
+    return _encode(_own, batch)
+
+
+def _encode(chosen: Tokenizer, batch: list[Piece]) -> list[tuple[list[int], bool, int]]:
+    encoded = chosen.encode_batch([text for text, _, _ in batch], add_special_tokens=False)
     return [(each.ids, ends, done) for each, (_, ends, done) in zip(encoded, batch, strict=True)]
 
 
@@ -287,18 +293,16 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 def _tokenized(pieces: Iterable[Piece], chosen: Tokenizer, workers: int) -> Iterator[tuple[list[int], bool, int]]:
     """Tokens of each piece, in order. At most a few batches per worker are in flight, however large the input."""
-    serialized = chosen.to_str()
     if workers <= 1:
-        _start_worker(serialized)
         for batch in _batches(pieces):
-            yield from _encode(batch)
+            yield from _encode(chosen, batch)
         return
-    with multiprocessing.get_context("spawn").Pool(workers, _start_worker, (serialized,)) as pool:
+    with multiprocessing.get_context("spawn").Pool(workers, _start_worker, (chosen.to_str(),)) as pool:
         batches = _batches(pieces)
-        flying = [pool.apply_async(_encode, (batch,)) for batch in islice(batches, 2 * workers)]
+        flying = [pool.apply_async(_encode_in_worker, (batch,)) for batch in islice(batches, 2 * workers)]
         while flying:
             yield from flying.pop(0).get()
-            flying += [pool.apply_async(_encode, (batch,)) for batch in islice(batches, 1)]
+            flying += [pool.apply_async(_encode_in_worker, (batch,)) for batch in islice(batches, 1)]
 
 
 @contextmanager
