@@ -1,5 +1,6 @@
 """Campaigns of the real trainer: whatever happens to them, losses and weights are those of an undisturbed run."""
 
+import json
 import os
 import random
 import shutil
@@ -224,3 +225,93 @@ def test_a_dataset_that_is_cut_short_is_refused_with_its_line(training: Training
     assert run.run() == 78, run.output
     assert "cut.bin" in run.output
     assert "Traceback" not in run.output
+
+
+def near(run: Campaign, other: Campaign, relative: float) -> None:
+    ours, theirs = run.metrics(), other.metrics()
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+    for line, twin in zip(ours, theirs, strict=True):
+        for name in ("loss", "grad_norm"):
+            assert line[name] == pytest.approx(twin[name], rel=relative), (line["step"], name)
+
+
+def test_one_rank_and_two_ranks_and_accumulation_give_the_same_losses(training: Training, tmp_path: Path):
+    one = training(tmp_path / "one", train={"precision": "fp32", "steps": 20}, cluster={"procs_per_node": 1, "device": "cpu"})
+    two = training(tmp_path / "two", train={"precision": "fp32", "steps": 20})
+    whole = training(tmp_path / "whole", train={"precision": "fp32", "steps": 20, "micro_batch_size": 4})
+    for run in (one, two, whole):
+        assert run.run() == 0, run.output + run.logs()
+    near(one, two, 1e-5)
+    near(whole, two, 1e-5)
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_with_one(training: Training, tmp_path: Path):
+    run = training(train={"precision": "fp32", "steps": 20})
+    undisturbed = training(tmp_path / "undisturbed", train={"precision": "fp32", "steps": 30})
+    decay = "optimizer.decay_samples=320"  # else the schedule would depend on the target
+    assert run.run(decay) == 0, run.output + run.logs()
+    assert run.run(decay, "train.steps=30", "cluster.procs_per_node=1") == 0, run.output + run.logs()
+    assert undisturbed.run(decay) == 0
+    assert run.events("generation_started")[-1]["resumed_step"] == 20
+    near(run, undisturbed, 1e-5)
+
+
+def test_unsupervised_under_torchrun_the_weights_are_the_same(training: Training, twins, tmp_path: Path):
+    run = training(tmp_path / "torchrun")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer"]
+    environ = {**os.environ, "OMP_NUM_THREADS": threads(twins("bf16")), "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run([*launcher, str(run.path)], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ours, theirs = weights(run), weights(twins("bf16"))
+    assert {name for name in theirs if ours[name].tobytes() != theirs[name].tobytes()} == set()
+
+
+def threads(run: Campaign) -> str:
+    """CPU threads of a rank in that run: sums are only equal to the last bit with as many."""
+    return str(run.events("run_started")[0]["layout"]["threads_per_proc"])
+
+
+def test_the_metrics_have_every_field_and_validation_is_told(training: Training, twins):
+    run = twins("bf16")
+    expected = {"step", "loss", "grad_norm", "lr", "samples", "tokens", "step_s", "tokens_per_s", "mfu", "generation", "t"}
+    assert all(set(line) == expected for line in run.metrics())
+    last = run.metrics()[-1]
+    assert (last["samples"], last["tokens"]) == (STEPS * 8, STEPS * 8 * 64)
+    assert [event["step"] for event in run.events("validation")] == [0, 20, 40]
+    losses = [event["val_loss"] for event in run.events("validation")]
+    assert losses[2] < losses[1] < losses[0]
+    committed = run.events("committed")
+    assert [event["step"] for event in committed] == list(range(EVERY, STEPS + 1, EVERY))
+    assert all(event["bytes"] > 0 and event["files"] > 0 for event in committed)
+    assert [int(path.name[5:]) for path in checkpoints(run)] == [30, 35, 40]  # keep_last: 3
+
+
+def test_tensorboard_shows_loss_and_validation(twins):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    scalars = EventAccumulator(str(twins("bf16").run_dir / "tensorboard")).Reload()
+    losses = scalars.Scalars("train/loss")
+    assert [entry.step for entry in losses] == list(range(1, STEPS + 1))
+    assert losses[3].value == pytest.approx(twins("bf16").metrics()[3]["loss"])
+    assert [entry.step for entry in scalars.Scalars("validation/val_loss")] == [0, 20, 40]
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "resilient", *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def test_plan_and_status_and_ckpt_say_what_there_is(twins):
+    run = twins("bf16")
+    planned = command("plan", run.path)
+    assert planned.returncode == 0, planned.stderr
+    assert "2 = tp 1 × pp 1 × dp 2" in planned.stdout
+    shown = command("status", run.run_dir)
+    assert "test: reached" in shown.stdout
+    assert "40 of 40" in shown.stdout
+    told = json.loads(command("status", run.run_dir, "--json").stdout)
+    assert (told["state"], told["step"], told["checkpoint_step"], told["faults"]) == ("reached", 40, 40, 0)
+    listed = command("ckpt", "ls", run.run_dir)
+    assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == ["30", "35", "40"]
+    verified = command("ckpt", "verify", run.run_dir / "checkpoints")
+    assert verified.returncode == 0
+    assert command("status", run.directory).returncode == 69

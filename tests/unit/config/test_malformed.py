@@ -28,7 +28,12 @@ BAD = [
     Bad("unknown key", "train:\n  step: 5\n", 2, ("train.step", "did you mean 'steps'?", "global_batch_size")),
     Bad("unknown key far off", "train: {zzz: 5}\n", 1, ("train.zzz", "unknown key", "steps")),
     Bad("misspelt watchdog", "resilience:\n  fense_s: 3\n", 2, ("fense_s", "did you mean 'fence_s'?")),
-    Bad("unknown key in a tier", "checkpoint:\n  tiers:\n    - {name: a, path: /x}\n    - name: a\n      path: /x\n      pth: /x\n", 6, ("tiers.1.pth", "'path'")),
+    Bad(
+        "unknown key in a tier",
+        "checkpoint:\n  tiers:\n    - {name: a, path: /x}\n    - name: a\n      path: /x\n      pth: /x\n",
+        6,
+        ("tiers.1.pth", "'path'"),
+    ),
     Bad("key twice", "train:\n  steps: 1\n  steps: 2\n", 3, ("train.steps", "twice", "line 2")),
     Bad("section twice", "train: {steps: 1}\ntrain: {steps: 2}\n", 2, ("train", "twice")),
     Bad("key that is a number", "5: x\n", 1, ("'5'", "not text")),

@@ -1,0 +1,196 @@
+"""Where bytes go: chunks, slots, shards, shares; and crc32c of what is put together."""
+
+import math
+import struct
+from itertools import pairwise
+
+import crc32c
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint import CheckpointError, crc, layout
+from checkpoint.layout import arrange, chunk_shape
+from checkpoint.piece import Piece, granule, part_of
+from checkpoint.plan import Claim, plan, share
+from checkpoint.retention import superseded
+
+MIB = 1 << 20
+
+
+@given(st.binary(max_size=200), st.binary(max_size=200), st.integers(0, 70))
+def test_crc_of_joined_bytes_follows_from_the_parts(first: bytes, second: bytes, times: int) -> None:
+    one, two = crc32c.crc32c(first), crc32c.crc32c(second)
+    assert crc.combine(one, two, len(second)) == crc32c.crc32c(first + second)
+    assert crc.repeat(one, len(first), times) == crc32c.crc32c(first * times)
+    assert crc.zeros(times) == crc32c.crc32c(bytes(times))
+    assert crc32c.crc32c(first + crc.sealed(one)) == crc.SEALED
+
+
+@pytest.mark.parametrize(
+    ("shape", "unit"),
+    [
+        ((4096, 4096), (4096, 4096)),
+        ((4096, 4096), (1024, 4096)),
+        ((32, 4096, 1024), (1, 512, 1024)),
+        ((50257, 768), (50257, 768)),  # a prime number of rows that nobody shards
+        ((50257, 768), (25129, 768)),  # shards of a prime number of rows
+        ((50304, 1600), (6288, 1600)),
+        ((100_000_007,), (100_000_007,)),
+    ],
+)
+def test_chunks_are_about_four_mebibytes_and_respect_the_unit(shape: tuple[int, ...], unit: tuple[int, ...]) -> None:
+    chunk = chunk_shape(shape, 4, unit)
+    assert MIB // 2 <= 4 * math.prod(chunk) <= 16 * MIB
+    for part, granted, length in zip(chunk, unit, shape, strict=True):
+        assert granted % part == 0 or granted >= length
+    padded = math.prod(-(-length // part) * part for length, part in zip(shape, chunk, strict=True))
+    assert padded <= 1.02 * math.prod(shape) or unit != shape
+
+
+shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
+
+
+@given(shapes, st.data())
+def test_every_chunk_has_a_slot_of_its_own_inside_its_file(shape: tuple[int, ...], data: st.DataObject) -> None:
+    unit = tuple(data.draw(st.integers(1, max(1, length))) for length in shape)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "CHUNK_TARGET_BYTES", 64)
+        patch.setattr(layout, "SHARD_LIMIT_BYTES", data.draw(st.sampled_from([1, 5 * 4096, 16 << 30])))
+        info = arrange("a", "float32", shape, unit)
+    taken = sorted(
+        (shard.path, info.offset(slot), info.offset(slot) + info.chunk_bytes + 4, shard.size_bytes)
+        for shard, slot in map(info.locate, info.touched((0,) * len(shape), shape))
+    )
+    for (path, _, end, _), (other, start, _, _) in pairwise(taken):
+        assert path != other or end <= start
+    for _, start, end, size in taken:
+        assert info.index_bytes <= start and end <= size
+        assert start % 4096 == 0
+    assert {path for path, *_ in taken} == {shard.path for shard in info.shards.values()}
+
+
+def test_slots_depend_on_shape_element_and_unit_alone() -> None:
+    """The numbers are part of the format: another one would misplace what older versions wrote."""
+    info = arrange("layers/up", "float32", (3, 2048, 1024), (1, 1024, 1024))
+    shard, slot = info.locate((2, 1, 0))
+    assert (info.chunk, info.grid, shard.path, slot) == ((1, 1024, 1024), (3, 2, 1), "layers/up/c.0.0.0", 5)
+    assert (info.index_bytes, info.first_slot, info.slot_bytes) == (16 * 6 + 4, 4096, 4 * MIB + 4096)
+    assert info.offset(5) == 4096 + 5 * (4 * MIB + 4096)
+    entries = struct.unpack("<12Q", shard.index[:-4])
+    assert entries[10:] == (info.offset(5), 4 * MIB + 4)
+
+
+def test_above_the_limit_an_array_has_several_shard_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "SHARD_LIMIT_BYTES", 30 * MIB)
+    info = arrange("a", "float32", (20, 1024, 1024), (1, 1024, 1024))
+    assert info.per_shard == (7, 1, 1)
+    assert [shard.path for shard in info.shards.values()] == ["a/c.0.0.0", "a/c.1.0.0", "a/c.2.0.0"]
+    assert len(info.shards[2, 0, 0].slots) == 6
+
+
+@given(st.integers(1, 200), st.lists(st.integers(1, 5), max_size=3))
+def test_nested_shards_are_those_of_torch_chunk(length: int, splits: list[int]) -> None:
+    unit = granule(length, tuple(splits))
+
+    def check(rows: torch.Tensor, where: list[int]) -> None:
+        if len(where) == len(splits):
+            offset, size = part_of(length, splits, where)
+            assert size == len(rows)
+            assert not size or (offset == rows[0] and (offset % unit == 0 or offset == length))
+            return
+        chunks = torch.chunk(rows, splits[len(where)]) if len(rows) else ()
+        for index in range(splits[len(where)]):
+            check(chunks[index] if index < len(chunks) else rows[:0], [*where, index])
+
+    check(torch.arange(length), [])
+
+
+def claim(offset: int, extent: int, replica: int = 0, replicas: int = 1, *, unit: int = 2, length: int = 8) -> Claim:
+    return Claim("w", "float32", (length,), (offset,), (extent,), (unit,), replica, replicas)
+
+
+@pytest.mark.parametrize(
+    ("claims", "message"),
+    [
+        ([[claim(0, 4)], []], r"no rank holds the element at \(4,\)"),
+        ([[claim(0, 4)], [claim(2, 6)]], r"two different blocks hold the element at \(2,\)"),
+        ([[claim(0, 8)], [claim(0, 8)]], "2 holders .*each must be another one"),
+        ([[claim(0, 8, 0, 2)], []], "1 holders .*rank 0 is 0 of 2"),
+        ([[claim(0, 4)], [claim(0, 4, length=4)]], r"float32 \(8,\) on rank 0 and float32 \(4,\) on rank 1"),
+        ([[claim(0, 8), Claim("w/b", "int8", (), (), (), (), 0, 1)]], "w is an array, so w/b cannot be inside"),
+    ],
+)
+def test_contradicting_claims_are_refused(claims: list[list[Claim]], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        plan(claims)
+
+
+def test_units_that_differ_between_ranks_are_reconciled() -> None:
+    (info,) = plan([[claim(0, 6, unit=6, length=14)], [claim(6, 8, unit=2, length=14)]])
+    assert info.chunk == (2,)
+
+
+@given(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.integers(0, 100))
+def test_replicas_share_a_block_evenly_and_write_each_chunk_once(replicas: int, rows: int, columns: int, ordinal: int) -> None:
+    shape = (rows, columns)
+    held = [Claim("w", "int8", shape, (0, 0), shape, (1, 1), replica, replicas) for replica in range(replicas)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "CHUNK_TARGET_BYTES", 1)
+        (info,) = plan([[each] for each in held])
+    written = [list(share(info, ordinal, each)) for each in held]
+    assert sorted(chunk for each in written for chunk in each) == sorted(info.touched((0, 0), shape))
+    assert max(map(len, written)) - min(map(len, written)) <= 1
+
+
+def test_small_arrays_of_many_layers_are_spread_over_replicas() -> None:
+    norms = [Claim("norm", "float32", (32, 64), (layer, 0), (1, 64), (1, 64), 0, 4) for layer in range(32)]
+    (info,) = plan([[Claim(**{**vars(each), "replica": rank}) for each in norms] for rank in range(4)])
+    assert sum(len(list(share(info, 0, each))) for each in norms) == 8
+
+
+@pytest.mark.parametrize(
+    ("array", "shape", "offset", "extent", "unit", "message"),
+    [
+        ("", (2,), (0,), (2,), (1,), "cannot name"),
+        ("a//b", (2,), (0,), (2,), (1,), "cannot name"),
+        ("a/../b", (2,), (0,), (2,), (1,), "cannot name"),
+        ("a/zarr.json", (2,), (0,), (2,), (1,), "cannot name"),
+        ("a", (2,), (0, 0), (2,), (1,), "same number of dimensions"),
+        ("a", (4,), (3,), (2,), (1,), "not inside the array"),
+        ("a", (8,), (3,), (4,), (3,), "does not begin and end at multiples"),
+        ("a", (8,), (2,), (3,), (3,), "does not begin and end at multiples"),
+    ],
+)
+def test_a_piece_that_does_not_fit_is_refused(
+    array: str, shape: tuple[int, ...], offset: tuple[int, ...], extent: tuple[int, ...], unit: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Piece(array, shape, offset, torch.zeros(extent), unit)
+
+
+def test_a_piece_of_a_type_that_cannot_be_stored_is_refused() -> None:
+    with pytest.raises(ValueError, match="float8_e4m3fnuz cannot be stored; there are"):
+        Piece("a", (1,), (0,), torch.zeros(1, dtype=torch.float8_e4m3fnuz), (1,))
+
+
+@pytest.mark.parametrize(
+    ("steps", "keep_last", "keep_every", "upto", "gone"),
+    [
+        ([], 1, None, None, []),
+        ([10], 1, None, None, []),
+        ([10, 20, 30], 1, None, None, [10, 20]),
+        ([10, 20, 30], 5, None, None, []),
+        ([30, 10, 20, 40], 2, None, None, [10, 20]),
+        ([10, 20, 30, 40, 50], 1, 20, None, [10, 30]),
+        ([10, 20, 30, 40], 1, None, 20, [10]),  # 30 and 40 are from a past that was rolled back
+    ],
+)
+def test_retention(steps: list[int], keep_last: int, keep_every: int | None, upto: int | None, gone: list[int]) -> None:
+    assert superseded(steps, keep_last, keep_every, upto) == gone
+
+
+def test_retention_never_gives_up_the_newest() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        superseded([1, 2], 0)
