@@ -1,1 +1,98 @@
-"""checkpoint: sharded, verified checkpoints in Zarr v3 (placeholder docstring; see the package's modules)."""
+"""checkpoint: sharded, verified checkpoints in Zarr v3, usable without the rest of this project.
+
+A checkpoint is a directory `step-<8 digits>` that any Zarr client opens: every parameter and every optimizer state is one
+global array, whatever the layout that wrote it. All ranks write at once, each its own slots of the shard files; a manifest
+names every file with its size and checksum; one rename commits. It is there whole or not at all, and a byte that has
+changed is found.
+
+    from pathlib import Path
+    from checkpoint import load, newest_good, pieces_of, save
+
+    root = Path("checkpoints")
+    pieces = [pieces_of(f"model/{name}", tensor) for name, tensor in model.state_dict().items()]
+
+    save(root, step, pieces, {"samples": 6400}, generation=0, keep_last=3)     # on all ranks
+
+    path = newest_good(root)                                                   # on all ranks
+    if path is not None:
+        state = load(path, pieces)                                             # fills the tensors in place
+
+A *piece* is what one rank holds of a global array. `pieces_of` makes one from a plain tensor or a DTensor, on any mesh,
+with uneven or empty shards; `Piece` can be filled in by hand for anything else. Whatever the pieces were when a checkpoint
+was written, it loads into any others that lie in the same global arrays: more ranks, fewer, or cut along another
+dimension. Of the ranks that hold the same block each writes a share.
+
+A *generation* is the number of the attempt that writes: raise it with each restart (`checkpoint.fence.raise_fence`), and
+what is left of older attempts can no longer publish anything and is cleared away. A program that nobody restarts may stay
+at 0.
+
+`save` and `newest_good` are collective over a `torch.distributed` group that carries objects (gloo does). When one rank
+fails (no room, say), all of them raise the same CheckpointError, nothing new is there, and nothing old is gone. `verify`
+reads every byte of a checkpoint; `load` reads only the chunks that it needs and checks each.
+
+    >>> import zarr
+    >>> zarr.open_group("checkpoints/step-00000400", mode="r")["model/embedding.weight"][:2]     # nothing of ours needed
+
+The bytes are described in docs/checkpoint-format.md. Importing this package imports neither torch nor Zarr.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from checkpoint.errors import (
+    CheckpointError,
+    CheckpointMismatch,
+    DamagedCheckpoint,
+    NoUsableCheckpoint,
+    StaleGeneration,
+)
+from checkpoint.naming import step_path, steps
+
+if TYPE_CHECKING:
+    from checkpoint.layout import ArrayInfo
+    from checkpoint.loading import load, read_state
+    from checkpoint.newest import newest_good
+    from checkpoint.piece import Piece, pieces_of
+    from checkpoint.pruning import prune
+    from checkpoint.saving import Saved, save
+    from checkpoint.verification import verify
+
+__all__ = [
+    "ArrayInfo",
+    "CheckpointError",
+    "CheckpointMismatch",
+    "DamagedCheckpoint",
+    "NoUsableCheckpoint",
+    "Piece",
+    "Saved",
+    "StaleGeneration",
+    "load",
+    "newest_good",
+    "pieces_of",
+    "prune",
+    "read_state",
+    "save",
+    "step_path",
+    "steps",
+    "verify",
+]
+
+# What needs torch or NumPy is imported when it is asked for.
+_LAZY = {
+    "ArrayInfo": "checkpoint.layout",
+    "Piece": "checkpoint.piece",
+    "Saved": "checkpoint.saving",
+    "load": "checkpoint.loading",
+    "newest_good": "checkpoint.newest",
+    "pieces_of": "checkpoint.piece",
+    "prune": "checkpoint.pruning",
+    "read_state": "checkpoint.loading",
+    "save": "checkpoint.saving",
+    "verify": "checkpoint.verification",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'checkpoint' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

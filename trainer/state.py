@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import checkpoint
 from resilient import worker
@@ -80,14 +79,14 @@ class TrainingState:
 
     def _load(self, path: Path) -> None:
         state = checkpoint.read_state(path)
-        same_ranks = state["world_size"] == self._context.world_size
+        same_ranks = state.get("world_size") == self._context.world_size
         numbers = torch.empty_like(_random_state())
         pieces = self._arrays()
         # Generators belong to ranks: on another number of ranks they start anew from the seed.
         checkpoint.load(path, [*pieces, self._random_numbers(numbers)] if same_ranks else pieces)
         if same_ranks:
             torch.set_rng_state(numbers)
-        self.progress = Progress(state["step"], state["consumed_samples"])
+        self.progress = Progress(_number(state, "step"), _number(state, "consumed_samples"))
         for moments in self._optimizer.state.values():
             moments["step"].fill_(float(self.progress.step))
 
@@ -118,11 +117,12 @@ class TrainingState:
         }
 
 
+def _number(state: Mapping[str, Any], name: str) -> int:
+    value = state.get(name)
+    if not isinstance(value, int):
+        raise checkpoint.CheckpointMismatch(f"the checkpoint's state has no number {name!r}: it is not this trainer's")
+    return value
+
+
 def _random_state() -> torch.Tensor:
     return torch.get_rng_state()
-
-
-def barrier() -> None:
-    """Wait for all ranks, where there are others."""
-    if dist.is_initialized():
-        dist.barrier()

@@ -123,8 +123,9 @@ def test_more_micro_batch_keeps_more_activations():
 
 @pytest.mark.parametrize(("key", "value"), [("parallel.tp", 2), ("parallel.pp", 2), ("parallel.zero_stage", 3)], ids=str)
 def test_a_layout_that_is_not_built_yet_is_refused(key, value):
-    with pytest.raises(ConfigError, match=rf"{key} = {value}: not in this version"):
+    with pytest.raises(ConfigError) as error:
         check(config(parallel={key.partition(".")[2]: value}))
+    assert str(error.value).startswith(f"{key} = {value}: not in this version")
 
 
 def test_the_plan_names_parameters_memory_and_checkpoint(tmp_path):
@@ -143,5 +144,5 @@ def test_asking_for_flash_where_it_does_not_run_is_an_error_and_auto_falls_back(
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", broken)
     assert attention.choose("auto", cpu, torch.bfloat16, 32) is SDPBackend.MATH
     assert attention.choose("math", cpu, torch.bfloat16, 32) is SDPBackend.MATH
-    with pytest.raises(ConfigError, match="model.attention = sdpa_flash"):
+    with pytest.raises(ConfigError, match=r"model\.attention = sdpa_flash"):
         attention.choose("sdpa_flash", cpu, torch.bfloat16, 32)

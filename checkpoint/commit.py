@@ -1,0 +1,116 @@
+"""Making a checkpoint appear: the temporary directory, and the one rename that publishes it.
+
+Owns the order of the effects on disk, so that after a crash at any point a reader finds the old or the new, and never a half:
+contents durable, then manifest, then directories, then the name, then the directory that holds the name.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import crc32c
+
+from checkpoint import manifest, points
+from checkpoint.errors import DamagedCheckpoint
+from checkpoint.fence import fsync_directory, guard
+from checkpoint.layout import Shard
+from checkpoint.manifest import FileEntry, Manifest
+from checkpoint.naming import aside, stale, step_path, temporary_path
+from checkpoint.verification import verify
+
+_FSYNC_THREADS = 8
+
+
+def good(root: Path, step: int) -> Manifest | None:
+    """The manifest of a step that is there and sound, None otherwise."""
+    path = step_path(root, step)
+    if not path.exists():
+        return None
+    try:
+        verify(path)
+        return manifest.read(path)
+    except DamagedCheckpoint:
+        return None
+
+
+def open_temporary(root: Path, step: int, generation: int, shards: Iterable[Shard], documents: Mapping[str, bytes]) -> Path:
+    """A directory to write into: metadata, and shard files of full size that have their index and no chunks.
+
+    Removes what older generations have left unfinished. Raises StaleGeneration, OSError.
+    """
+    if not root.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        fsync_directory(root.parent)
+    with guard(root, generation):
+        pass
+    temporary = temporary_path(root, step, generation)
+    for leftover in stale(root, generation):
+        shutil.rmtree(leftover, ignore_errors=True)
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    temporary.mkdir()
+    points.reached("temporary_created")
+    for path, text in documents.items():
+        (temporary / path).parent.mkdir(parents=True, exist_ok=True)
+        (temporary / path).write_bytes(text)
+    points.reached("metadata_written")
+    for shard in shards:
+        with (temporary / shard.path).open("xb") as file:
+            file.write(shard.index)
+            file.truncate(shard.size_bytes)
+    points.reached("indices_written")
+    return temporary
+
+
+def entries(
+    documents: Mapping[str, bytes], shards: Iterable[Shard], checksums: Mapping[str, Mapping[int, int]]
+) -> dict[str, FileEntry]:
+    """What the manifest says of each file. Raises ValueError where a chunk was not written."""
+    found = {path: FileEntry(len(text), crc32c.crc32c(text)) for path, text in documents.items()}
+    for shard in shards:
+        written = checksums.get(shard.path, {})
+        missing = [slot for slot in shard.slots.tolist() if slot not in written]
+        if missing:
+            raise ValueError(f"{len(missing)} chunks of {shard.path} were not written, the first one in slot {missing[0]}")
+        found[shard.path] = FileEntry(shard.size_bytes, shard.crc32c, shard.chunks_crc32c(written))
+    return found
+
+
+def commit(root: Path, generation: int, contents: Manifest) -> bool:
+    """Publish the temporary directory of a step; False where the same step turned out to be there already, and sound.
+
+    A damaged checkpoint of that step is set aside under another name. Raises StaleGeneration, OSError.
+    """
+    target, temporary = step_path(root, contents.step), temporary_path(root, contents.step, generation)
+    (temporary / manifest.NAME).write_bytes(manifest.encode(contents))
+    points.reached("manifest_written")
+    files = [temporary / path for path in (*contents.files, manifest.NAME)]
+    directories = sorted({parent for file in files for parent in file.parents if parent.is_relative_to(temporary)})
+    with ThreadPoolExecutor(_FSYNC_THREADS, thread_name_prefix="checkpoint-fsync") as pool:
+        list(pool.map(_fsync_file, files))
+        points.reached("manifest_durable")
+        list(pool.map(fsync_directory, directories))
+    points.reached("directories_durable")
+    if good(root, contents.step) is not None:
+        shutil.rmtree(temporary)
+        return False
+    with guard(root, generation):
+        points.reached("fence_checked")
+        if target.exists():
+            target.rename(aside(target, "damaged"))
+            points.reached("old_set_aside")
+        temporary.rename(target)
+        points.reached("renamed")
+        fsync_directory(root)
+    points.reached("published")
+    return True
+
+
+def _fsync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,236 @@
+"""Where every byte of an array goes: chunks, slots, shard files.
+
+An array is cut into chunks that no two ranks share. A chunk has a slot of its own in a shard file, at an offset that
+follows from the array's shape, element and chunk alone; so ranks, and later nodes, write side by side without a word, and
+the same bytes lie at the same place on every copy. docs/checkpoint-format.md says the same in prose.
+
+Owns the arithmetic. Pure: reads and writes nothing.
+"""
+
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import crc32c
+import numpy as np
+
+from checkpoint import crc
+from checkpoint.elements import Element, element
+
+PAGE_BYTES = 4096
+CRC_BYTES = 4
+CHUNK_TARGET_BYTES = 4 << 20
+SHARD_LIMIT_BYTES = 16 << 30
+
+Shape = tuple[int, ...]
+
+_ABSENT = (1 << 64) - 1
+
+
+def arrange(name: str, dtype: str, shape: Shape, unit: Shape) -> "ArrayInfo":
+    """The layout of an array whose shard boundaries, on every rank, are multiples of `unit` or the array's edge."""
+    size = element(dtype).size_bytes
+    chunk = chunk_shape(shape, size, unit)
+    grid = tuple(max(1, -(-full // part)) for full, part in zip(shape, chunk, strict=True))
+    per_shard = list(grid)
+    for dim in range(len(grid)):
+        shard_bytes = _slot_bytes(size * math.prod(chunk)) * math.prod(per_shard)
+        if shard_bytes <= SHARD_LIMIT_BYTES:
+            break
+        per_shard[dim] = max(1, per_shard[dim] * SHARD_LIMIT_BYTES // shard_bytes)
+    return ArrayInfo(name, dtype, shape, chunk, tuple(per_shard))
+
+
+def chunk_shape(shape: Shape, element_bytes: int, unit: Shape) -> Shape:
+    """The chunks of an array: `unit`, cut along its first dimensions by divisors until a chunk is about 4 MiB at most."""
+    chunk = [max(1, min(part, full)) for part, full in zip(unit, shape, strict=True)]
+    for dim, (part, full) in enumerate(zip(unit, shape, strict=True)):
+        size = element_bytes * math.prod(chunk)
+        if size <= CHUNK_TARGET_BYTES:
+            break
+        wanted = max(1, chunk[dim] * CHUNK_TARGET_BYTES // size)
+        # What nobody shards may be cut anywhere.
+        chunk[dim] = _even(chunk[dim], wanted) if part >= full else _divisor(chunk[dim], wanted)
+    return tuple(chunk)
+
+
+def _even(length: int, wanted: int) -> int:
+    """About `wanted`, so that as many parts as needed are about equal."""
+    return -(-length // -(-length // wanted))
+
+
+def _divisor(length: int, wanted: int) -> int:
+    """The divisor nearest to `wanted`; the length itself (the next dimension is cut instead) if all are far away."""
+    small = [number for number in range(1, math.isqrt(length) + 1) if length % number == 0]
+    divisors = small + [length // number for number in small]
+    below = max(number for number in divisors if number <= wanted)
+    if 8 * below >= wanted:
+        return below
+    above = min(number for number in divisors if number > wanted)
+    return above if above <= 4 * wanted else length
+
+
+def _slot_bytes(chunk_bytes: int) -> int:
+    return _page_up(chunk_bytes + CRC_BYTES)
+
+
+def _page_up(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """One global array.
+
+    Attributes:
+        name: "/" separates Zarr groups.
+        dtype: torch's name for the elements.
+        shape: of the array; () for a single number, 0 where it is empty.
+        chunk: shape of a chunk; chunks at the edge are padded with zeros to it.
+        per_shard: chunks along each dimension of a shard file.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    chunk: Shape
+    per_shard: Shape
+
+    @cached_property
+    def element(self) -> Element:
+        """The elements' type."""
+        return element(self.dtype)
+
+    @cached_property
+    def grid(self) -> Shape:
+        """Chunks along each dimension."""
+        return tuple(-(-full // part) for full, part in zip(self.shape, self.chunk, strict=True))
+
+    @cached_property
+    def shard_shape(self) -> Shape:
+        """Elements along each dimension of a shard file."""
+        return tuple(count * part for count, part in zip(self.per_shard, self.chunk, strict=True))
+
+    @cached_property
+    def chunk_bytes(self) -> int:
+        """A chunk without its checksum."""
+        return self.element.size_bytes * math.prod(self.chunk)
+
+    @cached_property
+    def sharded(self) -> bool:
+        """Whether the files have an index: Zarr has no shards of arrays without dimensions."""
+        return len(self.shape) > 0
+
+    @cached_property
+    def slot_bytes(self) -> int:
+        """A chunk, its checksum, and zeros to the next page."""
+        return _slot_bytes(self.chunk_bytes) if self.sharded else self.chunk_bytes + CRC_BYTES
+
+    @cached_property
+    def index_bytes(self) -> int:
+        """The index with its checksum, without the zeros that follow."""
+        return 16 * math.prod(self.per_shard) + CRC_BYTES if self.sharded else 0
+
+    @cached_property
+    def first_slot(self) -> int:
+        """Offset of slot 0."""
+        return _page_up(self.index_bytes)
+
+    @cached_property
+    def shards(self) -> dict[Shape, "Shard"]:
+        """All shard files by their place in the grid of shards; none of an empty array."""
+        counts = [-(-length // part) for length, part in zip(self.grid, self.per_shard, strict=True)]
+        return {place: Shard(self, place) for place in product(*map(range, counts))}
+
+    def offset(self, slot: int) -> int:
+        """Where a slot begins in its file."""
+        return self.first_slot + slot * self.slot_bytes
+
+    def locate(self, chunk: Shape) -> tuple["Shard", int]:
+        """Shard file and slot of the chunk at this place in the grid of chunks."""
+        place, slot = [], 0
+        for coordinate, count in zip(chunk, self.per_shard, strict=True):
+            shard, inside = divmod(coordinate, count)
+            place.append(shard)
+            slot = slot * count + inside
+        return self.shards[tuple(place)], slot
+
+    def touched(self, offset: Shape, extent: Shape) -> Iterator[Shape]:
+        """The chunks that a block touches, by their place in the grid of chunks, last dimension fastest."""
+        return product(*self.span(offset, extent))
+
+    def span(self, offset: Shape, extent: Shape) -> list[range]:
+        """The chunks that a block touches along each dimension; none of an empty block."""
+        return [
+            range(start // part, -(-(start + length) // part) if length else start // part)
+            for start, length, part in zip(offset, extent, self.chunk, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard file of an array, at its place in the grid of shards."""
+
+    array: ArrayInfo
+    place: Shape
+
+    @cached_property
+    def path(self) -> str:
+        """Relative to the checkpoint."""
+        return f"{self.array.name}/" + ".".join(("c", *map(str, self.place)))
+
+    @cached_property
+    def slots(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """The slots that hold a chunk, ascending; the last shard along a dimension may lack some."""
+        present = np.zeros(self.array.per_shard, bool)
+        inside = (
+            slice(0, length - place * count)
+            for length, place, count in zip(self.array.grid, self.place, self.array.per_shard, strict=True)
+        )
+        present[tuple(inside)] = True
+        return np.flatnonzero(present)
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Of the file."""
+        return self.array.offset(int(self.slots[-1]) + 1)
+
+    @cached_property
+    def index(self) -> bytes:
+        """The first bytes of the file: offset and length of each chunk, and their crc32c."""
+        if not self.array.sharded:
+            return b""
+        entries = np.full((math.prod(self.array.per_shard), 2), _ABSENT, "<u8")
+        entries[self.slots, 0] = self.array.first_slot + self.array.slot_bytes * self.slots
+        entries[self.slots, 1] = self.array.chunk_bytes + CRC_BYTES
+        text = entries.tobytes()
+        return text + struct.pack("<I", crc32c.crc32c(text))
+
+    @cached_property
+    def crc32c(self) -> int:
+        """Of the whole file, as it must be: chunks that are followed by their own checksums do not change it."""
+        array = self.array
+        gap = array.slot_bytes - array.chunk_bytes - CRC_BYTES
+        slot = crc.combine(crc.SEALED, crc.zeros(gap), gap)
+        gap = array.first_slot - array.index_bytes
+        total = crc.combine(crc32c.crc32c(self.index), crc.zeros(gap), gap)
+        for absent, used in self._runs():
+            gap, full = absent * array.slot_bytes, used * array.slot_bytes
+            total = crc.combine(total, crc.zeros(gap), gap)
+            total = crc.combine(total, crc.repeat(slot, array.slot_bytes, used), full)
+        return total
+
+    def chunks_crc32c(self, checksums: Mapping[int, int]) -> int:
+        """crc32c over the chunks' checksums, by slot, in the order of the slots: it stands for the contents."""
+        return int(crc32c.crc32c(b"".join(crc.sealed(checksums[slot]) for slot in self.slots.tolist())))
+
+    def _runs(self) -> Iterator[tuple[int, int]]:
+        """Slots in a row that are absent, and in use after them, again and again."""
+        end = 0
+        for run in np.split(self.slots, np.flatnonzero(np.diff(self.slots) != 1) + 1):
+            yield int(run[0]) - end, len(run)
+            end = int(run[-1]) + 1

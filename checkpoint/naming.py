@@ -1,0 +1,66 @@
+"""What the entries of a directory of checkpoints are called.
+
+Owns the names. A committed checkpoint is called `step-<8 digits>` and nothing else is: what is being written, was set aside
+or is being deleted has another name, so that no reader takes it for one. Changes nothing on disk.
+"""
+
+import re
+from pathlib import Path
+
+LAST_STEP = 99_999_999
+
+_STEP = re.compile(r"step-(\d{8})")
+_TEMPORARY = re.compile(r"step-\d{8}\.g(\d+)\.tmp")
+_DELETED = re.compile(r"step-\d{8}\.deleted-\d+")
+
+
+def step_path(root: Path, step: int) -> Path:
+    """Where the checkpoint of a step is. Raises ValueError for a step that has no name (negative, or above 8 digits)."""
+    if not 0 <= step <= LAST_STEP:
+        raise ValueError(f"a step is a number from 0 to {LAST_STEP}, not {step}")
+    return root / f"step-{step:08d}"
+
+
+def temporary_path(root: Path, step: int, generation: int) -> Path:
+    """Where a generation writes the checkpoint of a step. Raises ValueError as `step_path`, or for a negative generation."""
+    if generation < 0:
+        raise ValueError(f"a generation is a number from 0 on, not {generation}")
+    return root / f"{step_path(root, step).name}.g{generation}.tmp"
+
+
+def step_of(path: Path) -> int | None:
+    """The step of a committed checkpoint, None for a path of any other name."""
+    match = _STEP.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def steps(root: Path) -> list[int]:
+    """The committed steps, ascending; none where there is no such directory. Raises OSError if it cannot be read."""
+    return sorted(step for path in _directories(root) if (step := step_of(path)) is not None)
+
+
+def stale(root: Path, generation: int) -> list[Path]:
+    """Unfinished checkpoints of older generations: nobody will finish them."""
+    return [
+        path for path in _directories(root) if (match := _TEMPORARY.fullmatch(path.name)) is not None and int(match[1]) < generation
+    ]
+
+
+def deleted(root: Path) -> list[Path]:
+    """Checkpoints whose deletion has begun."""
+    return [path for path in _directories(root) if _DELETED.fullmatch(path.name)]
+
+
+def aside(path: Path, why: str) -> Path:
+    """A free name beside a checkpoint, `step-<8 digits>.<why>-<k>`, that no reader takes for one."""
+    number = 1
+    while (other := path.with_name(f"{path.name}.{why}-{number}")).exists():
+        number += 1
+    return other
+
+
+def _directories(root: Path) -> list[Path]:
+    try:
+        return [path for path in root.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return []

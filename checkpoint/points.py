@@ -1,0 +1,49 @@
+"""Named points between the effects of a save, where a crash would be most telling.
+
+Owns the names, and an action for each that is normally absent. A crash test arms a point (to kill the process there);
+nothing else ever does, and no setting or variable can.
+"""
+
+from collections.abc import Callable
+
+POINTS = (
+    "temporary_created",
+    "metadata_written",
+    "indices_written",
+    "half_of_chunks_written",
+    "chunks_written",
+    "chunks_durable",
+    "manifest_written",
+    "manifest_durable",
+    "directories_durable",
+    "fence_checked",
+    "old_set_aside",
+    "renamed",
+    "published",
+    "pruned_by_name",
+    "unlinked",
+    "fence_written",
+    "fence_replaced",
+)
+"""In the order in which one save passes them; the last two belong to raising a fence."""
+
+_armed: dict[str, Callable[[], None]] = {}
+
+
+def arm(name: str, action: Callable[[], None]) -> None:
+    """Run `action` each time this process reaches the point. Raises KeyError for an unknown name."""
+    if name not in POINTS:
+        raise KeyError(f"no point {name!r}; there are {', '.join(POINTS)}")
+    _armed[name] = action
+
+
+def disarm() -> None:
+    """Forget every armed action."""
+    _armed.clear()
+
+
+def reached(name: str) -> None:
+    """Say that this process is at the point."""
+    action = _armed.get(name)
+    if action is not None:
+        action()

@@ -1,0 +1,48 @@
+"""Pruning: deleting what is superseded.
+
+Owns deletion. The name goes first, so that nobody opens what is half gone; never deletes the newest checkpoint, nor one that was
+set aside.
+"""
+
+import logging
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+from checkpoint import points
+from checkpoint.fence import guard
+from checkpoint.naming import aside, deleted, step_path, steps
+from checkpoint.retention import superseded
+
+_log = logging.getLogger(__name__)
+
+
+def prune(
+    root: Path, keep_last: int, keep_every: int | None = None, *, upto: int | None = None, generation: int | None = None
+) -> list[int]:
+    """Delete all checkpoints but the newest `keep_last` and the multiples of `keep_every`; return their steps.
+
+    Args:
+        upto: steps above it are neither counted nor deleted.
+        generation: refuse if a newer one has taken over; None deletes on a person's behalf.
+
+    Raises StaleGeneration; ValueError unless the numbers are at least 1; OSError where a name cannot be changed.
+    """
+    gone = superseded(steps(root), keep_last, keep_every, upto)
+    with nullcontext() if generation is None or not gone else guard(root, generation):
+        for step in gone:
+            path = step_path(root, step)
+            path.rename(aside(path, "deleted"))
+            points.reached("pruned_by_name")
+    for path in deleted(root):
+        remove(path)
+    return gone
+
+
+def remove(path: Path) -> None:
+    """Delete a directory that no reader takes for a checkpoint; what cannot be deleted stays, and is said in the log."""
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        _log.warning("%s could not be deleted and can be at any time: %s", path, error)
+    points.reached("unlinked")

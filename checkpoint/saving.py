@@ -1,0 +1,197 @@
+"""Saving: all ranks write one checkpoint together.
+
+Owns the course of a save, from the ranks' agreement on a layout to the commit. A failure on one rank fails the save on all of
+them, and leaves what was there as it was.
+"""
+
+import hashlib
+import logging
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch.distributed as dist
+
+from checkpoint import commit, manifest, metadata, plan, writing
+from checkpoint.agreement import Outcome, Ranks, results
+from checkpoint.block import Block
+from checkpoint.errors import CheckpointError
+from checkpoint.layout import ArrayInfo, Shard
+from checkpoint.manifest import Manifest
+from checkpoint.naming import step_path, temporary_path
+from checkpoint.piece import Piece
+from checkpoint.plan import Claim
+from checkpoint.pruning import prune
+from checkpoint.state import JSON
+from checkpoint.writing import Checksums, Task
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a save has done, the same on all ranks.
+
+    Attributes:
+        path: of the checkpoint.
+        step: that it is of.
+        bytes: of all its files.
+        files: how many there are.
+        write_s: seconds from the call to the commit.
+        already_there: a sound checkpoint of this step was there, and was left as it is.
+    """
+
+    path: Path
+    step: int
+    bytes: int
+    files: int
+    write_s: float
+    already_there: bool
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What depends on the pieces' shapes alone, and is kept from save to save."""
+
+    arrays: tuple[ArrayInfo, ...]
+
+    @cached_property
+    def ordinals(self) -> dict[str, int]:
+        return {info.name: number for number, info in enumerate(self.arrays)}
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        return [shard for info in self.arrays for shard in info.shards.values()]
+
+    @cached_property
+    def documents(self) -> dict[str, bytes]:
+        return metadata.documents(self.arrays)
+
+
+_layouts: dict[bytes, tuple[bytes, _Layout]] = {}  # own claims: everyone's claims, and what came of them
+_LAYOUTS_KEPT = 4
+
+
+def save(
+    root: Path,
+    step: int,
+    pieces: Sequence[Piece],
+    state: Mapping[str, JSON],
+    *,
+    generation: int,
+    group: dist.ProcessGroup | None = None,
+    keep_last: int | None = None,
+) -> Saved:
+    """Write and commit the checkpoint of a step. Collective: every rank of the group calls it, and returns or raises alike.
+
+    Args:
+        root: where checkpoints are, on a file system that all ranks share.
+        step: 0 to 99999999.
+        pieces: what this rank holds; over all ranks they fill every array exactly once, replicas aside.
+        state: whatever else is needed to go on; rank 0's is written.
+        generation: of the attempt that saves; an old one cannot commit.
+        group: one that carries objects (gloo does); None for the default group, or for this process alone where
+            torch.distributed is not in use.
+        keep_last: delete all but so many of the newest checkpoints up to this step, this one included; None keeps all.
+
+    Raises CheckpointError naming the ranks that failed, and why; StaleGeneration where a newer generation has taken over.
+    What was there before is untouched then.
+    """
+    began = time.monotonic()
+    ranks = Ranks(group)
+    try:
+        layout = _agree(ranks, [_claim(piece) for piece in pieces])
+        documents: dict[str, bytes] = {}  # rank 0's
+        already = ranks.first(lambda: _open(root, step, generation, layout, state, documents))
+        if already is not None:
+            return _saved(root, began, already, already_there=True)
+        outcomes = ranks.to_first(Outcome(ranks.rank, lambda: _write(root, step, generation, layout, pieces)))
+        contents, fresh = ranks.first(lambda: _publish(root, step, generation, layout, documents, results(outcomes)))
+    except CheckpointError as error:
+        if ranks.rank == 0:
+            _discard(root, step, generation)
+        if type(error) is not CheckpointError:
+            raise
+        raise CheckpointError(f"step {step} could not be saved in {root}: {error}") from None
+    if ranks.rank == 0 and keep_last is not None:
+        _prune(root, keep_last, step, generation)
+    return _saved(root, began, contents, already_there=not fresh)
+
+
+def _claim(piece: Piece) -> Claim:
+    return Claim(piece.array, piece.dtype, piece.shape, piece.offset, piece.extent, piece.unit, piece.replica, piece.replicas)
+
+
+def _agree(ranks: Ranks, claims: list[Claim]) -> _Layout:
+    """The layout of what all ranks hold. Nothing but a digest travels when it is that of an earlier save."""
+    own = hashlib.sha256(repr([astuple(claim) for claim in claims]).encode()).digest()
+    known = _layouts.get(own)
+    told = ranks.all((own, None if known is None else known[0]))
+    together = hashlib.sha256(b"".join(each for each, _ in told)).digest()
+    if known is not None and all(earlier == together for _, earlier in told):
+        return known[1]
+    everyone = ranks.to_first(claims)
+    layout = _Layout(ranks.first(lambda: plan.plan(everyone)))
+    _layouts[own] = (together, layout)
+    if len(_layouts) > _LAYOUTS_KEPT:
+        del _layouts[next(iter(_layouts))]
+    return layout
+
+
+def _open(
+    root: Path, step: int, generation: int, layout: _Layout, state: Mapping[str, JSON], documents: dict[str, bytes]
+) -> Manifest | None:
+    present = commit.good(root, step)
+    if present is None:
+        documents.update(layout.documents)
+        root_document = documents[metadata.NAME]
+        documents[metadata.NAME] = metadata.with_attributes(root_document, step, generation, state)
+        commit.open_temporary(root, step, generation, layout.shards, documents)
+    return present
+
+
+def _write(root: Path, step: int, generation: int, layout: _Layout, pieces: Sequence[Piece]) -> Checksums:
+    tasks = []
+    for piece in pieces:
+        if piece.data.numel():
+            ordinal = layout.ordinals[piece.array]
+            info = layout.arrays[ordinal]
+            block = Block(piece, info)
+            for chunk in plan.share(info, ordinal, _claim(piece)):
+                shard, slot = info.locate(chunk)
+                tasks.append(Task(shard, slot, block, chunk))
+    pinned = any(piece.data.is_cuda for piece in pieces)
+    return writing.write(temporary_path(root, step, generation), tasks, pinned=pinned)
+
+
+def _publish(
+    root: Path, step: int, generation: int, layout: _Layout, documents: Mapping[str, bytes], shares: list[Checksums]
+) -> tuple[Manifest, bool]:
+    files = commit.entries(documents, layout.shards, writing.merged(shares))
+    contents = Manifest(step, generation, files)
+    return contents, commit.commit(root, generation, contents)
+
+
+def _saved(root: Path, began: float, contents: Manifest, *, already_there: bool) -> Saved:
+    size = contents.size_bytes + len(manifest.encode(contents))
+    seconds = time.monotonic() - began
+    return Saved(step_path(root, contents.step), contents.step, size, len(contents.files) + 1, seconds, already_there)
+
+
+def _discard(root: Path, step: int, generation: int) -> None:
+    try:
+        shutil.rmtree(temporary_path(root, step, generation))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        _log.warning("an unfinished checkpoint could not be removed: %s", error)
+
+
+def _prune(root: Path, keep_last: int, step: int, generation: int) -> None:
+    try:
+        prune(root, keep_last, upto=step, generation=generation)
+    except (OSError, ValueError, CheckpointError) as error:
+        _log.warning("older checkpoints could not be deleted: %s", error)
