@@ -5,7 +5,9 @@ The runtime knows layout, timeouts and exit budget; what a rank holds is asked o
 """
 
 import importlib
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -56,6 +58,7 @@ def timeouts(config: Config) -> dict[str, object]:
 
 def _entry_plan(config: Config) -> Mapping[str, Mapping[str, object]]:
     name = config.entrypoint.partition(":")[0]
+    sys.path.insert(0, str(Path.cwd()))  # where the ranks will look for it, too
     try:
         module = importlib.import_module(name)
     except ImportError as error:

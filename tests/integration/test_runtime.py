@@ -33,21 +33,22 @@ def test_a_run_without_faults_reaches_its_target(counting: Counting):
     assert "starts after step 0" in (run.run_dir / "logs/g1/rank1.log").read_text()
 
 
-def test_killed_workers_cost_a_generation_each_and_nothing_else(counting: Counting):
-    run = counting(steps=100, resilience={"give_up_after_same_step": 9}).start()
-    chance = random.Random(7)
-    for kill in range(5):
+def test_killed_workers_cost_a_generation_each_and_nothing_else(counting: Counting, rounds: int):
+    steps = 25 + 15 * rounds
+    run = counting(steps=steps, resilience={"give_up_after_same_step": 9}).start()
+    chance = random.Random(rounds)
+    for kill in range(rounds):
         run.reach(8 + 15 * kill)
         wait_for(lambda kill=kill: len(run.events("recovered")) >= kill, "recovery from the kill before")
         pids = wait_for(lambda: len(found := run.workers()) == 2 and found, "two workers")
         os.kill(pids[chance.randrange(2)], signal.SIGKILL)
     assert run.wait() == 0, run.output + run.logs()
-    whole(run, 100)
+    whole(run, steps)
     faults = run.events("fault")
-    assert [fault["kind"] for fault in faults] == ["exit"] * 5
+    assert [fault["kind"] for fault in faults] == ["exit"] * rounds
     assert all(fault["detail"] == "SIGKILL" for fault in faults)
-    assert len(run.events("recovered")) == 5
-    assert run.events("generation_started")[-1]["generation"] == 6
+    assert len(run.events("recovered")) == rounds
+    assert run.events("generation_started")[-1]["generation"] == rounds + 1
 
 
 def test_the_rank_that_was_killed_is_the_one_that_is_named(counting: Counting):
@@ -117,16 +118,17 @@ def test_a_stop_signal_stops_all_ranks_at_one_step_and_the_next_run_goes_on_ther
     assert len(run.metrics()) == 80  # not one step twice
 
 
-def test_stops_at_random_moments_part_no_ranks(counting: Counting):
-    run = counting(steps=400, every_steps=1000, args={"step_s": 0.001})
-    chance = random.Random(3)
-    for _ in range(5):
+def test_stops_at_random_moments_part_no_ranks(counting: Counting, rounds: int):
+    steps = 200 + 100 * rounds
+    run = counting(steps=steps, every_steps=1000, args={"step_s": 0.001})
+    chance = random.Random(rounds)
+    for _ in range(rounds):
         run.start()
         run.reach(run.step() + chance.randrange(1, 30))
         run.signal(signal.SIGTERM)
         assert run.wait() == 75, run.output + run.logs()
     assert run.run() == 0
-    assert len(run.metrics()) == 400
+    assert len(run.metrics()) == steps
 
 
 def test_a_stop_before_the_first_step_loses_nothing(counting: Counting):
@@ -164,16 +166,17 @@ def test_a_worker_killed_while_stopping_ends_the_run_with_what_is_durable(counti
     assert json.loads((run.run_dir / "state.json").read_text())["step"] == 10
 
 
-def test_a_killed_driver_leaves_no_process_and_the_next_run_goes_on(counting: Counting):
-    run = counting(steps=120)
-    for kill in range(3):
+def test_a_killed_driver_leaves_no_process_and_the_next_run_goes_on(counting: Counting, rounds: int):
+    steps = 45 + 25 * rounds
+    run = counting(steps=steps)
+    for kill in range(rounds):
         run.start()
         run.reach(15 + 25 * kill)
         assert len(run.processes()) >= 4  # agent, fork server, two workers
         run.kill()
         wait_for(lambda: not run.processes(), "everything below the driver is gone", 10.0)
     assert run.run() == 0
-    whole(run, 120)
+    whole(run, steps)
 
 
 def test_a_killed_agent_is_started_again(counting: Counting):

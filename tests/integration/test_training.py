@@ -21,6 +21,7 @@ EVERY = 5
 
 MODEL = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 64}
 TRAIN = {"steps": STEPS, "global_batch_size": 8, "micro_batch_size": 2, "eval_interval": 20, "eval_iters": 1}
+OPTIMIZER = {"warmup_samples": 32, "decay_samples": 8 * STEPS}  # so that the target does not change the schedule
 
 Training = Callable[..., Campaign]
 
@@ -48,7 +49,7 @@ def training(campaign: Callable[..., Campaign], dataset: Path, tmp_path: Path) -
             "model": MODEL,
             "data": {"path": str(dataset)},
             "train": {**TRAIN, **changes.pop("train", {})},
-            "optimizer": {"warmup_samples": 32},
+            "optimizer": OPTIMIZER,
             "checkpoint": {"every_steps": EVERY},
         }
         return campaign(directory or tmp_path / "disturbed", **{**config, **changes})
@@ -85,7 +86,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Callable[[
                 model=MODEL,
                 data={"path": str(dataset)},
                 train={**TRAIN, "precision": precision},
-                optimizer={"warmup_samples": 32},
+                optimizer=OPTIMIZER,
                 checkpoint={"every_steps": EVERY},
             )
             assert run.run() == 0, run.output + run.logs()
@@ -107,22 +108,23 @@ def same(run: Campaign, twin: Campaign) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training, twins, precision: str):
+def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training, twins, precision: str, rounds: int):
     run = training(train={"precision": precision}, resilience={"give_up_after_same_step": 9}).start()
-    chance = random.Random(11)
-    for kill in range(5):
-        run.reach(chance.randrange(3, 7) + 7 * kill)
+    chance = random.Random(rounds)
+    moments = sorted(chance.sample(range(2, STEPS - 2), rounds))
+    for kill, step in enumerate(moments):
+        run.reach(step)
         wait_for(lambda kill=kill: len(run.events("recovered")) >= kill, "recovery from the kill before")
         pids = wait_for(lambda: len(found := run.workers()) == 2 and found, "two workers")
         os.kill(pids[chance.randrange(2)], signal.SIGKILL)
     assert run.wait() == 0, run.output + run.logs()
-    assert len(run.events("fault")) == 5
+    assert len(run.events("fault")) == rounds
     same(run, twins(precision))
 
 
-def test_a_stop_and_a_new_start_leave_no_trace(training: Training, twins):
+def test_stops_and_new_starts_leave_no_trace(training: Training, twins, rounds: int):
     run = training()
-    for step in (3, 12, 27):
+    for step in sorted(random.Random(rounds).sample(range(1, STEPS - 5), rounds)):
         run.start()
         run.reach(step)
         run.signal(signal.SIGTERM)
@@ -153,7 +155,11 @@ def test_a_target_that_is_reached_is_said_and_nothing_is_done(training: Training
 
 
 def checkpoints(run: Campaign) -> list[Path]:
-    return sorted((run.run_dir / "checkpoints").glob("step-????????"))
+    return checkpoints_in(run.run_dir / "checkpoints")
+
+
+def checkpoints_in(root: Path) -> list[Path]:
+    return sorted(root.glob("step-????????"))
 
 
 def largest(path: Path) -> Path:
@@ -166,33 +172,77 @@ def flip(file: Path, at: float) -> None:
     file.write_bytes(data)
 
 
+def array(path: Path, name: str) -> Path:
+    """The shard file of an array."""
+    return next(file for file in (path / name).rglob("*") if file.is_file() and file.name != "zarr.json")
+
+
+def rewrite(file: Path, change: Callable[[bytes], bytes]) -> None:
+    file.write_bytes(change(file.read_bytes()))
+
+
+HEAD, MOMENT = "model/head.weight", "optimizer/exp_avg/blocks.mlp.up.weight"
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    "a flipped byte in the weights": lambda path: flip(largest(path), 0.6),
-    "a truncated shard": lambda path: os.truncate(largest(path), 4096),
-    "a missing shard": lambda path: largest(path).unlink(),
+    "a byte of the weights": lambda path: flip(array(path, HEAD), 0.6),
+    "a byte of the optimizer": lambda path: flip(array(path, MOMENT), 0.3),
+    "the last byte of a shard": lambda path: flip(array(path, HEAD), 1.0),
+    "a byte of an index": lambda path: flip(array(path, HEAD), 0.0),
+    "a byte of the random numbers": lambda path: flip(array(path, "random/torch"), 0.5),
+    "a byte of the manifest": lambda path: flip(path / "manifest.json", 0.5),
+    "the first byte of the manifest": lambda path: flip(path / "manifest.json", 0.0),
+    "a byte of the metadata": lambda path: flip(path / "zarr.json", 0.5),
+    "a byte of an array's metadata": lambda path: flip(path / HEAD / "zarr.json", 0.5),
+    "a shard cut to a page": lambda path: os.truncate(array(path, HEAD), 4096),
+    "a shard cut by a byte": lambda path: rewrite(array(path, HEAD), lambda data: data[:-1]),
+    "an empty shard": lambda path: os.truncate(array(path, HEAD), 0),
+    "a shard with a byte too many": lambda path: rewrite(array(path, HEAD), lambda data: data + b"x"),
+    "a manifest cut in half": lambda path: rewrite(path / "manifest.json", lambda data: data[: len(data) // 2]),
+    "an empty manifest": lambda path: os.truncate(path / "manifest.json", 0),
+    "an empty zarr.json": lambda path: os.truncate(path / "zarr.json", 0),
+    "a missing shard": lambda path: array(path, HEAD).unlink(),
+    "a chunk of zeros": lambda path: rewrite(array(path, HEAD), lambda data: data[:4096] + bytes(len(data) - 4096)),
     "a missing manifest": lambda path: (path / "manifest.json").unlink(),
-    "a flipped byte in the manifest": lambda path: flip(path / "manifest.json", 0.5),
-    "an empty zarr.json": lambda path: (path / "zarr.json").write_text(""),
+    "missing metadata": lambda path: (path / "zarr.json").unlink(),
+    "a missing array": lambda path: shutil.rmtree(path / HEAD),
+    "shards exchanged": lambda path: shutil.copy(array(path, f"optimizer/exp_avg/{HEAD[6:]}"), array(path, HEAD)),
+    "a manifest of another step": lambda path: shutil.copy(checkpoints_in(path.parent)[0] / "manifest.json", path),
+    "an empty directory": lambda path: (shutil.rmtree(path), path.mkdir()),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(training: Training, twins, damage: str):
-    run = training().start()
-    run.reach(17)
-    run.kill()
-    wait_for(lambda: not run.processes(), "everything below the driver is gone", 10.0)
-    newest = checkpoints(run)[-1]
-    step = int(newest.name.removeprefix("step-"))
-    DAMAGE[damage](newest)
+@pytest.fixture(scope="session")
+def interrupted(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Campaign:
+    """A campaign that ended at step 12 with three checkpoints, and was to go on."""
+    directory = tmp_path_factory.mktemp("interrupted")
+    run = Campaign(
+        directory,
+        cluster={"procs_per_node": 2, "device": "cpu"},
+        model=MODEL,
+        data={"path": str(dataset)},
+        train={**TRAIN, "steps": 12},
+        optimizer=OPTIMIZER,
+        checkpoint={"every_steps": EVERY},
+    )
     assert run.run() == 0, run.output + run.logs()
+    assert [path.name[-2:] for path in checkpoints(run)] == ["05", "10", "12"]
+    return run
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(training: Training, interrupted: Campaign, twins, damage: str):
+    run = training()
+    shutil.copytree(interrupted.run_dir, run.run_dir)
+    DAMAGE[damage](checkpoints(run)[-1])
+    assert run.run("train.steps=14") == 0, run.output + run.logs()
     (rejected,) = run.events("checkpoint_rejected")
-    assert rejected["step"] == step
+    assert rejected["step"] == 12
     assert rejected["reason"]
-    assert run.events("generation_started")[-1]["resumed_step"] == step - EVERY
-    assert f"checkpoint of step {step} refused" in run.output
+    assert run.events("generation_started")[-1]["resumed_step"] == 10
+    assert "checkpoint of step 12 refused" in run.output
     assert "Traceback" not in run.output
-    same(run, twins("bf16"))
+    undisturbed = twins("bf16").losses()
+    assert run.losses() == {step: undisturbed[step] for step in range(1, 15)}
 
 
 def test_with_no_good_checkpoint_left_the_run_ends_and_touches_nothing(training: Training):
@@ -248,10 +298,9 @@ def test_one_rank_and_two_ranks_and_accumulation_give_the_same_losses(training: 
 def test_a_checkpoint_of_two_ranks_goes_on_with_one(training: Training, tmp_path: Path):
     run = training(train={"precision": "fp32", "steps": 20})
     undisturbed = training(tmp_path / "undisturbed", train={"precision": "fp32", "steps": 30})
-    decay = "optimizer.decay_samples=320"  # else the schedule would depend on the target
-    assert run.run(decay) == 0, run.output + run.logs()
-    assert run.run(decay, "train.steps=30", "cluster.procs_per_node=1") == 0, run.output + run.logs()
-    assert undisturbed.run(decay) == 0
+    assert run.run() == 0, run.output + run.logs()
+    assert run.run("train.steps=30", "cluster.procs_per_node=1") == 0, run.output + run.logs()
+    assert undisturbed.run() == 0
     assert run.events("generation_started")[-1]["resumed_step"] == 20
     near(run, undisturbed, 1e-5)
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from crc32c import crc32c
 
-from checkpoint import load, newest_good, pieces_of, save, verify
+from checkpoint import Piece, load, newest_good, pieces_of, save, verify
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -87,11 +88,13 @@ def test_what_is_written_by_the_book_is_read(root: Path) -> None:
     assert np.array_equal(found.numpy(), values)
 
 
-def test_what_is_written_is_as_in_the_book(root: Path) -> None:
+@pytest.mark.parametrize("chunk", [(7, 5), (3, 5), (3, 2)])
+def test_what_is_written_is_as_in_the_book(root: Path, chunk: tuple[int, int]) -> None:
     values = np.arange(35, dtype="<f4").reshape(7, 5)
-    saved = save(root, 12, [pieces_of("model/weight", torch.from_numpy(values))], {}, generation=0)
+    piece = Piece("model/weight", (7, 5), (0, 0), torch.from_numpy(values), chunk)
+    saved = save(root, 12, [piece], {}, generation=0)
     verify(saved.path)
-    shard, chunks = shard_file(values, (7, 5))
+    shard, chunks = shard_file(values, chunk)
     assert (saved.path / "model/weight/c.0.0").read_bytes() == shard
     manifest = json.loads((saved.path / "manifest.json").read_bytes())
     assert manifest["files"]["model/weight/c.0.0"] == {

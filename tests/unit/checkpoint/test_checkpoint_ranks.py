@@ -170,6 +170,22 @@ def test_the_second_save_does_not_tell_the_layout_again(root: Path) -> None:
     assert run_ranks(2, two_saves, root) == [["Outcome"], ["Outcome"]]
 
 
+def grow_on_rank_1(rank: int, root: Path) -> list[int]:
+    """Rank 1's block grows between two saves; rank 0 holds what it held."""
+    told = []
+    for step, rows in ((1, 4), (2, 8)):
+        mine = whole("mine", 4, 4) if rank == 0 else whole("mine", rows, 4)
+        save(root, step, [Piece(f"array{rank}", tuple(mine.shape), (0, 0), mine, (4, 4))], {}, generation=0)
+        load(root / f"step-{step:08d}", [pieces_of("array1", torch.zeros(rows, 4))])
+        told.append(rows)
+    return told
+
+
+def test_a_change_on_one_rank_is_a_new_layout_for_all(root: Path) -> None:
+    assert run_ranks(2, grow_on_rank_1, root) == [[4, 8], [4, 8]]
+    verify(root / "step-00000002")
+
+
 def reject(rank: int, root: Path) -> tuple[str | None, list[int]]:
     rejected: list[int] = []
     path = newest_good(root, on_reject=lambda step, reason: rejected.append(step))

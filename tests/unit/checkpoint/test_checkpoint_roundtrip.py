@@ -1,10 +1,11 @@
 """What is saved comes back, through any cut of the arrays, and through plain Zarr."""
 
 import json
+import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from checkpoint_pieces import pieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint import CheckpointError, CheckpointMismatch, Piece, layout, load, pieces_of, read_state, save, steps, verify
+from checkpoint import CheckpointError, CheckpointMismatch, Piece, layout, load, pieces_of, points, read_state, save, steps, verify
 from checkpoint.saving import Saved
 
 DTYPES = [
@@ -150,7 +151,14 @@ def test_parameters_are_filled_in_place(root: Path) -> None:
 
 
 def test_state_comes_back_and_is_what_zarr_shows(root: Path) -> None:
-    state = {"samples": 6400, "loss": 2.5, "rng": [1, 2, 3], "name": "größe", "nothing": None, "nested": {"yes": True}}
+    state: dict[str, Any] = {
+        "samples": 6400,
+        "loss": 2.5,
+        "rng": [1, 2, 3],
+        "name": "größe",
+        "nothing": None,
+        "nested": {"yes": True},
+    }
     saved = save(root, 40, pieces(), state, generation=3)
     assert read_state(saved.path) == state == load(saved.path, [])
     attributes = open_plainly(saved.path).attrs["resilient"]
@@ -167,7 +175,7 @@ def test_state_comes_back_and_is_what_zarr_shows(root: Path) -> None:
 )
 def test_a_state_that_json_cannot_say_is_refused(root: Path, state: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        save(root, 1, pieces(), state, generation=0)  # type: ignore[arg-type]
+        save(root, 1, pieces(), state, generation=0)
     assert not list(root.glob("step-*"))
 
 
@@ -216,6 +224,36 @@ def test_a_step_that_is_there_and_damaged_is_set_aside(root: Path) -> None:
         "step-00000001.damaged-2",
     ]
     assert steps(root) == [1]
+
+
+def test_a_step_that_another_process_commits_meanwhile_is_left_as_it_is(root: Path) -> None:
+    def overtake() -> None:
+        points.disarm()
+        save(root, 1, pieces(), {"first": True}, generation=1)
+
+    points.arm("chunks_durable", overtake)
+    saved = save(root, 1, pieces(), {"first": False}, generation=0)
+    assert saved.already_there
+    assert read_state(saved.path) == {"first": True}
+    assert [path.name for path in root.glob("step-*")] == ["step-00000001"]
+
+
+def test_a_system_call_may_do_less_than_it_was_asked_to(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def partial(call: Callable[[int, list[memoryview], int], int]) -> Callable[[int, list[memoryview], int], int]:
+        def wrapped(fd: int, parts: list[memoryview], offset: int) -> int:
+            first = next(part for part in parts if len(part))
+            return call(fd, [first[:11]], offset)
+
+        return wrapped
+
+    monkeypatch.setattr(os, "pwritev", partial(os.pwritev))
+    monkeypatch.setattr(os, "preadv", partial(os.preadv))
+    values = torch.randn(40, 3)
+    saved = save(root, 1, [Piece("a", (40, 3), (0, 0), values, (8, 3))], {}, generation=0)
+    verify(saved.path)
+    found = torch.zeros(40, 3)
+    load(saved.path, [pieces_of("a", found)])
+    assert torch.equal(found, values)
 
 
 def test_other_arrays_than_last_time_are_written_as_they_are(root: Path) -> None:
