@@ -14,6 +14,7 @@ from rich.table import Table
 
 from resilient.config import Config, ConfigError, Layout, Problem
 from resilient.driver.driver import DRAIN_S, FENCE_S
+from resilient.policy import ordinal
 
 
 def show(config: Config, layout: Layout) -> None:
@@ -52,7 +53,7 @@ def timeouts(config: Config) -> dict[str, object]:
         "drain on SIGTERM, Ctrl-C": f"{drain:.0f} s, then workers are killed",
         "agent without its driver": f"kills its workers after {fence:.0f} s",
         "restarts": f"at most {resilience.max_restarts_per_hour} an hour",
-        "same failure at the same step": f"gives up the {resilience.give_up_after_same_step}. time",
+        "same failure at the same step": f"gives up the {ordinal(resilience.give_up_after_same_step)} time",
     }
 
 

@@ -79,7 +79,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         lambda s: s.same >= s.budget.give_up_after_same_step,
         "give_up",
-        lambda s: f"the same failure ({s.fault.detail}) at {_place(s.fault)} for the {_ordinal(s.same)} time",
+        lambda s: f"the same failure ({s.fault.detail}) at {_place(s.fault)} for the {ordinal(s.same)} time",
     ),
     Row(
         lambda s: s.in_last_hour >= s.budget.max_restarts_per_hour,
@@ -109,5 +109,6 @@ def _place(fault: Fault) -> str:
     return "start-up" if fault.step is None else f"step {fault.step}"
 
 
-def _ordinal(count: int) -> str:
+def ordinal(count: int) -> str:
+    """1 as first, and so on."""
     return {1: "first", 2: "second", 3: "third"}.get(count, f"{count}th")

@@ -118,7 +118,7 @@ def plan(config: Config) -> Mapping[str, Mapping[str, object]]:
         },
         "checkpoint": {
             "size": _mib(size.parameters * 12),
-            "files": f"{2 * arrays + 6} in {arrays} arrays",
+            "files": f"{2 * arrays + 7} in {arrays} arrays",
             "every": f"{config.checkpoint.every_steps} steps",
         },
     }

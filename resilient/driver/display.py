@@ -147,17 +147,22 @@ class Display:
     def metrics(self, line: Line) -> None:
         """A step is finished."""
         self._seen.metrics(line)
-        status = self._seen.text(self._target)
         if self._mode == "live":
-            self._progress.update(self._task, description="step", completed=self._seen.step, total=self._target, status=status)
+            self._show_live()
         elif self._seen.step == self._target or self._due():
-            self.note(f"step {self._seen.step}/{self._target}  {status}")
+            self.note(f"step {self._seen.step}/{self._target}  {self._seen.text(self._target)}")
+
+    def _show_live(self) -> None:
+        status = self._seen.text(self._target)
+        self._progress.update(self._task, description="step", completed=self._seen.step, total=self._target, status=status)
 
     def event(self, line: Line) -> None:
         """A line of the ledger was written."""
         if line["event"] == "committed":
             self._seen.checkpoint = int(line["step"])
         self._seen.faults += line["event"] == "fault"
+        if self._mode == "live" and self._seen.step:
+            self._show_live()
         text = describe(line)
         if text is not None:
             self.note(text)

@@ -229,10 +229,10 @@ def test_a_step_that_is_there_and_damaged_is_set_aside(root: Path) -> None:
 def test_a_step_that_another_process_commits_meanwhile_is_left_as_it_is(root: Path) -> None:
     def overtake() -> None:
         points.disarm()
-        save(root, 1, pieces(), {"first": True}, generation=1)
+        save(root, 1, pieces(), {"first": True}, generation=0)
 
     points.arm("chunks_durable", overtake)
-    saved = save(root, 1, pieces(), {"first": False}, generation=0)
+    saved = save(root, 1, pieces(), {"first": False}, generation=1)
     assert saved.already_there
     assert read_state(saved.path) == {"first": True}
     assert [path.name for path in root.glob("step-*")] == ["step-00000001"]

@@ -1,0 +1,125 @@
+"""What a person is told, and the summary of a campaign."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from resilient.driver.display import Display, describe, duration, size
+from resilient.status import summarize
+
+BASE = {"t": 100.0, "generation": 1, "host": "n0"}
+
+
+def console(terminal: bool = False) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=140, highlight=False)
+
+
+def text(of: Console) -> str:
+    assert isinstance(of.file, io.StringIO)
+    return of.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0 s"), (42.4, "42 s"), (59.6, "1:00"), (185, "3:05"), (7807, "2:10:07"), (-3, "0 s")]
+)
+def test_durations_read_as_a_person_says_them(seconds, words):
+    assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(("count", "words"), [(12, "12 B"), (2048, "2.0 KiB"), (5 << 20, "5.0 MiB"), (3 << 40, "3.0 TiB")])
+def test_sizes_read_as_a_person_says_them(count, words):
+    assert size(count) == words
+
+
+def test_plain_lines_come_now_and_then_and_always_at_the_end():
+    now = [0.0]
+    out = console()
+    display = Display("auto", 100, console=out, clock=lambda: now[0])
+    for step in range(1, 101):
+        now[0] += 1.0
+        display.metrics({"step": step, "loss": 2.5, "tokens_per_s": 1234.0, "step_s": 1.0})
+    lines = text(out).splitlines()
+    assert 18 <= len(lines) <= 22
+    assert "step 100/100" in lines[-1]
+    assert "loss 2.5000" in lines[0]
+    assert "1,234 tokens/s" in lines[0]
+    assert "left" in lines[0]
+
+
+def test_faults_and_what_was_done_are_always_told():
+    out = console()
+    display = Display("plain", 100, console=out)
+    display.event(
+        {**BASE, "event": "fault", "fault_id": "g1-1", "kind": "exit", "ranks": [1], "nodes": [0], "step": 7, "detail": "SIGKILL"}
+    )
+    display.event({**BASE, "event": "action", "fault_id": "g1-1", "name": "restart_workers", "reason": "again"})
+    display.event({**BASE, "event": "recovered", "fault_id": "g1-1", "step": 6, "downtime_s": 0.81, "lost_steps": 1})
+    assert "rank 1 at step 7: SIGKILL" in text(out)
+    assert "restart workers: again" in text(out)
+    assert "recovered at step 6 after 0.81 s, 1 step computed again" in text(out)
+
+
+def test_a_terminal_shows_one_line_that_moves_with_checkpoint_and_faults():
+    out = console(terminal=True)
+    display = Display("auto", 100, console=out)
+    display.metrics({"step": 30, "loss": 2.5, "tokens_per_s": 1234.0, "step_s": 1.0})
+    display.event({**BASE, "event": "committed", "step": 30})
+    display.event(
+        {**BASE, "event": "fault", "fault_id": "g1-1", "kind": "exit", "ranks": [1], "nodes": [0], "step": 7, "detail": "SIGKILL"}
+    )
+    display.refresh()
+    display.close()
+    assert "30/100" in text(out)
+    assert "checkpoint 30" in text(out)
+    assert "1 fault" in text(out)
+
+
+def test_none_says_nothing():
+    out = console()
+    display = Display("none", 10, console=out)
+    display.metrics({"step": 10})
+    display.event({**BASE, "event": "recovered", "step": 6, "downtime_s": 0.81, "lost_steps": 1})
+    assert text(out) == ""
+
+
+def test_events_of_others_need_no_word():
+    assert describe({**BASE, "event": "something_else"}) is None
+
+
+EVENTS = [
+    {"t": 0.0, "event": "run_started", "generation": 0, "name": "n", "target_step": 100},
+    {"t": 5.0, "event": "committed", "generation": 1, "step": 10},
+    {
+        "t": 6.0,
+        "event": "fault",
+        "generation": 1,
+        "fault_id": "a",
+        "kind": "exit",
+        "ranks": [1],
+        "nodes": [0],
+        "step": 12,
+        "detail": "x",
+    },
+    {"t": 7.0, "event": "recovered", "generation": 2, "fault_id": "a", "step": 11, "downtime_s": 0.5, "lost_steps": 1},
+]
+METRICS = [{"step": step, "loss": 3.0, "step_s": 2.0, "tokens_per_s": 10.0} for step in range(1, 21)]
+
+
+def test_a_campaign_that_runs_is_summed_up():
+    found = summarize(EVENTS, METRICS, locked=True, now=9.0)
+    assert (found.state, found.step, found.target_step, found.generation) == ("running", 20, 100, 2)
+    assert (found.faults, found.recovered, found.downtime_s, found.lost_steps) == (1, 1, 0.5, 1)
+    assert (found.checkpoint_step, found.checkpoint_age_s, found.left_s) == (10, 4.0, pytest.approx(160.0))
+
+
+@pytest.mark.parametrize(
+    ("code", "state"), [(0, "reached"), (75, "stopped"), (70, "gave up"), (69, "ended"), (None, "interrupted")]
+)
+def test_a_campaign_that_does_not_run_says_why(code, state):
+    ends = [] if code is None else [{"t": 9.0, "event": "run_finished", "generation": 2, "exit_code": code, "step": 20}]
+    assert summarize([*EVENTS, *ends], METRICS, locked=False, now=9.0).state == state
+
+
+def test_nothing_yet_is_no_error():
+    assert summarize([], [], locked=False, now=0.0).state == "not started"

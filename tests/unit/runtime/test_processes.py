@@ -1,0 +1,132 @@
+"""Lifelines, the run directory's lock, the quickness of the command line, and the preparation: with real processes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from resilient.config import ConfigError
+from resilient.driver.driver import RunLock
+from resilient.driver.prepare import PrepareFailed, run_prepare
+from resilient.exits import EnvironmentUnusable
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", '''
+import os, sys, time
+from resilient.lifeline import die_with_parent
+die_with_parent(int(sys.argv[1]))
+print("tied", flush=True)
+time.sleep(600)
+''', str(__import__("os").getpid())], stdout=subprocess.PIPE, text=True)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_process_on_a_lifeline_dies_with_its_parent():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert not gone(child)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while not gone(child):
+        assert time.monotonic() < deadline
+
+
+def test_a_process_whose_parent_is_gone_already_dies_at_once():
+    code = "from resilient.lifeline import die_with_parent; die_with_parent(1 << 22)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+
+
+def test_a_run_directory_is_locked_by_one_and_free_again_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("resilient.driver.driver.LOCK_WAIT_S", 0.1)
+    lock = RunLock(tmp_path)
+    with pytest.raises(EnvironmentUnusable, match=rf"in use by pid {os.getpid()} on "):
+        RunLock(tmp_path)
+    lock.close()
+    RunLock(tmp_path).close()
+
+
+@pytest.mark.parametrize("heavy", ["torch", "numpy", "pydantic", "zarr", "tokenizers", "tensorboard"])
+def test_help_imports_nothing_heavy(heavy: str):
+    code = f"""
+import sys
+sys.argv = ["resilient", "--help"]
+from resilient.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+sys.exit({heavy!r} in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_the_driver_imports_no_torch():
+    code = "import sys, resilient.driver.driver; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+HOOKS = {
+    "good": "def prepare(config, progress):\n    progress('cooking', 1, 2)\n    print('noise')\n",
+    "none": "",
+    "config": (
+        "from resilient.worker import ConfigError, Problem\n"
+        "def prepare(config, progress):\n    raise ConfigError([Problem('args', 5, 'no good')])\n"
+    ),
+    "bug": "def prepare(config, progress):\n    raise ValueError('a bug')\n",
+    "dies": "import os\ndef prepare(config, progress):\n    os._exit(3)\n",
+    "broken": "1 / 0\n",
+}
+
+
+def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str, function: str = "main") -> list[tuple[str, int, int]]:
+    (tmp_path / f"hook_{hook}.py").write_text(HOOKS[hook] + "\ndef main(config):\n    pass\n" if hook != "broken" else "1 / 0\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "config.yaml").write_text("")
+    said: list[tuple[str, int, int]] = []
+    work = run_prepare(
+        tmp_path / "config.yaml", f"hook_{hook}:{function}", tmp_path / "log", lambda *progress: said.append(progress)
+    )
+    asyncio.run(work)
+    return said
+
+
+def test_a_preparation_tells_its_progress(tmp_path, monkeypatch):
+    assert prepare(tmp_path, monkeypatch, "good") == [("cooking", 1, 2)]
+
+
+def test_a_module_without_one_needs_none(tmp_path, monkeypatch):
+    assert prepare(tmp_path, monkeypatch, "none") == []
+
+
+def test_a_config_error_of_the_preparation_arrives_as_one(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="args = 5: no good"):
+        prepare(tmp_path, monkeypatch, "config")
+
+
+@pytest.mark.parametrize(("hook", "words"), [("bug", "ValueError: a bug"), ("dies", "exit code 3")])
+def test_a_preparation_that_fails_is_told_with_its_reason(tmp_path, monkeypatch, hook, words):
+    with pytest.raises(PrepareFailed, match=words):
+        prepare(tmp_path, monkeypatch, hook)
+
+
+def test_an_entry_point_that_cannot_be_imported_is_a_config_error(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="ZeroDivisionError"):
+        prepare(tmp_path, monkeypatch, "broken")
+    with pytest.raises(ConfigError, match="no function 'nothing'"):
+        prepare(tmp_path, monkeypatch, "none", "nothing")
