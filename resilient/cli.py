@@ -2,11 +2,12 @@
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -49,6 +50,7 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
 
     Ctrl-C or SIGTERM stops at the next step with a checkpoint (exit 75); the same command goes on from there.
     """
+    _stop_early_on_signals()
     from rich.console import Console
 
     from resilient.campaign import already_reached, machine_layout
@@ -112,6 +114,18 @@ def status(
     if watch:
         watch_forever(run_dir)
     show(run_dir, as_json=as_json)
+
+
+def _stop_early_on_signals() -> None:
+    """Until the driver takes the signals over, a stop has nothing to save: it ends the command at once, with its own status."""
+
+    def stop(number: int, _: object) -> NoReturn:
+        sys.stderr.write(f"resilient: stopped by {signal.Signals(number).name} before anything was started\n")
+        sys.stderr.flush()
+        os._exit(Exit.STOPPED)
+
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(sig, stop)
 
 
 def _log_to_stderr(level: str) -> None:

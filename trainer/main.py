@@ -15,8 +15,9 @@ PRELOAD = (
     "torch.nn.utils.clip_grad",
     "torch.optim.adamw",
     "zarr",
-    "checkpoint.reader",
-    "checkpoint.writer",
+    "checkpoint.loading",
+    "checkpoint.newest",
+    "checkpoint.saving",
     "trainer.loop",
 )
 

@@ -19,6 +19,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
+from resilient import spill
 from resilient.agent.rendezvous import DriverRendezvous, Generation
 from resilient.agent.workers import Workers
 from resilient.faults import WorkerEnd
@@ -58,6 +59,7 @@ class NodeAgent(LocalElasticAgent):
         self._inbox: deque[Message] = deque()
         self._heard_t = time.monotonic()
         self._workers: Workers | None = None
+        self._unkept: deque[spill.Item] = deque()  # told to the driver, not yet in the ledger
         self._told: dict[int, Pulse] = {}
         self._told_t = 0.0
         self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready)
@@ -113,9 +115,15 @@ class NodeAgent(LocalElasticAgent):
         return RunResult(state=WorkerState.HEALTHY)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        """The end of this agent: its workers go, and what they have reported is kept."""
         if self._workers is not None:
+            self._workers.kill()
+            self._collect()
             self._workers.close()
             self._workers = None
+        told = self._rendezvous_handler.current
+        if told is not None:
+            spill.leave(self._settings.run_dir, told.generation, socket.gethostname(), self._unkept)
 
     # -- one generation ------------------------------------------------------------------------------------------------
 
@@ -211,7 +219,12 @@ class NodeAgent(LocalElasticAgent):
             self._heard_t = now
         elif now - self._heard_t > self._settings.fence_s:
             raise RendezvousGracefulExitError(f"no word from the driver for {self._settings.fence_s:.0f} s: fenced")
-        self._inbox.extend(messages)
+        for message in messages:
+            if message["type"] == "kept":
+                for _ in range(message["count"]):
+                    self._unkept.popleft()
+            else:
+                self._inbox.append(message)
 
     def _send(self, kind: str, **fields: object) -> None:
         try:
@@ -220,10 +233,16 @@ class NodeAgent(LocalElasticAgent):
             raise RendezvousGracefulExitError(f"the driver is gone: {error}") from error
 
     def _tell_records(self) -> None:
-        assert self._workers is not None
-        items = [[rank, record.t, record.event, record.fields] for rank, record in self._workers.take_records()]
+        items = self._collect()
         if items:
             self._send("records", items=items)
+
+    def _collect(self) -> list[spill.Item]:
+        """Take new records from the pages; they stay in `_unkept` until the driver has written them."""
+        assert self._workers is not None
+        items = [(rank, record.t, record.event, dict(record.fields)) for rank, record in self._workers.take_records()]
+        self._unkept.extend(items)
+        return items
 
     def _tell_pulses(self) -> None:
         assert self._workers is not None

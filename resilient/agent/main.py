@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import signal
 from pathlib import Path
 
 from resilient.agent.workers import start_fork_server
@@ -28,7 +29,8 @@ def main() -> int:
     parser.add_argument("--log-level", default="INFO")
     args = parser.parse_args()
     if args.parent is not None:
-        die_with_parent(args.parent)
+        # Not SIGKILL: an agent that has lost its driver ends its workers and keeps what they have reported.
+        die_with_parent(args.parent, signal.SIGTERM)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("torch").setLevel(logging.WARNING)
     token = os.environ.pop(TOKEN_VARIABLE, "")  # for this process alone, not for what it starts

@@ -8,7 +8,7 @@ A generation goes through three states. *Gathering*: its nodes start up or stop 
 peer may still be heard of. Then the policy's action leads back to gathering, or to the end.
 
 Messages of an agent: `hello`, `ready`, `started`, `beat`, `records`, `proposed`, `exited`, `signal`.
-Messages to an agent: `start`, `stop`, `propose`, `arm`, `ping`, `shutdown`.
+Messages to an agent: `start`, `stop`, `propose`, `arm`, `kept` (so many records are in the ledger), `ping`, `shutdown`.
 """
 
 from collections.abc import Iterator
@@ -127,7 +127,8 @@ class Coordinator:
             case "beat":
                 return list(self._beat(message["ranks"]))
             case "records":
-                return [effect for item in message["items"] for effect in self._record(node, *item)]
+                effects = [effect for item in message["items"] for effect in self._record(node, *item)]
+                return [*effects, Send(index, {"type": "kept", "count": len(message["items"])})]
             case "proposed" if self._drain is not None:
                 return self._drain.proposed(index, message["checked"])
             case "exited":

@@ -30,6 +30,7 @@ from resilient.driver.prepare import PrepareFailed, run_prepare
 from resilient.driver.tensorboard import ScalarWriter
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.policy import Budget
+from resilient.spill import take_in
 from resilient.wire import LINE_LIMIT, decode, encode
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,7 @@ class Driver:
         with ledger.Ledger(self._run_dir) as self._ledger:
             tasks = [self._background(self._tick()), self._background(self._prepare())]
             try:
+                take_in(self._run_dir, self._ledger)
                 self._write_event(WriteEvent("run_started", self._description(), self._coordinator.generation))
                 self._do(self._coordinator.begin(time.time()))
                 finish = await self._finished
@@ -129,6 +131,7 @@ class Driver:
                     task.cancel()
                 await asyncio.gather(*tasks, *self._launches, return_exceptions=True)
                 await self._launcher.close(SHUTDOWN_S)
+                take_in(self._run_dir, self._ledger)
                 server.close()
                 if self._scalars is not None:
                     self._scalars.close()

@@ -131,6 +131,24 @@ def test_stops_at_random_moments_part_no_ranks(counting: Counting, rounds: int):
     assert len(run.metrics()) == steps
 
 
+def test_a_driver_killed_at_any_moment_leaves_no_gap_and_no_double_in_the_metrics(counting: Counting, rounds: int):
+    run = counting(steps=2000, every_steps=5, args={"step_s": 0.001})
+    chance = random.Random(rounds)
+    for _ in range(rounds):
+        run.start()
+        run.reach(run.step() + chance.randrange(20, 60))
+        run.kill()
+        wait_for(lambda: not run.processes(), "everything below the driver is gone", 10.0)
+    run.start()
+    run.reach(run.step() + 20)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75
+    whole(run, run.step())
+    keys = [(line["generation"], line["step"]) for line in run.metrics()]
+    assert len(set(keys)) == len(keys)
+    assert not list(run.run_dir.glob(".spill/*"))
+
+
 def test_a_stop_before_the_first_step_loses_nothing(counting: Counting):
     run = counting().start()
     wait_for(lambda: run.events("run_started"), "the start")
@@ -171,7 +189,7 @@ def test_a_killed_driver_leaves_no_process_and_the_next_run_goes_on(counting: Co
     run = counting(steps=steps)
     for kill in range(rounds):
         run.start()
-        run.reach(15 + 25 * kill)
+        run.reach(max(15 + 25 * kill, run.step() + 1))
         assert len(run.processes()) >= 4  # agent, fork server, two workers
         run.kill()
         wait_for(lambda: not run.processes(), "everything below the driver is gone", 10.0)

@@ -126,7 +126,7 @@ def test_stops_and_new_starts_leave_no_trace(training: Training, twins, rounds: 
     run = training()
     for step in sorted(random.Random(rounds).sample(range(1, STEPS - 5), rounds)):
         run.start()
-        run.reach(step)
+        run.reach(max(step, run.step() + 1))
         run.signal(signal.SIGTERM)
         assert run.wait() == 75, run.output + run.logs()
     assert run.run() == 0, run.output + run.logs()
@@ -318,6 +318,12 @@ def test_unsupervised_under_torchrun_the_weights_are_the_same(training: Training
 def threads(run: Campaign) -> str:
     """CPU threads of a rank in that run: sums are only equal to the last bit with as many."""
     return str(run.events("run_started")[0]["layout"]["threads_per_proc"])
+
+
+def test_everything_that_workers_need_is_imported_ahead_and_starts_no_thread(twins):
+    log = (twins("bf16").run_dir / "logs/agent0.log").read_text()
+    assert "cannot import" not in log
+    assert "started" not in log
 
 
 def test_the_metrics_have_every_field_and_validation_is_told(training: Training, twins):

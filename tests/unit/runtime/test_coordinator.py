@@ -275,7 +275,11 @@ def test_a_signal_that_an_agent_got_is_the_drivers(play):
 
 def test_metrics_and_events_of_workers_are_written_with_their_own_time_and_host(play):
     effects = play.tell(1, "records", items=[[1, 12.5, None, {"step": 3}], [1, 13.5, "committed", {"step": 3}]])
-    assert effects == [WriteMetrics({"step": 3}, 5, 12.5), WriteEvent("committed", {"step": 3}, 5, 13.5, "n1")]
+    assert effects == [
+        WriteMetrics({"step": 3}, 5, 12.5),
+        WriteEvent("committed", {"step": 3}, 5, 13.5, "n1"),
+        Send(1, {"type": "kept", "count": 2}),
+    ]
 
 
 def test_nothing_happens_after_the_end(play):

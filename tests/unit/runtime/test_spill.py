@@ -1,0 +1,38 @@
+"""Records that found no driver are taken in by the next one, each once."""
+
+from pathlib import Path
+
+from resilient import ledger, spill
+
+
+def test_what_was_left_is_written_once_with_its_own_time_and_generation(tmp_path: Path):
+    items: list[spill.Item] = [
+        (0, 2.5, None, {"step": 2, "loss": 0.1}),
+        (0, 1.5, None, {"step": 1, "loss": 0.2}),
+        (0, 3.5, "committed", {"step": 2}),
+        (0, 0.5, "resumed", {"step": 0}),
+    ]
+    with ledger.Ledger(tmp_path) as book:
+        book.metrics({"step": 1, "loss": 0.2}, generation=3, t=1.5)  # written, but never acknowledged
+        spill.leave(tmp_path, 3, "n1", items)
+        assert spill.take_in(tmp_path, book) == 2
+        assert spill.take_in(tmp_path, book) == 0
+    assert [(line["step"], line["generation"], line["t"]) for line in ledger.read(tmp_path / ledger.METRICS)] == [
+        (1, 3, 1.5),
+        (2, 3, 2.5),
+    ]
+    (event,) = ledger.read(tmp_path / ledger.EVENTS)
+    assert (event["event"], event["host"], event["t"]) == ("committed", "n1", 3.5)
+
+
+def test_nothing_to_leave_leaves_nothing(tmp_path: Path):
+    spill.leave(tmp_path, 1, "n1", [])
+    assert not list(tmp_path.iterdir())
+
+
+def test_half_a_file_is_not_taken_in(tmp_path: Path):
+    spill.leave(tmp_path, 1, "n1", [(0, 1.0, None, {"step": 1})])
+    (done,) = (tmp_path / ".spill").iterdir()
+    done.rename(done.with_suffix(".new"))
+    with ledger.Ledger(tmp_path) as book:
+        assert spill.take_in(tmp_path, book) == 0
