@@ -15,6 +15,8 @@ PRELOAD = (
     "torch.nn.utils.clip_grad",
     "torch.optim.adamw",
     "zarr",
+    "zarr.codecs",
+    "zarr.storage",
     "checkpoint.loading",
     "checkpoint.newest",
     "checkpoint.saving",

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from checkpoint.errors import CheckpointError
 from checkpoint.fence import raise_fence
 from resilient import ledger
 from resilient.config import Config, ConfigError, Layout, dump
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 FENCE_S = 30.0
 DRAIN_S = 25.0
+FENCE_RAISE_S = 30.0  # for a commit that is under way; the workers that could make one are dead by then
 SHUTDOWN_S = 3.0
 LOCK_WAIT_S = 10.0  # the processes of a driver that was killed a moment ago are gone long before
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -254,7 +256,11 @@ class Driver:
                     if self._scalars is not None:
                         self._scalars.metrics(line)
                 case RaiseFence(generation):
-                    raise_fence(self._config.checkpoint.tiers[-1].path, generation)
+                    try:
+                        raise_fence(self._config.checkpoint.tiers[-1].path, generation, timeout_s=FENCE_RAISE_S)
+                    except (OSError, CheckpointError) as error:
+                        self._do(self._coordinator.give_up(Exit.UNUSABLE, f"the checkpoint fence: {error}", time.time()))
+                        return  # the generation that was to start behind it does not
                 case Finish():
                     assert self._finished is not None
                     if not self._finished.done():
