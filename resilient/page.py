@@ -1,8 +1,8 @@
 """The page: shared memory between one worker and its agent.
 
 Owns the layout of the words and of the ring of records. The worker beats and reports by plain stores, so that neither costs a
-system call, and the agent reads what is there even of a worker that is stopped or dead. The memory is a memfd of the agent: it
-vanishes with the last process that maps it, however that process ends.
+system call, and the agent reads what is there even of a worker that is stopped or dead. The memory is a file in RAM that the agent
+makes and removes; if the agent is killed, the next one on the node salvages the records from it.
 
 One side writes each word, and a store of eight aligned bytes is atomic. A record counts only once the head has moved past it,
 so a worker killed in mid-report leaves no half.
@@ -38,11 +38,15 @@ Fields = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Record:
-    """What a worker reported: a ledger event, or with `event` None a line of metrics. `t` in unix seconds."""
+    """What a worker reported: a ledger event, or with `event` None a line of metrics. `t` in unix seconds.
+
+    `end` is the place in the ring up to which `AgentPage.keep` gives room free.
+    """
 
     t: float
     event: str | None
     fields: Fields
+    end: int
 
 
 @dataclass(frozen=True)
@@ -71,33 +75,71 @@ def _fence() -> None:
 class _Mapped:
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, _HEADER_BYTES + _RING_BYTES)
-        whole = memoryview(self._map)
-        self._words = whole[:_HEADER_BYTES].cast("q")
-        self._times = whole[:_HEADER_BYTES].cast("d")
-        self._ring = whole[_HEADER_BYTES:]
+        self._whole = memoryview(self._map)
+        self._words = self._whole[:_HEADER_BYTES].cast("q")
+        self._times = self._whole[:_HEADER_BYTES].cast("d")
+        self._ring = self._whole[_HEADER_BYTES:]
+
+    def left(self) -> list[Record]:
+        """The records that were not kept."""
+        if self._words[_MAGIC_WORD] != _MAGIC:
+            raise ValueError("not a page of this version of resilient")
+        return self._records(self._words[_TAIL])
+
+    def _records(self, start: int) -> list[Record]:
+        """The complete records from this place of the ring on."""
+        head, at = self._words[_HEAD], start
+        records = []
+        while at < head:
+            size = int.from_bytes(self._read(at, 4), "little")
+            t, event, fields = marshal.loads(self._read(at + 4, size))
+            at += 4 + size
+            records.append(Record(t, event, fields, at))
+        return records
+
+    def _read(self, at: int, size: int) -> bytes:
+        start = at % _RING_BYTES
+        first = bytes(self._ring[start : start + size])
+        return first if len(first) == size else first + bytes(self._ring[: size - len(first)])
 
     def close(self) -> None:
         self._words.release()
         self._times.release()
         self._ring.release()
+        self._whole.release()
+        self._map.close()
+
+
+def salvage(path: Path) -> list[Record]:
+    """The records of a page whose agent and worker are dead that nobody said were kept. Raises ValueError if it is no page."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        page = _Mapped(fd)
+    finally:
+        os.close(fd)
+    try:
+        return page.left()
+    finally:
+        page.close()
 
 
 class AgentPage(_Mapped):
     """The agent's side: makes the memory, reads the pulse and the records, writes the stop target."""
 
-    def __init__(self) -> None:
-        self._fd = os.memfd_create("resilient-page", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, _HEADER_BYTES + _RING_BYTES)
-        super().__init__(self._fd)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, _HEADER_BYTES + _RING_BYTES)
+            super().__init__(fd)
+        finally:
+            os.close(fd)
+        self._read_to = 0
+        self._closed = False
         self._words[_MAGIC_WORD] = _MAGIC
         self._words[_STEP] = NOT_BEATEN
         self._words[_CHECKED] = NOT_CHECKED
         self._words[_TARGET] = NO_TARGET
-
-    @property
-    def path(self) -> Path:
-        """Where a process of the same user can open the memory for as long as the agent lives."""
-        return Path(f"/proc/{os.getpid()}/fd/{self._fd}")
 
     def pulse(self) -> Pulse:
         words, times = self._words, self._times
@@ -127,26 +169,22 @@ class AgentPage(_Mapped):
         self._words[_ARMED] = 1
 
     def drain(self) -> list[Record]:
-        """Take the records that are complete, oldest first."""
-        head, tail = self._words[_HEAD], self._words[_TAIL]
-        records = []
-        while tail < head:
-            size = int.from_bytes(self._read(tail, 4), "little")
-            t, event, fields = marshal.loads(self._read(tail + 4, size))
-            records.append(Record(t, event, fields))
-            tail += 4 + size
-        self._words[_TAIL] = tail
+        """The records that are complete and were not read before, oldest first. Their room is given free by `keep`."""
+        records = self._records(self._read_to)
+        if records:
+            self._read_to = records[-1].end
         return records
 
-    def _read(self, at: int, size: int) -> bytes:
-        start = at % _RING_BYTES
-        first = bytes(self._ring[start : start + size])
-        return first if len(first) == size else first + bytes(self._ring[: size - len(first)])
+    def keep(self, end: int) -> None:
+        """The records up to this place are in the ledger: nobody needs to find them here any more."""
+        if not self._closed:
+            self._words[_TAIL] = max(end, self._words[_TAIL])
 
     def close(self) -> None:
+        """Give the memory back."""
+        self._closed = True
         super().close()
-        self._map.close()
-        os.close(self._fd)
+        self.path.unlink(missing_ok=True)
 
 
 class WorkerPage(_Mapped):
@@ -164,6 +202,7 @@ class WorkerPage(_Mapped):
         if self._words[_MAGIC_WORD] != _MAGIC:
             raise ValueError(f"{path} is not a page of this version of resilient")
         self._words[_PID] = os.getpid()
+        self._full_at = -1
 
     def beat(self, step: int) -> None:
         self._times[_BEAT_TIME] = time.time()
@@ -202,6 +241,7 @@ class WorkerPage(_Mapped):
         head = self._words[_HEAD]
         if head + 4 + size - self._words[_TAIL] > _RING_BYTES and not self._wait_for_room(head + 4 + size):
             self._words[_DROPPED] += 1
+            self._full_at = self._words[_TAIL]
             return
         self._write(head, size.to_bytes(4, "little"))
         self._write(head + 4, payload)
@@ -209,7 +249,8 @@ class WorkerPage(_Mapped):
         self._words[_HEAD] = head + 4 + size
 
     def _wait_for_room(self, end: int) -> bool:
-        deadline = time.monotonic() + self.full_wait_s
+        # Once it was in vain, waiting is not tried again before something has moved.
+        deadline = time.monotonic() + (0.0 if self._full_at == self._words[_TAIL] else self.full_wait_s)
         while end - self._words[_TAIL] > _RING_BYTES:
             if time.monotonic() > deadline:
                 return False

@@ -4,6 +4,7 @@ Its loop waits for whatever comes first: a message, the end of a worker, a signa
 and acts on orders only; torchelastic's own decision to restart is not used.
 """
 
+import contextlib
 import logging
 import selectors
 import signal
@@ -21,9 +22,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from resilient import spill
 from resilient.agent.rendezvous import DriverRendezvous, Generation
-from resilient.agent.workers import Workers
+from resilient.agent.workers import Workers, page_directory, salvaged
 from resilient.faults import WorkerEnd
-from resilient.page import Pulse
+from resilient.page import AgentPage, Pulse
 from resilient.wire import Connection, Disconnected, Message
 from resilient.worker import GENERATION_VARIABLE, RUN_DIR_VARIABLE
 
@@ -59,7 +60,9 @@ class NodeAgent(LocalElasticAgent):
         self._inbox: deque[Message] = deque()
         self._heard_t = time.monotonic()
         self._workers: Workers | None = None
-        self._unkept: deque[spill.Item] = deque()  # told to the driver, not yet in the ledger
+        # Told to the driver, not yet in the ledger; with each the page, and the place in it, that it came from.
+        self._unkept: deque[tuple[spill.Item, AgentPage, int]] = deque()
+        self._pages = page_directory(settings.run_dir, settings.node)
         self._told: dict[int, Pulse] = {}
         self._told_t = 0.0
         self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready)
@@ -80,6 +83,9 @@ class NodeAgent(LocalElasticAgent):
     # -- what torchelastic calls ---------------------------------------------------------------------------------------
 
     def _invoke_run(self, role: str = "worker") -> RunResult:
+        for generation, rank, records in salvaged(self._pages):
+            items = [(rank, record.t, record.event, dict(record.fields)) for record in records]
+            spill.leave(self._settings.run_dir, generation, socket.gethostname(), items)
         self._send("hello", host=socket.gethostname(), addr=self._settings.addr, token=self._settings.token)
         while True:
             # Ends by the RendezvousGracefulExitError of `_ready`, once the driver has no more generations.
@@ -95,6 +101,7 @@ class NodeAgent(LocalElasticAgent):
         self._workers = Workers(
             self._settings.node,
             [self._environ(told, worker_group, local) for local in range(self._settings.procs)],
+            pages=self._pages,
             log_dir=log_dir,
             config=self._settings.run_dir / "config.yaml",
             entrypoint=self._settings.entrypoint,
@@ -123,7 +130,10 @@ class NodeAgent(LocalElasticAgent):
             self._workers = None
         told = self._rendezvous_handler.current
         if told is not None:
-            spill.leave(self._settings.run_dir, told.generation, socket.gethostname(), self._unkept)
+            unkept = [item for item, _, _ in self._unkept]
+            spill.leave(self._settings.run_dir, told.generation, socket.gethostname(), unkept)
+        with contextlib.suppress(OSError):
+            self._pages.rmdir()
 
     # -- one generation ------------------------------------------------------------------------------------------------
 
@@ -213,16 +223,17 @@ class NodeAgent(LocalElasticAgent):
         try:
             messages = self._connection.receive() if self._connection in ready else []
         except Disconnected as error:
-            raise RendezvousGracefulExitError(f"the driver is gone: {error}") from error
+            raise _gone(f"the driver is gone: {error}") from error
         now = time.monotonic()
         if messages:
             self._heard_t = now
         elif now - self._heard_t > self._settings.fence_s:
-            raise RendezvousGracefulExitError(f"no word from the driver for {self._settings.fence_s:.0f} s: fenced")
+            raise _gone(f"no word from the driver for {self._settings.fence_s:.0f} s: fenced")
         for message in messages:
             if message["type"] == "kept":
                 for _ in range(message["count"]):
-                    self._unkept.popleft()
+                    _, page, end = self._unkept.popleft()
+                    page.keep(end)
             else:
                 self._inbox.append(message)
 
@@ -230,7 +241,7 @@ class NodeAgent(LocalElasticAgent):
         try:
             self._connection.send({"type": kind, "node": self._settings.node, **fields})
         except Disconnected as error:
-            raise RendezvousGracefulExitError(f"the driver is gone: {error}") from error
+            raise _gone(f"the driver is gone: {error}") from error
 
     def _tell_records(self) -> None:
         items = self._collect()
@@ -240,8 +251,10 @@ class NodeAgent(LocalElasticAgent):
     def _collect(self) -> list[spill.Item]:
         """Take new records from the pages; they stay in `_unkept` until the driver has written them."""
         assert self._workers is not None
-        items = [(rank, record.t, record.event, dict(record.fields)) for rank, record in self._workers.take_records()]
-        self._unkept.extend(items)
+        items: list[spill.Item] = []
+        for rank, record, page in self._workers.take_records():
+            items.append((rank, record.t, record.event, dict(record.fields)))
+            self._unkept.append((items[-1], page, record.end))
         return items
 
     def _tell_pulses(self) -> None:
@@ -257,6 +270,12 @@ class NodeAgent(LocalElasticAgent):
         assert self._workers is not None
         stopped = self._workers.pulses()[end.rank].stopped
         self._send("exited", end=asdict(end), stopped=stopped)
+
+
+def _gone(why: str) -> RendezvousGracefulExitError:
+    """The end of this agent for a reason that somebody may look for in its log."""
+    log.warning("%s; ending the workers", why)
+    return RendezvousGracefulExitError(why)
 
 
 class _OwnLogs(LogsSpecs):

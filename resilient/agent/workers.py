@@ -4,10 +4,13 @@ Owns the processes and their pages. It knows nothing of the driver.
 """
 
 import contextlib
+import hashlib
 import logging
 import multiprocessing
 import os
+import re
 import signal
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +22,7 @@ from resilient import worker
 from resilient.agent import preload
 from resilient.agent.bootstrap import RAISED, WorkerSpec, run_rank
 from resilient.faults import Raised, WorkerEnd
-from resilient.page import AgentPage, Pulse, Record
+from resilient.page import AgentPage, Pulse, Record, salvage
 
 log = logging.getLogger(__name__)
 
@@ -64,18 +67,28 @@ class Workers:
     Args:
         node: index of the node, for the reports.
         environs: environment of each local rank; RANK names the global one.
+        pages: existing directory in RAM for the pages.
         log_dir: existing directory for `rank<r>.log`.
         config: the resolved config's file.
         entrypoint: `module:function`.
     """
 
-    def __init__(self, node: int, environs: Sequence[Mapping[str, str]], *, log_dir: Path, config: Path, entrypoint: str) -> None:
+    def __init__(
+        self,
+        node: int,
+        environs: Sequence[Mapping[str, str]],
+        *,
+        pages: Path,
+        log_dir: Path,
+        config: Path,
+        entrypoint: str,
+    ) -> None:
         self._node = node
         self._ranks: list[Rank] = []
         context = multiprocessing.get_context("forkserver")
         for environ in environs:
-            page = AgentPage()
             number = int(environ["RANK"])
+            page = AgentPage(pages / page_name(int(environ[worker.GENERATION_VARIABLE]), number))
             spec = WorkerSpec(
                 environ={**environ, worker.PAGE_VARIABLE: str(page.path)},
                 log=log_dir / f"rank{number}.log",
@@ -123,13 +136,13 @@ class Workers:
         """What the pages say now, by global rank."""
         return {rank.rank: rank.page.pulse() for rank in self._ranks}
 
-    def take_records(self) -> Iterator[tuple[int, Record]]:
-        """The records that came since the last call, with the rank they are of."""
+    def take_records(self) -> Iterator[tuple[int, Record, AgentPage]]:
+        """The records that came since the last call, with their rank and the page to tell once they are kept."""
         for rank in self._ranks:
             rank.collect()
             records, rank.records = rank.records, []
             for record in records:
-                yield rank.rank, record
+                yield rank.rank, record, rank.page
 
     def propose(self, target: int, reason: str) -> int:
         """Propose a stop to all ranks; returns the furthest boundary that any of them has checked."""
@@ -159,6 +172,34 @@ class Workers:
             with contextlib.suppress(ValueError):  # still running: see kill
                 rank.process.close()
         self._ranks = []
+
+
+def page_directory(run_dir: Path, node: int) -> Path:
+    """Where a node's pages of this run are: in RAM, and the same for every agent that the node has."""
+    digest = hashlib.blake2b(str(run_dir).encode(), digest_size=6).hexdigest()
+    memory = Path("/dev/shm")
+    root = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    return root / f"resilient-{os.getuid()}-{digest}-node{node}"
+
+
+def page_name(generation: int, rank: int) -> str:
+    return f"g{generation}-rank{rank}"
+
+
+def salvaged(pages: Path) -> Iterator[tuple[int, int, list[Record]]]:
+    """What a killed agent has left here: generation, rank and records of each page. The directory is there then, and empty.
+
+    Raises PermissionError if it belongs to another user.
+    """
+    pages.mkdir(mode=0o700, exist_ok=True)
+    if pages.stat().st_uid != os.getuid():
+        raise PermissionError(f"{pages} belongs to another user")
+    for path in sorted(pages.iterdir()):
+        name = re.fullmatch(r"g(\d+)-rank(\d+)", path.name)
+        if name is not None:
+            with contextlib.suppress(ValueError):  # cut off before it was a page
+                yield int(name[1]), int(name[2]), [record for record in salvage(path) if record.event != RAISED]
+        path.unlink()
 
 
 def _kill_tree(pid: int | None, *, leader: bool = True) -> None:

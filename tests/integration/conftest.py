@@ -91,7 +91,7 @@ class Campaign:
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self.process.pid).children(recursive=True):
                 self.family[process.pid] = process
-        return [p for p in self.family.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return [process for process in self.family.values() if alive(process)]
 
     def kill(self) -> None:
         """kill -9 of the driver."""
@@ -139,6 +139,14 @@ class Campaign:
         for line in self.metrics():
             values.setdefault(line["step"], set()).add(repr(line["loss"]))
         return values
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether a process still does something; a zombie does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _environ_of(pid: int) -> int | None:

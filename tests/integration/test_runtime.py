@@ -9,9 +9,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Campaign, wait_for
+from conftest import Campaign, alive, wait_for
+
+from resilient.agent.workers import page_directory
 
 Counting = Callable[..., Campaign]
+
+
+def pages(campaign: Campaign) -> list[Path]:
+    """What the agents of a run hold in shared memory."""
+    return list(page_directory(campaign.run_dir, 0).glob("**"))
 
 
 def whole(campaign: Campaign, steps: int) -> None:
@@ -143,10 +150,28 @@ def test_a_driver_killed_at_any_moment_leaves_no_gap_and_no_double_in_the_metric
     run.reach(run.step() + 20)
     run.signal(signal.SIGTERM)
     assert run.wait() == 75
-    whole(run, run.step())
+    whole(run, max(run.losses()))
     keys = [(line["generation"], line["step"]) for line in run.metrics()]
     assert len(set(keys)) == len(keys)
     assert not list(run.run_dir.glob(".spill/*"))
+    assert not pages(run)
+
+
+def test_an_agent_killed_at_any_moment_leaves_no_gap_and_no_double_in_the_metrics(counting: Counting, rounds: int):
+    run = counting(steps=2000, every_steps=5, args={"step_s": 0.001}, resilience={"give_up_after_same_step": 99}).start()
+    chance = random.Random(rounds)
+    for kill in range(rounds):
+        run.reach(run.step() + chance.randrange(20, 60))
+        next(p for p in run.processes() if "resilient.agent" in p.cmdline()).kill()
+        wait_for(lambda kill=kill: len(run.events("recovered")) > kill, "recovery")
+    run.reach(run.step() + 20)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output + run.logs()
+    whole(run, max(run.losses()))
+    keys = [(line["generation"], line["step"]) for line in run.metrics()]
+    assert len(set(keys)) == len(keys)
+    assert not list(run.run_dir.glob(".spill/*"))
+    assert not pages(run)
 
 
 def test_a_stop_before_the_first_step_loses_nothing(counting: Counting):
@@ -225,7 +250,7 @@ def test_what_a_worker_had_started_goes_with_it(counting: Counting):
     assert len(children) == 4
     os.kill(pids[0], signal.SIGKILL)
     wait_for(lambda: run.events("recovered"), "recovery")
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not [child for child in children if alive(child)]
     run.signal(signal.SIGTERM)
     run.wait()
     assert not run.processes()
@@ -268,3 +293,50 @@ def test_an_error_before_the_first_step_gives_up_soon(counting: Counting):
     run = counting("no_such_module")
     assert run.run() == 70
     assert "a_module_that_is_not_there" in run.output
+
+
+def test_workers_killed_again_while_they_recover_are_recovered_again(counting: Counting, rounds: int):
+    run = counting(steps=60, resilience={"give_up_after_same_step": 99}).start()
+    run.reach(12)
+    killed: set[int] = set()
+    for _ in range(2 * rounds):
+        pids = wait_for(lambda: [pid for pid in run.workers().values() if pid not in killed], "a worker that is new")
+        os.kill(pids[0], signal.SIGKILL)
+        killed.add(pids[0])
+    assert run.wait() == 0, run.output + run.logs()
+    whole(run, 60)
+    assert len(run.events("fault")) >= rounds  # two that fall within one generation are one fault
+    assert {event["fault_id"] for event in run.events("recovered")} == {event["fault_id"] for event in run.events("fault")}
+
+
+def test_an_agent_without_word_from_its_driver_ends_its_workers(counting: Counting):
+    run = counting(steps=120, resilience={"fence_s": 2.0}).start()
+    run.reach(12)
+    run.signal(signal.SIGSTOP)
+    wait_for(lambda: not run.workers(), "the fence", 20.0)
+    run.signal(signal.SIGCONT)
+    assert run.wait() == 0, run.output + run.logs()
+    whole(run, 120)
+    assert "fenced" in (run.run_dir / "logs/agent0.log").read_text()
+    assert [fault["kind"] for fault in run.events("fault")] == ["node_lost"]
+
+
+def test_an_agent_that_is_stopped_is_replaced(counting: Counting):
+    run = counting(steps=120, resilience={"fence_s": 1.0}).start()
+    run.reach(12)
+    agent = next(p for p in run.processes() if "resilient.agent" in p.cmdline())
+    agent.suspend()
+    assert run.wait() == 0, run.output + run.logs()
+    whole(run, 120)
+    assert "silent for" in run.events("fault")[0]["detail"]
+    assert not alive(agent)
+
+
+def test_a_full_disk_under_the_fence_ends_the_run_and_says_so(counting: Counting):
+    run = counting()
+    fence = run.run_dir / "checkpoints/.fence"
+    fence.parent.mkdir(parents=True)
+    fence.write_text("nonsense")  # what a disk that was full once may have left
+    assert run.run() == 69
+    assert str(fence) in run.output
+    assert "Traceback" not in run.output

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from resilient import worker
-from resilient.page import NOT_BEATEN, NOT_CHECKED, AgentPage, WorkerPage
+from resilient.page import NOT_BEATEN, NOT_CHECKED, AgentPage, WorkerPage, salvage
 
 spawn = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture
-def agent():
-    page = AgentPage()
+def agent(tmp_path: Path):
+    page = AgentPage(tmp_path / "page")
     yield page
     page.close()
 
@@ -59,6 +59,7 @@ def test_reports_arrive_whole_and_in_order_however_often_the_ring_wraps(pages):
         sent.append(fields)
         if number % 97 == 0:
             got += agent.drain()
+            agent.keep(got[-1].end)
     got += agent.drain()
     assert [record.fields for record in got] == sent
     assert {record.event for record in got} == {None, "snapshot"}
@@ -72,6 +73,7 @@ def test_a_full_ring_drops_and_counts_instead_of_blocking_for_ever(pages):
     assert agent.pulse().dropped > 0
     got = agent.drain()
     assert len(got) + agent.pulse().dropped == 1100
+    agent.keep(got[-1].end)
     page.report(None, {"step": 1})
     assert agent.drain()[0].fields == {"step": 1}
 
@@ -83,6 +85,24 @@ def test_numbers_of_other_libraries_are_reported_as_plain_numbers(pages):
     assert agent.drain()[0].fields == {"loss": 1.5, "steps": [3], "path": "/x"}
 
 
+def test_what_was_not_kept_is_salvaged_after_the_agent(agent):
+    page = WorkerPage(agent.path)
+    for number in range(5):
+        page.report(None, {"number": number})
+    taken = agent.drain()
+    agent.keep(taken[1].end)
+    page.report("committed", {"number": 5})
+    assert [record.fields["number"] for record in salvage(agent.path)] == [2, 3, 4, 5]
+    page.close()
+
+
+def test_a_page_that_is_given_back_is_gone(tmp_path: Path):
+    agent = AgentPage(tmp_path / "page")
+    agent.close()
+    assert not list(tmp_path.iterdir())
+    agent.keep(5)  # an acknowledgement that comes late is none of its business
+
+
 def _report_until_killed(path: Path) -> None:
     page = WorkerPage(path)
     page.full_wait_s = 60.0
@@ -92,14 +112,16 @@ def _report_until_killed(path: Path) -> None:
         number += 1
 
 
-def test_a_worker_killed_while_reporting_leaves_only_whole_records():
+def test_a_worker_killed_while_reporting_leaves_only_whole_records(tmp_path: Path):
     for _ in range(5):
-        agent = AgentPage()
+        agent = AgentPage(tmp_path / "page")
         process = spawn.Process(target=_report_until_killed, args=(agent.path,))
         process.start()
         numbers = []
-        while len(numbers) < 500:
-            numbers += [record.fields["number"] for record in agent.drain()]
+        while len(numbers) < 5000:
+            for record in agent.drain():
+                numbers.append(record.fields["number"])
+                agent.keep(record.end)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         numbers += [record.fields["number"] for record in agent.drain()]
@@ -157,9 +179,9 @@ def _steps_until_stopped(path: Path, ranks_at: object, results: object) -> None:
     results.put(step)  # type: ignore[attr-defined]
 
 
-def test_all_ranks_stop_at_the_same_step_whenever_the_stop_is_asked_for():
+def test_all_ranks_stop_at_the_same_step_whenever_the_stop_is_asked_for(tmp_path: Path):
     for _ in range(6):
-        agents = [AgentPage() for _ in range(3)]
+        agents = [AgentPage(tmp_path / str(rank)) for rank in range(3)]
         barrier, results = spawn.Barrier(3), spawn.SimpleQueue()
         processes = [spawn.Process(target=_steps_until_stopped, args=(agent.path, barrier, results)) for agent in agents]
         for process in processes:
