@@ -18,11 +18,11 @@ from checkpoint import CheckpointMismatch, NoUsableCheckpoint
 from resilient import worker
 from trainer import attention
 from trainer.data.samples import Samples, open_split
-from trainer.model import GPT, GPTShape
+from trainer.model import GPT
 from trainer.optimizer import make_optimizer, set_learning_rate
 from trainer.parallel import Ranks, build_model, initialize, make_ranks, reshard, sync_gradients
 from trainer.schedule import for_config
-from trainer.shape import flops_per_token, peak_flops, sizes
+from trainer.shape import flops_per_token, peak_flops, shape_of
 from trainer.sources import datasets, vocabulary
 from trainer.state import TrainingState
 
@@ -60,27 +60,12 @@ class Trainer:
         _join(self.device, context)
         self.ranks: Ranks = make_ranks(self.device, context.world_size)
         self.accumulation = config.train.global_batch_size // (config.train.micro_batch_size * self.ranks.dp)
-        size = sizes(config, vocabulary(config))
-        shape = GPTShape(
-            vocab=size.vocab,
-            layers=size.layers,
-            hidden=size.hidden,
-            heads=size.heads,
-            kv_heads=size.kv_heads,
-            ffn_hidden=size.ffn_hidden,
-            seq_len=size.seq_len,
-            norm=config.model.norm,
-            norm_eps=config.model.norm_eps,
-            mlp=config.model.mlp,
-            rope_theta=config.model.rope_theta,
-            tie_embeddings=size.tied,
-            init_std=config.model.init_std,
-        )
-        self.flops_per_token = flops_per_token(size)
+        shape = shape_of(config, vocabulary(config))
+        self.flops_per_token = flops_per_token(shape)
         self.peak_flops = peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
-        self.kernel: SDPBackend = attention.choose(config.model.attention, self.device, dtype, size.head_dim)
-        self.train_data: Samples = open_split(datasets(config), config.data.split, "train", size.seq_len, config.seed)
+        self.kernel: SDPBackend = attention.choose(config.model.attention, self.device, dtype, shape.head_dim)
+        self.train_data: Samples = open_split(datasets(config), config.data.split, "train", shape.seq_len, config.seed)
         self.model: GPT = build_model(shape, self.ranks, config.train.precision, self.device)
         self.optimizer = make_optimizer(config, self.model)
         self.state = TrainingState(config, self.model, self.optimizer, context)
@@ -90,7 +75,7 @@ class Trainer:
             raise worker.UnrecoverableError(str(error)) from error
         log.info(
             "rank %d of %d on %s: %s parameters, %s attention, %d accumulated micro batches, from step %d",
-            *(context.rank, context.world_size, self.device, f"{size.parameters:,}", self.kernel.name.lower()),
+            *(context.rank, context.world_size, self.device, f"{shape.parameters:,}", self.kernel.name.lower()),
             *(self.accumulation, self.state.progress.step),
         )
 

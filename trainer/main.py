@@ -92,35 +92,35 @@ def check(config: Config) -> None:
 
 def plan(config: Config) -> Mapping[str, Mapping[str, object]]:
     """What a rank holds and a checkpoint weighs, by title and name. Raises ConfigError like `prepare`."""
-    from trainer.shape import activation_bytes, flops_per_token, sizes
+    from trainer.shape import activation_bytes, flops_per_token, shape_of
     from trainer.sources import tokenizer_file, vocabulary
 
     check(config)
     known = tokenizer_file(config).is_file()
     vocab = vocabulary(config) if known else config.data.tokenizer.vocab_size
-    size = sizes(config, vocab)
+    shape = shape_of(config, vocab)
     dp = layout(config, cpu_count=1, gpu_count=1).dp
     train = config.train
     compute = 2 if train.precision == "bf16" else 4
-    shard = -(-size.parameters // dp)
-    activations = activation_bytes(size, train.micro_batch_size, bytes_per_number=compute)
-    tokens = train.global_batch_size * size.seq_len
-    arrays = 3 * size.arrays + 1
+    shard = -(-shape.parameters // dp)
+    activations = activation_bytes(shape, train.micro_batch_size, bytes_per_number=compute)
+    tokens = train.global_batch_size * shape.seq_len
+    arrays = 3 * shape.arrays + 1
     return {
         "model": {
-            "parameters": f"{size.parameters:,}",
-            "vocabulary": f"{size.vocab:,}" + ("" if known else " (once the tokenizer is trained)"),
-            "FLOPs per token": f"{flops_per_token(size):,}",
+            "parameters": f"{shape.parameters:,}",
+            "vocabulary": f"{shape.vocab:,}" + ("" if known else " (once the tokenizer is trained)"),
+            "FLOPs per token": f"{flops_per_token(shape):,}",
             "tokens": f"{tokens:,} a step, {tokens * train.steps:,} in all",
         },
         "memory per rank": {
-            "parameters": f"{_mib(shard * 4)} of fp32 masters, {_mib(size.parameters * compute)} to compute with",
+            "parameters": f"{_mib(shard * 4)} of fp32 masters, {_mib(shape.parameters * compute)} to compute with",
             "gradients": _mib(shard * 4),
             "optimizer": _mib(shard * 8),
             "activations": f"{_mib(activations)} of a micro batch (estimate)",
         },
         "checkpoint": {
-            "size": _mib(size.parameters * 12),
+            "size": _mib(shape.parameters * 12),
             "files": f"{2 * arrays + 7} in {arrays} arrays",
             "every": f"{config.checkpoint.every_steps} steps",
         },

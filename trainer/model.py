@@ -4,31 +4,13 @@ RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), SwiGLU (
 2023). No biases.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class GPTShape:
-    """Sizes of a GPT; every one settled."""
-
-    vocab: int
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn_hidden: int
-    seq_len: int
-    norm: str
-    norm_eps: float
-    mlp: str
-    rope_theta: float
-    tie_embeddings: bool
-    init_std: float
+from trainer.shape import GPTShape
 
 
 class GPT(nn.Module):
@@ -41,7 +23,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = make_norm(shape)
         self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
-        if shape.tie_embeddings:
+        if shape.tied:
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from trainer.model import GPT, GPTShape
+from trainer.model import GPT
+from trainer.shape import GPTShape
 
 
 @dataclass(frozen=True)

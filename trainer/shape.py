@@ -8,8 +8,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What a GPT of this config consists of, in parameters; matrices as (rows, columns)."""
+class GPTShape:
+    """Everything that makes a GPT what it is, settled; matrices are (rows, columns)."""
 
     vocab: int
     layers: int
@@ -18,8 +18,17 @@ class Sizes:
     kv_heads: int
     ffn_hidden: int
     seq_len: int
-    gated: bool
-    tied: bool
+    norm: str = "rmsnorm"
+    norm_eps: float = 1e-5
+    mlp: str = "swiglu"
+    rope_theta: float = 10_000.0
+    tied: bool = False
+    init_std: float = 0.02
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate beside its way up."""
+        return self.mlp == "swiglu"
 
     @property
     def head_dim(self) -> int:
@@ -50,8 +59,8 @@ class Sizes:
         return len(self.layer_matrices) + 2 + (1 if self.tied else 2) + 1
 
 
-def sizes(config: "Config", vocab: int) -> Sizes:
-    """The sizes of the config's model.
+def shape_of(config: "Config", vocab: int) -> GPTShape:
+    """The shape of the config's model.
 
     Args:
         vocab: tokens that the tokenizer knows; the model has room for the next multiple of 64.
@@ -61,7 +70,7 @@ def sizes(config: "Config", vocab: int) -> Sizes:
         ffn = model.ffn_hidden
     else:
         ffn = -(-(8 * model.hidden // 3 if model.mlp == "swiglu" else 4 * model.hidden) // 64) * 64
-    return Sizes(
+    return GPTShape(
         vocab=-(-vocab // 64) * 64,
         layers=model.layers,
         hidden=model.hidden,
@@ -69,19 +78,23 @@ def sizes(config: "Config", vocab: int) -> Sizes:
         kv_heads=model.heads if model.kv_heads == "auto" else model.kv_heads,
         ffn_hidden=ffn,
         seq_len=model.seq_len,
-        gated=model.mlp == "swiglu",
+        norm=model.norm,
+        norm_eps=model.norm_eps,
+        mlp=model.mlp,
+        rope_theta=model.rope_theta,
         tied=model.tie_embeddings,
+        init_std=model.init_std,
     )
 
 
-def flops_per_token(size: Sizes) -> int:
+def flops_per_token(shape: GPTShape) -> int:
     """Floating-point operations of forward and backward pass for one token.
 
     6 for each parameter that multiplies (all but norms and the embedding's look-up), and 12 × layers × hidden × seq_len for
     attention, as in appendix B of PaLM (Chowdhery et al., 2022), which counts the full square of scores.
     """
-    multiplying = size.layers * sum(rows * columns for rows, columns in size.layer_matrices) + size.vocab * size.hidden
-    return 6 * multiplying + 12 * size.layers * size.hidden * size.seq_len
+    multiplying = shape.layers * sum(rows * columns for rows, columns in shape.layer_matrices) + shape.vocab * shape.hidden
+    return 6 * multiplying + 12 * shape.layers * shape.hidden * shape.seq_len
 
 
 # Peak of dense bf16 matrix products, FLOP/s, from the makers' data sheets; a part of the device's name decides.
@@ -93,14 +106,14 @@ def peak_flops(device_name: str) -> float | None:
     return next((peak for name, peak in _PEAKS.items() if name in device_name), None)
 
 
-def activation_bytes(size: Sizes, micro_batch: int, *, bytes_per_number: int) -> int:
+def activation_bytes(shape: GPTShape, micro_batch: int, *, bytes_per_number: int) -> int:
     """Activations that one micro batch keeps for the backward pass, with flash attention and no recomputation; an estimate.
 
     Per token and layer: inputs of both norms and of all matrices, queries, keys, values and the output of attention, and the
     MLP's inner values; and the logits with their fp32 copy and gradient.
     """
-    kv = size.kv_heads * size.head_dim
-    inner = (4 if size.gated else 2) * size.ffn_hidden
-    per_layer = 6 * size.hidden + 2 * (size.hidden + kv) + 2 * kv + inner
-    tokens = micro_batch * size.seq_len
-    return tokens * (size.layers * per_layer * bytes_per_number + size.vocab * (bytes_per_number + 8))
+    kv = shape.kv_heads * shape.head_dim
+    inner = (4 if shape.gated else 2) * shape.ffn_hidden
+    per_layer = 6 * shape.hidden + 2 * (shape.hidden + kv) + 2 * kv + inner
+    tokens = micro_batch * shape.seq_len
+    return tokens * (shape.layers * per_layer * bytes_per_number + shape.vocab * (bytes_per_number + 8))

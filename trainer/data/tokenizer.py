@@ -38,7 +38,7 @@ def from_gpt2(vocab_file: Path, merges_file: Path) -> Tokenizer:
         raise DataError(f"{vocab_file} is not JSON: {error}") from error
     except DataError:
         raise
-    except Exception as error:
+    except Exception as error:  # tokenizers raises nothing narrower for a file that it does not like
         raise DataError(f"{vocab_file} and {merges_file} are not a GPT-2 tokenizer: {error}") from error
     if END_OF_TEXT not in vocab:
         raise DataError(f"{vocab_file} has no {END_OF_TEXT} token, which separates documents")
@@ -52,7 +52,7 @@ def load(path: Path) -> Tokenizer:
         raise DataError(f"there is no {path}")
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:
+    except Exception as error:  # as above
         raise DataError(f"{path} is not a tokenizer: {error}") from error
 
 

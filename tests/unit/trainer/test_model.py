@@ -8,10 +8,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from resilient.worker import Config, ConfigError
 from trainer import attention
 from trainer.main import check, plan
-from trainer.model import GPT, GPTShape, rotary_table, rotate
+from trainer.model import GPT, rotary_table, rotate
 from trainer.optimizer import make_optimizer
 from trainer.parallel import initialize
-from trainer.shape import Sizes, activation_bytes, flops_per_token, peak_flops, sizes
+from trainer.shape import GPTShape, activation_bytes, flops_per_token, peak_flops, shape_of
 
 
 def config(**sections: dict[str, object]) -> Config:
@@ -19,14 +19,9 @@ def config(**sections: dict[str, object]) -> Config:
     return Config.model_validate({"model": small, **sections})
 
 
-def gpt(given: Config, vocab: int = 100) -> tuple[GPT, Sizes]:
-    size = sizes(given, vocab)
-    model = given.model
-    shape = GPTShape(
-        size.vocab, size.layers, size.hidden, size.heads, size.kv_heads, size.ffn_hidden, size.seq_len,
-        model.norm, model.norm_eps, model.mlp, model.rope_theta, size.tied, model.init_std,
-    )  # fmt: skip
-    return GPT(shape), size
+def gpt(given: Config, vocab: int = 100) -> tuple[GPT, GPTShape]:
+    shape = shape_of(given, vocab)
+    return GPT(shape), shape
 
 
 SHAPES = [{}, {"mlp": "gelu"}, {"norm": "layernorm"}, {"kv_heads": 2}, {"tie_embeddings": True}, {"ffn_hidden": 96}]
@@ -110,14 +105,14 @@ def test_only_matrices_decay():
 
 def test_the_flops_of_a_known_model_are_those_of_the_formula():
     # 124 million parameters, as GPT-2 small: 6 N + 12 L H T, N without embeddings and norms but with the head.
-    size = Sizes(50304, 12, 768, 12, 12, 3072, 1024, gated=False, tied=True)
+    size = GPTShape(50304, 12, 768, 12, 12, 3072, 1024, mlp="gelu", tied=True)
     assert flops_per_token(size) == 6 * (12 * 12 * 768 * 768 + 50304 * 768) + 12 * 12 * 768 * 1024
     assert peak_flops("NVIDIA A100-SXM4-40GB") == 312e12
     assert peak_flops("AMD EPYC") is None
 
 
 def test_more_micro_batch_keeps_more_activations():
-    size = sizes(config(), 100)
+    size = shape_of(config(), 100)
     assert activation_bytes(size, 4, bytes_per_number=2) == 4 * activation_bytes(size, 1, bytes_per_number=2)
 
 
@@ -132,7 +127,7 @@ def test_the_plan_names_parameters_memory_and_checkpoint(tmp_path):
     given = config(run_dir=str(tmp_path))
     found = plan(given.model_copy(update={"run_dir": tmp_path}))
     assert set(found) == {"model", "memory per rank", "checkpoint"}
-    assert found["model"]["parameters"] == f"{sizes(given, 4096).parameters:,}"
+    assert found["model"]["parameters"] == f"{shape_of(given, 4096).parameters:,}"
 
 
 def test_asking_for_flash_where_it_does_not_run_is_an_error_and_auto_falls_back(monkeypatch):
