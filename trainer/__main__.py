@@ -25,7 +25,10 @@ def main() -> int:
             sys.stderr.write(f"{error}\n")
         return 78
     train(config)
-    return 0
+    # No interpreter shutdown: torch's communication threads, taken down by it, now and then abort a run that has succeeded.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
-"""What can be wrong with data: one type, whose message says what, in which file, and what to do."""
+"""What can be wrong with data: an error whose message says what, in which file, what was expected, and what to do."""
 
 
 class DataError(Exception):
     """Data is missing, truncated, foreign, or does not fit what was asked for."""
+
+
+class StorageError(DataError):
+    """The place for the data is not good: no room, no permission, no locks."""

@@ -1,10 +1,9 @@
 """The order of samples: a permutation of 0 … n-1 for every (seed, epoch), computed where it is needed and stored nowhere.
 
-A Feistel network over the next even number of bits, walked again while it leads out of range (Black and Rogaway, 2002). And the
-order in which a blend of datasets is read. Pure.
+A Feistel network over the next even number of bits, walked again while it leads out of range (Black and Rogaway, 2002). Pure.
+What it gives is part of what a run is: change nothing here, or a resumed run reads other data.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,17 +46,3 @@ def permute(indices: Numbers, count: int, seed: int, epoch: int) -> Numbers:
             result[outside] = left << shift | right
             outside = result >= np.uint64(count)
     return result.astype(np.int64)
-
-
-PERIOD = 4096
-
-
-def blend_period(weights: Sequence[float]) -> Numbers:
-    """Which dataset each of PERIOD consecutive samples is of: always the one that has fallen furthest behind its weight."""
-    shares = np.asarray(weights, float) / sum(weights)
-    taken = np.zeros(len(shares))
-    chosen = np.empty(PERIOD, np.int64)
-    for number in range(PERIOD):
-        chosen[number] = int(np.argmax(shares * (number + 1) - taken))
-        taken[chosen[number]] += 1
-    return chosen

@@ -1,8 +1,8 @@
 """Samples: windows of seq_len + 1 tokens, in an order that is a pure function of (seed, epoch, index).
 
-A split is a range of documents; its tokens lie one after the other, and sample i of it is the window that starts at token
-i × seq_len. Sample number k of training is, in epoch k // n, the window that the permutation of (seed, epoch) gives for k mod n. So
-the state of a loader is one number, on any layout.
+The tokens of a split lie one after the other, and window i of it starts at token i × seq_len. Sample number k is, in epoch k // n,
+the window that the permutation of (seed, epoch) gives for k mod n; of a blend, `blend` says which dataset's sample it is. So the
+state of a loader is one number, the samples consumed, on any layout.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from trainer.data.blend import Blend
 from trainer.data.errors import DataError
 from trainer.data.indexed import IndexedDataset
-from trainer.data.order import PERIOD, Numbers, blend_period, permute
+from trainer.data.order import Numbers, permute
+from trainer.data.split import Shares, split_tokens
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
@@ -21,40 +23,23 @@ SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 Windows = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def split_boundaries(documents: int, shares: tuple[int, int, int]) -> list[int]:
-    """Where the three splits begin and end, in documents. A share above 0 gets a document as long as there are enough."""
-    total = sum(shares)
-    bounds = [0]
-    for number in range(3):
-        bounds.append(round(documents * sum(shares[: number + 1]) / total))
-    wanted = [share > 0 for share in shares]
-    if documents >= sum(wanted):
-        # From the right, then from the left: a split that came out empty takes a document from its neighbour.
-        for number in (2, 1):
-            if wanted[number] and bounds[number] >= bounds[number + 1]:
-                bounds[number] = bounds[number + 1] - 1
-        for number in (0, 1):
-            if wanted[number] and bounds[number + 1] <= bounds[number]:
-                bounds[number + 1] = bounds[number] + 1
-    return bounds
-
-
 class _Windows:
     """The windows of one split of one dataset."""
 
-    def __init__(self, prefix: Path, shares: tuple[int, int, int], which: Split, seq_len: int) -> None:
+    def __init__(self, prefix: Path, shares: Shares, which: Split, seq_len: int, vocab_size: int | None) -> None:
         data = IndexedDataset(prefix)
-        bounds = split_boundaries(len(data), shares)
-        number = SPLITS.index(which)
-        first, last = (data.boundary(document) for document in bounds[number : number + 2])
-        self.tokens = data.tokens[first:last]
-        self.seq_len = seq_len
-        self.count = max(0, (last - first - 1) // seq_len)
-        if self.count == 0:
+        bounds = split_tokens(shares, seq_len + 1, len(data), data.boundary)
+        if bounds is None:
+            wanted = sum(share > 0 for share in shares)
             raise DataError(
-                f"{prefix} has {last - first} tokens in {bounds[number + 1] - bounds[number]} documents for the {which} "
-                f"split, and one sample needs {seq_len + 1}; give more data, another split, or a smaller seq_len"
+                f"{prefix} has {len(data.tokens):,} tokens, and one sample of seq_len {seq_len} for each of {wanted} splits needs "
+                f"{wanted * (seq_len + 1):,}; give more text, fewer splits, or a smaller seq_len"
             )
+        number = SPLITS.index(which)
+        self.prefix, self.seq_len, self.vocab_size = prefix, seq_len, vocab_size
+        self.first, last = bounds[number], bounds[number + 1]
+        self.tokens = data.tokens[self.first : last]
+        self.count = (last - self.first - 1) // seq_len
 
     def get(self, numbers: Numbers, seed: int) -> Windows:
         epochs, indices = np.divmod(numbers, self.count)
@@ -66,31 +51,42 @@ class _Windows:
         for row, window in enumerate(windows):
             start = int(window) * self.seq_len
             result[row] = self.tokens[start : start + self.seq_len + 1]
+        self._check_vocabulary(result, windows)
         return result
+
+    def _check_vocabulary(self, result: Windows, windows: Numbers) -> None:
+        if self.vocab_size is None or not result.size or (result.min() >= 0 and result.max() < self.vocab_size):
+            return
+        row, column = np.argwhere((result < 0) | (result >= self.vocab_size))[0]
+        place = self.first + int(windows[row]) * self.seq_len + int(column)
+        raise DataError(
+            f"{self.prefix}.bin has token {result[row, column]} at place {place:,}, and the vocabulary has only "
+            f"{self.vocab_size:,}: the dataset was made with another tokenizer; name that one, or build it again"
+        )
 
 
 class Samples:
-    """The samples of a split, of one dataset or a weighted blend. `len` is one epoch of the whole."""
+    """The samples of a split, of one dataset or a weighted blend. `len` is one epoch; of a blend, the sum of its datasets'."""
 
     def __init__(self, parts: Sequence[tuple[_Windows, float]], seed: int) -> None:
         self._parts = [windows for windows, _ in parts]
         self._seed = seed
-        if len(parts) > 1:
-            self._period = blend_period([weight for _, weight in parts])
-            # How many samples of each dataset come before each place of the period.
-            taken = np.cumsum(self._period[:, None] == np.arange(len(parts)), axis=0)
-            self._before = np.concatenate((np.zeros((1, len(parts)), np.int64), taken))
+        self._blend = Blend([weight for _, weight in parts])
 
     def __len__(self) -> int:
         return sum(part.count for part in self._parts)
 
     def get(self, numbers: Numbers) -> Windows:
-        """Samples by number, (len(numbers), seq_len + 1). Any number from 0 on is good: epochs go on for ever."""
-        if len(self._parts) == 1:
-            return self._parts[0].get(numbers, self._seed)
-        rounds, places = np.divmod(numbers, PERIOD)
-        which = self._period[places]
-        inner = rounds * self._before[PERIOD, which] + self._before[places, which]
+        """Samples by number, (len(numbers), seq_len + 1). Any number from 0 on is good: epochs go on for ever.
+
+        Raises:
+            ValueError: a number is negative.
+            DataError: a token is not of the vocabulary.
+        """
+        numbers = np.asarray(numbers, np.int64)
+        if numbers.size and numbers.min() < 0:
+            raise ValueError(f"sample {numbers.min()}: samples are numbered from 0 on")
+        which, inner = self._blend.locate(numbers)
         result = np.empty((len(numbers), self._parts[0].seq_len + 1), np.int64)
         for number, part in enumerate(self._parts):
             chosen = which == number
@@ -100,16 +96,27 @@ class Samples:
 
 
 def open_split(
-    prefixes: Sequence[tuple[Path, float]], shares: tuple[int, int, int], which: Split, seq_len: int, seed: int
+    prefixes: Sequence[tuple[Path, float]],
+    shares: Shares,
+    which: Split,
+    seq_len: int,
+    seed: int,
+    *,
+    vocab_size: int | None = None,
 ) -> Samples:
     """Open a split.
 
     Args:
         prefixes: datasets with their weights.
-        shares: of the documents, for training, validation and test.
+        shares: of the tokens, for training, validation and test.
         seq_len: tokens that a sample predicts.
+        vocab_size: a token from here on is an error of the sample that holds it; None: not looked at.
 
     Raises:
-        DataError: a dataset is not good, or has not a single sample for this split.
+        DataError: a dataset is not good, has not a sample for every split that has a share, or this split has none.
     """
-    return Samples([(_Windows(prefix, shares, which, seq_len), weight) for prefix, weight in prefixes], seed)
+    if not prefixes:
+        raise DataError("no dataset is named; give data.path, or data.text to make one")
+    if min(shares) < 0 or not shares[SPLITS.index(which)]:
+        raise DataError(f"split {list(shares)} leaves nothing for {which}; give it a share above 0")
+    return Samples([(_Windows(Path(prefix), shares, which, seq_len, vocab_size), weight) for prefix, weight in prefixes], seed)
