@@ -1,5 +1,6 @@
 """Text to a dataset: what becomes a document, what is said of bad input, and what a builder that dies leaves."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -354,18 +355,29 @@ pool.serve()
         assert process.wait(20) == 1
 
 
+def own_workers() -> list[psutil.Process]:
+    """The tokenizer processes of this one; other tests may have children of other kinds."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "trainer.data.pool" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
 def test_a_worker_that_dies_is_an_error_and_no_wait() -> None:
     def killing() -> Iterator[Batch]:
         for number in range(100):
             if number == 5:
-                for worker in psutil.Process().children():
+                assert len(own_workers()) == 2
+                for worker in own_workers():
                     worker.kill()
             yield [Piece("x", 1, None, b"some text " * 1000, True)]
 
     serialized = tokenizer.train(["some text"], 300).to_str()
     with pytest.raises(DataError, match="a tokenizer process ended by signal 9; if memory ran out"):
         list(pool.tokenized(killing(), serialized, np.dtype("<u2"), None, workers=2))
-    assert psutil.Process().children() == []
+    assert own_workers() == []
 
 
 def test_a_consumer_that_stops_early_leaves_no_worker() -> None:
@@ -374,7 +386,7 @@ def test_a_consumer_that_stops_early_leaves_no_worker() -> None:
     stream = pool.tokenized(batches(pieces), serialized, np.dtype("<u2"), None, workers=2)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
-    assert psutil.Process().children() == []
+    assert own_workers() == []
 
 
 # -- what a config asks for --------------------------------------------------------------------------------------------
