@@ -65,7 +65,8 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
     console = Console(highlight=False)
     reached = already_reached(loaded)
     if reached is not None:
-        console.print(f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}")
+        text = f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}"
+        console.print(text, soft_wrap=True)
         return
     display = Display(loaded.logging.progress, loaded.train.steps, console=console)
     display.note(
@@ -79,7 +80,7 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
     if message:
         typer.echo(f"resilient: {message}", err=True)
     if code is Exit.OK:
-        console.print(f"{loaded.name} is done: {loaded.train.steps} steps; results are in {loaded.run_dir}")
+        console.print(f"{loaded.name} is done: {loaded.train.steps} steps; results are in {loaded.run_dir}", soft_wrap=True)
     elif code is Exit.STOPPED:
         console.print("The same command goes on from here.")
     elif code is Exit.GAVE_UP:
