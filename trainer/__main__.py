@@ -5,7 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from resilient.worker import ConfigError, load_config
+from resilient.worker import ConfigError, init, load_config
+from trainer.layout import settle
 from trainer.main import prepare, train
 
 log = logging.getLogger("trainer")
@@ -18,13 +19,14 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = load_config(Path(sys.argv[1]), sys.argv[2:])
+        settle(config, init().world_size)
         # Every rank of a node asks; the first one prepares, the others find it done.
         prepare(config, lambda what, done, total: log.debug("%s: %d of %d", what, done, total))
+        train(config)
     except ConfigError as error:
-        if os.environ.get("RANK", "0") == "0":
-            sys.stderr.write(f"{error}\n")
+        # From every rank: torchrun ends the others as soon as one is gone, and which one that is nobody knows.
+        sys.stderr.write(f"{error}\n")
         return 78
-    train(config)
     # No interpreter shutdown: torch's communication threads, taken down by it, now and then abort a run that has succeeded.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -17,13 +17,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from checkpoint import CheckpointMismatch, NoUsableCheckpoint
 from resilient import worker
 from trainer import attention
-from trainer.data.samples import Samples, open_split
+from trainer.data.errors import DataError
+from trainer.data.samples import Samples, Split, open_split
+from trainer.layout import settle
 from trainer.model import GPT
 from trainer.optimizer import make_optimizer, set_learning_rate
 from trainer.parallel import Ranks, build_model, initialize, make_ranks, reshard, sync_gradients
 from trainer.schedule import for_config
 from trainer.shape import flops_per_token, peak_flops, shape_of
-from trainer.sources import datasets, vocabulary
+from trainer.sources import datasets, refused, vocabulary
 from trainer.state import TrainingState
 
 log = logging.getLogger(__name__)
@@ -32,12 +34,20 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 
 def run(config: worker.Config) -> None:
-    """Train until the target step, or until the runtime asks to stop; returns with the state saved."""
+    """Train until the target step, or until the runtime asks to stop; returns with the state saved.
+
+    Raises:
+        ConfigError: the ranks, the device or the data are not what the config needs.
+        UnrecoverableError: no checkpoint can be gone on from.
+    """
     context = worker.init()
     logging.basicConfig(level=config.logging.level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with worker.phase("load"):
-        trainer = Trainer(config, context)
-    trainer.train()
+    try:
+        with worker.phase("load"):
+            trainer = Trainer(config, context)
+        trainer.train()
+    except DataError as error:
+        raise refused(config, error) from error
     dist.destroy_process_group()
 
 
@@ -54,18 +64,20 @@ class Trainer:
 
     def __init__(self, config: worker.Config, context: worker.Context) -> None:
         self.config, self.context = config, context
+        layout = settle(config, context.world_size)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         torch.manual_seed(config.seed + context.rank)
         self.device = _device(config, context)
         _join(self.device, context)
-        self.ranks: Ranks = make_ranks(self.device, context.world_size)
-        self.accumulation = config.train.global_batch_size // (config.train.micro_batch_size * self.ranks.dp)
-        shape = shape_of(config, vocabulary(config))
+        self.ranks: Ranks = make_ranks(self.device, layout.dp)
+        self.accumulation = layout.accumulation
+        self.vocabulary = vocabulary(config)
+        shape = shape_of(config, self.vocabulary)
         self.flops_per_token = flops_per_token(shape)
         self.peak_flops = peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
         self.kernel: SDPBackend = attention.choose(config.model.attention, self.device, dtype, shape.head_dim)
-        self.train_data: Samples = open_split(datasets(config), config.data.split, "train", shape.seq_len, config.seed)
+        self.train_data: Samples = self._open("train")
         self.model: GPT = build_model(shape, self.ranks, config.train.precision, self.device)
         self.optimizer = make_optimizer(config, self.model)
         self.state = TrainingState(config, self.model, self.optimizer, context)
@@ -78,6 +90,10 @@ class Trainer:
             *(context.rank, context.world_size, self.device, f"{shape.parameters:,}", self.kernel.name.lower()),
             *(self.accumulation, self.state.progress.step),
         )
+
+    def _open(self, which: Split) -> Samples:
+        config = self.config
+        return open_split(datasets(config), config.data.split, which, config.model.seq_len, config.seed, vocab_size=self.vocabulary)
 
     def train(self) -> None:
         """Step after step, with validation and checkpoints where they are due."""
@@ -157,7 +173,7 @@ class Trainer:
         if config.data.split[1] == 0:
             return
         with worker.phase("eval"), torch.no_grad():
-            data = open_split(datasets(config), config.data.split, "valid", config.model.seq_len, config.seed)
+            data = self._open("valid")
             loss = torch.zeros((), dtype=torch.float64, device=self.device)
             for batch in range(config.train.eval_iters):
                 for tokens, targets in self._micro_batches(data, batch * config.train.global_batch_size):

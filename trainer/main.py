@@ -41,7 +41,7 @@ def prepare(config: Config, progress: Callable[[str, int, int], None]) -> None:
 
     from trainer.data.build import prepare as prepare_data
     from trainer.data.errors import DataError
-    from trainer.sources import PREPARED, tokenizer_file
+    from trainer.sources import PREPARED, refused, tokenizer_file
 
     check(config)
     data = config.data
@@ -61,8 +61,7 @@ def prepare(config: Config, progress: Callable[[str, int, int], None]) -> None:
             raise ConfigError([Problem("data.path", None, message)])
         _open_all(config)
     except DataError as error:
-        key = "data.text" if data.text is not None else "data.path"
-        raise ConfigError([Problem(key, None, str(error))]) from None
+        raise refused(config, error) from None
 
 
 def _open_all(config: Config) -> None:
@@ -92,12 +91,16 @@ def check(config: Config) -> None:
 
 def plan(config: Config) -> Mapping[str, Mapping[str, object]]:
     """What a rank holds and a checkpoint weighs, by title and name. Raises ConfigError like `prepare`."""
+    from trainer.data.errors import DataError
     from trainer.shape import activation_bytes, flops_per_token, shape_of
-    from trainer.sources import tokenizer_file, vocabulary
+    from trainer.sources import refused, tokenizer_file, vocabulary
 
     check(config)
     known = tokenizer_file(config).is_file()
-    vocab = vocabulary(config) if known else config.data.tokenizer.vocab_size
+    try:
+        vocab = vocabulary(config) if known else config.data.tokenizer.vocab_size
+    except DataError as error:
+        raise refused(config, error) from None
     shape = shape_of(config, vocab)
     dp = layout(config, cpu_count=1, gpu_count=1).dp
     train = config.train

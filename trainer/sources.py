@@ -1,17 +1,15 @@
 """Where a campaign's tokens come from: the config's data section, settled. Without torch."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from resilient.worker import Config
+from resilient.worker import Config, ConfigError, Problem
+from trainer.data.errors import DataError
 
 PREPARED = "data"  # in the run directory
 
 
-def datasets(config: "Config") -> list[tuple[Path, float]]:
+def datasets(config: Config) -> list[tuple[Path, float]]:
     """Prefixes of the indexed datasets, with their weights."""
     path = config.data.path
     if path is None:
@@ -21,21 +19,29 @@ def datasets(config: "Config") -> list[tuple[Path, float]]:
     return [(entry.path, entry.weight) for entry in path]
 
 
-def tokenizer_file(config: "Config") -> Path:
+def tokenizer_file(config: Config) -> Path:
     """Where the vocabulary of the first dataset stands."""
     return config.data.tokenizer.vocab_file or Path(f"{datasets(config)[0][0]}.tokenizer.json")
 
 
-def vocabulary(config: "Config") -> int:
+def vocabulary(config: Config) -> int:
     """Tokens that the data may hold.
 
     Raises:
-        FileNotFoundError: there is no tokenizer beside the dataset, and none is named.
+        DataError: the tokenizer's file is not there, or is none.
     """
-    found = json.loads(tokenizer_file(config).read_bytes())
-    vocab = found["model"]["vocab"] if "model" in found else found
-    numbers: list[int] = [*vocab.values(), *(token["id"] for token in found.get("added_tokens", []))]
-    return max(numbers) + 1
+    path = tokenizer_file(config)
+    try:
+        found = json.loads(path.read_bytes())
+        vocab = found["model"]["vocab"] if "model" in found else found
+        numbers: list[int] = [*vocab.values(), *(token["id"] for token in found.get("added_tokens", []))]
+        return max(numbers) + 1
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; it says how many tokens the data may hold") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is no tokenizer: expected a tokenizer.json of a BPE, or GPT-2's vocab.json") from error
 
 
-Progress = Callable[[str, int, int], None]
+def refused(config: Config, error: DataError) -> ConfigError:
+    """The error of the config that names such data."""
+    return ConfigError([Problem("data.text" if config.data.text is not None else "data.path", None, str(error))])

@@ -1,0 +1,125 @@
+"""Ranks of the trainer as real processes: each in the environment that torchrun would give it, with no supervisor.
+
+They are forked from a server that has imported what they need, so that one costs milliseconds.
+"""
+
+import multiprocessing
+import os
+import random
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import yaml
+
+from trainer.data.indexed import IndexedWriter
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["trainer.main", "trainer.loop", "torch.distributed.fsdp", "torch.optim.adamw", "zarr", "pytest"])
+_PATIENCE_S = 120
+
+VOCABULARY = 61
+STEPS = 8
+
+
+def write_dataset(prefix: Path, *, vocabulary: int = VOCABULARY, documents: int = 40) -> Path:
+    """Walks in which the next token is nearly always the same one, so that there is something to learn."""
+    chance = random.Random(3)
+    successor = list(range(vocabulary))
+    chance.shuffle(successor)
+    with IndexedWriter(prefix, np.dtype("<u2")) as writer:
+        for _ in range(documents):
+            token, document = chance.randrange(vocabulary), []
+            for _ in range(300):
+                document.append(token)
+                token = successor[token] if chance.random() < 0.9 else chance.randrange(vocabulary)
+            writer.add(document)
+        words = ",".join(f'"{number}": {number}' for number in range(VOCABULARY))
+        writer.commit({Path(f"{prefix}.tokenizer.json"): f'{{"model": {{"vocab": {{{words}}}}}}}'.encode()})
+    return prefix
+
+
+def write_config(directory: Path, dataset: Path, **sections: dict[str, object]) -> Path:
+    """A config of a tiny model; the target does not change the schedule."""
+    config: dict[str, Any] = {
+        "run_dir": str(directory / "run"),
+        "cluster": {"device": "cpu"},
+        "model": {"layers": 2, "hidden": 32, "heads": 4, "seq_len": 16},
+        "data": {"path": str(dataset), "split": [9, 1, 0]},
+        "train": {"steps": STEPS, "global_batch_size": 12, "micro_batch_size": 2, "eval_interval": 0, "eval_iters": 1},
+        "optimizer": {"lr": 1e-2, "warmup_samples": 24, "decay_samples": 12 * 40},
+        "checkpoint": {"every_steps": 100},
+    }
+    for name, values in sections.items():
+        config[name] = {**config.get(name, {}), **values}
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def run_ranks(count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """`function(*args)` on so many ranks; what each returned, or the exception it raised."""
+    from torch.distributed import TCPStore
+
+    # Held by this process, so that no port can be taken by another between choosing and listening.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    children = []
+    with ExitStack() as ends:
+        for rank in range(count):
+            ours, theirs = _CONTEXT.Pipe()
+            environ = {
+                **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"},
+                **{"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            }
+            process = _CONTEXT.Process(target=_rank, args=(theirs, environ, function, args), daemon=True)
+            process.start()
+            ends.callback(process.join)
+            ends.callback(process.kill)
+            theirs.close()
+            children.append(ours)
+        return [_received(child) for child in children]
+
+
+def _received(pipe: Connection) -> Any:
+    if not pipe.poll(_PATIENCE_S):
+        raise TimeoutError("a rank says nothing")
+    return pipe.recv()
+
+
+def _rank(pipe: Connection, environ: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.environ.update(environ)
+    try:
+        result = function(*args)
+    except Exception as error:  # noqa: BLE001 - the parent decides what it means
+        error.add_note(traceback.format_exc())
+        result = error
+    pipe.send(result)
+    os._exit(0)
+
+
+def train(config: Path, overrides: tuple[str, ...] = (), stop_at: int | None = None) -> list[dict[str, Any]]:
+    """Train as this rank; what it reported, metrics and events. `stop_at`: the runtime asks to stop after so many steps."""
+    from resilient import worker
+    from trainer.main import train as entry
+
+    told: list[dict[str, Any]] = []
+    asked = 0
+
+    def report(line: dict[str, Any], *, event: str | None = None) -> None:
+        told.append({"event": event or "step", **line})
+
+    def should_stop() -> str | None:
+        nonlocal asked
+        asked += 1
+        return "SIGTERM" if stop_at is not None and asked > stop_at else None
+
+    with mock.patch.object(worker, "report", report), mock.patch.object(worker, "should_stop", should_stop):
+        entry(worker.load_config(config, list(overrides)))
+    return told
