@@ -33,7 +33,7 @@ def show(config: Config, layout: Layout) -> None:
 def runtime_layout(config: Config, layout: Layout) -> dict[str, object]:
     """Ranks and batches."""
     return {
-        "world size": f"{layout.world_size} = tp {layout.tp} × pp {layout.pp} × dp {layout.dp}",
+        "world size": f"{layout.world_size} = tp {layout.tp} × cp {layout.cp} × pp {layout.pp} × dp {layout.dp}",
         "nodes": f"{layout.nodes} with {layout.procs_per_node} ranks each, {layout.threads_per_proc} threads a rank",
         "global batch": (
             f"{config.train.global_batch_size} = micro batch {layout.micro_batch_size} × dp {layout.dp}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from resilient.config import Config, ConfigError, Problem, layout
+from resilient.config import Config, ConfigError, Layout, Problem, layout, settle, spans
 from resilient.config import load as load_config
 from resilient.page import PHASES, WorkerPage
 
@@ -20,6 +20,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Context",
+    "Layout",
     "Problem",
     "UnrecoverableError",
     "beat",
@@ -28,7 +29,9 @@ __all__ = [
     "load_config",
     "phase",
     "report",
+    "settle",
     "should_stop",
+    "spans",
 ]
 
 PAGE_VARIABLE = "RESILIENT_PAGE"

@@ -5,8 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from resilient.worker import ConfigError, init, load_config
-from trainer.layout import settle
+from resilient.worker import ConfigError, init, load_config, settle
 from trainer.main import prepare, train
 
 log = logging.getLogger("trainer")

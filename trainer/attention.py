@@ -1,36 +1,189 @@
-"""Which attention kernel runs. `model.attention` asks; this device answers.
+"""Attention kernels. `model.attention` asks; the device answers.
 
-Owns the choice alone: the model calls PyTorch's scaled_dot_product_attention and never knows which kernel it got.
+`choose` owns the choice alone; `Core` computes softmax(query key^T × scale + bias) value with the kernel that was chosen. The model
+never knows which one it got.
 """
 
 import logging
+import warnings
+from enum import Enum
+from functools import lru_cache
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from resilient.worker import ConfigError, Problem
+from trainer.shape import GPTShape
 
 log = logging.getLogger(__name__)
 
 
-def choose(wanted: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> SDPBackend:
-    """The kernel for `auto`, `sdpa_flash` or `math`; tried out on a small example.
+class Kernel(Enum):
+    """What computes attention."""
+
+    FLASH_ATTN = "flash_attn"  # the flash-attn package (Dao, 2023)
+    SDPA_FLASH = "sdpa_flash"  # PyTorch's own flash kernel
+    SDPA_EFFICIENT = "sdpa_efficient"  # CUDA's memory-efficient kernel: where flash takes no mask
+    MATH = "math"
+
+
+_BACKENDS = {
+    Kernel.SDPA_FLASH: SDPBackend.FLASH_ATTENTION,
+    Kernel.SDPA_EFFICIENT: SDPBackend.EFFICIENT_ATTENTION,
+    Kernel.MATH: SDPBackend.MATH,
+}
+
+
+def choose(wanted: str, shape: GPTShape, device: torch.device, dtype: torch.dtype, *, documents: bool = False) -> Kernel:
+    """The kernel for `auto`, `flash_attn`, `sdpa_flash` or `math`; each is tried out on a small example of what it must do.
+
+    Args:
+        documents: whether the documents of a sample are masked from each other.
 
     Raises:
-        ConfigError: flash was asked for by name, and does not run here.
+        ConfigError: a kernel was asked for by name, and does not run here.
     """
     if wanted == "math":
-        return SDPBackend.MATH
+        return Kernel.MATH
+    candidates = {
+        "flash_attn": [Kernel.FLASH_ATTN],
+        "sdpa_flash": [Kernel.SDPA_FLASH],
+        "auto": [Kernel.FLASH_ATTN, Kernel.SDPA_FLASH, Kernel.SDPA_EFFICIENT],
+    }[wanted]
+    for kernel in candidates:
+        reason = _refusal(kernel, shape, device, dtype, documents)
+        if reason is None:
+            return kernel
+        if wanted != "auto":
+            message = f"this kernel does not run here ({reason}); allowed: auto, math"
+            raise ConfigError([Problem("model.attention", wanted, message)])
+        if device.type == "cuda" or kernel is Kernel.SDPA_FLASH:
+            log.warning("%s does not run here (%s); trying the next kernel", kernel.value, reason)
+    return Kernel.MATH
+
+
+def _refusal(kernel: Kernel, shape: GPTShape, device: torch.device, dtype: torch.dtype, documents: bool) -> str | None:
+    if kernel is Kernel.FLASH_ATTN:
+        if device.type != "cuda":
+            return "the flash-attn package is for CUDA"
+        try:
+            import flash_attn  # noqa: F401
+        except ImportError as error:
+            return f"the flash-attn package is not installed: {error}"
+    if kernel is Kernel.SDPA_EFFICIENT and device.type != "cuda":
+        return "this kernel is for CUDA"
     try:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            x = torch.zeros(1, 1, 16, head_dim, device=device, dtype=dtype, requires_grad=True)
-            y = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
-            torch.autograd.backward(y.sum())
+        core = Core(shape, kernel)
+        x = [torch.zeros(1, heads, 16, shape.head_dim, device=device, dtype=dtype, requires_grad=True) for heads in _heads(shape)]
+        found = torch.zeros(1, 16, dtype=torch.int64, device=device) if documents else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they say why at length; the error is enough
+            torch.autograd.backward(core(*x, found).sum())
     except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        if wanted == "sdpa_flash":
-            message = f"the flash kernel does not run here ({reason}); allowed: auto, math"
-            raise ConfigError([Problem("model.attention", wanted, message)]) from None
-        log.warning("flash attention does not run here (%s); using the math kernel", reason)
-        return SDPBackend.MATH
-    return SDPBackend.FLASH_ATTENTION
+        return str(error).partition("\n")[0]
+    return None
+
+
+def _heads(shape: GPTShape) -> tuple[int, int, int]:
+    return shape.heads, shape.kv_heads, shape.kv_heads
+
+
+class Core(nn.Module):
+    """Causal attention of queries (batch, heads, seq, head_dim) to keys and values (batch, kv_heads, seq, head_dim).
+
+    Attributes:
+        head_offset: of the whole model's heads, the first one that is computed here.
+        separate_random: a number that makes attention's dropout differ from this rank's other random numbers; None: it need not.
+    """
+
+    def __init__(self, shape: GPTShape, kernel: Kernel = Kernel.MATH) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.scale = shape.attention_scale
+        self.dropout = shape.attention_dropout
+        self.slopes = alibi_slopes(shape.heads) if shape.position == "alibi" else None
+        self.head_offset = 0
+        self.separate_random: int | None = None
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        if not dropout or self.separate_random is None:
+            return self._attend(query, key, value, documents, dropout)
+        # Ranks that share their random numbers hold different heads here, and these must not drop the same scores.
+        draw = int(torch.randint(2**62, ()))
+        devices = [query.device] if query.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(draw ^ self.separate_random)
+            return self._attend(query, key, value, documents, dropout)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, dropout: float) -> Tensor:
+        slopes = self.slopes
+        if slopes is not None:
+            slopes = slopes[self.head_offset : self.head_offset + query.shape[1]]
+        if self.kernel is Kernel.FLASH_ATTN:
+            return _flash_attn(query, key, value, documents, slopes, self.scale, dropout)
+        grouped = query.shape[1] != key.shape[1]
+        seq, device = query.shape[2], query.device
+        mask = None
+        if slopes is not None:
+            mask = alibi_bias(tuple(slopes.tolist()), seq, query.dtype, device)  # (1, heads, seq, seq)
+        if documents is not None:
+            apart = _apart(documents)  # (batch, 1, seq, seq)
+            blank = torch.zeros((), dtype=query.dtype, device=device) if mask is None else mask
+            mask = torch.where(apart, torch.full((), -torch.inf, dtype=query.dtype, device=device), blank)
+        with sdpa_kernel(_BACKENDS[self.kernel]):
+            return F.scaled_dot_product_attention(
+                query, key, value, mask, dropout_p=dropout, is_causal=mask is None, scale=self.scale, enable_gqa=grouped
+            )
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """Slopes of ALiBi (Press et al., 2022): geometric; a number of heads that is no power of two is filled from the next one."""
+
+    def geometric(count: int) -> list[float]:
+        return [2.0 ** (-8.0 * (index + 1) / count) for index in range(count)]
+
+    power = 1 << (heads.bit_length() - 1)
+    return torch.tensor(geometric(power) + geometric(2 * power)[0::2][: heads - power], dtype=torch.float32, device="cpu")
+
+
+@lru_cache(maxsize=4)
+def alibi_bias(slopes: tuple[float, ...], seq: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """-slope × distance, and -inf for what comes later; (1, heads, seq, seq)."""
+    with torch.no_grad():
+        place = torch.arange(seq, device=device)
+        distance = (place[:, None] - place[None, :]).float()
+        bias = -torch.tensor(slopes, device=device)[:, None, None] * distance
+        return bias.masked_fill(distance < 0, -torch.inf).to(dtype).unsqueeze(0)
+
+
+def _apart(documents: Tensor) -> Tensor:
+    """Whether a query may not see a key: it comes later, or is of another document. From document numbers (batch, seq)."""
+    seq = documents.shape[1]
+    later = torch.ones(seq, seq, dtype=torch.bool, device=documents.device).triu(1)
+    return (later | (documents[:, :, None] != documents[:, None, :])).unsqueeze(1)
+
+
+def _flash_attn(
+    query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, slopes: Tensor | None, scale: float, dropout: float
+) -> Tensor:
+    """The flash-attn package, whose tensors are (batch, seq, heads, head_dim); documents become sequences of their own."""
+    import flash_attn
+
+    options: dict[str, Any] = {"dropout_p": dropout, "softmax_scale": scale, "causal": True}
+    if slopes is not None:
+        options["alibi_slopes"] = slopes.to(query.device)
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    if documents is None:
+        return flash_attn.flash_attn_func(query, key, value, **options).transpose(1, 2)  # type: ignore[no-any-return]
+    batch, seq = documents.shape
+    starts = torch.ones_like(documents, dtype=torch.bool)
+    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    bounds = torch.cat([starts.flatten().nonzero().flatten(), torch.tensor([batch * seq], device=query.device)]).to(torch.int32)
+    longest = int(bounds.diff().max())
+    packed = (x.reshape(batch * seq, *x.shape[2:]) for x in (query, key, value))
+    mixed: Tensor = flash_attn.flash_attn_varlen_func(*packed, bounds, bounds, longest, longest, **options)
+    return mixed.view(batch, seq, *mixed.shape[1:]).transpose(1, 2)

@@ -4,29 +4,27 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 
-import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from checkpoint import CheckpointMismatch, NoUsableCheckpoint
 from resilient import worker
-from trainer import attention
+from trainer import attention, gradients
+from trainer.batches import Batches
 from trainer.data.errors import DataError
 from trainer.data.samples import Samples, Split, open_split
-from trainer.layout import settle
-from trainer.model import GPT
+from trainer.engine import make_engine
+from trainer.guard import Bad, BadBatch, judge
+from trainer.instruments import Instruments
 from trainer.optimizer import make_optimizer, set_learning_rate
-from trainer.parallel import Ranks, build_model, initialize, make_ranks, reshard, sync_gradients
+from trainer.parallel import build_stages, make_ranks
 from trainer.schedule import for_config
 from trainer.shape import flops_per_token, peak_flops, shape_of
-from trainer.sources import datasets, refused, vocabulary
-from trainer.state import TrainingState
+from trainer.sources import datasets, end_of_text, refused, vocabulary
+from trainer.state import TrainingState, random_state, seed_random, set_random_state
+from trainer.weights import initialize
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +37,7 @@ def run(config: worker.Config) -> None:
     Raises:
         ConfigError: the ranks, the device or the data are not what the config needs.
         UnrecoverableError: no checkpoint can be gone on from.
+        BadBatch: too many batches in a row were bad.
     """
     context = worker.init()
     logging.basicConfig(level=config.logging.level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -51,45 +50,50 @@ def run(config: worker.Config) -> None:
     dist.destroy_process_group()
 
 
-def _device(config: worker.Config, context: worker.Context) -> torch.device:
-    wanted = config.cluster.device
-    if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
-        torch.cuda.set_device(context.local_rank)
-        return torch.device("cuda", context.local_rank)
-    return torch.device("cpu")
-
-
 class Trainer:
     """A rank that is ready to train: its part of the model, its data, its place in the layout."""
 
     def __init__(self, config: worker.Config, context: worker.Context) -> None:
         self.config, self.context = config, context
-        layout = settle(config, context.world_size)
+        self._began = time.monotonic()
+        layout = worker.settle(config, context.world_size)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        torch.manual_seed(config.seed + context.rank)
+        if config.train.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
         self.device = _device(config, context)
         _join(self.device, context)
-        self.ranks: Ranks = make_ranks(self.device, layout.dp)
-        self.accumulation = layout.accumulation
+        self.ranks = make_ranks(self.device, layout)
+        seed_random(config.seed, self.ranks, config)
         self.vocabulary = vocabulary(config)
         shape = shape_of(config, self.vocabulary)
-        self.flops_per_token = flops_per_token(shape)
-        self.peak_flops = peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
         dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
-        self.kernel: SDPBackend = attention.choose(config.model.attention, self.device, dtype, shape.head_dim)
+        kernel = attention.choose(config.model.attention, shape, self.device, dtype, documents=config.data.mask_documents)
         self.train_data: Samples = self._open("train")
-        self.model: GPT = build_model(shape, self.ranks, config.train.precision, self.device)
-        self.optimizer = make_optimizer(config, self.model)
-        self.state = TrainingState(config, self.model, self.optimizer, context)
+        self.stages = build_stages(config, shape, kernel, self.ranks, self.device)
+        self.optimizer = make_optimizer(config, self.stages)
+        self.state = TrainingState(config, self.stages, self.optimizer, context, self.ranks)
+        self.engine = make_engine(config, self.stages, self.ranks, self.device)
+        self.batches = Batches(config, self.ranks, self.device, end_of_text(config))
+        self.sizes = config.train.batches
+        self.instruments = Instruments(config, context, self.device, flops_per_token(shape), self._peak())
+        self.time_is_up = False
         try:
-            self.state.resume(lambda: initialize(self.model, config.seed))
+            self.state.resume(self._initialize)
         except (NoUsableCheckpoint, CheckpointMismatch) as error:
             raise worker.UnrecoverableError(str(error)) from error
         log.info(
-            "rank %d of %d on %s: %s parameters, %s attention, %d accumulated micro batches, from step %d",
-            *(context.rank, context.world_size, self.device, f"{shape.parameters:,}", self.kernel.name.lower()),
-            *(self.accumulation, self.state.progress.step),
+            "rank %d of %d on %s: tp %d, cp %d, pp %d, dp %d, %s parameters in all, %s attention, %d micro batches, from step %d",
+            *(context.rank, context.world_size, self.device, layout.tp, layout.cp, layout.pp, layout.dp),
+            *(f"{shape.parameters:,}", kernel.value, layout.accumulation, self.state.progress.step),
         )
+
+    def _initialize(self) -> None:
+        for stage in self.stages:
+            initialize(stage, self.config.seed)
+
+    def _peak(self) -> float | None:
+        return peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
 
     def _open(self, which: Split) -> Samples:
         config = self.config
@@ -101,7 +105,7 @@ class Trainer:
         saved = progress.step if progress.step else None
         if progress.step == 0 and config.train.eval_interval:
             self._validate()  # what the training has to show for itself is measured against this
-        while progress.step < config.train.steps and worker.should_stop() is None:
+        while progress.step < config.train.steps and worker.should_stop() is None and not self.time_is_up:
             self._step()
             last = progress.step == config.train.steps
             interval = config.train.eval_interval
@@ -110,102 +114,122 @@ class Trainer:
             if last or progress.step % config.checkpoint.every_steps == 0:
                 self.state.save()
                 saved = progress.step
+        self.instruments.close()
         if progress.step and saved != progress.step:
             self.state.save()
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        config, progress = self.config, self.state.progress
-        began = time.perf_counter()
+        config, progress, instruments = self.config, self.state.progress, self.instruments
+        size = self.sizes.at(progress.consumed_samples)
+        instruments.start_step(progress.step + 1)
         with worker.phase("step"):
-            samples = progress.consumed_samples + config.train.global_batch_size
-            rate = for_config(config, samples)
-            loss = torch.zeros((), dtype=torch.float64, device=self.device)
-            for number, (tokens, targets) in enumerate(self._micro_batches(self.train_data, progress.consumed_samples)):
-                sync_gradients(self.model, number == self.accumulation - 1)
-                part = self._loss(tokens, targets) / self.accumulation
-                torch.autograd.backward(part)
-                loss += part.detach().double()
-            norm = self._clip()
-            set_learning_rate(self.optimizer, rate)
-            self.optimizer.step()
+            random = random_state()
+            found = self._gradients(size)
+            bad = self._judge(found)
+            if bad is not None:
+                self._tell(bad, "recompute_batch", "a fault of the hardware would not come again")
+                self.optimizer.zero_grad()
+                set_random_state(random)
+                found = self._gradients(size)
+                again = self._judge(found)
+                if again is not None:
+                    self._skip(again)
+                bad = again
+            rate = for_config(config, progress.consumed_samples + size)
+            if bad is None:
+                progress.skipped = 0
+                with instruments.span("optimizer"):
+                    gradients.clip(self.stages, found.norm, config.optimizer.clip_grad)
+                    set_learning_rate(self.optimizer, rate)
+                    self.optimizer.step()
+                if config.train.guard.spike is not None:
+                    progress.losses = [*progress.losses, found.loss][-config.train.guard.window :]
             self.optimizer.zero_grad()
-            mean = self._mean(loss)
         progress.step += 1
-        progress.consumed_samples = samples
-        self._report(mean, norm, rate, time.perf_counter() - began)
+        progress.consumed_samples += size
+        self.time_is_up = found.extra > 0
+        instruments.report(found, rate, size, progress, skipped=bad.kind if bad else None)
         worker.beat(progress.step)
 
-    def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy of a micro batch; tokens and targets (batch, seq)."""
-        with sdpa_kernel(self.kernel):
-            logits = self.model(tokens)  # (batch, seq, vocab)
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+    def _gradients(self, size: int) -> gradients.Found:
+        """Both passes over the next global batch."""
+        instruments = self.instruments
+        with worker.phase("data"), instruments.span("data"):
+            batch, counted = self.batches.read(self.train_data, self.state.progress.consumed_samples, size)
+            if self.config.data.mask_end_of_text:
+                dist.all_reduce(counted, group=self.ranks.mesh.get_group("dp"))
+            else:
+                counted = counted * self.ranks.layout.dp
+        with instruments.span("forward_backward"):
+            loss = self.engine.train(batch, counted)
+        with instruments.span("reduce"):
+            gradients.sum_tied(self.stages, self.ranks)
+            return gradients.agree(self.stages, self.ranks, loss, counted, self._late())
 
-    def _micro_batches(self, data: Samples, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's micro batches of the global batch that starts at sample `first`: tokens and targets, (batch, seq)."""
-        size = self.config.train.micro_batch_size
-        for number in range(self.accumulation):
-            start = first + (number * self.ranks.dp + self.ranks.dp_rank) * size
-            with worker.phase("data"):
-                window = torch.from_numpy(data.get(np.arange(start, start + size)))  # (batch, seq + 1)
-                window = window.to(self.device)
-            yield window[:, :-1], window[:, 1:]
+    def _late(self) -> float:
+        """1 on the first rank once `exit_duration_min` has passed; under the supervisor, its driver watches the time."""
+        limit = self.config.train.exit_duration_min
+        alone = not self.context.supervised and self.context.rank == 0
+        return float(alone and limit is not None and time.monotonic() - self._began > 60 * limit)
 
-    def _clip(self) -> float:
-        """The global gradient norm, before gradients are scaled down to the limit."""
-        limit = self.config.optimizer.clip_grad or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        return float(whole)
+    def _judge(self, found: gradients.Found) -> Bad | None:
+        guard = self.config.train.guard
+        losses = self.state.progress.losses
+        return judge(found.loss, found.norm, losses, not_finite=guard.not_finite, spike=guard.spike, window=guard.window)
 
-    def _mean(self, value: Tensor) -> float:
-        """Mean over the data-parallel ranks; the same double on each."""
-        dist.all_reduce(value)
-        return float(value) / self.ranks.dp
+    def _skip(self, bad: Bad) -> None:
+        progress, most = self.state.progress, self.config.train.guard.max_skips
+        progress.skipped += 1
+        if progress.skipped > most:
+            raise BadBatch(f"{progress.skipped} batches in a row are bad, the last one at step {progress.step + 1}: {bad.detail}")
+        self._tell(bad, "skip_batch", "bad again from the same weights: it is the data")
 
-    # -- validation and reports ----------------------------------------------------------------------------------------
+    def _tell(self, bad: Bad, action: str, reason: str) -> None:
+        step = self.state.progress.step + 1
+        log.warning("step %d: %s; %s", step, bad.detail, action)
+        if self.context.rank == 0:
+            which = {"fault_id": f"batch-{step}-{action}"}
+            nothing: dict[str, object] = {"ranks": [], "nodes": [], "evidence": "", "detect_s": 0.0}
+            worker.report({**which, "kind": bad.kind, "step": step, "detail": bad.detail, **nothing}, event="fault")
+            worker.report({**which, "name": action, "reason": reason}, event="action")
+
+    # -- validation ----------------------------------------------------------------------------------------------------
 
     def _validate(self) -> None:
         """Mean loss over the first `eval_iters` global batches of the validation split, always the same ones."""
-        config = self.config
+        config, size = self.config, self.config.train.global_batch_size
         if config.data.split[1] == 0:
             return
-        with worker.phase("eval"), torch.no_grad():
+        with worker.phase("eval"), torch.no_grad(), self.instruments.span("eval"):
             data = self._open("valid")
-            loss = torch.zeros((), dtype=torch.float64, device=self.device)
-            for batch in range(config.train.eval_iters):
-                for tokens, targets in self._micro_batches(data, batch * config.train.global_batch_size):
-                    loss += self._loss(tokens, targets).double()
-            reshard(self.model)
-            mean = self._mean(loss) / (config.train.eval_iters * self.accumulation)
+            numbers = torch.zeros(2, dtype=torch.float64, device=self.device)
+            for stage in self.stages:
+                stage.eval()
+            for number in range(config.train.eval_iters):
+                batch, counted = self.batches.read(data, number * size, size)
+                loss = self.engine.evaluate(batch)
+                if self.ranks.counts_loss:
+                    counts = counted.double() if self.ranks.cp_rank == 0 else torch.zeros_like(loss)
+                    numbers += torch.stack([loss, counts])
+            for stage in self.stages:
+                stage.train()
+            dist.all_reduce(numbers)
+            total, tokens = numbers.tolist()
         if self.context.rank == 0:
-            step = self.state.progress.step
+            step, mean = self.state.progress.step, total / max(tokens, 1.0)
             log.info("step %d validation loss %.4f", step, mean)
-            worker.report({"step": step, "val_loss": mean, "val_ppl": math.exp(min(mean, 700.0))}, event="validation")
+            perplexity = {"val_ppl": math.exp(min(mean, 700.0))} if config.logging.validation_ppl else {}
+            worker.report({"step": step, "val_loss": mean, **perplexity}, event="validation")
 
-    def _report(self, loss: float, norm: float, rate: float, step_s: float) -> None:
-        if self.context.rank != 0:
-            return
-        progress = self.state.progress
-        tokens = self.config.train.global_batch_size * self.config.model.seq_len
-        speed = tokens / step_s
-        achieved = speed * self.flops_per_token / self.context.world_size
-        worker.report(
-            {
-                "step": progress.step,
-                "loss": loss,
-                "grad_norm": norm,
-                "lr": rate,
-                "samples": progress.consumed_samples,
-                "tokens": progress.consumed_samples * self.config.model.seq_len,
-                "step_s": step_s,
-                "tokens_per_s": speed,
-                "mfu": achieved / self.peak_flops if self.peak_flops else None,
-            }
-        )
-        log.info("step %d loss %r grad_norm %.4f lr %.3e %.0f tokens/s", progress.step, loss, norm, rate, speed)
+
+def _device(config: worker.Config, context: worker.Context) -> torch.device:
+    wanted = config.cluster.device
+    if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
+        torch.cuda.set_device(context.local_rank)
+        return torch.device("cuda", context.local_rank)
+    return torch.device("cpu")
 
 
 def _join(device: torch.device, context: worker.Context) -> None:

@@ -1,7 +1,7 @@
 """A decoder-only transformer (GPT). A plain model: it knows nothing of ranks; `trainer.parallel` spreads it from outside.
 
-RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), SwiGLU (Shazeer, 2020), grouped queries (Ainslie et al.,
-2023). No biases.
+RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), ALiBi (Press et al., 2022), SwiGLU (Shazeer, 2020), grouped
+queries (Ainslie et al., 2023), μP (Yang et al., 2022).
 """
 
 from functools import lru_cache
@@ -10,70 +10,109 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer.attention import Core, Kernel
 from trainer.shape import GPTShape
+from trainer.stages import Stage
 
 
 class GPT(nn.Module):
-    """Tokens (batch, seq) to logits (batch, seq, vocab)."""
+    """Tokens (batch, seq) to logits (batch, seq, vocab); as a stage of a pipeline, hidden states (batch, seq, hidden) in or out.
 
-    def __init__(self, shape: GPTShape) -> None:
+    Args:
+        stage: the part of the model to be; None: all of it.
+    """
+
+    def __init__(self, shape: GPTShape, kernel: Kernel = Kernel.MATH, stage: Stage | None = None) -> None:
         super().__init__()
-        self.shape = shape
-        self.embedding = nn.Embedding(shape.vocab, shape.hidden)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = make_norm(shape)
-        self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
-        if shape.tied:
+        stage = stage or Stage(0, 1, range(shape.layers))
+        self.shape, self.stage = shape, stage
+        if stage.first:
+            self.embedding = nn.Embedding(shape.vocab, shape.hidden)
+            if shape.position == "learned":
+                self.positions = nn.Embedding(shape.seq_len, shape.hidden)
+            self.dropout = nn.Dropout(shape.dropout)
+        self.blocks = nn.ModuleDict({str(number): Block(shape, kernel) for number in stage.layers})
+        if stage.last:
+            self.norm = make_norm(shape)
+            self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        if shape.tied and stage.first and stage.last:
             self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        """`positions` (batch, seq) are those of the tokens in their sample; `documents` (batch, seq) tell documents apart."""
+        if self.stage.first:
+            x = self.embed(x, positions)
+        for block in self.blocks.values():
+            x = block(x, positions=positions, documents=documents)
+        if self.stage.last:
+            x = self.norm(x)
+            x = self.head(x if self.shape.width == 1 else x / self.shape.width)
+        return x
+
+    def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         x = self.embedding(tokens)  # (batch, seq, hidden)
-        for block in self.blocks:
-            x = block(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        if self.shape.position == "learned":
+            if positions is None:
+                positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+            x = x + self.positions(positions)
+        result: Tensor = self.dropout(x)
+        return result
+
+    def global_name(self, name: str) -> str:
+        """The name that a parameter of this part has in the whole model: a tied head is the embedding."""
+        return "embedding.weight" if self.shape.tied and name == "head.weight" else name
 
 
 class Block(nn.Module):
     """Attention and MLP, each after a norm and around a residual."""
 
-    def __init__(self, shape: GPTShape) -> None:
+    def __init__(self, shape: GPTShape, kernel: Kernel) -> None:
         super().__init__()
         self.attention_norm = make_norm(shape)
-        self.attention = Attention(shape)
+        self.attention = Attention(shape, kernel)
         self.mlp_norm = make_norm(shape)
         self.mlp: nn.Module = SwiGLU(shape) if shape.mlp == "swiglu" else GELU(shape)
+        self.dropout = nn.Dropout(shape.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        result: Tensor = x + self.mlp(self.mlp_norm(x))
+    def forward(self, x: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), positions=positions, documents=documents))
+        result: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return result
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions; `kv_heads` groups of keys and values."""
+    """Causal self-attention; `kv_heads` groups of keys and values."""
 
-    def __init__(self, shape: GPTShape) -> None:
+    def __init__(self, shape: GPTShape, kernel: Kernel) -> None:
         super().__init__()
-        self.head_dim = shape.hidden // shape.heads
-        self.theta = shape.rope_theta
-        self.grouped = shape.kv_heads != shape.heads
-        self.query = nn.Linear(shape.hidden, shape.heads * self.head_dim, bias=False)
-        self.key = nn.Linear(shape.hidden, shape.kv_heads * self.head_dim, bias=False)
-        self.value = nn.Linear(shape.hidden, shape.kv_heads * self.head_dim, bias=False)
-        self.output = nn.Linear(shape.heads * self.head_dim, shape.hidden, bias=False)
+        self.head_dim = shape.head_dim
+        self.seq_len = shape.seq_len
+        self.theta = shape.rope_theta if shape.position == "rope" else None
+        kv = shape.kv_heads * shape.head_dim
+        self.query = nn.Linear(shape.hidden, shape.hidden, bias=shape.bias)
+        self.key = nn.Linear(shape.hidden, kv, bias=shape.bias)
+        self.value = nn.Linear(shape.hidden, kv, bias=shape.bias)
+        self.core = Core(shape, kernel)
+        self.output = nn.Linear(shape.hidden, shape.hidden, bias=shape.bias)
+        # Of the keys and values that are computed here, those that belong to each query's head; None: grouped evenly.
+        self.kv_of_head: tuple[int, ...] | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        batch, seq, _ = x.shape
-
-        def heads(y: Tensor) -> Tensor:
-            return y.view(batch, seq, -1, self.head_dim).transpose(1, 2)  # (batch, heads, seq, head_dim)
-
-        cos, sin = rotary_table(seq, self.head_dim, self.theta, x.device)
-        query, key = rotate(heads(self.query(x)), cos, sin), rotate(heads(self.key(x)), cos, sin)
-        mixed = F.scaled_dot_product_attention(query, key, heads(self.value(x)), is_causal=True, enable_gqa=self.grouped)
-        result: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, seq, -1))
+    def forward(self, x: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        query, key, value = self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
+        if self.theta is not None:
+            length = query.shape[2] if positions is None else self.seq_len
+            cos, sin = rotary_table(length, self.head_dim, self.theta, query.device)
+            if positions is not None:
+                cos, sin = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # (batch, 1, seq, head_dim / 2)
+            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        if self.kv_of_head is not None:
+            key, value = key[:, self.kv_of_head], value[:, self.kv_of_head]
+        mixed = self.core(query, key, value, documents)
+        result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)  # (batch, heads, seq, head_dim)
 
 
 class SwiGLU(nn.Module):
@@ -81,9 +120,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, shape: GPTShape) -> None:
         super().__init__()
-        self.gate = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
-        self.up = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
-        self.down = nn.Linear(shape.ffn_hidden, shape.hidden, bias=False)
+        self.gate = nn.Linear(shape.hidden, shape.ffn_hidden, bias=shape.bias)
+        self.up = nn.Linear(shape.hidden, shape.ffn_hidden, bias=shape.bias)
+        self.down = nn.Linear(shape.ffn_hidden, shape.hidden, bias=shape.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
@@ -95,8 +134,8 @@ class GELU(nn.Module):
 
     def __init__(self, shape: GPTShape) -> None:
         super().__init__()
-        self.up = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
-        self.down = nn.Linear(shape.ffn_hidden, shape.hidden, bias=False)
+        self.up = nn.Linear(shape.hidden, shape.ffn_hidden, bias=shape.bias)
+        self.down = nn.Linear(shape.ffn_hidden, shape.hidden, bias=shape.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
@@ -106,16 +145,24 @@ class GELU(nn.Module):
 def make_norm(shape: GPTShape) -> nn.Module:
     if shape.norm == "rmsnorm":
         return nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
-    return nn.LayerNorm(shape.hidden, eps=shape.norm_eps, bias=False)
+    return nn.LayerNorm(shape.hidden, eps=shape.norm_eps, bias=shape.bias)
 
 
-@lru_cache(maxsize=8)
 def rotary_table(seq: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotations, each (seq, head_dim / 2), fp32."""
+    if torch.compiler.is_compiling():  # which computes them as part of the graph
+        return _rotary_table(seq, head_dim, theta, device)
+    return _kept_rotary_table(seq, head_dim, theta, device)
+
+
+def _rotary_table(seq: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
         angle = torch.outer(torch.arange(seq, dtype=torch.float32, device=device), frequency)
         return angle.cos(), angle.sin()
+
+
+_kept_rotary_table = lru_cache(maxsize=8)(_rotary_table)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -3,17 +3,22 @@
 import math
 from typing import TYPE_CHECKING
 
+from resilient.worker import spans
+
 if TYPE_CHECKING:
     from resilient.worker import Config
 
 
-def learning_rate(samples: int, *, peak: float, floor: float, warmup: int, decay: int, kind: str = "cosine") -> float:
-    """Linear warm-up from 0 to `peak`, then a cosine to `floor` at `decay` samples (Loshchilov and Hutter, 2017), then `floor`.
+def learning_rate(
+    samples: int, *, peak: float, floor: float, warmup: int, decay: int, kind: str = "cosine", wsd_fraction: float = 0.1
+) -> float:
+    """Linear warm-up from 0 to `peak`, then a fall to `floor` at `decay` samples, then `floor`.
 
     Args:
         samples: consumed once this step is done.
         warmup, decay: in samples, `decay` counted from the start.
-        kind: `cosine`, or `constant` at the peak.
+        kind: `cosine` (Loshchilov and Hutter, 2017); `linear`; `wsd`: at the peak until the last `wsd_fraction` of `decay`, then
+            linear (Hu et al., 2024); `constant`: at the peak for ever.
     """
     if samples < warmup:
         return peak * samples / warmup
@@ -21,19 +26,24 @@ def learning_rate(samples: int, *, peak: float, floor: float, warmup: int, decay
         return peak
     if samples >= decay:
         return floor
-    progress = (samples - warmup) / (decay - warmup)
-    return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    start = max(warmup, round(decay * (1 - wsd_fraction))) if kind == "wsd" else warmup
+    if samples <= start:
+        return peak
+    progress = (samples - start) / (decay - start)
+    fall = 0.5 * (1.0 + math.cos(math.pi * progress)) if kind == "cosine" else 1.0 - progress
+    return floor + (peak - floor) * fall
 
 
 def for_config(config: "Config", samples: int) -> float:
     """The learning rate of a campaign."""
     optimizer = config.optimizer
-    whole = config.train.steps * config.train.global_batch_size
+    warmup, decay = spans(config)
     return learning_rate(
         samples,
         peak=optimizer.lr,
         floor=optimizer.min_lr,
-        warmup=optimizer.warmup_samples,
-        decay=whole if optimizer.decay_samples == "auto" else optimizer.decay_samples,
+        warmup=warmup,
+        decay=decay,
         kind=optimizer.schedule,
+        wsd_fraction=optimizer.wsd_fraction,
     )

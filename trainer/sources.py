@@ -7,6 +7,7 @@ from resilient.worker import Config, ConfigError, Problem
 from trainer.data.errors import DataError
 
 PREPARED = "data"  # in the run directory
+END_OF_TEXT = "<|endoftext|>"
 
 
 def datasets(config: Config) -> list[tuple[Path, float]]:
@@ -28,14 +29,40 @@ def vocabulary(config: Config) -> int:
     """Tokens that the data may hold.
 
     Raises:
-        DataError: the tokenizer's file is not there, or is none.
+        DataError: the config does not say, and the tokenizer's file is not there, or is none.
     """
+    if config.model.vocab_size != "auto":
+        return config.model.vocab_size
+    return max(tokens_of(tokenizer_file(config)).values()) + 1
+
+
+def end_of_text(config: Config) -> int | None:
+    """The token that ends a document, where something asks for it.
+
+    Raises:
+        DataError: the tokenizer has none.
+    """
+    data = config.data
+    if not (data.mask_documents or data.mask_end_of_text):
+        return None
+    if data.end_of_text != "auto":
+        return data.end_of_text
     path = tokenizer_file(config)
+    tokens = tokens_of(path)
+    if END_OF_TEXT not in tokens:
+        raise DataError(f"{path} has no token {END_OF_TEXT}; name the one that ends a document in data.end_of_text")
+    return tokens[END_OF_TEXT]
+
+
+def tokens_of(path: Path) -> dict[str, int]:
+    """The tokens of a tokenizer.json, or of GPT-2's vocab.json, with their numbers. Raises DataError."""
     try:
         found = json.loads(path.read_bytes())
         vocab = found["model"]["vocab"] if "model" in found else found
-        numbers: list[int] = [*vocab.values(), *(token["id"] for token in found.get("added_tokens", []))]
-        return max(numbers) + 1
+        added = {token["content"]: token["id"] for token in found.get("added_tokens", [])}
+        tokens: dict[str, int] = {**vocab, **added}
+        max(tokens.values()) + 1  # numbers, and there are some
+        return tokens
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; it says how many tokens the data may hold") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -5,40 +5,60 @@ array over the ranks; the rest is a small mapping in the checkpoint's attributes
 """
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 import checkpoint
 from resilient import worker
 from trainer.model import GPT
 from trainer.optimizer import MOMENTS
+from trainer.parallel import Ranks
 
 _LAYER = re.compile(r"blocks\.(\d+)\.(.+)")
 
 
 @dataclass
 class Progress:
-    """How far training has come. The consumed samples are the whole state of the data loader."""
+    """How far training has come. The consumed samples are the whole state of the data loader.
 
-    step: int = 0
-    consumed_samples: int = 0
+    Attributes:
+        losses: of the last steps, as many as the guard against spikes looks at.
+        skipped: batches skipped in a row.
+    """
+
+    step: int
+    consumed_samples: int
+    losses: list[float] = field(default_factory=list)
+    skipped: int = 0
+
+
+_PROGRESS = TypeAdapter(Progress)
 
 
 class TrainingState:
     """Model, optimizer and progress of one rank, saved and loaded as one."""
 
-    def __init__(self, config: worker.Config, model: GPT, optimizer: torch.optim.Optimizer, context: worker.Context) -> None:
+    def __init__(
+        self,
+        config: worker.Config,
+        stages: Sequence[GPT],
+        optimizer: torch.optim.Optimizer,
+        context: worker.Context,
+        ranks: Ranks,
+    ) -> None:
         self._config = config
-        self._model = model
+        self._stages = stages
         self._optimizer = optimizer
         self._context = context
+        self._ranks = ranks
         self._root = config.checkpoint.tiers[-1].path
-        self.progress = Progress()
+        self.progress = Progress(0, 0)
 
     def save(self) -> None:
         """Save to the durable tier, together with all ranks; tells the ledger."""
@@ -47,7 +67,7 @@ class TrainingState:
             saved = checkpoint.save(
                 self._root,
                 self.progress.step,
-                [*self._arrays(), self._random_numbers(_random_state())],
+                [*self._arrays(), self._random_numbers(random_state())],
                 self._small(),
                 generation=self._context.generation,
                 keep_last=tier.keep_last,
@@ -79,50 +99,81 @@ class TrainingState:
 
     def _load(self, path: Path) -> None:
         state = checkpoint.read_state(path)
-        same_ranks = state.get("world_size") == self._context.world_size
-        numbers = torch.empty_like(_random_state())
+        same_ranks = state.get("layout") == self._layout()
+        numbers = torch.empty_like(random_state())
         pieces = self._arrays()
-        # Generators belong to ranks: on another number of ranks they start anew from the seed.
         checkpoint.load(path, [*pieces, self._random_numbers(numbers)] if same_ranks else pieces)
-        if same_ranks:
-            torch.set_rng_state(numbers)
-        self.progress = Progress(_number(state, "step"), _number(state, "consumed_samples"))
+        known = {name: state[name] for name in ("step", "consumed_samples", "losses", "skipped") if name in state}
+        try:
+            self.progress = _PROGRESS.validate_python(known)
+        except ValidationError as error:
+            raise checkpoint.CheckpointMismatch(f"the checkpoint's state is not this trainer's: {error}") from error
+        # Generators belong to ranks: on other ranks they start anew, and not where they started before.
+        set_random_state(numbers) if same_ranks else seed_random(self._config.seed + self.progress.step, self._ranks, self._config)
         for moments in self._optimizer.state.values():
             moments["step"].fill_(float(self.progress.step))
 
     def _arrays(self) -> list[checkpoint.Piece]:
         pieces = []
-        layers = self._model.shape.layers
-        for name, parameter in self._model.named_parameters():
-            layer = _LAYER.fullmatch(name)
-            array = f"blocks.{layer[2]}" if layer else name
-            stack = (int(layer[1]), layers) if layer else None
-            state = self._optimizer.state[parameter]
-            pieces.append(checkpoint.pieces_of(f"model/{array}", parameter, stack=stack))
-            pieces += [checkpoint.pieces_of(f"optimizer/{moment}/{array}", state[moment], stack=stack) for moment in MOMENTS]
+        shape, peer = self._stages[0].shape, self._ranks.embedding_peer
+        for model in self._stages:
+            for local_name, parameter in model.named_parameters():
+                name = model.global_name(local_name)
+                array, stack = array_of(name, shape.layers)
+                # A tied embedding that the pipeline has parted is there twice.
+                twice = shape.tied and name == "embedding.weight" and peer is not None
+                which = {"replica": int(self._ranks.pp_rank > 0), "replicas": 2} if twice else {}
+                state = self._optimizer.state[parameter]
+                pieces.append(checkpoint.pieces_of(f"model/{array}", parameter, stack=stack, **which))
+                for moment in MOMENTS[self._config.optimizer.name]:
+                    pieces.append(checkpoint.pieces_of(f"optimizer/{moment}/{array}", state[moment], stack=stack, **which))
         return pieces
 
     def _random_numbers(self, numbers: torch.Tensor) -> checkpoint.Piece:
         world, rank = self._context.world_size, self._context.rank
         return checkpoint.Piece("random/torch", (world, len(numbers)), (rank, 0), numbers.unsqueeze(0), unit=(1, len(numbers)))
 
+    def _layout(self) -> dict[str, Any]:
+        layout = self._ranks.layout
+        sizes = {name: getattr(layout, name) for name in ("world_size", "tp", "cp", "pp", "dp")}
+        return {**sizes, "random": len(random_state())}
+
     def _small(self) -> Mapping[str, Any]:
         return {
-            "step": self.progress.step,
-            "consumed_samples": self.progress.consumed_samples,
-            "world_size": self._context.world_size,
+            **asdict(self.progress),
+            "layout": self._layout(),
             "generation": self._context.generation,
             "config": self._config.model_dump(mode="json"),
             "versions": {name: version(name) for name in ("resilient", "torch", "zarr", "numpy")},
         }
 
 
-def _number(state: Mapping[str, Any], name: str) -> int:
-    value = state.get(name)
-    if not isinstance(value, int):
-        raise checkpoint.CheckpointMismatch(f"the checkpoint's state has no number {name!r}: it is not this trainer's")
-    return value
+def array_of(name: str, layers: int) -> tuple[str, tuple[int, int] | None]:
+    """The array that holds a parameter, and its (index, count) there: those of all layers are one array."""
+    layer = _LAYER.fullmatch(name)
+    return (f"blocks.{layer[2]}", (int(layer[1]), layers)) if layer else (name, None)
 
 
-def _random_state() -> torch.Tensor:
-    return torch.get_rng_state()
+def seed_random(seed: int, ranks: Ranks, config: worker.Config) -> None:
+    """Start this rank's generators: ranks that hold the same activations draw the same numbers, all others their own."""
+    layout, parallel = ranks.layout, config.parallel
+    number = (ranks.pp_rank * layout.dp + ranks.dp_rank) * layout.cp + ranks.cp_rank
+    if parallel.sequence_parallel:
+        number = number * layout.tp + ranks.tp_rank
+    torch.manual_seed((seed * 1_000_003 + number) % 2**63)
+
+
+def random_state() -> torch.Tensor:
+    """State of this rank's generators as bytes: the CPU's, and behind it the GPU's."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available():
+        states.append(torch.cuda.get_rng_state())
+    return torch.cat(states)
+
+
+def set_random_state(numbers: torch.Tensor) -> None:
+    """Set what `random_state` gave."""
+    length = len(torch.get_rng_state())
+    torch.set_rng_state(numbers[:length].clone())
+    if len(numbers) > length:
+        torch.cuda.set_rng_state(numbers[length:].clone())

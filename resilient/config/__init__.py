@@ -1,8 +1,10 @@
-"""The campaign's config: `schema` (what it may say), `source` (reading it), `checks` (what must fit together)."""
+"""The campaign's config: `schema` (what it may say), `source` (reading it), `checks` and `parallelism` (what
+must fit together)."""
 
-from resilient.config.checks import Layout, layout
+from resilient.config.checks import spans
 from resilient.config.errors import ConfigError, Problem
+from resilient.config.parallelism import Layout, layout, settle
 from resilient.config.schema import Config
 from resilient.config.source import attribute, dump, load
 
-__all__ = ["Config", "ConfigError", "Layout", "Problem", "attribute", "dump", "layout", "load"]
+__all__ = ["Config", "ConfigError", "Layout", "Problem", "attribute", "dump", "layout", "load", "settle", "spans"]

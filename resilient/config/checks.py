@@ -1,33 +1,21 @@
 """What must fit together in a config, across its sections. Pure: a config to a list of problems."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from resilient.config.errors import ConfigError, Problem
+from resilient.config.errors import Problem
+from resilient.config.parallelism import divides, near, problems
 from resilient.config.schema import Config
 
-
-@dataclass(frozen=True)
-class Layout:
-    """What a config comes to on given machines."""
-
-    nodes: int
-    procs_per_node: int
-    world_size: int
-    tp: int
-    pp: int
-    dp: int
-    micro_batch_size: int
-    accumulation: int
-    threads_per_proc: int
+DEFAULT_WARMUP_SAMPLES = 320
 
 
 def check(config: Config) -> list[Problem]:
     """Everything that does not fit, as far as it can be known without the machine."""
     return [
-        *_batch(config),
         *_model(config),
+        *problems(config),
+        *_samples(config),
         *_optimizer(config),
         *_data(config),
         *_checkpoint(config),
@@ -36,104 +24,57 @@ def check(config: Config) -> list[Problem]:
     ]
 
 
-def layout(config: Config, *, cpu_count: int, gpu_count: int) -> Layout:
-    """The layout with every `auto` settled.
-
-    Args:
-        cpu_count: cores of this machine.
-        gpu_count: its GPUs.
-
-    Raises:
-        ConfigError: ranks and batch do not come out even.
-    """
-    cluster, parallel, train = config.cluster, config.parallel, config.train
-    on_gpu = gpu_count > 0 and cluster.device != "cpu"
-    if cluster.device == "cuda" and gpu_count == 0:
-        raise ConfigError([Problem("cluster.device", "cuda", "there is no GPU here; allowed: auto, cpu")])
-    if cluster.procs_per_node == "auto":
-        procs = max(1, gpu_count // cluster.nodes) if on_gpu else 1
-    else:
-        procs = cluster.procs_per_node
-    world = cluster.nodes * procs
-    one = parallel.tp * parallel.pp
-    if world % one:
-        message = f"tp × pp = {one} does not divide the world size {world} (nodes {cluster.nodes} × procs_per_node {procs})"
-        raise ConfigError([Problem("parallel", None, message)])
-    dp = world // one if parallel.dp == "auto" else parallel.dp
-    if one * dp != world:
-        message = (
-            f"tp {parallel.tp} × pp {parallel.pp} × dp {dp} = {one * dp} is not the world size {world} "
-            f"(nodes {cluster.nodes} × procs_per_node {procs}); allowed: {world // one}, or auto"
-        )
-        raise ConfigError([Problem("parallel.dp", parallel.dp, message)])
-    if train.global_batch_size % (train.micro_batch_size * dp):
-        raise ConfigError([_uneven_batch(config, dp)])
-    threads = max(1, cpu_count // world) if cluster.threads_per_proc == "auto" else cluster.threads_per_proc
-    return Layout(
-        nodes=cluster.nodes,
-        procs_per_node=procs,
-        world_size=world,
-        tp=parallel.tp,
-        pp=parallel.pp,
-        dp=dp,
-        micro_batch_size=train.micro_batch_size,
-        accumulation=train.global_batch_size // (train.micro_batch_size * dp),
-        threads_per_proc=threads,
-    )
-
-
-def _uneven_batch(config: Config, dp: int) -> Problem:
-    unit = config.train.micro_batch_size * dp
-    message = f"must be a multiple of micro_batch_size × dp = {config.train.micro_batch_size} × {dp} = {unit}"
-    return Problem("train.global_batch_size", config.train.global_batch_size, message)
-
-
-def _batch(config: Config) -> Iterator[Problem]:
-    cluster, parallel = config.cluster, config.parallel
-    if cluster.procs_per_node == "auto":
-        return
-    world, one = cluster.nodes * cluster.procs_per_node, parallel.tp * parallel.pp
-    ranks = f"nodes {cluster.nodes} × procs_per_node {cluster.procs_per_node} = {world}"
-    if world % one:
-        yield Problem("parallel", None, f"tp {parallel.tp} × pp {parallel.pp} does not divide the world size, {ranks}")
-        return
-    dp = world // one if parallel.dp == "auto" else parallel.dp
-    if one * dp != world:
-        yield Problem(
-            "parallel.dp", dp, f"tp {parallel.tp} × pp {parallel.pp} × dp must be {ranks}; allowed: {world // one}, or auto"
-        )
-    elif config.train.global_batch_size % (config.train.micro_batch_size * dp):
-        yield _uneven_batch(config, dp)
-
-
-def _divides(key: str, value: int, of: str, whole: int) -> Iterator[Problem]:
-    if whole % value:
-        yield Problem(key, value, f"must divide {of} = {whole}")
-
-
 def _model(config: Config) -> Iterator[Problem]:
-    model, parallel = config.model, config.parallel
-    yield from _divides("model.heads", model.heads, "model.hidden", model.hidden)
-    if model.hidden % model.heads == 0 and (model.hidden // model.heads) % 2:
+    model = config.model
+    if model.hidden % model.heads:
+        yield Problem(
+            "model.heads", model.heads, f"must divide model.hidden = {model.hidden}; {near(model.heads, divides(model.hidden))}"
+        )
+    elif model.position == "rope" and (model.hidden // model.heads) % 2:
         message = f"hidden / heads = {model.hidden // model.heads} must be even for rotary positions"
         yield Problem("model.heads", model.heads, message)
-    if model.kv_heads != "auto":
-        yield from _divides("model.kv_heads", model.kv_heads, "model.heads", model.heads)
-    yield from _divides("parallel.tp", parallel.tp, "model.heads", model.heads)
-    if parallel.pp > model.layers:
-        yield Problem("parallel.pp", parallel.pp, f"must be at most model.layers = {model.layers}")
+    if model.kv_heads != "auto" and model.heads % model.kv_heads:
+        message = f"must divide model.heads = {model.heads}; {near(model.kv_heads, divides(model.heads))}"
+        yield Problem("model.kv_heads", model.kv_heads, message)
+
+
+def _samples(config: Config) -> Iterator[Problem]:
+    train = config.train
+    if train.samples is not None and train.batches.steps(train.samples) != train.steps:
+        message = (
+            f"these samples are {train.batches.steps(train.samples)} steps, and train.steps is {train.steps}; give one of them"
+        )
+        yield Problem("train.samples", train.samples, message)
 
 
 def _optimizer(config: Config) -> Iterator[Problem]:
     optimizer = config.optimizer
     if optimizer.min_lr > optimizer.lr:
         yield Problem("optimizer.min_lr", optimizer.min_lr, f"must be at most optimizer.lr = {optimizer.lr}")
-    samples = config.train.steps * config.train.global_batch_size
-    if optimizer.decay_samples != "auto":
-        samples = optimizer.decay_samples
-    if optimizer.schedule == "cosine" and optimizer.warmup_samples >= samples:
-        message = f"must be below the {samples} samples after which the learning rate has decayed"
-        yield Problem("optimizer.warmup_samples", optimizer.warmup_samples, message)
+    for what, tokens in (("warmup", optimizer.warmup_tokens), ("decay", optimizer.decay_tokens)):
+        if tokens is not None and getattr(optimizer, f"{what}_samples") != "auto":
+            yield Problem(f"optimizer.{what}_tokens", tokens, f"give either {what}_tokens or {what}_samples, not both")
+    warmup, decay = spans(config)
+    if optimizer.schedule != "constant" and warmup >= decay:
+        key = "warmup_samples" if optimizer.warmup_tokens is None else "warmup_tokens"
+        message = f"is {warmup} samples, and must be below the {decay} samples after which the learning rate has decayed"
+        yield Problem(f"optimizer.{key}", getattr(optimizer, key), message)
+
+
+def spans(config: Config) -> tuple[int, int]:
+    """Warm-up, and the end of the decay, of the learning rate in samples."""
+    optimizer, seq_len = config.optimizer, config.model.seq_len
+    if optimizer.decay_tokens is not None:
+        decay = optimizer.decay_tokens // seq_len
+    elif optimizer.decay_samples != "auto":
+        decay = optimizer.decay_samples
+    else:
+        decay = config.train.batches.consumed(config.train.steps)
+    if optimizer.warmup_tokens is not None:
+        return optimizer.warmup_tokens // seq_len, decay
+    if optimizer.warmup_samples != "auto":
+        return optimizer.warmup_samples, decay
+    return min(DEFAULT_WARMUP_SAMPLES, decay // 10), decay
 
 
 def _data(config: Config) -> Iterator[Problem]:

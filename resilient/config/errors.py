@@ -56,3 +56,6 @@ class ConfigError(ForeseenError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, problems)))
+
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[tuple[Problem, ...]]]:
+        return type(self), (self.problems,)  # it travels between processes

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from resilient.config.batches import BatchSizes
+
 
 def _no_bool(value: object) -> object:
     """YAML's `yes` is a boolean, and Python's True is a number; here it is not."""
@@ -47,14 +49,19 @@ class Cluster(Section):
 
 
 class Parallel(Section):
-    """How the model is spread over the ranks: world size = tp × pp × dp."""
+    """How the model is spread over the ranks: world size = tp × cp × pp × dp."""
 
-    tp: Count = 1
-    pp: Count = 1
-    dp: Count | Auto = "auto"
-    sequence_parallel: Flag = True
-    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = "1f1b"
-    zero_stage: Literal[1, 2, 3] = 1
+    tp: Count = Field(1, description="tensor parallelism: ranks that share every matrix; inside a node")
+    cp: Count = Field(1, description="context parallelism: ranks that share every sequence; on GPUs")
+    pp: Count = Field(1, description="pipeline parallelism: ranks that share the layers")
+    dp: Count | Auto = Field("auto", description="data parallelism; auto: what the other ranks leave")
+    sequence_parallel: Flag = Field(True, description="with tp: norms and residuals are spread along the sequence")
+    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = Field("1f1b", description="of the pipeline")
+    virtual_stages: Count | Auto = Field("auto", description="stages per rank; auto: 2 for interleaved_1f1b, else 1")
+    pp_layers: list[Count] | Auto = Field("auto", description="layers of each stage; auto: as even as can be, the first ones more")
+    zero_stage: Literal[1, 2, 3] = Field(
+        1, description="1: shard optimizer state; 2: gradients too, between micro batches; 3: parameters too"
+    )
 
 
 class Model(Section):
@@ -66,14 +73,32 @@ class Model(Section):
     kv_heads: Count | Auto = Field("auto", description="groups of keys and values (GQA); auto: as many as heads")
     ffn_hidden: Count | Auto = Field("auto", description="auto: 4 × hidden, for swiglu 8/3 × hidden, to a multiple of 64")
     seq_len: Count = 256
-    position: Literal["rope"] = "rope"
+    vocab_size: Count | Auto = Field("auto", description="tokens that the data may hold; auto: as many as the tokenizer has")
+    vocab_multiple: Count = Field(64, description="the model has room for the next multiple of so many tokens")
+    position: Literal["rope", "alibi", "learned", "none"] = "rope"
     rope_theta: Positive = 10_000.0
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_eps: Positive = 1e-5
     mlp: Literal["swiglu", "gelu"] = "swiglu"
-    attention: Literal["auto", "sdpa_flash", "math"] = "auto"
+    bias: Flag = Field(False, description="biases in linear layers and in layernorm")
+    attention: Literal["auto", "flash_attn", "sdpa_flash", "math"] = Field(
+        "auto", description="auto: flash_attn where it is installed, else sdpa_flash where it runs, else math"
+    )
+    dropout: Fraction = Field(0.0, description="after the embedding and before each residual addition")
+    attention_dropout: Fraction = 0.0
     tie_embeddings: Flag = False
     init_std: Positive = 0.02
+    depth_scaled_init: Flag = Field(True, description="what writes into the residual stream starts smaller by sqrt(2 × layers)")
+    mup_base_hidden: Count | None = Field(
+        None, description="μP: the hidden size at which lr and init_std were tuned; widths scale them from there"
+    )
+
+    @property
+    def ffn(self) -> int:
+        """Width of the MLP, settled."""
+        if self.ffn_hidden != "auto":
+            return self.ffn_hidden
+        return -(-(8 * self.hidden // 3 if self.mlp == "swiglu" else 4 * self.hidden) // 64) * 64
 
 
 class Tokenizer(Section):
@@ -101,6 +126,9 @@ class Data(Section):
         None, description="prepared: prefix of an indexed dataset (.bin/.idx), or a weighted list"
     )
     tokenizer: Tokenizer = Tokenizer()
+    mask_documents: Flag = Field(False, description="documents in one sample do not see each other; positions begin anew")
+    mask_end_of_text: Flag = Field(False, description="predicting what follows the end of a text costs nothing")
+    end_of_text: NonNegative | Auto = Field("auto", description="the token that ends a document; auto: ask the tokenizer")
     split: tuple[NonNegative, NonNegative, NonNegative] = (949, 50, 1)
 
     @model_validator(mode="before")
@@ -111,32 +139,89 @@ class Data(Section):
         return values
 
 
+class Rampup(Section):
+    """The global batch grows from `start` to `global_batch_size` by `increment`, evenly over `samples`."""
+
+    start: Count
+    increment: Count
+    samples: Count
+
+
+class Guard(Section):
+    """What keeps a bad batch out of the weights. A batch that is bad is computed again; bad again, it is skipped."""
+
+    not_finite: Flag = Field(True, description="loss or gradient norm is not a number, or infinite")
+    spike: Positive | None = Field(None, description="loss is so many standard deviations above the mean of the window")
+    window: Annotated[int, Field(ge=2, strict=True)] = Field(64, description="steps that a spike is measured against")
+    max_skips: NonNegative = Field(3, description="skipped one after the other; one more ends the attempt")
+
+
 class Train(Section):
     """How long, how much at once, how precise."""
 
     steps: Count = 300
+    samples: Count | None = Field(None, description="in place of steps: samples to train on; steps follow from it")
     global_batch_size: Count = 16
     micro_batch_size: Count = 4
+    batch_rampup: Rampup | None = None
     precision: Literal["bf16", "fp32"] = "bf16"
-    recompute: Literal["none"] = "none"
+    recompute: Literal["none", "selective", "full"] = Field(
+        "none", description="what the backward pass computes again: nothing, attention, or whole layers"
+    )
+    recompute_every: Count = Field(1, description="with recompute: only every so many layers")
+    compile: Flag = Field(False, description="torch.compile, layer by layer")
+    deterministic: Flag = Field(False, description="only kernels that give the same bits every time; CPU kernels do anyway")
+    exit_duration_min: Positive | None = Field(None, description="stop with state saved (exit 75) after so many minutes")
     eval_interval: NonNegative = Field(50, description="steps between validations; 0: only at the end")
     eval_iters: Count = 5
+    guard: Guard = Guard()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_follow_from_samples(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("samples") is None:
+            return values
+        try:
+            batches = BatchSizes.of(values)
+            steps = batches.steps(int(values["samples"]))
+        except (TypeError, ValueError, KeyError, AttributeError):
+            return values  # what is wrong with them is said elsewhere
+        return {"steps": steps, **values}
+
+    @property
+    def batches(self) -> BatchSizes:
+        """The global batch size over the course of training."""
+        return BatchSizes.of(self.model_dump())
 
 
 class Optimizer(Section):
-    """AdamW and its learning-rate schedule, counted in samples."""
+    """The optimizer and its learning-rate schedule, counted in samples or in tokens."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "adan"] = "adamw"
     lr: Positive = 1e-3
     min_lr: Rate = 1e-4
-    schedule: Literal["cosine", "constant"] = "cosine"
-    warmup_samples: NonNegative = 320
-    decay_samples: Count | Auto = Field("auto", description="samples until min_lr; auto: the whole training")
-    weight_decay: Rate = 0.1
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.95
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    warmup_samples: NonNegative | Auto = Field(
+        "auto", description="auto: warmup_tokens, else 320 or a tenth of the decay if that is less"
+    )
+    warmup_tokens: NonNegative | None = Field(None, description="in place of warmup_samples")
+    decay_samples: Count | Auto = Field("auto", description="samples until min_lr; auto: the whole training, or decay_tokens")
+    decay_tokens: Count | None = Field(None, description="in place of decay_samples")
+    wsd_fraction: Annotated[float, Field(gt=0, le=1), BeforeValidator(_no_bool)] = Field(
+        0.1, description="wsd (warm-up, stable, decay): the share of decay_samples in which the rate falls"
+    )
+    weight_decay: Rate = Field(0.1, description="of matrices; norms and biases have none")
+    beta1: Fraction | Auto = Field("auto", description="auto: 0.9, for adan 0.98")
+    beta2: Fraction | Auto = Field("auto", description="auto: 0.95, for adan 0.92")
+    beta3: Fraction = Field(0.99, description="of adan")
     eps: Positive = 1e-8
     clip_grad: Rate = Field(1.0, description="global gradient norm; 0: no clipping")
+
+    @property
+    def betas(self) -> tuple[float, float, float]:
+        """The decay rates, settled."""
+        first, second = (0.9, 0.95) if self.name == "adamw" else (0.98, 0.92)
+        return (first if self.beta1 == "auto" else self.beta1, second if self.beta2 == "auto" else self.beta2, self.beta3)
 
 
 class Tier(Section):
@@ -178,6 +263,16 @@ class Logging(Section):
     """What a person sees."""
 
     tensorboard: Flag = True
+    tensorboard_queue_size: Count = Field(10, description="scalars kept before they are written")
+    log_interval: Count = Field(1, description="steps between lines of the log, and between points in TensorBoard")
+    timers: Flag = Field(True, description="seconds of each phase of a step, in the metrics")
+    memory: Flag = Field(True, description="peak memory of rank 0, in the metrics")
+    batch_size: Flag = Field(True, description="the global batch size, in the metrics")
+    world_size: Flag = Field(False, description="ranks, in the metrics")
+    validation_ppl: Flag = Field(True, description="perplexity beside the validation loss")
+    profile_steps: tuple[Count, Count] | None = Field(None, description="torch.profiler from one step to another, both included")
+    profile_ranks: list[NonNegative] = [0]
+    nvtx: Flag = Field(False, description="NVTX ranges of the phases, for Nsight Systems; on GPUs")
     progress: Literal["auto", "live", "plain", "none"] = "auto"
     level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -96,7 +96,7 @@ class Driver:
             Job(
                 nodes=layout.nodes,
                 procs_per_node=layout.procs_per_node,
-                layout={"tp": layout.tp, "pp": layout.pp, "dp": layout.dp},
+                layout={"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp},
                 tier=config.checkpoint.tiers[-1].name,
                 budget=Budget(config.resilience.max_restarts_per_hour, config.resilience.give_up_after_same_step),
                 drain_s=self._drain_s,
@@ -120,9 +120,9 @@ class Driver:
         server = await asyncio.start_server(self._serve, LocalLauncher.addr, 0, limit=LINE_LIMIT)
         host, port = server.sockets[0].getsockname()[:2]
         self._launcher = LocalLauncher(self._agent_command(f"{host}:{port}"), self._on_ended)
-        self._scalars = ScalarWriter(self._run_dir / "tensorboard") if self._config.logging.tensorboard else None
+        self._scalars = _scalar_writer(self._config) if self._config.logging.tensorboard else None
         with ledger.Ledger(self._run_dir) as self._ledger:
-            tasks = [self._background(self._tick()), self._background(self._prepare())]
+            tasks = [self._background(work) for work in (self._tick(), self._prepare(), self._watch_duration())]
             try:
                 take_in(self._run_dir, self._ledger)
                 self._write_event(WriteEvent("run_started", self._description(), self._coordinator.generation))
@@ -222,6 +222,14 @@ class Driver:
             self._display.refresh()
             await asyncio.sleep(TICK_S)
 
+    async def _watch_duration(self) -> None:
+        """Stop as on a signal once the config's duration has passed."""
+        limit = self._config.train.exit_duration_min
+        if limit is not None:
+            await asyncio.sleep(60 * limit)
+            self._display.note(f"{limit:g} minutes have passed (train.exit_duration_min): stopping at the next step")
+            self._do(self._coordinator.stop("exit_duration_min", time.time()))
+
     async def _prepare(self) -> None:
         try:
             await run_prepare(
@@ -280,6 +288,11 @@ class Driver:
         task = self._background(self._launcher.launch(node, self._incarnations[node]))
         self._launches.add(task)
         task.add_done_callback(self._launches.discard)
+
+
+def _scalar_writer(config: Config) -> ScalarWriter:
+    switches = config.logging
+    return ScalarWriter(config.run_dir / "tensorboard", switches.tensorboard_queue_size, switches.log_interval)
 
 
 def run_campaign(config: Config, layout: Layout, display: Display, explain: Callable[[ConfigError], str] = str) -> tuple[Exit, str]:

@@ -18,16 +18,21 @@ class ScalarWriter:
 
     Args:
         directory: where event files go.
+        queue_size: scalars that are kept before they are written.
+        interval: of the metrics, only every so many steps.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, queue_size: int = 10, interval: int = 1) -> None:
+        self._queue_size, self._interval = queue_size, interval
         self._queue: queue.SimpleQueue[tuple[int, float, dict[str, float]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, args=(directory,), name="tensorboard", daemon=True)
         self._thread.start()
 
     def metrics(self, line: Mapping[str, object]) -> None:
         """A line of metrics."""
-        self._put("train", line)
+        step = line.get("step")
+        if isinstance(step, int) and step % self._interval == 0:
+            self._put("train", line)
 
     def event(self, line: Mapping[str, object]) -> None:
         """A line of the ledger; of these, validations have scalars."""
@@ -54,7 +59,7 @@ class ScalarWriter:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        with contextlib.closing(EventFileWriter(str(directory), flush_secs=5)) as writer:
+        with contextlib.closing(EventFileWriter(str(directory), self._queue_size, flush_secs=5)) as writer:
             while (item := self._queue.get()) is not None:
                 step, t, scalars = item
                 values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]

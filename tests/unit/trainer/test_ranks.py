@@ -8,18 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 import zarr
-from trainer_ranks import STEPS, VOCABULARY, run_ranks, train, write_config, write_dataset
+from trainer_ranks import STEPS, VOCABULARY, run_ranks, steps, textbook, train, trained, write_config, write_dataset
 
-from resilient.worker import Config, ConfigError, load_config
-from trainer.data import open_split
-from trainer.layout import settle
+from resilient.worker import ConfigError, load_config, settle
 from trainer.main import prepare
 from trainer.model import GPT
-from trainer.parallel import initialize
-from trainer.schedule import for_config
-from trainer.shape import GPTShape, shape_of
+from trainer.shape import shape_of
+from trainer.weights import initialize
 
 Made = Callable[..., Path]
 
@@ -37,20 +33,6 @@ def made(dataset: Path, tmp_path: Path) -> Made:
     return make
 
 
-def trained(config: Path, ranks: int, *overrides: str, stop_at: int | None = None) -> list[dict[str, Any]]:
-    """What rank 0 reported; the others report nothing but what all do."""
-    first, *others = run_ranks(ranks, train, config, overrides, stop_at)
-    for told in (first, *others):
-        if isinstance(told, Exception):
-            raise told
-    assert all(line["event"] not in {"step", "validation"} for told in others for line in told)
-    return first  # type: ignore[no-any-return]
-
-
-def steps(told: list[dict[str, Any]]) -> list[tuple[int, float, float, float]]:
-    return [(line["step"], line["loss"], line["grad_norm"], line["lr"]) for line in told if line["event"] == "step"]
-
-
 def saved(told: list[dict[str, Any]]) -> list[int]:
     return [line["step"] for line in told if line["event"] == "committed"]
 
@@ -62,38 +44,7 @@ def arrays(config: Path, step: int) -> dict[str, bytes]:
     return {name: np.asarray(array[...]).tobytes() for name, array in members if isinstance(array, zarr.Array)}
 
 
-def textbook(config: Config) -> list[tuple[int, float, float, float]]:
-    """The same training as a person would write it for one process: no mesh, no shards, no accumulation."""
-    torch.set_num_threads(1)
-    model = GPT(shape_of(config, VOCABULARY))
-    initialize(model, config.seed)
-    wanted = config.optimizer
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": wanted.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(wanted.beta1, wanted.beta2), eps=wanted.eps, foreach=False)
-    assert isinstance(config.data.path, Path)
-    data = open_split([(config.data.path, 1.0)], config.data.split, "train", config.model.seq_len, config.seed)
-    batch = config.train.global_batch_size
-    found = []
-    for step in range(1, config.train.steps + 1):
-        window = torch.from_numpy(data.get(np.arange((step - 1) * batch, step * batch)))
-        loss = F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        norm = math.sqrt(sum(float((p.grad.double() ** 2).sum()) for p in model.parameters() if p.grad is not None))
-        rate = for_config(config, step * batch)
-        for parameter in model.parameters():
-            assert parameter.grad is not None
-            parameter.grad *= min(1.0, wanted.clip_grad / norm)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
-        found.append((step, float(loss.detach()), norm, rate))
-    return found
-
-
-@pytest.mark.parametrize(("ranks", "micro"), [(1, 12), (1, 2), (2, 2), (3, 2), (2, 6)], ids=lambda number: str(number))
+@pytest.mark.parametrize(("ranks", "micro"), [(1, 12), (1, 2), (2, 2), (3, 2), (2, 6)], ids=str)
 @pytest.mark.parametrize("model", [{}, {"tie_embeddings": True, "kv_heads": 2}], ids=["plain", "tied"])
 def test_any_number_of_ranks_and_micro_batches_trains_like_a_textbook(made: Made, ranks: int, micro: int, model: dict[str, object]):
     config = made(
@@ -105,26 +56,29 @@ def test_any_number_of_ranks_and_micro_batches_trains_like_a_textbook(made: Made
     assert steps(told) == pytest.approx(np.array(expected), rel=1e-5)
 
 
-def _weights(shape: GPTShape) -> dict[str, bytes]:
+def _weights(config: Path) -> dict[str, bytes]:
     import torch.distributed as dist
 
-    from trainer.parallel import build_model, make_ranks
+    from trainer.attention import Kernel
+    from trainer.parallel import build_stages, make_ranks
 
     dist.init_process_group("gloo")
-    world = dist.get_world_size()
-    model = build_model(shape, make_ranks(torch.device("cpu"), world), "bf16", torch.device("cpu"))
+    loaded = load_config(config, [])
+    device = torch.device("cpu")
+    ranks = make_ranks(device, settle(loaded, dist.get_world_size()))
+    (model,) = build_stages(loaded, shape_of(loaded, VOCABULARY), Kernel.MATH, ranks, device)
     initialize(model, 11)
     return {name: parameter.full_tensor().detach().numpy().tobytes() for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.parametrize("hidden", [32, 4], ids=["uneven shards", "ranks with nothing"])
-def test_weights_at_the_start_are_the_same_bits_on_any_number_of_ranks(hidden: int):
-    shape = GPTShape(vocab=64, layers=2, hidden=hidden, heads=2, kv_heads=1, ffn_hidden=40, seq_len=8)
-    plain = GPT(shape)
+def test_weights_at_the_start_are_the_same_bits_on_any_number_of_ranks(made: Made, hidden: int):
+    config = made(model={"hidden": hidden, "heads": 2, "kv_heads": 1, "ffn_hidden": 40})
+    plain = GPT(shape_of(load_config(config, []), VOCABULARY))
     initialize(plain, 11)
     expected = {name: parameter.detach().numpy().tobytes() for name, parameter in plain.named_parameters()}
     for ranks in (1, 3):
-        for found in run_ranks(ranks, _weights, shape):
+        for found in run_ranks(ranks, _weights, config):
             assert found == expected
 
 
@@ -231,7 +185,7 @@ def test_layouts_come_out_even_or_are_refused(made: Made):
         settle(config, 5)
     fixed = load_config(made(), ["parallel.dp=2", "cluster.procs_per_node=2"])
     assert settle(fixed, 2).dp == 2
-    with pytest.raises(ConfigError, match=r"parallel\.dp = 2: there are 3 ranks; allowed: 3, or auto"):
+    with pytest.raises(ConfigError, match=r"parallel\.dp = 2: .* is not the world size 3.*; allowed: 3, or auto"):
         settle(fixed, 3)
 
 

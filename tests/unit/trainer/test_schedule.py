@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from trainer.schedule import learning_rate
+from resilient.worker import Config
+from trainer.schedule import for_config, learning_rate
 
 ARGS = {"peak": 1.0, "floor": 0.1, "warmup": 100, "decay": 1100}
 
@@ -37,3 +38,23 @@ def test_constant_stays_at_the_peak():
 
 def test_without_warm_up_it_starts_at_the_peak():
     assert learning_rate(0, **{**ARGS, "warmup": 0}) == 1.0
+
+
+WSD = [(50, 0.5), (100, 1.0), (700, 1.0), (770, 1.0), (935, 0.55), (1100, 0.1), (2000, 0.1)]
+
+
+@pytest.mark.parametrize(("samples", "rate"), WSD)
+def test_wsd_stays_at_the_peak_and_falls_in_its_last_share(samples, rate):
+    assert learning_rate(samples, **ARGS, kind="wsd", wsd_fraction=0.3) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("samples", "rate"), [(50, 0.5), (100, 1.0), (600, 0.55), (1100, 0.1)])
+def test_linear_falls_evenly(samples, rate):
+    assert learning_rate(samples, **ARGS, kind="linear") == pytest.approx(rate)
+
+
+def test_tokens_are_samples_times_the_sequence():
+    base = {"model": {"seq_len": 128}, "train": {"steps": 100}}
+    tokens = Config.model_validate({**base, "optimizer": {"warmup_tokens": 128 * 40, "decay_tokens": 128 * 900}})
+    samples = Config.model_validate({**base, "optimizer": {"warmup_samples": 40, "decay_samples": 900}})
+    assert [for_config(tokens, at) for at in range(0, 1000, 7)] == [for_config(samples, at) for at in range(0, 1000, 7)]

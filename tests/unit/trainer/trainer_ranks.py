@@ -3,6 +3,7 @@
 They are forked from a server that has imported what they need, so that one costs milliseconds.
 """
 
+import math
 import multiprocessing
 import os
 import random
@@ -15,9 +16,17 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 import yaml
 
+from resilient.worker import Config
+from trainer.data import open_split
 from trainer.data.indexed import IndexedWriter
+from trainer.model import GPT
+from trainer.schedule import for_config
+from trainer.shape import shape_of
+from trainer.weights import initialize
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["trainer.main", "trainer.loop", "torch.distributed.fsdp", "torch.optim.adamw", "zarr", "pytest"])
@@ -123,3 +132,48 @@ def train(config: Path, overrides: tuple[str, ...] = (), stop_at: int | None = N
     with mock.patch.object(worker, "report", report), mock.patch.object(worker, "should_stop", should_stop):
         entry(worker.load_config(config, list(overrides)))
     return told
+
+
+def trained(config: Path, ranks: int, *overrides: str, stop_at: int | None = None) -> list[dict[str, Any]]:
+    """What rank 0 reported; the others report nothing but what all do."""
+    first, *others = run_ranks(ranks, train, config, overrides, stop_at)
+    for told in (first, *others):
+        if isinstance(told, Exception):
+            raise told
+    assert all(line["event"] not in {"step", "validation"} for told in others for line in told)
+    return first  # type: ignore[no-any-return]
+
+
+def steps(told: list[dict[str, Any]]) -> list[tuple[int, float, float, float]]:
+    return [(line["step"], line["loss"], line["grad_norm"], line["lr"]) for line in told if line["event"] == "step"]
+
+
+def textbook(config: Config) -> list[tuple[int, float, float, float]]:
+    """The same training as a person would write it for one process: no mesh, no shards, no accumulation."""
+    torch.set_num_threads(1)
+    model = GPT(shape_of(config, VOCABULARY))
+    initialize(model, config.seed)
+    wanted = config.optimizer
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": wanted.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=wanted.betas[:2], eps=wanted.eps, foreach=False)
+    assert isinstance(config.data.path, Path)
+    data = open_split([(config.data.path, 1.0)], config.data.split, "train", config.model.seq_len, config.seed)
+    batch = config.train.global_batch_size
+    found = []
+    for step in range(1, config.train.steps + 1):
+        window = torch.from_numpy(data.get(np.arange((step - 1) * batch, step * batch)))
+        loss = F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        norm = math.sqrt(sum(float((p.grad.double() ** 2).sum()) for p in model.parameters() if p.grad is not None))
+        rate = for_config(config, step * batch)
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad *= min(1.0, wanted.clip_grad / norm)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        found.append((step, float(loss.detach()), norm, rate))
+    return found

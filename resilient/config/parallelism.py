@@ -1,0 +1,232 @@
+"""How a campaign is spread over its ranks: the layout with every `auto` settled, and every reason why it cannot be.
+
+Pure. What is wrong is said with the key, and with the nearest values that work.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from resilient.config.errors import ConfigError, Problem
+from resilient.config.schema import Config
+
+Works = Callable[[int], bool]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a config comes to on given machines. The full global batch is micro batch × `dp` × `accumulation`."""
+
+    nodes: int
+    procs_per_node: int
+    world_size: int
+    tp: int
+    cp: int
+    pp: int
+    dp: int
+    virtual_stages: int
+    micro_batch_size: int
+    accumulation: int
+    threads_per_proc: int
+
+
+def layout(config: Config, *, cpu_count: int, gpu_count: int) -> Layout:
+    """The layout on this machine.
+
+    Args:
+        cpu_count: cores of this machine.
+        gpu_count: its GPUs.
+
+    Raises:
+        ConfigError: the config cannot be spread over these ranks.
+    """
+    cluster = config.cluster
+    on_gpu = gpu_count > 0 and cluster.device != "cpu"
+    if cluster.device == "cuda" and gpu_count == 0:
+        raise ConfigError([Problem("cluster.device", "cuda", "there is no GPU here; allowed: auto, cpu")])
+    if cluster.procs_per_node == "auto":
+        procs = max(1, gpu_count // cluster.nodes) if on_gpu else 1
+    else:
+        procs = cluster.procs_per_node
+    threads = max(1, cpu_count // (cluster.nodes * procs)) if cluster.threads_per_proc == "auto" else cluster.threads_per_proc
+    return _settle(config, cluster.nodes, procs, threads)
+
+
+def settle(config: Config, world_size: int) -> Layout:
+    """The layout on so many ranks, wherever they come from (torchrun starts as many as it is told). Raises ConfigError."""
+    return _settle(config, 1, world_size, 1)
+
+
+def _settle(config: Config, nodes: int, procs: int, threads: int) -> Layout:
+    parallel, train = config.parallel, config.train
+    found = list(_all(config, nodes * procs))
+    if found:
+        raise ConfigError(found)
+    dp = nodes * procs // _model_ranks(config)
+    return Layout(
+        nodes=nodes,
+        procs_per_node=procs,
+        world_size=nodes * procs,
+        tp=parallel.tp,
+        cp=parallel.cp,
+        pp=parallel.pp,
+        dp=dp,
+        virtual_stages=_virtual(config),
+        micro_batch_size=train.micro_batch_size,
+        accumulation=train.global_batch_size // (train.micro_batch_size * dp),
+        threads_per_proc=threads,
+    )
+
+
+def problems(config: Config) -> list[Problem]:
+    """Everything that cannot be, as far as it can be known without the machine."""
+    procs = config.cluster.procs_per_node
+    if procs == "auto":
+        return list(_model(config))
+    return list(_all(config, config.cluster.nodes * procs))
+
+
+def divides(whole: int) -> Works:
+    """Whether a number divides `whole`."""
+    return lambda value: whole % value == 0
+
+
+def near(value: int, works: Works, *, step: int = 1) -> str:
+    """The nearest values that work, in words: the next one below and the next one above."""
+    below = next((each for each in range(value - 1, 0, -1) if works(each)), None)
+    above = next((each for each in range(value + 1, max(4096, 4 * value), step) if works(each)), None)
+    return "nearest: " + ", ".join(str(each) for each in (below, above) if each is not None)
+
+
+def _virtual(config: Config) -> int:
+    parallel = config.parallel
+    if parallel.virtual_stages != "auto":
+        return parallel.virtual_stages
+    return 2 if parallel.schedule == "interleaved_1f1b" and parallel.pp > 1 else 1
+
+
+def _model_ranks(config: Config) -> int:
+    return config.parallel.tp * config.parallel.cp * config.parallel.pp
+
+
+def _all(config: Config, world: int) -> Iterator[Problem]:
+    yield from _model(config)
+    parallel, train, cluster = config.parallel, config.train, config.cluster
+    one = _model_ranks(config)
+    inside = f"tp {parallel.tp} × cp {parallel.cp} × pp {parallel.pp}"
+    procs = "" if cluster.procs_per_node == "auto" else f" (nodes {cluster.nodes} × procs_per_node {cluster.procs_per_node})"
+    if world % one:
+        nearest = near(world, lambda ranks: ranks % one == 0)
+        yield Problem(
+            "parallel", None, f"{inside} = {one} does not divide the world size {world}{procs}; world sizes that work, {nearest}"
+        )
+        return
+    dp = world // one
+    if parallel.dp not in ("auto", dp):
+        message = f"{inside} × dp {parallel.dp} is not the world size {world}{procs}; allowed: {dp}, or auto"
+        yield Problem("parallel.dp", parallel.dp, message)
+        return
+    unit = train.micro_batch_size * dp
+    what = f"micro_batch_size × dp = {train.micro_batch_size} × {dp} = {unit}"
+    if train.global_batch_size % unit:
+        message = f"must be a multiple of {what}; {near(train.global_batch_size, lambda size: size % unit == 0)}"
+        yield Problem("train.global_batch_size", train.global_batch_size, message)
+        return
+    ramp = train.batch_rampup
+    if ramp is not None:
+        for key, value in (("start", ramp.start), ("increment", ramp.increment)):
+            if value % unit:
+                nearest = near(value, lambda size: size % unit == 0)
+                yield Problem(f"train.batch_rampup.{key}", value, f"must be a multiple of {what}; {nearest}")
+                return
+    yield from _micro_batches(config, dp)
+
+
+def _micro_batches(config: Config, dp: int) -> Iterator[Problem]:
+    """What the pipeline's schedule asks of the number of micro batches."""
+    parallel, train = config.parallel, config.train
+    pp, schedule, unit = parallel.pp, parallel.schedule, train.micro_batch_size * dp
+    if pp == 1:
+        return
+
+    def works(size: int) -> bool:
+        count, left = divmod(size, unit)
+        if left:
+            return False
+        return count >= pp if schedule in ("gpipe", "1f1b") else count % max(1, count // pp) == 0
+
+    needs = f"at least pp = {pp}" if schedule in ("gpipe", "1f1b") else f"a multiple of pp = {pp}, or of count // pp"
+    for size in train.batches.sizes():
+        if not works(size):
+            key = "train.global_batch_size" if size == train.global_batch_size else "train.batch_rampup.start"
+            message = f"gives {size // unit} micro batches a pipeline, and {schedule} needs {needs}; {near(size, works, step=1)}"
+            yield Problem(key, size, message)
+            return
+
+
+def _model(config: Config) -> Iterator[Problem]:
+    """What the model's sizes allow."""
+    model, parallel, train = config.model, config.parallel, config.train
+    tp, cp, pp = parallel.tp, parallel.cp, parallel.pp
+    if tp > 1:
+        if model.heads % tp or model.hidden % tp:
+            fits = near(tp, lambda size: model.heads % size == 0 and model.hidden % size == 0)
+            yield Problem("parallel.tp", tp, f"must divide model.heads = {model.heads} and model.hidden = {model.hidden}; {fits}")
+        elif model.ffn_hidden != "auto" and model.ffn_hidden % tp:
+            nearest = near(model.ffn_hidden, lambda size: size % tp == 0)
+            yield Problem("model.ffn_hidden", model.ffn_hidden, f"must be a multiple of parallel.tp = {tp}; {nearest}")
+        elif model.ffn_hidden == "auto" and model.ffn % tp:
+            nearest = near(model.ffn, lambda size: size % tp == 0)
+            message = f"{model.ffn} is not a multiple of parallel.tp = {tp}; give it, {nearest}"
+            yield Problem("model.ffn_hidden", "auto", message)
+        elif parallel.sequence_parallel and (model.seq_len // cp) % tp:
+            nearest = near(model.seq_len, lambda length: length % (cp * tp) == 0)
+            message = f"must be a multiple of tp × cp = {tp * cp} for sequence_parallel; {nearest}"
+            yield Problem("model.seq_len", model.seq_len, message)
+    yield from _context(config)
+    stages = pp * _virtual(config)
+    if stages > model.layers:
+        fits = f"allowed: at most {model.layers // _virtual(config)}"
+        yield Problem("parallel.pp", pp, f"{stages} stages need as many layers, and model.layers is {model.layers}; {fits}")
+    elif parallel.pp_layers != "auto":
+        given = parallel.pp_layers
+        if len(given) != stages:
+            yield Problem("parallel.pp_layers", given, f"names {len(given)} stages; pp × virtual_stages are {stages}")
+        elif sum(given) != model.layers:
+            yield Problem("parallel.pp_layers", given, f"sums to {sum(given)}, and model.layers is {model.layers}")
+    if parallel.schedule in ("gpipe", "1f1b") and _virtual(config) > 1:
+        message = f"{parallel.schedule} has one stage per rank; allowed: 1, or the schedules interleaved_1f1b, zero_bubble"
+        yield Problem("parallel.virtual_stages", _virtual(config), message)
+    if parallel.schedule == "interleaved_1f1b" and pp > 1 and _virtual(config) < 2:
+        yield Problem("parallel.virtual_stages", _virtual(config), "interleaved_1f1b needs at least 2; with one it is 1f1b")
+    if parallel.schedule == "zero_bubble" and pp > 1:
+        if parallel.zero_stage == 3:
+            message = "zero_bubble needs the parameters between the halves of a backward pass; allowed: 1, 2"
+            yield Problem("parallel.zero_stage", 3, message)
+        if train.compile:
+            yield Problem(
+                "train.compile", True, "zero_bubble splits the backward pass, which compiled layers cannot; allowed: false"
+            )
+        if train.recompute != "none":
+            message = "zero_bubble splits the backward pass and would compute everything again twice; allowed: none"
+            yield Problem("train.recompute", train.recompute, message)
+
+
+def _context(config: Config) -> Iterator[Problem]:
+    model, parallel, data = config.model, config.parallel, config.data
+    cp = parallel.cp
+    if cp == 1:
+        return
+    if config.cluster.device == "cpu":
+        yield Problem("parallel.cp", cp, "PyTorch's context parallelism has no kernels for CPUs; allowed: 1")
+    if model.seq_len % (2 * cp):
+        nearest = near(model.seq_len, lambda length: length % (2 * cp) == 0)
+        yield Problem("model.seq_len", model.seq_len, f"must be a multiple of 2 × parallel.cp = {2 * cp}; {nearest}")
+    for key, value, wrong in (
+        ("model.position", model.position, model.position == "alibi"),
+        ("model.attention", model.attention, model.attention in ("math", "flash_attn")),
+        ("data.mask_documents", True, data.mask_documents),
+        ("model.attention_dropout", model.attention_dropout, model.attention_dropout > 0),
+        ("parallel.pp", parallel.pp, parallel.pp > 1),
+    ):
+        if wrong:
+            yield Problem(key, value, "does not go together with context parallelism (parallel.cp > 1)")

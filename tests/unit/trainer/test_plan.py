@@ -1,0 +1,122 @@
+"""What the plan says of a rank, against what a rank then holds; and the arithmetic under it."""
+
+from pathlib import Path
+
+import pytest
+from test_layouts import BASE, Sections, merged, name_of, spread
+from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
+
+from resilient.worker import Config, load_config, settle
+from trainer.main import plan
+from trainer.plan import checkpoint_files, in_flight, memory
+from trainer.shape import shape_of
+from trainer.stages import of_rank, stages
+
+VOCABULARY = 61
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
+
+
+def held(config: Path) -> tuple[int, int, int, int]:
+    """Pipeline rank, and the bytes of parameters, gradients and optimizer that this rank really holds before an update."""
+    from torch.distributed.tensor import DTensor
+
+    from trainer.loop import Trainer
+
+    found: list[tuple[int, int, int, int]] = []
+
+    def measured(trainer: Trainer) -> None:
+        trainer._gradients(16)
+        parameters = [parameter for stage in trainer.stages for parameter in stage.parameters()]
+        moments = [each for state in trainer.optimizer.state.values() for name, each in state.items() if name != "step"]
+
+        def size(tensors) -> int:
+            local = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+            return sum(each.numel() * each.element_size() for each in local)
+
+        gradients = size(parameter.grad for parameter in parameters)
+        found.append((trainer.ranks.pp_rank, size(parameters), gradients, size(moments)))
+
+    original, Trainer.train = Trainer.train, measured
+    try:
+        train(config)
+    finally:
+        Trainer.train = original
+    return found[0]
+
+
+LAYOUTS: list[tuple[int, Sections]] = [
+    (1, {}),
+    (2, spread(1, 1, zero_stage=3)),
+    (2, spread(2, 1)),
+    (2, spread(1, 2)),
+    (8, spread(2, 2)),
+    (4, merged(spread(2, 2), {"model": {"tie_embeddings": True, "kv_heads": 1}, "optimizer": {"name": "adan"}})),
+    (3, {"model": {"hidden": 40, "bias": True, "norm": "layernorm", "position": "learned"}, "train": {"global_batch_size": 12}}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "sections"), LAYOUTS, ids=name_of)
+def test_the_plan_is_what_ranks_hold(dataset: Path, tmp_path: Path, ranks: int, sections: Sections):
+    path = write_config(tmp_path, dataset, **merged(BASE, sections))
+    config = load_config(path, [])
+    spread_out = settle(config, ranks)
+    shape = shape_of(config, VOCABULARY)
+    measured = run_ranks(ranks, held, path)
+    for error in measured:
+        if isinstance(error, Exception):
+            raise error
+    for pp_rank in range(spread_out.pp):
+        planned = memory(config, shape, spread_out, pp_rank)
+        most = [max(each[number] for each in measured if each[0] == pp_rank) for number in (1, 2, 3)]
+        assert [planned.parameters, planned.gradients, planned.optimizer] == pytest.approx(most, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "sections", [{}, {"optimizer": {"name": "adan"}, "model": {"bias": True, "position": "learned"}}], ids=name_of
+)
+def test_a_checkpoint_has_the_files_that_the_plan_says_on_any_layout(dataset: Path, tmp_path: Path, sections: Sections):
+    for ranks, layout in ((1, {}), (4, spread(2, 2))):
+        path = write_config(tmp_path / str(ranks), dataset, **merged(BASE, sections, layout, {"train": {"steps": 1}}))
+        trained(path, ranks)
+        (step,) = (tmp_path / str(ranks) / "run" / "checkpoints").glob("step-*")
+        files = [each for each in step.rglob("*") if each.is_file()]
+        config = load_config(path, [])
+        assert len(files) == checkpoint_files(config, shape_of(config, VOCABULARY))[1]
+
+
+def test_stages_go_round_and_share_the_layers_as_evenly_as_can_be():
+    assert [list(stage.layers) for stage in stages(7, 3)] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [list(stage.layers) for stage in stages(4, 2, [1, 3])] == [[0], [1, 2, 3]]
+    config = Config.model_validate({"model": {"layers": 9}, "parallel": {"pp": 2, "schedule": "interleaved_1f1b"}})
+    layout = settle(config, 2)
+    assert [[list(stage.layers) for stage in of_rank(config, layout, rank)] for rank in (0, 1)] == [
+        [[0, 1, 2], [5, 6]],
+        [[3, 4], [7, 8]],
+    ]
+
+
+def test_what_a_pipeline_keeps_in_flight():
+    def flight(schedule: str, rank: int) -> float:
+        config = Config.model_validate(
+            {"parallel": {"pp": 4, "schedule": schedule}, "model": {"layers": 8}, "train": {"global_batch_size": 64}}
+        )
+        return in_flight(config, settle(config, 4), rank)
+
+    assert [flight("1f1b", rank) for rank in range(4)] == [4, 3, 2, 1]
+    assert flight("gpipe", 0) == 16
+    assert flight("interleaved_1f1b", 0) == 5.5
+
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_can_be_planned(path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("SCRATCH", "PROJECT", "USER", "TMPDIR"):
+        monkeypatch.setenv(name, f"/{name.lower()}")
+    found = plan(load_config(path, []))
+    assert "parameters" in found["model"]

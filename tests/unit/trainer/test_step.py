@@ -1,0 +1,204 @@
+"""What happens in a step beside the passes: bad batches, ramp-up, documents, the optimizers."""
+
+import math
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
+
+from resilient.worker import Config
+from trainer.adan import Adan
+from trainer.batches import Batches
+from trainer.guard import judge
+
+NAN = math.nan
+FLAT = [2.0, 2.1] * 4
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
+
+
+# -- the guard -----------------------------------------------------------------------------------------------------------
+
+TABLE: list[tuple[float, float, list[float], str | None]] = [
+    (2.0, 1.0, [], None),
+    (NAN, 1.0, [], "not_finite"),
+    (2.0, math.inf, [], "not_finite"),
+    (9.0, 1.0, FLAT, "loss_spike"),
+    (2.3, 1.0, FLAT, None),
+    (9.0, 1.0, FLAT[:7], None),  # too few to tell
+    (0.1, 1.0, FLAT, None),  # a fall is no spike
+    (2.0001, 1.0, [2.0] * 8, "loss_spike"),  # nothing ever varied
+]
+
+
+@pytest.mark.parametrize(("loss", "norm", "history", "kind"), TABLE)
+def test_the_guard(loss, norm, history, kind):
+    found = judge(loss, norm, history, not_finite=True, spike=6.0, window=8)
+    assert (found.kind if found else None) == kind
+
+
+def test_the_guard_can_be_switched_off():
+    assert judge(NAN, NAN, [], not_finite=False, spike=None, window=8) is None
+
+
+def broken(config: Path, bad: dict[int, int]) -> list[dict[str, Any]]:
+    """Train on this rank; at step s, the first bad[s] times that it is computed, one gradient of the last rank is no number."""
+    import torch.distributed as dist
+
+    from trainer.loop import Trainer
+
+    whole = Trainer._gradients
+    left = dict(bad)
+
+    def spoilt(self: Trainer, size: int) -> Any:
+        step = self.state.progress.step + 1
+        spoil = left.get(step, 0) > 0
+        left[step] = left.get(step, 0) - 1
+        train_pass = self.engine.train
+
+        def passes(*args: Any) -> torch.Tensor:
+            loss = train_pass(*args)
+            if spoil and dist.get_rank() == dist.get_world_size() - 1:
+                gradient = next(self.stages[-1].parameters()).grad
+                gradient.to_local().view(-1)[0] = NAN
+            return loss
+
+        with mock.patch.object(self.engine, "train", passes):
+            return whole(self, size)
+
+    with mock.patch.object(Trainer, "_gradients", spoilt):
+        return train(config)
+
+
+def ledger(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [
+        (line["event"], line.get("kind") or line.get("name"), line.get("step"))
+        for line in told
+        if line["event"] in ("fault", "action")
+    ]
+
+
+def steps(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [(line["step"], line["loss"], line.get("skipped")) for line in told if line["event"] == "step"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_gradient_that_is_no_number_once_costs_a_second_pass_and_nothing_else(dataset: Path, tmp_path: Path, ranks: int):
+    dropout = {"model": {"layers": 2, "hidden": 32, "heads": 4, "seq_len": 16, "dropout": 0.1}}
+    config = write_config(tmp_path / "a", dataset, **dropout)
+    told = run_ranks(ranks, broken, config, {3: 1})[0]
+    assert ledger(told) == [("fault", "not_finite", 3), ("action", "recompute_batch", None)]
+    assert steps(told) == steps(trained(write_config(tmp_path / "b", dataset, **dropout), ranks))
+
+
+def test_a_batch_that_is_bad_again_is_skipped_by_all_ranks_alike(dataset: Path, tmp_path: Path):
+    config = write_config(tmp_path, dataset)
+    told = run_ranks(2, broken, config, {3: 2})
+    assert [kind for _, kind, _ in ledger(told[0])] == ["not_finite", "recompute_batch", "not_finite", "skip_batch"]
+    assert [line[2] for line in steps(told[0])] == [None, None, "not_finite", *[None] * 5]
+    assert all(math.isfinite(line[1]) for line in steps(told[0]) if line[2] is None)
+
+
+def test_too_many_bad_batches_in_a_row_end_the_attempt(dataset: Path, tmp_path: Path):
+    config = write_config(tmp_path, dataset, train={"guard": {"max_skips": 2}})
+    found = run_ranks(2, broken, config, dict.fromkeys(range(3, 9), 2))
+    assert [type(error).__name__ for error in found] == ["BadBatch"] * 2
+    assert "3 batches in a row are bad, the last one at step 5" in str(found[0])
+
+
+# -- batches -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 6), st.integers(1, 400), st.integers(0, 80))
+def test_a_ramp_up_rises_to_the_full_batch_and_counts_every_sample(start, increment, rises, samples, steps_taken):
+    full = start + increment * rises
+    ramp = {"start": start, "increment": increment, "samples": samples}
+    sizes = Config.model_validate({"train": {"global_batch_size": full, "batch_rampup": ramp}}).train.batches
+    consumed, seen = 0, []
+    for step in range(steps_taken):
+        assert sizes.consumed(step) == consumed
+        seen.append(sizes.at(consumed))
+        consumed += seen[-1]
+    assert seen == sorted(seen)
+    assert set(seen) <= set(sizes.sizes())
+    assert sizes.at(samples) == full
+    assert not seen or (seen[0] == start and sizes.steps(consumed) == steps_taken)
+
+
+def test_steps_follow_from_samples():
+    train_section = Config.model_validate({"train": {"samples": 1000, "global_batch_size": 16}}).train
+    assert (train_section.steps, train_section.samples) == (62, 1000)
+
+
+class Fixed:
+    """Samples that are given."""
+
+    def __init__(self, windows: list[list[int]]) -> None:
+        self._windows = np.array(windows)
+
+    def get(self, numbers: np.ndarray) -> np.ndarray:
+        return self._windows[numbers]
+
+
+def read(windows: list[list[int]], **data: object) -> Any:
+    from types import SimpleNamespace
+
+    config = Config.model_validate(
+        {"data": data, "model": {"seq_len": 6, "position": "learned"}, "train": {"micro_batch_size": 1, "global_batch_size": 2}}
+    )
+    ranks: Any = SimpleNamespace(layout=SimpleNamespace(dp=1, cp=1), dp_rank=0)
+    samples: Any = Fixed(windows)
+    return Batches(config, ranks, torch.device("cpu"), 9).read(samples, 0, len(windows))
+
+
+def test_documents_are_told_apart_after_their_end_and_positions_begin_anew():
+    batch, counted = read([[1, 2, 9, 3, 4, 5, 6], [9, 1, 9, 9, 2, 3, 4]], mask_documents=True)
+    assert batch.documents.tolist() == [[0, 0, 0, 1, 1, 1], [0, 1, 1, 2, 3, 3]]
+    assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 2], [0, 0, 1, 0, 0, 1]]
+    assert int(counted) == 12
+
+
+def test_what_follows_an_end_of_text_need_not_be_predicted():
+    batch, counted = read([[1, 2, 9, 3, 4, 5, 6]], mask_end_of_text=True)
+    assert batch.targets.tolist() == [[2, 9, -100, 4, 5, 6]]
+    assert int(counted) == 5
+    assert batch.documents is None
+
+
+# -- Adan ----------------------------------------------------------------------------------------------------------------
+
+
+def test_adan_does_what_its_paper_says():
+    """Algorithm 1 of Xie et al. (2022), by hand in NumPy."""
+    random = np.random.default_rng(0)
+    start, gradients = random.normal(size=5), random.normal(size=(6, 5))
+    first, second, third, rate, decay, eps = 0.98, 0.92, 0.99, 0.1, 0.02, 1e-8
+    value, mean, change, square, before = start.copy(), np.zeros(5), np.zeros(5), np.zeros(5), gradients[0]
+    for step, gradient in enumerate(gradients, 1):
+        difference = gradient - before
+        mean = first * mean + (1 - first) * gradient
+        change = second * change + (1 - second) * difference
+        square = third * square + (1 - third) * (gradient + second * difference) ** 2
+        corrected = mean / (1 - first**step) + second * change / (1 - second**step)
+        value = (value - rate * corrected / (np.sqrt(square / (1 - third**step)) + eps)) / (1 + rate * decay)
+        before = gradient
+    parameter = nn.Parameter(torch.tensor(start))
+    optimizer = Adan([parameter], lr=rate, betas=(first, second, third), eps=eps, weight_decay=decay)
+    state = optimizer.state[parameter]
+    state["step"] = torch.zeros(())
+    for name in ("exp_avg", "exp_avg_diff", "exp_avg_sq", "previous_grad"):
+        state[name] = torch.zeros_like(parameter)
+    for gradient in gradients:
+        parameter.grad = torch.tensor(gradient)
+        optimizer.step()
+    assert parameter.detach().numpy() == pytest.approx(value, rel=1e-12)

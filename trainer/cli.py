@@ -1,0 +1,100 @@
+"""`trainer`: text and exports from a checkpoint. Also there as `resilient trainer`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from resilient.worker import Config
+    from trainer.model import GPT
+
+app = typer.Typer(no_args_is_help=True, help="Use what was trained: write text, export to Hugging Face.", add_completion=False)
+
+Where = Annotated[Path, typer.Argument(help="a checkpoint (step-...), or a run directory: its newest one")]
+TokenizerFile = Annotated[Path | None, typer.Option(help="tokenizer.json; else the one the data was made with", dir_okay=False)]
+
+
+@app.command()
+def generate(
+    checkpoint: Where,
+    prompt: Annotated[str, typer.Argument(help="how the text begins")],
+    tokens: Annotated[int, typer.Option(min=1, help="how many to write at most")] = 100,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help="only the so many likeliest")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="only the likeliest of this probability in all")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    tokenizer: TokenizerFile = None,
+) -> None:
+    """Go on with a text."""
+    from trainer.data import tokenizer as tokenizers
+    from trainer.data.errors import DataError
+    from trainer.generate import generate as write
+    from trainer.sources import END_OF_TEXT, tokenizer_file
+
+    model, config = _restored(checkpoint)
+    try:
+        coder = tokenizers.load(tokenizer or tokenizer_file(config))
+    except DataError as error:
+        _refuse(str(error))
+    stop = coder.token_to_id(END_OF_TEXT)
+    start = coder.encode(prompt).ids or [int(stop or 0)]
+    size = tokenizers.vocabulary_size(coder)
+    if size > model.shape.vocab:
+        _refuse(f"the tokenizer has {size} tokens and the model {model.shape.vocab}: it is another one's")
+    sys.stdout.write(prompt)
+    written: list[int] = []
+    shown = ""
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    for token in write(model, start, tokens, vocabulary=size, stop=stop, **options):  # type: ignore[arg-type]
+        written.append(token)
+        text = coder.decode(written)
+        if not text.endswith("\ufffd"):  # half a character waits for its other half
+            sys.stdout.write(text[len(shown) :])
+            sys.stdout.flush()
+            shown = text
+    sys.stdout.write("\n")
+
+
+@app.command()
+def export(
+    checkpoint: Where,
+    output: Annotated[Path, typer.Argument(help="directory to make")],
+    dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="of the weights")] = "bf16",
+    tokenizer: TokenizerFile = None,
+) -> None:
+    """Write a directory that Hugging Face transformers loads: Llama or GPT-2, as safetensors."""
+    import torch
+
+    from trainer.export import ExportError
+    from trainer.export import export as write
+    from trainer.sources import tokenizer_file
+
+    model, config = _restored(checkpoint)
+    known = tokenizer or tokenizer_file(config)
+    try:
+        kind = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+        layout = write(model, config, output, dtype=kind, tokenizer=known if known.is_file() else None)
+    except ExportError as error:
+        _refuse(str(error))
+    typer.echo(f"{output}: {layout}, {model.shape.parameters:,} parameters in {dtype}")
+
+
+def _restored(path: Path) -> "tuple[GPT, Config]":
+    from trainer.restore import RestoreError, find, restore
+
+    try:
+        return restore(find(path))
+    except RestoreError as error:
+        _refuse(str(error))
+
+
+def _refuse(message: str) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(78)
+
+
+def main() -> None:
+    """The console command."""
+    app()

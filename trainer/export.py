@@ -1,0 +1,171 @@
+"""Export to the layouts of Hugging Face transformers: Llama, or GPT-2, as safetensors.
+
+μP's multipliers, which those layouts do not know, are folded into the weights.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from resilient.worker import Config
+from trainer.model import GPT
+from trainer.shape import GPTShape
+
+LLAMA = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False}
+GPT2 = {"position": "learned", "norm": "layernorm", "mlp": "gelu"}
+
+
+class ExportError(Exception):
+    """This model has no such layout, or the place is taken."""
+
+
+def export(model: GPT, config: Config, output: Path, *, dtype: torch.dtype = torch.bfloat16, tokenizer: Path | None = None) -> str:
+    """Write a directory that `transformers` loads; the name of its layout.
+
+    Args:
+        output: must not be there; it appears whole or not at all.
+        tokenizer: a tokenizer.json to put beside it.
+
+    Raises:
+        ExportError: no layout fits the model, or `output` is there.
+    """
+    if output.exists():
+        raise ExportError(f"{output} is there already")
+    shape = model.shape
+    layout = layout_of(shape)
+    weights = fold(dict(model.named_parameters()), shape)
+    found = _llama(weights, shape) if layout == "llama" else _gpt2(weights, shape)
+    end = _end_of_text(tokenizer)
+    described = {**found[1], "vocab_size": shape.vocab, "bos_token_id": end, "eos_token_id": end, "tie_word_embeddings": shape.tied}
+    described["torch_dtype"] = str(dtype).removeprefix("torch.")
+    beside = output.with_name(f".{output.name}.{os.getpid()}")
+    beside.mkdir(parents=True)
+    try:
+        tensors = {name: tensor.to(dtype).contiguous() for name, tensor in found[0].items()}
+        save_file(tensors, beside / "model.safetensors", metadata={"format": "pt"})
+        (beside / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, beside / "tokenizer.json")
+        for path in (*beside.iterdir(), beside):
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+        beside.rename(output)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return layout
+
+
+def layout_of(shape: GPTShape) -> str:
+    """`llama` or `gpt2`. Raises ExportError where neither fits."""
+    reasons = []
+    for name, wanted in (("llama", LLAMA), ("gpt2", GPT2)):
+        wrong = [f"{key} {getattr(shape, key)}, not {value}" for key, value in wanted.items() if getattr(shape, key) != value]
+        if name == "gpt2" and shape.kv_heads != shape.heads:
+            wrong.append(f"kv_heads {shape.kv_heads}, not {shape.heads}")
+        if not wrong:
+            return name
+        reasons.append(f"{name} does not fit: the model has {', '.join(wrong)}")
+    raise ExportError("; ".join(reasons))
+
+
+def fold(weights: dict[str, Tensor], shape: GPTShape) -> dict[str, Tensor]:
+    """The weights of a model that computes the same without μP's multipliers."""
+    found = {name: weight.detach().clone() for name, weight in weights.items()}
+    if shape.mup_base is None:
+        return found
+    ratio = shape.attention_scale * shape.head_dim**0.5
+    for name, weight in found.items():
+        if ".attention.query." in name or name in ("norm.weight", "norm.bias"):
+            weight *= ratio if ".query." in name else 1 / shape.width
+    return found
+
+
+def _llama(weights: dict[str, Tensor], shape: GPTShape) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    names = {
+        "attention_norm": "input_layernorm",
+        "attention.query": "self_attn.q_proj",
+        "attention.key": "self_attn.k_proj",
+        "attention.value": "self_attn.v_proj",
+        "attention.output": "self_attn.o_proj",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp.gate": "mlp.gate_proj",
+        "mlp.up": "mlp.up_proj",
+        "mlp.down": "mlp.down_proj",
+    }
+    found = {"model.embed_tokens.weight": weights["embedding.weight"], "model.norm.weight": weights["norm.weight"]}
+    if not shape.tied:
+        found["lm_head.weight"] = weights["head.weight"]
+    for number in range(shape.layers):
+        for ours, theirs in names.items():
+            found[f"model.layers.{number}.{theirs}.weight"] = weights[f"blocks.{number}.{ours}.weight"]
+    return found, {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn_hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.seq_len,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+
+
+def _gpt2(weights: dict[str, Tensor], shape: GPTShape) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def bias(name: str, size: int) -> Tensor:
+        return weights.get(f"{name}.bias", torch.zeros(size))
+
+    found = {"transformer.wte.weight": weights["embedding.weight"], "transformer.wpe.weight": weights["positions.weight"]}
+    if not shape.tied:
+        found["lm_head.weight"] = weights["head.weight"]
+    norms = {"norm": "transformer.ln_f"}
+    for number in range(shape.layers):
+        ours, theirs = f"blocks.{number}", f"transformer.h.{number}"
+        norms |= {f"{ours}.attention_norm": f"{theirs}.ln_1", f"{ours}.mlp_norm": f"{theirs}.ln_2"}
+        parts = [f"{ours}.attention.{part}" for part in ("query", "key", "value")]
+        # Its linear layers hold (in, out), and one makes queries, keys and values.
+        found[f"{theirs}.attn.c_attn.weight"] = torch.cat([weights[f"{part}.weight"] for part in parts]).T
+        found[f"{theirs}.attn.c_attn.bias"] = torch.cat([bias(part, shape.hidden) for part in parts])
+        lines = (("attention.output", "attn.c_proj"), ("mlp.up", "mlp.c_fc"), ("mlp.down", "mlp.c_proj"))
+        for our, their in lines:
+            weight = weights[f"{ours}.{our}.weight"]
+            found[f"{theirs}.{their}.weight"] = weight.T
+            found[f"{theirs}.{their}.bias"] = bias(f"{ours}.{our}", len(weight))
+    for our, their in norms.items():
+        found[f"{their}.weight"] = weights[f"{our}.weight"]
+        found[f"{their}.bias"] = bias(our, shape.hidden)
+    return found, {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_embd": shape.hidden,
+        "n_inner": shape.ffn_hidden,
+        "n_layer": shape.layers,
+        "n_head": shape.heads,
+        "n_positions": shape.seq_len,
+        "layer_norm_epsilon": shape.norm_eps,
+        "activation_function": "gelu_new",
+        "embd_pdrop": shape.dropout,
+        "resid_pdrop": shape.dropout,
+        "attn_pdrop": shape.attention_dropout,
+    }
+
+
+def _end_of_text(tokenizer: Path | None) -> int | None:
+    if tokenizer is None:
+        return None
+    from trainer.sources import END_OF_TEXT, tokens_of
+
+    return tokens_of(tokenizer).get(END_OF_TEXT)

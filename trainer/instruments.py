@@ -1,0 +1,121 @@
+"""What a person sees of a step: timers, speed, MFU, memory, profiles. Owns no state that training depends on."""
+
+import logging
+import math
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from resilient import worker
+from trainer.gradients import Found
+from trainer.state import Progress
+
+log = logging.getLogger(__name__)
+
+
+class Instruments:
+    """Measures the steps of one rank; rank 0 reports.
+
+    Args:
+        flops_per_token: see `trainer.shape.flops_per_token`.
+        peak_flops: of one device; None: MFU is not known.
+    """
+
+    def __init__(
+        self,
+        config: worker.Config,
+        context: worker.Context,
+        device: torch.device,
+        flops_per_token: int,
+        peak_flops: float | None,
+    ) -> None:
+        self._config, self._context, self._device = config, context, device
+        self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
+        self._nvtx = config.logging.nvtx and device.type == "cuda"
+        self._timers: dict[str, float] = {}
+        self._began = time.perf_counter()
+        self._profile: profile | None = None
+
+    def start_step(self, step: int) -> None:
+        """Step `step` (1-based) begins."""
+        self._began = time.perf_counter()
+        self._timers = {}
+        window = self._config.logging.profile_steps
+        if window is not None and step == window[0] and self._context.rank in self._config.logging.profile_ranks:
+            gpu = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
+            self._profile = profile(activities=[ProfilerActivity.CPU, *gpu], record_shapes=True, profile_memory=True)
+            self._profile.start()
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Time a phase of a step, and mark it for the profilers."""
+        began = time.perf_counter()
+        if self._nvtx:
+            torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+        with torch.profiler.record_function(name):
+            yield
+        if self._nvtx:
+            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+        self._timers[name] = self._timers.get(name, 0.0) + time.perf_counter() - began
+
+    def report(self, found: Found, rate: float, size: int, progress: Progress, *, skipped: str | None) -> None:
+        """The step is finished."""
+        step_s = time.perf_counter() - self._began
+        window = self._config.logging.profile_steps
+        if window is not None and progress.step >= window[1]:
+            self.close()
+        if self._context.rank != 0:
+            return
+        switches, seq_len = self._config.logging, self._config.model.seq_len
+        speed = size * seq_len / step_s
+        achieved = speed * self._flops_per_token / self._context.world_size
+        line: dict[str, object] = {
+            "step": progress.step,
+            "loss": _finite(found.loss),
+            "grad_norm": _finite(found.norm),
+            "lr": rate,
+            "samples": progress.consumed_samples,
+            "tokens": progress.consumed_samples * seq_len,
+            "step_s": step_s,
+            "tokens_per_s": speed,
+            "mfu": achieved / self._peak_flops if self._peak_flops else None,
+        }
+        if skipped is not None:
+            line["skipped"] = skipped
+        if switches.batch_size:
+            line["batch_size"] = size
+        if switches.world_size:
+            line["world_size"] = self._context.world_size
+        if switches.timers:
+            line |= {f"{name}_s": seconds for name, seconds in self._timers.items()}
+        if switches.memory:
+            line["memory_bytes"] = self._memory()
+        worker.report(line)
+        if progress.step % switches.log_interval == 0 or skipped:
+            log.info("step %d loss %r grad_norm %.4f lr %.3e %.0f tokens/s", progress.step, found.loss, found.norm, rate, speed)
+
+    def close(self) -> None:
+        """Write the profile, if one is being taken."""
+        if self._profile is None:
+            return
+        self._profile.stop()
+        directory = self._config.run_dir / "profile"
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"g{self._context.generation}-rank{self._context.rank}.json"
+        self._profile.export_chrome_trace(str(path))
+        self._profile = None
+        log.info("profile written to %s", path)
+
+    def _memory(self) -> int:
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _finite(number: float) -> float | None:
+    """JSON has no NaN."""
+    return number if math.isfinite(number) else None

@@ -1,0 +1,10 @@
+"""Parallelism, applied to a plain model from outside.
+
+`ranks` is the mesh; `tensor`, `recompute` and `data` change a model in place, in this order; `build` applies them.
+"""
+
+from trainer.parallel.build import build_stages
+from trainer.parallel.data import reshard, sync_gradients
+from trainer.parallel.ranks import Ranks, make_ranks
+
+__all__ = ["Ranks", "build_stages", "make_ranks", "reshard", "sync_gradients"]

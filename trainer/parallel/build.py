@@ -1,0 +1,33 @@
+"""From a config to this rank's part of the model, spread and on its device."""
+
+import torch
+
+from resilient.worker import Config
+from trainer.attention import Kernel
+from trainer.model import GPT
+from trainer.parallel import data, recompute, tensor
+from trainer.parallel.ranks import Ranks
+from trainer.shape import GPTShape
+from trainer.stages import of_rank
+
+
+def build_stages(config: Config, shape: GPTShape, kernel: Kernel, ranks: Ranks, device: torch.device) -> list[GPT]:
+    """This rank's stages on `device`, their memory not yet written: fill it by `trainer.weights`, or from a checkpoint.
+
+    Made on the meta device, so that no rank ever holds more than its part.
+    """
+    parallel, train = config.parallel, config.train
+    built = []
+    for stage in of_rank(config, ranks.layout, ranks.pp_rank):
+        with torch.device("meta"):
+            model = GPT(shape, kernel, stage)
+        if parallel.tp > 1:
+            tensor.apply(model, ranks.tensor, sequence_parallel=parallel.sequence_parallel)
+        recompute.apply(model, train.recompute, train.recompute_every)
+        if train.compile:
+            for block in model.blocks.values():
+                block.compile()
+        data.apply(model, ranks.shards, precision=train.precision, zero_stage=parallel.zero_stage)
+        model.to_empty(device=device)
+        built.append(model)
+    return built

@@ -1,0 +1,96 @@
+"""Tensor and sequence parallelism (Shoeybi et al., 2019; Korthikanti et al., 2022), by PyTorch's DTensor.
+
+Queries, keys, values and the MLP's way up are cut by rows, what writes into the residual stream by columns, embedding and head by
+the vocabulary. With sequence parallelism, norms, dropout and residuals work on a part of the sequence. Norms are distributed
+tensors either way, so that all parameters are on one mesh.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from trainer.model import GPT, Attention
+from trainer.shape import GPTShape
+
+
+def apply(model: GPT, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Spread a model over the tensor-parallel ranks of `mesh`, in place."""
+    stream = Shard(1) if sequence_parallel else Replicate()
+    norm: ParallelStyle = SequenceParallel() if sequence_parallel else _Whole()
+    shape = model.shape
+    own_kv = shape.kv_heads % mesh.size() == 0
+    kv: ParallelStyle = ColwiseParallel() if own_kv else _WholeForEach()
+    layer: dict[str, ParallelStyle] = {
+        "attention_norm": norm,
+        "attention": PrepareModuleInput(input_layouts=(stream,), desired_input_layouts=(Replicate(),)),
+        "attention.query": ColwiseParallel(),
+        "attention.key": kv,
+        "attention.value": kv,
+        "attention.output": RowwiseParallel(output_layouts=stream),
+        "mlp_norm": norm,
+        "mlp": PrepareModuleInput(input_layouts=(stream,), desired_input_layouts=(Replicate(),)),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(output_layouts=stream),
+    }
+    if shape.gated:
+        layer["mlp.gate"] = ColwiseParallel()
+    plan = {f"blocks.{number}.{name}": style for number in model.stage.layers for name, style in layer.items()}
+    if model.stage.first:
+        plan["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
+        if shape.position == "learned":
+            plan["positions"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
+    if model.stage.last:
+        plan["norm"] = norm
+        plan["head"] = ColwiseParallel(input_layouts=stream)
+    parallelize_module(model, mesh, plan)
+    if shape.tied and model.stage.first and model.stage.last:
+        model.head.weight = model.embedding.weight
+    for module in model.modules():
+        if isinstance(module, Attention):
+            _settle_heads(module, shape, mesh, own_kv=own_kv, same_random=not sequence_parallel)
+
+
+def _settle_heads(attention: Attention, shape: GPTShape, mesh: DeviceMesh, *, own_kv: bool, same_random: bool) -> None:
+    count, rank = shape.heads // mesh.size(), mesh.get_local_rank()
+    attention.core.head_offset = rank * count
+    if not own_kv:
+        group = shape.heads // shape.kv_heads
+        attention.kv_of_head = tuple(head // group for head in range(rank * count, (rank + 1) * count))
+    if same_random:
+        attention.core.separate_random = rank
+
+
+class _Whole(ParallelStyle):
+    """Each rank computes the same with the whole parameter."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def enter(_module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+            return tuple(DTensor.from_local(x, mesh, [Replicate()], run_check=False) for x in inputs)
+
+        def leave(_module: nn.Module, output: DTensor, _mesh: DeviceMesh) -> Tensor:
+            return output.to_local()
+
+        return distribute_module(module, device_mesh, None, enter, leave)  # type: ignore[arg-type]
+
+
+class _WholeForEach(ParallelStyle):
+    """Each rank computes the same with the whole parameter, and then uses a part of its own: gradients are sums over the ranks.
+
+    For keys and values of which there are fewer than ranks (or that do not come out even).
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def leave(_module: nn.Module, output: DTensor, _mesh: DeviceMesh) -> Tensor:
+            return output.to_local(grad_placements=[Partial()])
+
+        return distribute_module(module, device_mesh, None, None, leave)  # type: ignore[arg-type]
