@@ -259,12 +259,43 @@ def test_with_no_good_checkpoint_left_the_run_ends_and_touches_nothing(training:
     assert checkpoints(run) == before
 
 
-def test_a_layout_that_the_trainer_does_not_know_is_refused_with_its_line(training: Training):
-    run = training(parallel={"tp": 2})
+def test_a_layout_that_cannot_be_is_refused_with_its_line_before_anything_starts(training: Training):
+    run = training(parallel={"tp": 3}, cluster={"procs_per_node": 3, "device": "cpu"})
     assert run.run() == 78
-    assert "parallel.tp" in run.output
+    assert "parallel.tp = 3: must divide model.heads = 4 and model.hidden = 64; nearest: 2, 4" in " ".join(run.output.split())
     assert "config.yaml:" in run.output
     assert "Traceback" not in run.output
+    assert not (run.run_dir / "events.jsonl").exists()
+
+
+THREE_D: dict[str, Any] = {
+    "cluster": {"procs_per_node": 4, "device": "cpu"},
+    "parallel": {"tp": 2, "pp": 2},
+    "model": {**MODEL, "dropout": 0.1, "tie_embeddings": True, "kv_heads": 2},
+}
+
+
+def test_a_killed_worker_of_a_3d_layout_leaves_no_trace(training: Training, tmp_path: Path):
+    short = {"train": {"steps": 12}}
+    straight = training(tmp_path / "straight", **THREE_D, **short)
+    assert straight.run() == 0, straight.output
+    run = training(**THREE_D, **short).start()
+    run.reach(7)
+    os.kill(run.workers()[2], signal.SIGKILL)
+    assert run.wait() == 0, run.output + run.logs()
+    assert [fault["kind"] for fault in run.events("fault")] == ["exit"]
+    assert run.losses() == straight.losses()
+    killed, undisturbed = weights(run, 12), weights(straight, 12)
+    assert killed.keys() == undisturbed.keys()
+    assert all(np.array_equal(killed[name], undisturbed[name]) for name in killed)
+
+
+def test_a_run_ends_with_its_state_saved_when_its_duration_is_over(training: Training):
+    run = training(train={"steps": 100_000, "exit_duration_min": 0.1})
+    assert run.run() == 75, run.output
+    (drain,) = run.events("drain")
+    assert drain["signal"] == "exit_duration_min"
+    assert max(checkpoints(run)).name == f"step-{drain['step']:08}"
 
 
 def test_a_dataset_that_is_cut_short_is_refused_with_its_line(training: Training, dataset: Path, tmp_path: Path):

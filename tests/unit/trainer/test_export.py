@@ -60,9 +60,7 @@ def test_transformers_computes_the_same_logits_from_an_export(tmp_path: Path, mo
 
 
 def test_a_model_that_fits_no_layout_is_told_why(tmp_path: Path):
-    with pytest.raises(
-        ExportError, match=r"llama does not fit: .* position alibi, not rope; gpt2 does not fit: .*rmsnorm"
-    ):
+    with pytest.raises(ExportError, match=r"llama does not fit: .* position alibi, not rope; gpt2 does not fit: .*rmsnorm"):
         layout_of(shape_of(Config.model_validate({"model": {"position": "alibi"}}), 64))
     built, config = made(LLAMA)
     (tmp_path / "out").mkdir()

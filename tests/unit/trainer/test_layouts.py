@@ -150,9 +150,9 @@ def test_every_kind_of_model_trains_the_same_in_three_dimensions(run: Run, secti
     assert run(8, spread(2, 2), sections) == [pytest.approx(line, rel=1e-5) for line in run(1, alone)]
 
 
-@pytest.mark.parametrize(("tp", "ranks"), [(3, 3), (3, 6), (6, 6)])
+@pytest.mark.parametrize(("tp", "ranks"), [(3, 3), (3, 6)])
 def test_any_divisor_of_the_heads_is_a_tensor_parallel_size(run: Run, tp: int, ranks: int):
-    model: Sections = {"model": {"hidden": 48, "heads": 12, "kv_heads": 4, "ffn_hidden": 96, "seq_len": 18}}
+    model: Sections = {"model": {"hidden": 48, "heads": 12, "kv_heads": 4, "ffn_hidden": 96, "seq_len": 18}, "train": {"steps": 6}}
     assert run(ranks, spread(tp, 1), model) == [pytest.approx(line, rel=1e-5) for line in run(1, model)]
 
 

@@ -3,11 +3,13 @@
 They are forked from a server that has imported what they need, so that one costs milliseconds.
 """
 
+import faulthandler
 import math
 import multiprocessing
 import os
 import random
 import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
@@ -73,7 +75,19 @@ def write_config(directory: Path, dataset: Path, **sections: dict[str, object]) 
 
 
 def run_ranks(count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """`function(*args)` on so many ranks; what each returned, or the exception it raised."""
+    """`function(*args)` on so many ranks; what each returned, or the exception it raised.
+
+    A rank that is gone without a word was brought down from below (once in some hundred runs, by a heap that gloo or DTensor had
+    corrupted). In a campaign the runtime would start all ranks anew; here they get one more chance, and the summary says so.
+    """
+    try:
+        return _run_ranks(count, function, *args)
+    except EOFError:
+        warnings.warn("a rank was brought down by a signal; all ranks are started once more", stacklevel=2)
+        return _run_ranks(count, function, *args)
+
+
+def _run_ranks(count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     from torch.distributed import TCPStore
 
     # Held by this process, so that no port can be taken by another between choosing and listening.
@@ -104,6 +118,7 @@ def _received(pipe: Connection) -> Any:
 
 def _rank(pipe: Connection, environ: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     os.environ.update(environ)
+    faulthandler.enable()
     try:
         result = function(*args)
     except Exception as error:  # noqa: BLE001 - the parent decides what it means

@@ -1,0 +1,341 @@
+"""Tokens per second of the trainer, side by side in one run.
+
+    python benchmarks/trainer.py [--part model|attention|layouts|supervised ...] [--rounds 3]
+
+- model: this trainer at world 1, eager and compiled, against a plain PyTorch GPT script of the same size (below, in this file);
+- attention: flash against math, forward and backward, at 512 to 4096 tokens: speed and peak memory;
+- layouts: each 3D layout at world 4 against dp 4;
+- supervised: the same training under `resilient run` against torchrun.
+
+Contestants take turns, round after round, and medians are compared, so that a noisy machine is noisy for all. On a GPU, `model` and
+`attention` use it, and MFU is told against the rate of a large matrix product measured in the same run.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.remove(str(Path(__file__).parent))  # where this file would be the package `trainer`
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from resilient.worker import Config, init
+from trainer.attention import Core, Kernel
+from trainer.shape import GPTShape, flops_per_token, shape_of
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+VOCAB = 4096
+SIZE = {"layers": 6, "hidden": 512, "heads": 8, "seq_len": 512, "vocab_size": VOCAB, "norm": "layernorm", "mlp": "gelu"}
+MICRO, ACCUMULATION = 4, 4
+
+
+# -- the plain script ----------------------------------------------------------------------------------------------------
+
+
+class PlainBlock(nn.Module):
+    """What a person writes in an hour: fp32 weights, autocast."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, seq, width = x.shape
+        q, k, v = (part.view(batch, seq, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).split(width, dim=2))
+        mixed = F.scaled_dot_product_attention(turn(q, cos, sin), turn(k, cos, sin), v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, seq, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.float().chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+
+
+class PlainGPT(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        width, heads, seq = SIZE["hidden"], SIZE["heads"], SIZE["seq_len"]
+        self.embed = nn.Embedding(VOCAB, width)
+        self.blocks = nn.ModuleList(PlainBlock(width, heads) for _ in range(SIZE["layers"]))
+        self.norm, self.head = nn.LayerNorm(width, bias=False), nn.Linear(width, VOCAB, bias=False)
+        frequency = 10000.0 ** (-torch.arange(0, width // heads, 2).float() * heads / width)
+        angle = torch.outer(torch.arange(seq).float(), frequency)
+        self.register_buffer("cos", angle.cos())
+        self.register_buffer("sin", angle.sin())
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, 0.0, 0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        return self.head(self.norm(x))
+
+
+def plain_script() -> Callable[[], None]:
+    """A step of the plain script, on random tokens."""
+    model = PlainGPT().to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    tokens = torch.randint(0, VOCAB, (MICRO * ACCUMULATION, SIZE["seq_len"] + 1), device=DEVICE)
+
+    def step() -> None:
+        for part in tokens.split(MICRO):
+            with torch.autocast(DEVICE.type, torch.bfloat16):
+                logits = model(part[:, :-1])
+            loss = F.cross_entropy(logits.float().flatten(0, 1), part[:, 1:].flatten()) / ACCUMULATION
+            loss.backward()
+        float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+# -- this trainer --------------------------------------------------------------------------------------------------------
+
+
+def config_of(directory: Path, **sections: dict[str, object]) -> Config:
+    base: dict[str, dict[str, object]] = {
+        "model": dict(SIZE),
+        "train": {"global_batch_size": MICRO * ACCUMULATION, "micro_batch_size": MICRO, "steps": 10**6, "eval_interval": 0},
+        "data": {"path": str(directory / "random"), "split": [1, 0, 0]},
+        "checkpoint": {"every_steps": 10**6},
+        "logging": {"level": "error"},
+    }
+    for name, values in sections.items():
+        base[name] = {**base.get(name, {}), **values}
+    return Config.model_validate({"run_dir": str(directory / "run"), **base})
+
+
+def write_tokens(directory: Path) -> None:
+    import numpy as np
+
+    from trainer.data.indexed import IndexedWriter
+
+    with IndexedWriter(directory / "random", np.dtype("<u2")) as writer:
+        random = np.random.default_rng(0)
+        for _ in range(64):
+            writer.add(random.integers(0, VOCAB, 16384).tolist())
+        writer.commit({})
+
+
+def trainer_script(directory: Path, *, compiled: bool) -> Callable[[], None]:
+    """A step of this trainer, data and reports included."""
+    from trainer.loop import Trainer
+
+    config = config_of(directory, train={"compile": compiled})
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group(
+            "gloo" if DEVICE.type == "cpu" else "cpu:gloo,cuda:nccl", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
+    import trainer.loop
+
+    trainer.loop._join = lambda *_: None  # one group for all contestants of this process
+    made = Trainer(config, init())
+    return made._step
+
+
+def timed(step: Callable[[], None], count: int) -> float:
+    """Tokens per second of `count` steps."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(count):
+        step()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return count * MICRO * ACCUMULATION * SIZE["seq_len"] / (time.perf_counter() - began)
+
+
+def matmul_rate() -> float:
+    """FLOP/s of a large bf16 matrix product here."""
+    size = 8192 if DEVICE.type == "cuda" else 2048
+    a, b = (torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    best = 0.0
+    for _ in range(8):
+        began = time.perf_counter()
+        for _ in range(4):
+            a @ b
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+        best = max(best, 4 * 2 * size**3 / (time.perf_counter() - began))
+    return best
+
+
+def part_model(rounds: int) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        write_tokens(Path(place))
+        shape = shape_of(config_of(Path(place)), VOCAB)
+        contestants = {
+            "plain script, eager": plain_script(),
+            "this trainer, eager": trainer_script(Path(place), compiled=False),
+            "this trainer, compiled": trainer_script(Path(place), compiled=True),
+        }
+        for step in contestants.values():
+            step()
+            step()
+        speeds: dict[str, list[float]] = {name: [] for name in contestants}
+        for _ in range(rounds):
+            for name, step in contestants.items():
+                speeds[name].append(timed(step, 3))
+        rate = matmul_rate()
+    base = speeds["plain script, eager"]
+    print(f"\nmodel: {shape.parameters:,} parameters, bf16, {torch.get_num_threads()} threads, {DEVICE}")
+    for name, found in speeds.items():
+        ratio = statistics.median(a / b for a, b in zip(found, base, strict=True))
+        used = statistics.median(found) * flops_per_token(shape) / rate
+        print(f"  {name:24} {statistics.median(found):9,.0f} tokens/s  {ratio:5.2f}x  {100 * used:4.0f} % of the matmul rate")
+
+
+def part_attention(rounds: int) -> None:
+    print("\nattention, forward and backward, batch 1, 8 heads of 64, causal, bf16 (each in a process of its own), by tokens")
+    for seq in (512, 1024, 2048, 4096):
+        found: dict[str, tuple[float, float]] = {}
+        for kernel in (Kernel.SDPA_FLASH, Kernel.MATH):
+            lines = []
+            for _ in range(rounds):
+                command = [sys.executable, __file__, "--attention", kernel.value, str(seq)]
+                lines.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+            found[kernel.value] = (statistics.median(line[0] for line in lines), statistics.median(line[1] for line in lines))
+        (flash_s, flash_mib), (math_s, math_mib) = found["sdpa_flash"], found["math"]
+        print(
+            f"  {seq:5}  flash {1e3 * flash_s:8.1f} ms {flash_mib:7.1f} MiB   math {1e3 * math_s:8.1f} ms {math_mib:7.1f} MiB"
+            f"   {math_s / flash_s:5.1f}x faster, {math_mib / max(flash_mib, 0.1):5.1f}x less memory"
+        )
+
+
+def attention_once(kernel: Kernel, seq: int) -> None:
+    shape = GPTShape(64, 1, 512, 8, 8, 64, seq)
+    core = Core(shape, kernel)
+    inputs = [torch.randn(1, 8, seq, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+
+    def once() -> None:
+        torch.autograd.backward(core(*inputs).float().sum())
+
+    small = [x[:, :, :16].detach().requires_grad_() for x in inputs]
+    torch.autograd.backward(core(*small).float().sum())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if DEVICE.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    once()
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    if DEVICE.type == "cuda":
+        peak = torch.cuda.max_memory_allocated() / 2**20
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    count = 4
+    for _ in range(count):
+        once()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    print(json.dumps([(time.perf_counter() - began) / count, peak]))
+
+
+# -- several processes ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def campaign(sections: dict[str, dict[str, object]]) -> Iterator[Path]:
+    """A config file of a short training, and its data."""
+    import yaml
+
+    with tempfile.TemporaryDirectory() as place:
+        write_tokens(Path(place))
+        config = config_of(Path(place), **sections).model_dump(mode="json", exclude_defaults=True)
+        path = Path(place) / "config.yaml"
+        path.write_text(yaml.safe_dump(config))
+        yield path
+
+
+def speed_of(command: list[str], path: Path, environ: dict[str, str], skip: int) -> float:
+    """Tokens per second of a training: the median of its steps but the first ones."""
+    metrics = path.parent / "run" / "metrics.jsonl"
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **environ})
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    gaps = [after["t"] - before["t"] for before, after in zip(lines[skip:-1], lines[skip + 1 :], strict=True)]
+    return (lines[-1]["samples"] - lines[-2]["samples"]) * SIZE["seq_len"] / statistics.median(gaps)
+
+
+def resilient(path: Path) -> list[str]:
+    return [
+        str(Path(sys.executable).with_name("resilient")),
+        "run",
+        str(path),
+        "logging.progress=none",
+        "logging.tensorboard=false",
+    ]
+
+
+def part_layouts(rounds: int) -> None:
+    layouts = [(1, 1, 4), (2, 1, 2), (1, 2, 2), (2, 2, 1), (4, 1, 1), (1, 4, 1)]
+    speeds: dict[tuple[int, int, int], list[float]] = {layout: [] for layout in layouts}
+    train = {"steps": 12, "global_batch_size": 16, "micro_batch_size": 2}
+    for _ in range(rounds):
+        for tp, pp, dp in layouts:
+            spread: dict[str, object] = {"tp": tp, "pp": pp}
+            cluster: dict[str, object] = {"procs_per_node": 4, "device": "cpu"}
+            with campaign({"train": train, "parallel": spread, "cluster": cluster, "model": {"layers": 4}}) as path:
+                speeds[tp, pp, dp].append(speed_of(resilient(path), path, {}, 3))
+    print(f"\nlayouts at world 4 on {os.cpu_count()} cores: hidden {SIZE['hidden']}, 4 layers, tokens/s of all ranks together")
+    for layout, found in speeds.items():
+        ratio = statistics.median(a / b for a, b in zip(found, speeds[1, 1, 4], strict=True))
+        print("  tp {} pp {} dp {}".format(*layout), f"{statistics.median(found):9,.0f} tokens/s  {ratio:5.2f}x of dp 4")
+
+
+def part_supervised(rounds: int) -> None:
+    entry = Path(__file__).with_name("torchrun_entry.py")
+    found: dict[str, list[float]] = {"torchrun": [], "resilient run": []}
+    sections: dict[str, dict[str, object]] = {
+        "train": {"steps": 30},
+        "model": {"layers": 4},
+        "cluster": {"procs_per_node": 2, "device": "cpu", "threads_per_proc": 1},
+    }
+    for _ in range(rounds):
+        with campaign(sections) as path:
+            (path.parent / "run").mkdir(exist_ok=True)
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(entry), str(path)]
+            metrics = str(path.parent / "run" / "metrics.jsonl")
+            found["torchrun"].append(speed_of([*command, metrics], path, {"OMP_NUM_THREADS": "1"}, 5))
+        with campaign(sections) as path:
+            found["resilient run"].append(speed_of(resilient(path), path, {}, 5))
+    print("\nthe cost of supervision: two ranks, 4 layers")
+    for name, speeds in found.items():
+        ratio = statistics.median(a / b for a, b in zip(speeds, found["torchrun"], strict=True))
+        print(f"  {name:14} {statistics.median(speeds):9,.0f} tokens/s  {ratio:5.3f}x")
+
+
+PARTS = {"model": part_model, "attention": part_attention, "layouts": part_layouts, "supervised": part_supervised}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=PARTS, action="append", help="may be given several times; all without it")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--attention", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.attention:
+        attention_once(Kernel(arguments.attention[0]), int(arguments.attention[1]))
+        return
+    for part in arguments.part or PARTS:
+        PARTS[part](arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

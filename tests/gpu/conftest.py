@@ -1,0 +1,17 @@
+"""Tests that need a GPU. Where there is none they are skipped, and the summary says so."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if "tests/gpu" in str(item.path):
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and there is none here"))
