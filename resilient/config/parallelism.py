@@ -206,9 +206,6 @@ def _model(config: Config) -> Iterator[Problem]:
             yield Problem(
                 "train.compile", True, "zero_bubble splits the backward pass, which compiled layers cannot; allowed: false"
             )
-        if train.recompute != "none":
-            message = "zero_bubble splits the backward pass and would compute everything again twice; allowed: none"
-            yield Problem("train.recompute", train.recompute, message)
 
 
 def _context(config: Config) -> Iterator[Problem]:

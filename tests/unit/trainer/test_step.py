@@ -1,5 +1,6 @@
 """What happens in a step beside the passes: bad batches, ramp-up, documents, the optimizers."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,39 @@ def test_too_many_bad_batches_in_a_row_end_the_attempt(dataset: Path, tmp_path: 
     found = run_ranks(2, broken, config, dict.fromkeys(range(3, 9), 2))
     assert [type(error).__name__ for error in found] == ["BadBatch"] * 2
     assert "3 batches in a row are bad, the last one at step 5" in str(found[0])
+
+
+# -- instruments ---------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_have_timers_memory_and_sizes_and_a_profile_is_written(dataset: Path, tmp_path: Path):
+    logging = {"profile_steps": [2, 3], "profile_ranks": [1], "world_size": True}
+    told = trained(write_config(tmp_path, dataset, logging=logging), 2)
+    (line, *_) = [line for line in told if line["event"] == "step"]
+    assert line["batch_size"] == 12
+    assert line["world_size"] == 2
+    assert line["memory_bytes"] > 10e6
+    assert 0 < line["forward_backward_s"] + line["reduce_s"] + line["optimizer_s"] + line["data_s"] <= line["step_s"]
+    (profile,) = (tmp_path / "run" / "profile").iterdir()
+    events = json.loads(profile.read_bytes())["traceEvents"]
+    assert profile.name == "g0-rank1.json"
+    assert sum(event.get("name") == "forward_backward" and event.get("cat") == "user_annotation" for event in events) == 2
+
+
+def test_switches_leave_out_what_nobody_asked_for(dataset: Path, tmp_path: Path):
+    logging = {"timers": False, "memory": False, "batch_size": False, "validation_ppl": False}
+    told = trained(write_config(tmp_path, dataset, logging=logging), 1)
+    line = next(line for line in told if line["event"] == "step")
+    contract = {"step", "loss", "grad_norm", "lr", "samples", "tokens", "step_s", "tokens_per_s", "mfu"}
+    assert set(line) == {"event", *contract}
+    assert not any("val_ppl" in line for line in told)
+
+
+def test_compiled_layers_train_the_same(dataset: Path, tmp_path: Path):
+    settings = {"precision": "fp32", "steps": 3, "global_batch_size": 12, "micro_batch_size": 6, "eval_interval": 0}
+    eager = steps(trained(write_config(tmp_path / "a", dataset, train=settings), 1))
+    compiled = steps(trained(write_config(tmp_path / "b", dataset, train={**settings, "compile": True}), 1))
+    assert [line[1] for line in compiled] == pytest.approx([line[1] for line in eager], rel=1e-5)
 
 
 # -- batches -------------------------------------------------------------------------------------------------------------
