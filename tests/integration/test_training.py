@@ -291,7 +291,7 @@ def test_a_killed_worker_of_a_3d_layout_leaves_no_trace(training: Training, tmp_
 
 
 def test_a_run_ends_with_its_state_saved_when_its_duration_is_over(training: Training):
-    run = training(train={"steps": 100_000, "exit_duration_min": 0.1})
+    run = training(train={"steps": 100_000, "exit_duration_min": 0.4})
     assert run.run() == 75, run.output
     (drain,) = run.events("drain")
     assert drain["signal"] == "exit_duration_min"
