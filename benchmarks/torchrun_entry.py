@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+sys.path.remove(str(Path(__file__).parent))  # where benchmarks/trainer.py would be the package `trainer`
+
 from resilient import worker
 from trainer.main import prepare, train
 

@@ -264,13 +264,13 @@ def campaign(sections: dict[str, dict[str, object]]) -> Iterator[Path]:
         yield path
 
 
-def speed_of(command: list[str], path: Path, environ: dict[str, str], skip: int) -> float:
+def speed_of(command: list[str], path: Path, environ: dict[str, str], skip: int, seq_len: int = 512) -> float:
     """Tokens per second of a training: the median of its steps but the first ones."""
     metrics = path.parent / "run" / "metrics.jsonl"
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, **environ})
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     gaps = [after["t"] - before["t"] for before, after in zip(lines[skip:-1], lines[skip + 1 :], strict=True)]
-    return (lines[-1]["samples"] - lines[-2]["samples"]) * SIZE["seq_len"] / statistics.median(gaps)
+    return (lines[-1]["samples"] - lines[-2]["samples"]) * seq_len / statistics.median(gaps)
 
 
 def resilient(path: Path) -> list[str]:
@@ -286,14 +286,15 @@ def resilient(path: Path) -> list[str]:
 def part_layouts(rounds: int) -> None:
     layouts = [(1, 1, 4), (2, 1, 2), (1, 2, 2), (2, 2, 1), (4, 1, 1), (1, 4, 1)]
     speeds: dict[tuple[int, int, int], list[float]] = {layout: [] for layout in layouts}
-    train = {"steps": 12, "global_batch_size": 16, "micro_batch_size": 2}
+    train: dict[str, object] = {"steps": 10, "global_batch_size": 16, "micro_batch_size": 2}
+    model: dict[str, object] = {"layers": 4, "hidden": 256, "seq_len": 256}
     for _ in range(rounds):
         for tp, pp, dp in layouts:
             spread: dict[str, object] = {"tp": tp, "pp": pp}
             cluster: dict[str, object] = {"procs_per_node": 4, "device": "cpu"}
-            with campaign({"train": train, "parallel": spread, "cluster": cluster, "model": {"layers": 4}}) as path:
-                speeds[tp, pp, dp].append(speed_of(resilient(path), path, {}, 3))
-    print(f"\nlayouts at world 4 on {os.cpu_count()} cores: hidden {SIZE['hidden']}, 4 layers, tokens/s of all ranks together")
+            with campaign({"train": train, "parallel": spread, "cluster": cluster, "model": model}) as path:
+                speeds[tp, pp, dp].append(speed_of(resilient(path), path, {}, 3, seq_len=256))
+    print(f"\nlayouts at world 4 on {os.cpu_count()} cores: hidden 256, 4 layers, tokens/s of all ranks together")
     for layout, found in speeds.items():
         ratio = statistics.median(a / b for a, b in zip(found, speeds[1, 1, 4], strict=True))
         print("  tp {} pp {} dp {}".format(*layout), f"{statistics.median(found):9,.0f} tokens/s  {ratio:5.2f}x of dp 4")
@@ -303,16 +304,16 @@ def part_supervised(rounds: int) -> None:
     entry = Path(__file__).with_name("torchrun_entry.py")
     found: dict[str, list[float]] = {"torchrun": [], "resilient run": []}
     sections: dict[str, dict[str, object]] = {
-        "train": {"steps": 30},
+        "train": {"steps": 16, "global_batch_size": 8},
         "model": {"layers": 4},
         "cluster": {"procs_per_node": 2, "device": "cpu", "threads_per_proc": 1},
     }
     for _ in range(rounds):
         with campaign(sections) as path:
             (path.parent / "run").mkdir(exist_ok=True)
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(entry), str(path)]
-            metrics = str(path.parent / "run" / "metrics.jsonl")
-            found["torchrun"].append(speed_of([*command, metrics], path, {"OMP_NUM_THREADS": "1"}, 5))
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(entry)]
+            command += [str(path.parent / "run" / "metrics.jsonl"), str(path)]
+            found["torchrun"].append(speed_of(command, path, {"OMP_NUM_THREADS": "1"}, 5))
         with campaign(sections) as path:
             found["resilient run"].append(speed_of(resilient(path), path, {}, 5))
     print("\nthe cost of supervision: two ranks, 4 layers")
