@@ -32,8 +32,9 @@ def show(config: Config, layout: Layout) -> None:
 
 def runtime_layout(config: Config, layout: Layout) -> dict[str, object]:
     """Ranks and batches."""
+    context = f"cp {layout.cp} × " if layout.cp > 1 else ""
     return {
-        "world size": f"{layout.world_size} = tp {layout.tp} × cp {layout.cp} × pp {layout.pp} × dp {layout.dp}",
+        "world size": f"{layout.world_size} = tp {layout.tp} × {context}pp {layout.pp} × dp {layout.dp}",
         "nodes": f"{layout.nodes} with {layout.procs_per_node} ranks each, {layout.threads_per_proc} threads a rank",
         "global batch": (
             f"{config.train.global_batch_size} = micro batch {layout.micro_batch_size} × dp {layout.dp}"
