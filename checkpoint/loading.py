@@ -63,24 +63,40 @@ def load(path: Path, pieces: Sequence[Piece], *, threads: int = 2) -> Mapping[st
     Raises DamagedCheckpoint where what is read is not what was written (the tensors' contents are undefined then), and
     CheckpointMismatch, before any tensor changes, where an array is missing or has another shape or type.
     """
-    contents, files = _contents(path)
-    for piece in pieces:
-        _check(path, contents, piece)
-    with ExitStack() as stack:
-        runs = list(_runs(path, contents, files, [piece for piece in pieces if piece.data.numel()], stack))
-        reader = _Reader(path)
-        if len(runs) == 1 or threads < 2:
-            for run in runs:
-                reader.read(run)
-        elif runs:
-            with ThreadPoolExecutor(min(threads, len(runs)), thread_name_prefix="checkpoint-load") as pool:
-                work = [pool.submit(reader.read, run) for run in runs]
-                try:
-                    for each in work:
-                        each.result()
-                finally:
-                    pool.shutdown(wait=True, cancel_futures=True)
-    return contents.state
+    source = Source(path)
+    source.fill(pieces, threads=threads)
+    return source.contents.state
+
+
+class Source:
+    """A checkpoint from which piece after piece is read, and its metadata once. Threads may share it.
+
+    Raises DamagedCheckpoint.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.contents, self._files = _contents(path)
+        self._reader = _Reader(path)
+
+    def fill(self, pieces: Sequence[Piece], *, threads: int = 2) -> None:
+        """Fill the pieces' tensors in place. Raises as `load`."""
+        for piece in pieces:
+            _check(self.path, self.contents, piece)
+        with ExitStack() as stack:
+            wanted = [piece for piece in pieces if piece.data.numel()]
+            runs = list(_runs(self.path, self.contents, self._files, wanted, stack))
+            if len(runs) == 1 or threads < 2:
+                for run in runs:
+                    self._reader.read(run)
+            elif runs:
+                with ThreadPoolExecutor(min(threads, len(runs)), thread_name_prefix="checkpoint-load") as pool:
+                    work = [pool.submit(self._reader.read, run) for run in runs]
+                    try:
+                        for each in work:
+                            each.result()
+                    finally:
+                        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _contents(path: Path) -> tuple[Contents, Mapping[str, FileEntry]]:
