@@ -20,8 +20,10 @@ PRELOAD = (
     "zarr.codecs",
     "zarr.storage",
     "checkpoint.loading",
-    "checkpoint.newest",
+    "checkpoint.restoring",
     "checkpoint.saving",
+    "checkpoint.tiers.exchange",
+    "checkpoint.tiers.snapshots",
     "trainer.loop",
 )
 
