@@ -37,7 +37,6 @@ POINTS = (
     "half_of_copy_written",
     "copy_described",
     "copy_durable",
-    "copy_old_aside",
     "copy_renamed",
     "replica_begun",
     "replica_held",

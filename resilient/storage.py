@@ -110,7 +110,9 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
         first = Place(name, "memory", False, where, 1, None, None, None, False, None)
     middle = [place(tier, "node", roots(tier.path), 2, checkpoint.every_steps) for tier in before]
     end = place(last, "durable", (str(last.path),), 3, checkpoint.every_steps)
-    return Storage(identity, (first, *middle, end), first.keep_last + 1, buddies(nodes, config.cluster.domains))
+    # One is being written; and in a tier that people ask for, one more is on its way to a slower tier.
+    slabs = first.keep_last + (2 if memory is not None else 1)
+    return Storage(identity, (first, *middle, end), slabs, buddies(nodes, config.cluster.domains))
 
 
 def buddies(nodes: int, domains: Sequence[str] | None = None) -> tuple[int | None, ...]:

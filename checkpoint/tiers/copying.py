@@ -57,19 +57,29 @@ def shards_of(text: bytes, path: Path) -> dict[str, Shard]:
     return {shard.path: shard for info in arrays.values() for shard in info.shards.values()}
 
 
-def to_tier(source: Source, part: Part, documents: Mapping[str, bytes], target: Path, copy: Copy) -> None:
+def to_tier(
+    source: Source, part: Part, documents: Mapping[str, bytes], target: Path, copy: Copy, *, spare: Path | None = None
+) -> None:
     """Make `target` a directory that holds the part, on a tier of a node.
+
+    Args:
+        spare: a directory that held a part of the same arrays and is not needed; its files are overwritten.
 
     Raises OSError, DamagedCheckpoint where the source is not what it was, Cancelled.
     """
     temporary = target.with_name(f"{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    shards = shards_of(documents[metadata.NAME], source.path)
+    if spare is not None and _fits(spare, {*documents, *shards}):
+        spare.rename(temporary)
+    else:
+        temporary.mkdir(parents=True)
     points.reached("copy_begun")
     for name, text in documents.items():
-        (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-        (temporary / name).write_bytes(text)
-    shards = shards_of(documents[metadata.NAME], source.path)
+        path = temporary / name
+        if not path.exists() or path.read_bytes() != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text)
     _write_chunks(source, part, shards, temporary, copy, list(shards), lambda name: None)
     copy.check()
     (temporary / parts.NAME).write_bytes(parts.encode(part))
@@ -80,17 +90,17 @@ def to_tier(source: Source, part: Part, documents: Mapping[str, bytes], target: 
     for directory in sorted({parent for file in files for parent in file.parents if parent.is_relative_to(temporary)}):
         fsync_directory(directory)
     points.reached("copy_durable")
-    if target.exists():
-        old = target.with_name(f"{target.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-        points.reached("copy_old_aside")
-        temporary.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        temporary.rename(target)
+    if target.exists():  # of a past that was left
+        (target / parts.NAME).unlink(missing_ok=True)
+        shutil.rmtree(target)
+    temporary.rename(target)
     points.reached("copy_renamed")
     fsync_directory(target.parent)
+
+
+def _fits(spare: Path, names: set[str]) -> bool:
+    """Whether a directory has exactly these files."""
+    return {str(path.relative_to(spare)) for path in spare.rglob("*") if path.is_file()} == names
 
 
 def flush(source: Source, part: Part, documents: Mapping[str, bytes], root: Path, attempt: int, copy: Copy) -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import crc32c
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential_jitter
 
 from checkpoint import manifest, points
@@ -45,6 +46,7 @@ Message = Mapping[str, Any]
 
 HANG_S = 30.0
 SEAL_THREADS = 2
+SPARE = "spare"
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 30.0
 
 
@@ -83,6 +85,7 @@ class Group:
     taken: dict[int, dict[int, Message]] = field(default_factory=dict)  # step: rank: message
     skipped: set[int] = field(default_factory=set)
     users: set[int] = field(default_factory=set)  # of the present loan
+    prepared: bool = False
 
 
 class Keeper:
@@ -141,6 +144,7 @@ class Keeper:
         self._background(self._watch())
         async for line in reader:
             await self._command(json.loads(line))
+        os._exit(0)  # neither a job that hangs in the kernel nor a reader far away may hold up the end
 
     def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -217,7 +221,12 @@ class Keeper:
             found = blueprint.announced(self._directory, rank)
             if found is not None and found["generation"] == group.generation:
                 group.layouts[rank] = found
-        if group.layouts.keys() == group.ranks:
+        self._announced(group)
+
+    def _announced(self, group: Group) -> None:
+        """Once all workers have said what they will write, slabs are made for it."""
+        if group.layouts.keys() == group.ranks and not group.prepared:
+            group.prepared = True
             self._background(self._prepare(group))
 
     def _inventory(self) -> list[dict[str, object]]:
@@ -286,8 +295,7 @@ class Keeper:
                 match message["say"]:
                     case "layout":
                         group.layouts[message["rank"]] = message
-                        if group.layouts.keys() == group.ranks:
-                            self._background(self._prepare(group))
+                        self._announced(group)
                     case "taken":
                         self._taken(group, message)
                     case "skipped":
@@ -493,7 +501,8 @@ class Keeper:
                 raise CheckpointError(f"{source.path} holds step {part.step} of generation {part.generation}")
             target = step_path(tier.root / f"replica-{part.node}", part.step)
             points.reached("replica_begun")
-            copying.to_tier(source, part, source.documents(), target, copy)
+            spare = target.with_name(SPARE)
+            copying.to_tier(source, part, _fetched(source, spare), target, copy, spare=spare)
             points.reached("replica_held")
         self._held(tier, part, target, began, message)
 
@@ -550,6 +559,19 @@ def _documents(directory: Path, part: Part) -> dict[str, bytes]:
         raise DamagedCheckpoint(directory, f"{error.filename} is missing") from None
 
 
+def _fetched(source: RemotePart, spare: Path) -> dict[str, bytes]:
+    """The metadata files of a part; what an older replica has of them already need not travel."""
+    found = {}
+    for name, entry in source.part.files.items():
+        text = b""
+        with contextlib.suppress(OSError):
+            text = (spare / name).read_bytes()
+        if (len(text), crc32c.crc32c(text)) != (entry.size_bytes, entry.crc32c):
+            text = source.document(name)
+        found[name] = text
+    return found
+
+
 def _forget(roots: Iterable[Path], needed: Callable[[Part], bool]) -> None:
     """Delete the parts that are not needed, replicas too; slabs are overwritten instead."""
     for root in roots:
@@ -565,6 +587,11 @@ def _forget(roots: Iterable[Path], needed: Callable[[Part], bool]) -> None:
                 if gone:
                     (path / parts.NAME).unlink(missing_ok=True)  # from here on it is nobody's part
                     points.reached("part_forgotten")
+                    spare = path.with_name(SPARE)
+                    if directory != root and not spare.exists():
+                        with contextlib.suppress(OSError):
+                            path.rename(spare)  # the next replica finds its files there
+                            continue
                     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -588,4 +615,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # a job that hangs in the kernel may not hold up the end

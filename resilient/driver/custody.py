@@ -76,6 +76,19 @@ class Job:
 
 
 @dataclass
+class Replication:
+    """One step on its way to the buddies.
+
+    Attributes:
+        waiting: number of the order for each owner whose part is under way.
+    """
+
+    key: Key
+    waiting: dict[int, int]
+    failed: bool = False
+
+
+@dataclass
 class Snapshot:
     """What is known of a snapshot: holders of each owner's part as (node, tier): directory, and what it cost."""
 
@@ -117,9 +130,9 @@ class Custody:
         self._complete: dict[str, list[Key]] = {plan.memory.name: [], **{tier.name: [] for tier in plan.others}}
         self._jobs: dict[str, Job] = {}
         self._pending: dict[str, Key] = {}
-        self._replicating: dict[int, tuple[str, Key, int]] = {}
+        self._replications: dict[str, Replication] = {}
+        self._protected: dict[str, Key] = {}  # the newest step of which the buddies have all parts
         self._decided = 0
-        self._kept: frozenset[Key] = frozenset()
         self._numbers = itertools.count(1)
         self._troubles: dict[tuple[int, str], _Trouble] = {}
         self._faults = 0
@@ -172,7 +185,7 @@ class Custody:
             if tier not in self._pending or job.key > self._pending[tier]:
                 self._pending[tier] = job.key
             effects += [self._order(node, {"do": "cancel", "tier": tier}) for node in range(self._nodes)]
-        self._jobs, self._replicating = {}, {}
+        self._jobs, self._replications, self._protected = {}, {}, {}
         for key in [key for key, snapshot in self._snapshots.items() if not snapshot.whole()]:
             del self._snapshots[key]
         for tier in self._complete:
@@ -218,33 +231,18 @@ class Custody:
         key, tier, owner = (news["step"], news["generation"]), news["tier"], news["owner"]
         snapshot = self._holds(node, news)
         if owner != node:
-            self._replicating.pop(news["id"], None)
-            yield from self._keep(tier)
-            yield from self._schedule(now)
+            yield from self._replicated(tier, owner, news["id"])
             return
         if tier == self.plan.memory.name:
-            self._overwritten(key)
             snapshot.size_bytes += news["bytes"]
             snapshot.stall_s = max(snapshot.stall_s, news["stall_s"])
             snapshot.write_s = max(snapshot.write_s, news["write_s"])
             snapshot.wants |= frozenset(news["wants"])
-        buddy = self.plan.buddies[node]
-        if self.plan.tier(tier).replicas and buddy is not None and buddy in self._addresses:
-            number = next(self._numbers)
-            self._replicating[number] = (tier, key, owner)
-            order = {"do": "replicate", "id": number, "tier": tier, "step": key[0], "generation": key[1], "owner": owner}
-            yield self._order(buddy, {**order, "address": self._addresses[node], "directory": news["directory"]})
         if tier == self.plan.memory.name:
             if snapshot.whole_on(tier):
                 yield from self._completed(tier, key, snapshot.write_s, now)
         else:
             yield from self._job_news(node, news, now)
-
-    def _overwritten(self, key: Key) -> None:
-        """Memory that need not be kept is overwritten from the moment on that a newer snapshot is there."""
-        memory = self.plan.memory.name
-        for other in [each for each in self._complete[memory] if each not in self._kept and each < key]:
-            self._gone(memory, other)
 
     def _gone(self, tier: str, key: Key) -> None:
         """A tier holds a step no more."""
@@ -271,7 +269,37 @@ class Custody:
                     if job is not None and job.troubled and not job.ended_badly:
                         yield from self._cancel(job, "superseded")
         yield from self._schedule(now)
+        yield from self._replicate(tier)
         yield from self._keep(tier)
+
+    def _replicate(self, tier: str) -> Iterator[Effect]:
+        """Let the buddies fetch the newest step that a tier holds, unless they are at another one."""
+        complete = self._complete[tier]
+        if not self.plan.tier(tier).replicas or tier in self._replications or not complete:
+            return
+        key = complete[-1]
+        if self._protected.get(tier) == key or self._nodes == 1:
+            return
+        replication = self._replications[tier] = Replication(key, {})
+        for owner, buddy in enumerate(self.plan.buddies):
+            assert buddy is not None
+            replication.waiting[owner] = next(self._numbers)
+            order = {"do": "replicate", "id": replication.waiting[owner], "tier": tier, "step": key[0], "generation": key[1]}
+            directory = self._snapshots[key].holders[owner][(owner, tier)]
+            yield self._order(buddy, {**order, "owner": owner, "address": self._addresses[owner], "directory": directory})
+
+    def _replicated(self, tier: str, owner: int, number: int, *, failed: bool = False) -> Iterator[Effect]:
+        replication = self._replications.get(tier)
+        if replication is None or replication.waiting.get(owner) != number:
+            return
+        del replication.waiting[owner]
+        replication.failed |= failed
+        if not replication.waiting:
+            del self._replications[tier]
+            if not replication.failed:
+                self._protected[tier] = replication.key
+            yield from self._replicate(tier)
+            yield from self._keep(tier)
 
     def _snapshot_event(self, tier: str, key: Key, snapshot: Snapshot, write_s: float) -> Effect:
         fields = {"step": key[0], "tier": tier, "bytes": snapshot.size_bytes}
@@ -321,10 +349,9 @@ class Custody:
 
     def _job_news(self, node: int, news: News, now: float) -> Iterator[Effect]:
         if news["what"] == "failed" and news["job"] == "replicate":
-            if self._replicating.pop(news["id"], None) is not None:
-                detail = f"the replica of node {news['owner']} of step {news['step']}: {news['detail']}"
-                yield self._fault(node, news["tier"], detail, now, step=news["step"])
-                yield from self._keep(news["tier"])
+            detail = f"the replica of node {news['owner']} of step {news['step']}: {news['detail']}"
+            yield self._fault(node, news["tier"], detail, now, step=news["step"])
+            yield from self._replicated(news["tier"], news["owner"], news["id"], failed=True)
             return
         job = self._jobs.get(news["tier"])
         if job is None or job.number != news["id"]:
@@ -376,8 +403,10 @@ class Custody:
         """A node's keeper is a new one: it is told once more what it has to do."""
         for tier in self._complete:
             yield from self._keep(tier, [node])
-        for number in [number for number, (_, _, owner) in self._replicating.items() if self.plan.buddies[owner] == node]:
-            del self._replicating[number]
+        for tier, replication in list(self._replications.items()):
+            for owner, number in list(replication.waiting.items()):
+                if node in (owner, self.plan.buddies[owner]):
+                    yield from self._replicated(tier, owner, number, failed=True)
         for job in self._jobs.values():
             if node in job.waiting:
                 yield self._order(node, self._job_order(job))
@@ -388,18 +417,18 @@ class Custody:
         plan = self.plan.tier(tier)
         complete = list(reversed(self._complete[tier]))
         wanted = complete[:1]
-        if plan.replicas:
-            unsafe = {key for _, key, _ in self._replicating.values()}
-            wanted += [key for key in complete if key not in unsafe][:1]
+        if tier in self._replications:
+            wanted.append(self._replications[tier].key)
+        if tier in self._protected:
+            wanted.append(self._protected[tier])
         if tier == self.plan.memory.name:
-            wanted = [*(job.key for job in self._jobs.values()), *wanted, *self._pending.values()]
+            wanted += [*(job.key for job in self._jobs.values()), *self._pending.values()]
         wanted = list(dict.fromkeys([*wanted, *complete[: plan.keep_last]]))
         if tier == self.plan.memory.name:
             wanted = wanted[: self.plan.slabs - 1]
-            self._kept = frozenset(wanted)
+        copied = [job.key for job in self._jobs.values()]  # which keepers do not overwrite meanwhile
         for key in complete:
-            # The newest one stays in memory until something newer is there, also where nothing keeps it.
-            if key not in wanted and not (tier == self.plan.memory.name and key == complete[0]):
+            if key not in wanted and key not in copied:
                 self._gone(tier, key)
         order = {"do": "keep", "tier": tier, "steps": sorted(step for step, _ in wanted), "upto": self._decided}
         for node in nodes if nodes is not None else range(self._nodes):

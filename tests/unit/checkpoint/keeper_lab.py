@@ -113,7 +113,7 @@ def worker_child(pipe: Connection, store: str, path: str, root: str, rank: int, 
         step, tiers, changed = order
         for one, other in zip(mine, pieces(rank, world, step if changed else step - 1), strict=True):
             one.data.copy_(other.data)
-        taken = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=10.0)
+        taken = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=1.0)
         pipe.send(taken.taken)
     pipe.close()
     os._exit(0)
@@ -203,7 +203,7 @@ class Lab:
 
     def _custody(self) -> Custody:
         buddies = tuple((index + 1) % self.count if self.count > 1 else None for index in range(self.count))
-        memory, nvme = TierPlan("ram", self.slabs - 1, self.replicas), TierPlan("nvme", 2, self.replicas)
+        memory, nvme = TierPlan("ram", self.slabs - 2, self.replicas), TierPlan("nvme", 2, self.replicas)
         durable = max(steps(self.root), default=0)
         return Custody(StoragePlan(memory, (nvme,), TierPlan("durable", 3), self.slabs, buddies, durable), self.count)
 
@@ -283,7 +283,7 @@ class Lab:
                 node.stop()
                 if self.restart_keepers:
                     node.start()
-                continue
+                return  # what was ready may be closed by now
             for each in news:
                 if each["what"] == "inventory" and not node.inventoried:
                     node.inventoried = True
