@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from checkpoint.layout import ArrayInfo
-from checkpoint.loading import Source
+from checkpoint.loading import Opened
 from checkpoint.state import JSON
 from checkpoint.tools import stream
 from checkpoint.tools.refusal import WRONG, Refusal
@@ -121,7 +121,7 @@ class Comparison:
     """Two checkpoints that are about to be compared. Raises DamagedCheckpoint, Refusal where `only` fits nothing."""
 
     def __init__(self, a: Path, b: Path, *, only: Sequence[str] = (), tolerance: Tolerance | None = None) -> None:
-        self._sources = Source(a), Source(b)
+        self._sources = Opened(a), Opened(b)
         self._arrays = tuple(source.contents.arrays for source in self._sources)
         self._names = stream.chosen([*{**self._arrays[0], **self._arrays[1]}], only)
         self._tolerance = tolerance

@@ -24,10 +24,10 @@ Exporter = Callable[..., str]
 
 def size_bytes(path: Path, only: Sequence[str]) -> int:
     """What `zarr` and `torch` read. Raises DamagedCheckpoint; Refusal where `only` fits nothing."""
-    from checkpoint.loading import Source
+    from checkpoint.loading import Opened
     from checkpoint.tools import stream
 
-    arrays = Source(path).contents.arrays
+    arrays = Opened(path).contents.arrays
     return sum(stream.size_bytes(arrays[name]) for name in stream.chosen([*arrays], only))
 
 
@@ -78,11 +78,11 @@ def _exporter(form: str) -> Exporter:
 def _torch(path: Path, output: Path, only: Sequence[str], float32: bool, progress: Progress) -> str:
     import torch
 
-    from checkpoint.loading import Source
+    from checkpoint.loading import Opened
     from checkpoint.piece import Piece
     from checkpoint.tools import stream
 
-    source = Source(path)
+    source = Opened(path)
     arrays = source.contents.arrays
     found: dict[str, Any] = {}
     for name in stream.chosen([*arrays], only):
@@ -105,11 +105,11 @@ def _zarr(path: Path, output: Path, only: Sequence[str], float32: bool, progress
     from checkpoint import manifest
     from checkpoint.elements import BITS_OF, element
     from checkpoint.layout import chunk_shape
-    from checkpoint.loading import Source
+    from checkpoint.loading import Opened
     from checkpoint.metadata import ATTRIBUTE
     from checkpoint.tools import stream
 
-    source = Source(path)
+    source = Opened(path)
     contents = source.contents
     names = stream.chosen([*contents.arrays], only)
     about = {"version": manifest.VERSION, "step": contents.step, "generation": contents.generation, "state": contents.state}

@@ -11,7 +11,7 @@ from itertools import product
 import torch
 
 from checkpoint.layout import ArrayInfo, Shape
-from checkpoint.loading import Source
+from checkpoint.loading import Opened
 from checkpoint.piece import Piece
 from checkpoint.tools.refusal import WRONG, Refusal
 
@@ -56,7 +56,7 @@ def _extent(shape: Shape, limit: int, chunks: Sequence[Shape]) -> Shape:
     return tuple(box)
 
 
-def read(source: Source, info: ArrayInfo, box: Box) -> torch.Tensor:
+def read(source: Opened, info: ArrayInfo, box: Box) -> torch.Tensor:
     """One box of an array, a tensor of the array's type. Raises DamagedCheckpoint."""
     offset, extent = box
     data = torch.empty(extent, dtype=getattr(torch, info.dtype))
