@@ -289,7 +289,7 @@ class Keeper:
             session.write(path, {**told, "tiers": [{"name": "ram", "every_steps": 1}]})
         dist.barrier()
         self.snapshots = checkpoint.Snapshots(path)
-        self.snapshots.start(0, self.bench.pieces())
+        self.snapshots.start(self.bench.pieces())
         assert self.snapshots.ready()
         return self
 

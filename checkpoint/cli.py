@@ -137,6 +137,24 @@ def export_checkpoint(
         typer.echo(f"{output}: {written}, from {source}")
 
 
+@app.command("flush")
+def flush_snapshot(
+    path: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory whose run is dead.")],
+) -> None:
+    """Commit the newest snapshot that the nodes of a dead run still hold, in RAM or on their disks, on this machine."""
+    from checkpoint.tools import flushing
+    from checkpoint.tools.bar import bar
+
+    with _told():
+        held, root = flushing.newest(path)
+        if held is None:
+            typer.echo(f"nothing is held that is newer than what is in {root}")
+            return
+        with bar("flushing", held.size_bytes) as progress:
+            written = flushing.flush(held, root, progress)
+        typer.echo(f"{written}: step {held.step}, {held.size_bytes / 2**20:.1f} MiB from {len(held.copies)} nodes")
+
+
 @app.command("prune")
 def prune_checkpoints(
     path: Annotated[

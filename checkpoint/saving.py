@@ -84,6 +84,7 @@ def save(
     generation: int,
     group: dist.ProcessGroup | None = None,
     keep_last: int | None = None,
+    keep_every: int | None = None,
 ) -> Saved:
     """Write and commit the checkpoint of a step. Collective: every rank of the group calls it, and returns or raises alike.
 
@@ -96,6 +97,7 @@ def save(
         group: one that carries objects (gloo does); None for the default group, or for this process alone where
             torch.distributed is not in use.
         keep_last: delete all but so many of the newest checkpoints up to this step, this one included; None keeps all.
+        keep_every: with `keep_last`, keep the multiples of so many steps for good.
 
     Raises CheckpointError naming the ranks that failed, and why; StaleGeneration where a newer generation has taken over.
     What was there before is untouched then.
@@ -117,7 +119,7 @@ def save(
             raise
         raise CheckpointError(f"step {step} could not be saved in {root}: {error}") from None
     if ranks.rank == 0 and keep_last is not None:
-        _prune(root, keep_last, step, generation)
+        _prune(root, keep_last, keep_every, step, generation)
     return _saved(root, began, contents, already_there=not fresh)
 
 
@@ -190,8 +192,8 @@ def _discard(root: Path, step: int, generation: int) -> None:
         _log.warning("an unfinished checkpoint could not be removed: %s", error)
 
 
-def _prune(root: Path, keep_last: int, step: int, generation: int) -> None:
+def _prune(root: Path, keep_last: int, keep_every: int | None, step: int, generation: int) -> None:
     try:
-        prune(root, keep_last, upto=step, generation=generation)
+        prune(root, keep_last, keep_every, upto=step, generation=generation)
     except (OSError, ValueError, CheckpointError) as error:
         _log.warning("older checkpoints could not be deleted: %s", error)

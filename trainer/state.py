@@ -69,14 +69,13 @@ class TrainingState:
     def start(self) -> None:
         """Training begins, from where `resume` has left it."""
         tier = self._config.checkpoint.tiers[-1]
-        step = self.progress.step
         if self._snapshots is not None:
-            self._snapshots.start(step, [*self._arrays(), self._random_numbers(random_state())])
+            self._snapshots.start([*self._arrays(), self._random_numbers(random_state())])
             self._snapshots.ready()
             return
         every_steps = self._config.checkpoint.every_steps if tier.every_steps is None else tier.every_steps
         every = checkpoint.Every(None if tier.every_s is not None else every_steps, tier.every_s)
-        self._clock = checkpoint.Clock({tier.name: every}, checkpoint.mean_time_between_failures(0, 0.0), step, time.monotonic())
+        self._clock = checkpoint.Clock({tier.name: every}, checkpoint.mean_time_between_failures(0, 0.0), time.monotonic())
 
     def save_if_due(self) -> None:
         """Take a snapshot for the tiers that want one of this step."""
@@ -87,7 +86,8 @@ class TrainingState:
                 self._snapshot(tiers)
         elif self._clock is not None:
             told = [bool(self._clock.due(step, time.monotonic()))]
-            dist.broadcast_object_list(told, src=0)  # where time decides, it is the first rank's
+            if self._clock.timed and self._context.world_size > 1:
+                dist.broadcast_object_list(told, src=0)  # the first rank's clock decides for all
             if told[0]:
                 self._save()
 
@@ -121,6 +121,7 @@ class TrainingState:
                 self._small(),
                 generation=self._context.generation,
                 keep_last=3 if tier.keep_last == "auto" else tier.keep_last,
+                keep_every=tier.keep_every,
             )
         self._saved_step = self.progress.step
         if self._clock is not None:

@@ -54,16 +54,18 @@ class Clock:
     Args:
         every: cadence by tier.
         mtbf_s: mean time between failures.
-        step: that training goes on from.
         now: seconds of a clock that only goes forward.
+
+    Attributes:
+        timed: one rank's clock must decide for all.
     """
 
-    def __init__(self, every: Mapping[str, Every], mtbf_s: float, step: int, now: float) -> None:
+    def __init__(self, every: Mapping[str, Every], mtbf_s: float, now: float) -> None:
         self._every = every
         self._mtbf_s = mtbf_s
         self._stalls: list[float] = []
         self._last = dict.fromkeys(every, now)
-        self._first_step = step
+        self.timed = any(each.timed for each in every.values())
 
     def due(self, step: int, now: float) -> frozenset[str]:
         """The tiers that want a snapshot of this step."""

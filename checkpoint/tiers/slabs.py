@@ -192,7 +192,7 @@ class Slabs:
         for path in self.root.glob("step-*"):
             if path.is_symlink() and path.readlink().name == slab.directory.name and step_of(path) != step:
                 path.unlink(missing_ok=True)
-        new = self.root / ".link"
+        new = self.root / f".link-{slab.index}"  # two steps may be sealed at the same time
         new.unlink(missing_ok=True)
         new.symlink_to(slab.directory.name)
         new.replace(step_path(self.root, step))

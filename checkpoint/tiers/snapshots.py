@@ -76,17 +76,13 @@ class Snapshots:
         self._shares: list[_Share] = []
         self._slabs: dict[int, _Mapped] = {}
         self._used = self._control.lent()[0] - 1
-        self._timed = any(every.timed for every in self.session.every.values())
 
-    def start(self, step: int, pieces: Sequence[Piece]) -> None:
+    def start(self, pieces: Sequence[Piece]) -> None:
         """Say what will be copied; the keeper makes slabs for it meanwhile. Collective.
-
-        Args:
-            step: that training goes on from.
 
         Raises CheckpointError where the ranks' pieces do not fit together.
         """
-        self._clock = Clock(self.session.every, self.session.mtbf_s, step, time.monotonic())
+        self._clock = Clock(self.session.every, self.session.mtbf_s, time.monotonic())
         self._claims = [claim(piece) for piece in pieces]
         layout = agree(self._ranks, self._claims)
         directory = self.session.directory
@@ -108,7 +104,7 @@ class Snapshots:
         """The tiers that want a snapshot of this step. Collective where a tier goes by time."""
         assert self._clock is not None, "start comes first"
         wanted = self._clock.due(step, time.monotonic())
-        if not self._timed or self._ranks.count == 1:
+        if not self._clock.timed or self._ranks.count == 1:
             return wanted
         told: list[Any] = [wanted]
         dist.broadcast_object_list(told, group=self._group, group_src=0)
@@ -172,6 +168,8 @@ class Snapshots:
     def close(self) -> None:
         """Give back what is open; what was taken is the keeper's."""
         self._socket.close()
+        for slab in self._slabs.values():
+            slab.close()
         self._slabs = {}
 
     def _mapped(self, index: int) -> "_Mapped":
@@ -179,6 +177,8 @@ class Snapshots:
         path = self.session.directory / session.SLABS / f"slab-{index}"
         slab = self._slabs.get(index)
         if slab is None or slab.inode != path.stat().st_ino:
+            if slab is not None:
+                slab.close()
             slab = self._slabs[index] = _Mapped(path, self._shares)
         return slab
 
@@ -242,6 +242,7 @@ class _Mapped:
         self._sources: list[list[torch.Tensor]] = [[] for _ in shares]
         self._known: list[tuple[Any, ...]] = [() for _ in shares]
         self.size_bytes = 0
+        self._pinned: list[int] = []
         for share in shares:
             array = share.info
             for first, count in _stretches(share):
@@ -258,10 +259,32 @@ class _Mapped:
                 os.close(fd)
         return area
 
+    def _pin(self) -> None:
+        """Page-lock the slab, so that a GPU copies into it by itself; where that is refused, copies take longer."""
+        for shard, area in self._maps_of_shards():
+            slots = [slot for share in self._shares for other, slot, _, _ in share.targets if other is shard]
+            start = shard.array.offset(min(slots)) // direct.PAGE_BYTES * direct.PAGE_BYTES
+            size = shard.array.offset(max(slots) + 1) - start
+            address = torch.frombuffer(area, dtype=torch.uint8, offset=start).data_ptr()
+            if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:  # type: ignore[no-untyped-call]
+                self._pinned.append(address)
+
+    def _maps_of_shards(self) -> list[tuple[Shard, mmap.mmap]]:
+        shards = {shard.path: shard for share in self._shares for shard, *_ in share.targets}
+        return [(shards[path], area) for path, area in self._maps.items()]
+
+    def close(self) -> None:
+        """Unlock what is page-locked."""
+        for address in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+        self._pinned = []
+
     def copy(self, pieces: Sequence[Piece]) -> None:
         """Copy every piece's share."""
         self.size_bytes = 0
-        onto_host = False
+        onto_host = any(piece.data.is_cuda for piece in pieces)
+        if onto_host and not self._pinned:
+            self._pin()
         for number, (piece, share) in enumerate(zip(pieces, self._shares, strict=True)):
             data = piece.data.detach()
             key = (data.data_ptr(), data.dtype, data.stride(), data.device)
@@ -273,7 +296,6 @@ class _Mapped:
             if targets:
                 torch._foreach_copy_(targets, self._sources[number], non_blocking=data.is_cuda)
                 self.size_bytes += sum(each.numel() for each in targets) * data.element_size()
-                onto_host |= data.is_cuda
         if onto_host:
             torch.cuda.synchronize()
 

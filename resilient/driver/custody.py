@@ -148,6 +148,8 @@ class Custody:
                     del holders[where]
         for entry in news["parts"]:
             self._holds(node, entry)
+        for tier, keys in self._complete.items():
+            self._complete[tier] = [key for key in keys if self._snapshots[key].whole_on(tier)]
 
     def _holds(self, node: int, entry: News) -> Snapshot:
         key = (entry["step"], entry["generation"])
@@ -465,6 +467,11 @@ class Custody:
         fields = {"fault_id": f"s{self._faults}", "kind": "storage", "ranks": [], "nodes": [node], "step": step}
         what = {"detail": f"tier {tier}: {detail}", "evidence": evidence, "detect_s": 0.0}
         return WriteEvent("fault", {**fields, **what}, self._generation)
+
+    @property
+    def may_go_on_without_the_fence(self) -> bool:
+        """Whether there is a snapshot to go on from, although the durable tier cannot be written."""
+        return any(snapshot.whole() for snapshot in self._snapshots.values())
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

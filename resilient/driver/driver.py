@@ -277,8 +277,11 @@ class Driver:
                     try:
                         raise_fence(self._config.checkpoint.tiers[-1].path, generation, timeout_s=FENCE_RAISE_S)
                     except (OSError, CheckpointError) as error:
-                        self._do(self._coordinator.give_up(Exit.UNUSABLE, f"the checkpoint fence: {error}", time.time()))
-                        return  # the generation that was to start behind it does not
+                        if not self._coordinator.custody.may_go_on_without_the_fence:
+                            self._do(self._coordinator.give_up(Exit.UNUSABLE, f"the checkpoint fence: {error}", time.time()))
+                            return  # the generation that was to start behind it does not
+                        # A tier that cannot be written is closed to everybody; whoever flushes raises the fence first.
+                        log.warning("the checkpoint fence could not be raised: %s", error)
                 case Finish():
                     assert self._finished is not None
                     if not self._finished.done():

@@ -103,7 +103,7 @@ def worker_child(pipe: Connection, store: str, path: str, root: str, rank: int, 
         same = all(torch.equal(one.data, other.data) for one, other in zip(mine, pieces(rank, world, step), strict=True))
         assert same and found.state["step"] == step, f"rank {rank}: what was restored is not step {step}"
     pipe.send((step, found.tier if found else None, rejected))
-    snapshots.start(step, mine)
+    snapshots.start(mine)
     pipe.send(snapshots.ready())
     _arm(point, 1)
     while True:
