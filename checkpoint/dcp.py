@@ -270,7 +270,9 @@ def _shards(arrays: Iterable[ArrayInfo]) -> list[Shard]:
 
 def _create(directory: Path, array: ArrayInfo) -> None:
     """Files of full size with their index and no chunks, of an array that the coordinator could not know the length of."""
-    (directory / array.name).mkdir(parents=True)
+    path = directory / array.name
+    path.parent.mkdir(exist_ok=True)  # only inside a directory that no failed rank has removed
+    path.mkdir()
     for shard in array.shards.values():
         with (directory / shard.path).open("xb") as file:
             file.write(shard.index)
