@@ -4,7 +4,7 @@ Owns the translation of DCP's load plans into pieces; `load` reads them, whateve
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,19 +23,19 @@ from torch.futures import Future
 
 from checkpoint import manifest, metadata
 from checkpoint.dcp_names import PackedObject, described
-from checkpoint.layout import ArrayInfo, Shape
+from checkpoint.layout import ArrayInfo
 from checkpoint.loading import load
 from checkpoint.naming import step_of
 from checkpoint.piece import Piece
 
-_OWN_MEMORY_BYTES = 1 << 30
+_MORE_BYTES = 1 << 30
 
 
 class _Read(NamedTuple):
-    """One item to load: a tensor to fill, or None for an object."""
+    """One tensor to fill, and what to load for it."""
 
     item: ReadItem
-    target: torch.Tensor | None
+    target: torch.Tensor
     piece: Piece
 
 
@@ -95,47 +95,50 @@ class ZarrReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
         """Fill the tensors, and hand over the objects. Raises DamagedCheckpoint: the tensors' contents are undefined then."""
-        for batch in self._batches(plan.items, planner):
+        for batch in self._batches([item for item in plan.items if item.type is LoadItemType.TENSOR], planner):
             load(self._path, [read.piece for read in batch])
             for item, target, piece in batch:
-                if target is None:
-                    planner.load_bytes(item, BytesIO(piece.data.numpy().tobytes()))
-                    continue
                 if piece.dtype != _dtype_name(target):
                     target.copy_(piece.data)
                 planner.commit_tensor(item, target)
+        self._hand_over([item for item in plan.items if item.type is LoadItemType.BYTE_IO], planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     def _batches(self, items: Iterable[ReadItem], planner: LoadPlanner) -> Iterator[list[_Read]]:
-        """The items in parts: all but tensors of the stored type need memory of their own until they are handed over."""
+        """The items in parts, for tensors of another type than the stored one need as much memory again."""
         batch: list[_Read] = []
-        own_bytes = 0
+        more_bytes = 0
         for item in items:
-            read, own = self._read(item, planner)
-            batch.append(read)
-            own_bytes += own
-            if own_bytes >= _OWN_MEMORY_BYTES:
+            info = self._tensors[item.storage_index.fqn]
+            data = target = planner.resolve_tensor(item).detach()
+            if _dtype_name(target) != info.dtype:
+                data = torch.empty(target.shape, dtype=getattr(torch, info.dtype))
+                more_bytes += data.nbytes
+            piece = Piece(info.name, info.shape, tuple(item.storage_offsets), data, (1,) * len(info.shape))
+            batch.append(_Read(item, target, piece))
+            if more_bytes >= _MORE_BYTES:
                 yield batch
-                batch, own_bytes = [], 0
+                batch, more_bytes = [], 0
         if batch:
             yield batch
 
-    def _read(self, item: ReadItem, planner: LoadPlanner) -> tuple[_Read, int]:
-        fqn = item.storage_index.fqn
-        if item.type is LoadItemType.BYTE_IO:
-            array, offset_bytes, size_bytes = self._objects[fqn]
-            packed = torch.empty(size_bytes, dtype=torch.uint8)
-            return _Read(item, None, Piece(array, self._arrays[array].shape, (offset_bytes,), packed, (1,))), size_bytes
-        info = self._tensors[fqn]
-        offset: Shape = tuple(item.storage_offsets)
-        unit = (1,) * len(offset)
-        target = planner.resolve_tensor(item).detach()
-        if _dtype_name(target) == info.dtype:
-            return _Read(item, target, Piece(info.name, info.shape, offset, target, unit)), 0
-        stored = torch.empty(target.shape, dtype=getattr(torch, info.dtype))
-        return _Read(item, target, Piece(info.name, info.shape, offset, stored, unit)), stored.nbytes
+    def _hand_over(self, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
+        """Give the planner its objects; what lies between those of one array is read once and with them."""
+        wanted: dict[str, list[tuple[ReadItem, PackedObject]]] = {}
+        for item in items:
+            place = self._objects[item.storage_index.fqn]
+            wanted.setdefault(place.array, []).append((item, place))
+        for array, places in wanted.items():
+            first = min(place.offset_bytes for _, place in places)
+            last = max(place.offset_bytes + place.size_bytes for _, place in places)
+            packed = torch.empty(last - first, dtype=torch.uint8)
+            load(self._path, [Piece(array, self._arrays[array].shape, (first,), packed, (1,))])
+            view = packed.numpy().data
+            for item, place in places:
+                start = place.offset_bytes - first
+                planner.load_bytes(item, BytesIO(view[start : start + place.size_bytes]))
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:

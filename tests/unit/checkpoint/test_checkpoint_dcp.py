@@ -173,7 +173,7 @@ def test_a_damaged_byte_is_found(root: Path, file: str) -> None:
     with pytest.raises(DamagedCheckpoint):
         verify(path)
     (error,) = failure(lambda: dcp.load(awkward(empty=True), storage_reader=ZarrReader(path)))
-    assert isinstance(error, DamagedCheckpoint) or "is damaged: " in str(error)
+    assert isinstance(error, DamagedCheckpoint) or "metadata is None" in str(error)  # what DCP makes of it, by version
 
 
 class DoublePrecision(DefaultSavePlanner):
