@@ -57,25 +57,37 @@ if TYPE_CHECKING:
     from checkpoint.newest import newest_good
     from checkpoint.piece import Piece, pieces_of
     from checkpoint.pruning import prune
+    from checkpoint.restoring import Candidate, Holding, Restored, restore
     from checkpoint.saving import Saved, save
+    from checkpoint.tiers.cadence import Clock, Every, mean_time_between_failures
+    from checkpoint.tiers.snapshots import Snapshots, Taken
     from checkpoint.verification import verify
 
 __all__ = [
     "ArrayInfo",
+    "Candidate",
     "CheckpointError",
     "CheckpointMismatch",
+    "Clock",
     "DamagedCheckpoint",
+    "Every",
+    "Holding",
     "NoUsableCheckpoint",
     "Piece",
+    "Restored",
     "Saved",
+    "Snapshots",
     "StaleGeneration",
+    "Taken",
     "ZarrReader",
     "ZarrWriter",
     "load",
+    "mean_time_between_failures",
     "newest_good",
     "pieces_of",
     "prune",
     "read_state",
+    "restore",
     "save",
     "step_path",
     "steps",
@@ -85,15 +97,24 @@ __all__ = [
 # What needs torch or NumPy is imported when it is asked for.
 _LAZY = {
     "ArrayInfo": "checkpoint.layout",
+    "Candidate": "checkpoint.restoring",
+    "Clock": "checkpoint.tiers.cadence",
+    "Every": "checkpoint.tiers.cadence",
+    "Holding": "checkpoint.restoring",
     "Piece": "checkpoint.piece",
+    "Restored": "checkpoint.restoring",
     "Saved": "checkpoint.saving",
+    "Snapshots": "checkpoint.tiers.snapshots",
+    "Taken": "checkpoint.tiers.snapshots",
     "ZarrReader": "checkpoint.dcp",
     "ZarrWriter": "checkpoint.dcp",
     "load": "checkpoint.loading",
+    "mean_time_between_failures": "checkpoint.tiers.cadence",
     "newest_good": "checkpoint.newest",
     "pieces_of": "checkpoint.piece",
     "prune": "checkpoint.pruning",
     "read_state": "checkpoint.loading",
+    "restore": "checkpoint.restoring",
     "save": "checkpoint.saving",
     "verify": "checkpoint.verification",
 }

@@ -1,90 +1,219 @@
-"""`resilient ckpt`: look at checkpoints from the command line.
+"""`resilient ckpt`: look at checkpoints, compare, export and delete them from the command line.
 
-Owns what a person sees of them. Changes nothing; imports what is heavy only when a command runs.
+Owns options and exit codes; the work is done in `checkpoint.tools`. Imports what is heavy only when a command runs.
 """
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Look at checkpoints and verify them.")
+app = typer.Typer(no_args_is_help=True, help="Look at checkpoints; verify, compare, export and delete them.")
 
-_DAMAGED = 1
-_UNUSABLE = 69
+_BAD = 1  # damaged, or not equal, or declined
+
+Where = Annotated[Path, typer.Argument(metavar="PATH", help="A run directory, a directory of checkpoints, or a checkpoint.")]
+Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", metavar="GLOB", help="Arrays of such names, as in 'model/*'; repeatable.")
+]
 
 
 @app.command("ls")
 def list_checkpoints(
-    root: Annotated[Path, typer.Argument(metavar="ROOT", help="A directory of checkpoints, or a run directory.")],
+    path: Where,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte of the committed ones too.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """List the checkpoints of a directory: step, generation, size, files, age. Reads only their manifests."""
-    import time
+    """List what every storage tier holds: step, generation, size, files, age, state. Reads only manifests."""
+    from dataclasses import asdict
 
-    from rich.console import Console
-    from rich.table import Table
+    from checkpoint.tools import listing, show
+    from checkpoint.tools.bar import bar
 
-    from checkpoint import manifest
-    from checkpoint.errors import DamagedCheckpoint
-    from checkpoint.naming import step_path, steps
-
-    root = _directory(root)
-    table = Table(box=None, pad_edge=False)
-    for title in ("step", "generation", "MiB", "files", "age"):
-        table.add_column(title, justify="right")
-    table.add_column("")
-    for step in steps(root):
-        path = step_path(root, step)
-        age = _age(time.time() - path.stat().st_mtime)
-        try:
-            found = manifest.read(path)
-        except DamagedCheckpoint as error:
-            table.add_row(str(step), "?", "?", "?", age, f"damaged: {error.reason}")
+    with _told():
+        found = listing.entries(path)
+        if verify:
+            with bar("verifying", sum(entry.size_bytes or 0 for entry in found if entry.state == "committed")) as progress:
+                found = [listing.verified(entry, progress) for entry in found]
+        if as_json:
+            show.as_json([asdict(entry) for entry in found])
+        elif found:
+            show.entries(found, with_verified=verify)
         else:
-            size = f"{found.size_bytes / 2**20:.1f}"
-            table.add_row(str(step), str(found.generation), size, str(len(found.files) + 1), age, "")
-    Console(highlight=False).print(table)
+            typer.echo(f"resilient: there is no checkpoint in {path}", err=True)
 
 
 @app.command("verify")
-def verify_checkpoints(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A checkpoint, or a directory of checkpoints.")],
-) -> None:
+def verify_checkpoints(path: Where, as_json: Json = False) -> None:
     """Read every byte and compare it with the manifest; exit 0 if all is well, 1 if something is damaged."""
-    from checkpoint.errors import DamagedCheckpoint
-    from checkpoint.naming import step_of, step_path, steps
-    from checkpoint.verification import verify
+    from dataclasses import asdict
 
-    path = _directory(path)
-    targets = [path] if step_of(path) is not None else [step_path(path, step) for step in steps(path)]
-    if not targets:
-        typer.echo(f"resilient: there is no checkpoint in {path}", err=True)
-        raise typer.Exit(_UNUSABLE)
-    damaged = False
-    for target in targets:
-        try:
-            verify(target)
-        except DamagedCheckpoint as error:
-            damaged = True
-            typer.echo(f"resilient: {error}", err=True)
+    from checkpoint.tools import places, show
+    from checkpoint.tools.bar import bar
+    from checkpoint.tools.refusal import Refusal
+
+    with _told():
+        found = places.places(path)
+        targets = [place for place in found if not places.is_part(place.path)]
+        if not targets:
+            raise Refusal(f"there is no {'whole ' if found else ''}checkpoint in {path}")
+
+        from checkpoint.tools.verifying import size_bytes, verdict
+
+        verdicts = []
+        with bar("verifying", sum(size_bytes(place.path) for place in targets)) as progress:
+            for place in targets:
+                verdicts.append(verdict(place, progress))
+    if as_json:
+        show.as_json([asdict(each) for each in verdicts])
+    for each in verdicts:
+        if not each.good:
+            typer.echo(f"resilient: {each.path} is damaged: {each.reason}; use an older checkpoint or a copy of this one", err=True)
+        elif not as_json:
+            rate = each.bytes_read / 2**20 / max(each.seconds, 1e-9)
+            typer.echo(f"{each.path}: good ({each.bytes_read / 2**20:.1f} MiB, {rate:.0f} MiB/s)")
+    if len(targets) < len(found):
+        typer.echo(f"resilient: {len(found) - len(targets)} parts of nodes were left out", err=True)
+    if not all(each.good for each in verdicts):
+        raise typer.Exit(_BAD)
+
+
+@app.command("diff")
+def compare_checkpoints(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint, or a run directory: its newest one.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The other one.")],
+    atol: Annotated[float | None, typer.Option(help="Close: |a - b| <= atol + rtol * max(|a|, |b|).")] = None,
+    rtol: Annotated[float | None, typer.Option(help="See --atol; each is 0 where only the other is given.")] = None,
+    only: Only = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two checkpoints number by number, whatever layouts wrote them.
+
+    Exit 0 if all arrays are equal (bit by bit, or close where a tolerance is given), 1 if not. The small state is
+    compared too, but has no say in the exit code.
+    """
+    with _told():
+        from checkpoint.tools import diff, places, show
+        from checkpoint.tools.bar import bar
+
+        given = atol is not None or rtol is not None
+        tolerance = diff.Tolerance(atol or 0.0, rtol or 0.0) if given else None
+        comparison = diff.Comparison(places.one(a), places.one(b), only=only or (), tolerance=tolerance)
+        with bar("comparing", comparison.size_bytes) as progress:
+            found = comparison.run(progress)
+        if as_json:
+            show.diff_as_json(found)
         else:
-            typer.echo(f"{target}: good")
-    if damaged:
-        raise typer.Exit(_DAMAGED)
+            show.diff(found)
+    if not found.equal:
+        raise typer.Exit(_BAD)
 
 
-def _directory(path: Path) -> Path:
-    """The directory of checkpoints of a run directory, or the path itself."""
-    if not path.is_dir():
-        typer.echo(f"resilient: {path} is not a directory", err=True)
-        raise typer.Exit(_UNUSABLE)
-    path = path.resolve()
-    inside = path / "checkpoints"
-    return inside if inside.is_dir() else path
+@app.command("export")
+def export_checkpoint(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A checkpoint, or a run directory: its newest one.")],
+    form: Annotated[
+        str, typer.Option("--format", metavar="zarr|torch|hf", help="Plain Zarr v3, one torch.save file, Hugging Face.")
+    ],
+    output: Annotated[Path, typer.Option("--out", metavar="OUT", help="File or directory to make.")],
+    only: Only = None,
+    float32: Annotated[bool, typer.Option("--float32", help="All floats with 32 bits.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
+) -> None:
+    """Write a checkpoint in another form. OUT appears whole or not at all."""
+    with _told():
+        from checkpoint.tools import aside, export, places
+        from checkpoint.tools.bar import bar
+
+        aside.check(output, force=force)
+        source = places.one(path)
+        built_in = form in ("zarr", "torch")
+        with bar("exporting", export.size_bytes(source, only or ()) if built_in else 0) as progress:
+            written = export.export(source, form, output, only=only or (), float32=float32, force=force, progress=progress)
+        typer.echo(f"{output}: {written}, from {source}")
 
 
-def _age(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
+@app.command("flush")
+def flush_snapshot(
+    path: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory whose run is dead.")],
+) -> None:
+    """Commit the newest snapshot that the nodes of a dead run still hold, in RAM or on their disks, on this machine."""
+    from checkpoint.tools import flushing
+    from checkpoint.tools.bar import bar
+
+    with _told():
+        held, root = flushing.newest(path)
+        if held is None:
+            typer.echo(f"nothing is held that is newer than what is in {root}")
+            return
+        with bar("flushing", held.size_bytes) as progress:
+            written = flushing.flush(held, root, progress)
+        typer.echo(f"{written}: step {held.step}, {held.size_bytes / 2**20:.1f} MiB from {len(held.copies)} nodes")
+
+
+@app.command("prune")
+def prune_checkpoints(
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A run directory (its durable tier), or a directory of checkpoints.")
+    ],
+    keep_last: Annotated[int, typer.Option("--keep-last", metavar="N", help="Keep the newest N.")],
+    keep_every: Annotated[int | None, typer.Option("--keep-every", metavar="K", help="Keep steps that are multiples of K.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete superseded checkpoints, and what is left of earlier deletions."""
+    from checkpoint.tools import pruning
+    from checkpoint.tools.refusal import WRONG, Refusal
+
+    with _told():
+        plans = pruning.plans(path, keep_last, keep_every)
+        count = sum(len(plan.gone) for plan in plans)
+        if not count:
+            typer.echo("nothing is superseded")
+            return
+        for plan in plans:
+            for gone, size in plan.gone:
+                typer.echo(f"{gone}: {size / 2**20:.1f} MiB")
+        total = f"{count} directories, {sum(plan.freed_bytes for plan in plans) / 2**20:.1f} MiB"
+        kept = ", ".join(str(step) for plan in plans for step in plan.kept) or "none"
+        if dry_run:
+            typer.echo(f"would delete {total}; steps that stay: {kept}")
+            return
+        if not yes:
+            if not sys.stdin.isatty():
+                raise Refusal("nothing was deleted: say --yes where nobody can be asked", WRONG)
+            if not typer.confirm(f"Delete {total}? Steps that stay: {kept}."):
+                typer.echo("resilient: nothing was deleted", err=True)
+                raise typer.Exit(_BAD)
+        for plan in plans:
+            pruning.carry_out(plan, keep_last, keep_every)
+        typer.echo(f"deleted {total}; steps that stay: {kept}")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Every foreseen failure becomes one message and its exit code."""
+    from checkpoint.errors import CheckpointError, CheckpointMismatch
+    from checkpoint.tools.refusal import UNUSABLE, WRONG, Refusal
+
+    try:
+        yield
+    except Refusal as error:
+        _end(str(error), error.code)
+    except CheckpointMismatch as error:
+        _end(str(error), WRONG)
+    except CheckpointError as error:
+        _end(str(error), UNUSABLE)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _end(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error), UNUSABLE)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    typer.echo(f"resilient: {message}", err=True)
+    raise typer.Exit(code)

@@ -89,7 +89,7 @@ def commit(root: Path, generation: int, contents: Manifest) -> bool:
     files = [temporary / path for path in (*contents.files, manifest.NAME)]
     directories = sorted({parent for file in files for parent in file.parents if parent.is_relative_to(temporary)})
     with ThreadPoolExecutor(_FSYNC_THREADS, thread_name_prefix="checkpoint-fsync") as pool:
-        list(pool.map(_fsync_file, files))
+        list(pool.map(fsync_file, files))
         points.reached("manifest_durable")
         list(pool.map(fsync_directory, directories))
     points.reached("directories_durable")
@@ -108,7 +108,8 @@ def commit(root: Path, generation: int, contents: Manifest) -> bool:
     return True
 
 
-def _fsync_file(path: Path) -> None:
+def fsync_file(path: Path) -> None:
+    """Make a file's contents durable. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

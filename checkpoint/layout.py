@@ -210,6 +210,11 @@ class Shard:
         text = entries.tobytes()
         return text + struct.pack("<I", crc32c.crc32c(text))
 
+    @property
+    def head(self) -> bytes:
+        """The index, and the zeros up to slot 0."""
+        return self.index.ljust(self.array.first_slot, b"\0")
+
     @cached_property
     def crc32c(self) -> int:
         """Of the whole file, as it must be: chunks that are followed by their own checksums do not change it."""

@@ -1,91 +1,121 @@
 """Loading: each rank reads what it needs, from whatever layout wrote it.
 
-Owns the path from the shard files into tensors: only chunks that a piece touches are read, neighbours together, straight
-into the tensor where a chunk lies there in one stretch; each is compared with its checksum. No communication takes place.
+Owns the path from the shard files into tensors: only chunks that a piece touches are read, neighbours together, each once; each
+is compared with its checksum, and a bad one is looked for in the next source. No communication takes place.
 """
 
-import os
 import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import crc32c
 import torch
 
-from checkpoint import manifest, metadata
+from checkpoint import direct, manifest, metadata
 from checkpoint.block import Block
 from checkpoint.errors import CheckpointMismatch, DamagedCheckpoint
-from checkpoint.layout import CRC_BYTES, Shape, Shard
-from checkpoint.manifest import FileEntry
+from checkpoint.layout import CRC_BYTES, ArrayInfo, Shape, Shard
 from checkpoint.metadata import Contents
 from checkpoint.piece import Piece
+from checkpoint.source import DirectorySource, Source
 from checkpoint.state import JSON
 
-RUN_BYTES = 16 << 20
-_RUN_SLOTS = 256  # two buffers each; a system call takes 1024
+RUN_BYTES = 8 << 20
+THREADS = 3
+
+Seals = dict[str, dict[int, int]]
+"""crc32c of each chunk that was read, by the shard file's path and slot."""
 
 
-class _Task(NamedTuple):
-    """One chunk to read."""
+@dataclass(frozen=True)
+class _Task:
+    """One chunk to read, for all blocks that touch it."""
 
     slot: int
-    block: Block
     chunk: Shape
+    blocks: Sequence[Block]
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Chunks whose slots are neighbours, to be read at once."""
+    """Chunks whose slots are neighbours in one source, to be read at once."""
 
-    fd: int
     shard: Shard
     tasks: Sequence[_Task]
+    sources: Sequence[Source]  # the first has all of them
 
 
 def read_state(path: Path) -> Mapping[str, JSON]:
     """The small state that was saved with a checkpoint. Raises DamagedCheckpoint."""
-    return _contents(path)[0].state
+    return contents_of(path)[0].state
 
 
-def load(path: Path, pieces: Sequence[Piece], *, threads: int = 2) -> Mapping[str, JSON]:
+def load(path: Path, pieces: Sequence[Piece], *, threads: int = THREADS) -> Mapping[str, JSON]:
     """Fill the pieces' tensors in place from a checkpoint, whatever layout wrote it; return the state saved with it.
 
     Args:
         path: a committed checkpoint.
         pieces: what this rank wants; blocks may lie anywhere in their arrays, and overlap.
-        threads: that read at once.
+        threads: that read and check at the same time.
 
     Raises DamagedCheckpoint where what is read is not what was written (the tensors' contents are undefined then), and
     CheckpointMismatch, before any tensor changes, where an array is missing or has another shape or type.
     """
-    contents, files = _contents(path)
+    with closing(Opened(path)) as opened:
+        opened.fill(pieces, threads=threads)
+    return opened.contents.state
+
+
+class Opened:
+    """A committed checkpoint from which piece after piece is read, and its metadata once; threads may share it.
+
+    Raises DamagedCheckpoint.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.contents, self._source = contents_of(path)
+
+    def fill(self, pieces: Sequence[Piece], *, threads: int = THREADS) -> None:
+        """Fill the pieces' tensors in place. Raises as `load`."""
+        fill(self.path, self.contents, [self._source], pieces, threads=threads)
+
+    def close(self) -> None:
+        """Give back what is open."""
+        self._source.close()
+
+
+def contents_of(path: Path) -> tuple[Contents, Source]:
+    """What a committed checkpoint holds, and its chunks. Raises DamagedCheckpoint."""
+    files = manifest.read(path).files
+    return metadata.read(path, files.get(metadata.NAME)), DirectorySource(path, files=files)
+
+
+def fill(path: Path, contents: Contents, sources: Sequence[Source], pieces: Sequence[Piece], *, threads: int = THREADS) -> Seals:
+    """Fill the pieces' tensors from the sources, the first that holds a chunk first; return the checksums of what was read.
+
+    Args:
+        path: what messages call the checkpoint.
+
+    Raises as `load`.
+    """
     for piece in pieces:
         _check(path, contents, piece)
-    with ExitStack() as stack:
-        runs = list(_runs(path, contents, files, [piece for piece in pieces if piece.data.numel()], stack))
-        reader = _Reader(path)
-        if len(runs) == 1 or threads < 2:
-            for run in runs:
-                reader.read(run)
-        elif runs:
-            with ThreadPoolExecutor(min(threads, len(runs)), thread_name_prefix="checkpoint-load") as pool:
-                work = [pool.submit(reader.read, run) for run in runs]
-                try:
-                    for each in work:
-                        each.result()
-                finally:
-                    pool.shutdown(wait=True, cancel_futures=True)
-    return contents.state
-
-
-def _contents(path: Path) -> tuple[Contents, Mapping[str, FileEntry]]:
-    files = manifest.read(path).files
-    return metadata.read(path, files.get(metadata.NAME)), files
+    runs = list(_runs(path, contents, sources, [piece for piece in pieces if piece.data.numel()]))
+    reader = _Reader(path)
+    if runs:
+        with ThreadPoolExecutor(min(threads, len(runs)), thread_name_prefix="checkpoint-load") as pool:
+            work = [pool.submit(reader.read, run) for run in runs]
+            try:
+                for each in work:
+                    each.result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+    return reader.seals
 
 
 def _check(path: Path, contents: Contents, piece: Piece) -> None:
@@ -102,45 +132,29 @@ def _check(path: Path, contents: Contents, piece: Piece) -> None:
         )
 
 
-def _runs(
-    path: Path, contents: Contents, files: Mapping[str, FileEntry], pieces: Sequence[Piece], stack: ExitStack
-) -> Iterator[_Run]:
-    """What to read, by file and offset. The files stay open as long as `stack`."""
-    tasks: dict[Shard, list[_Task]] = {}
+def _runs(path: Path, contents: Contents, sources: Sequence[Source], pieces: Sequence[Piece]) -> Iterator[_Run]:
+    """What to read, by file and offset."""
+    wanted: dict[Shard, dict[int, tuple[Shape, list[Block]]]] = {}
     for piece in pieces:
         info = contents.arrays[piece.array]
         block = Block(piece, info)
         for chunk in info.touched(piece.offset, piece.extent):
             shard, slot = info.locate(chunk)
-            tasks.setdefault(shard, []).append(_Task(slot, block, chunk))
-    for shard, wanted in tasks.items():
-        fd = _open(path, shard, files.get(shard.path), stack)
-        at_once = min(_RUN_SLOTS, max(1, RUN_BYTES // shard.array.slot_bytes))
+            wanted.setdefault(shard, {}).setdefault(slot, (chunk, []))[1].append(block)
+    for shard, slots in wanted.items():
+        at_once = max(1, RUN_BYTES // shard.array.slot_bytes)
         run: list[_Task] = []
-        for task in sorted(wanted, key=lambda task: task.slot):
-            if run and (task.slot != run[-1].slot + 1 or len(run) == at_once):
-                yield _Run(fd, shard, run)
+        among: list[Source] = []
+        for slot, (chunk, blocks) in sorted(slots.items()):
+            holders = [source for source in sources if source.holds(shard, slot)]
+            if not holders:
+                raise DamagedCheckpoint(path, f"chunk {chunk} of {shard.array.name} is nowhere to be had")
+            if run and (slot != run[-1].slot + 1 or len(run) == at_once or holders != among):
+                yield _Run(shard, run, among)
                 run = []
-            run.append(task)
-        yield _Run(fd, shard, run)
-
-
-def _open(path: Path, shard: Shard, entry: FileEntry | None, stack: ExitStack) -> int:
-    """The shard file, whose size and index are as they must be."""
-    try:
-        fd = os.open(path / shard.path, os.O_RDONLY | os.O_CLOEXEC)
-        stack.callback(os.close, fd)
-        size = os.fstat(fd).st_size
-        index = os.pread(fd, shard.array.index_bytes, 0)
-    except FileNotFoundError:
-        raise DamagedCheckpoint(path, f"{shard.path} is missing") from None
-    except OSError as error:
-        raise DamagedCheckpoint(path, f"{shard.path} cannot be read: {error.strerror}") from error
-    if entry is None or not size == entry.size_bytes == shard.size_bytes:
-        raise DamagedCheckpoint(path, f"{shard.path} has {size} bytes instead of {shard.size_bytes}")
-    if index != shard.index:
-        raise DamagedCheckpoint(path, f"{shard.path} has a wrong index")
-    return fd
+            among = holders
+            run.append(_Task(slot, chunk, blocks))
+        yield _Run(shard, run, among)
 
 
 class _Reader:
@@ -149,44 +163,60 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._own = threading.local()
+        self.seals: Seals = {}
+        self._lock = threading.Lock()
 
     def read(self, run: _Run) -> None:
         """Fill the tensors from one run. Raises DamagedCheckpoint."""
-        array = run.shard.array
-        buffer = self._buffer(len(run.tasks) * array.slot_bytes)
-        view = buffer.numpy().data
-        slots = [view[place : place + array.slot_bytes] for place in range(0, len(view), array.slot_bytes)]
-        direct = [task.block.memory(task.chunk) for task in run.tasks]
-        targets: list[memoryview] = []
-        for slot, memory in zip(slots, direct, strict=False):
-            targets += [slot] if memory is None else [memory, slot[array.chunk_bytes :]]
-        self._fill(run, targets)
-        for number, (task, slot, memory) in enumerate(zip(run.tasks, slots, direct, strict=False)):
-            seal = struct.unpack("<I", slot[array.chunk_bytes : array.chunk_bytes + CRC_BYTES])[0]
-            if crc32c.crc32c(slot[: array.chunk_bytes] if memory is None else memory) != seal:
-                raise DamagedCheckpoint(
-                    self._path, f"chunk {task.chunk} of {array.name} (slot {task.slot} of {run.shard.path}) has a wrong checksum"
-                )
-            if memory is None:
-                task.block.scatter(task.chunk, buffer[number * array.slot_bytes :])
+        try:
+            self._read(run.shard, run.tasks, run.sources[0])
+        except DamagedCheckpoint as error:
+            if len(run.sources) == 1:
+                raise
+            self._one_by_one(run, error)
 
-    def _fill(self, run: _Run, targets: list[memoryview]) -> None:
-        offset = run.shard.array.offset(run.tasks[0].slot)
-        while targets:
-            try:
-                count = os.preadv(run.fd, targets, offset)
-            except OSError as error:
-                raise DamagedCheckpoint(self._path, f"{run.shard.path} cannot be read: {error.strerror}") from error
-            if count == 0:
-                raise DamagedCheckpoint(self._path, f"{run.shard.path} ends at byte {offset}")
-            offset += count
-            while targets and count >= len(targets[0]):
-                count -= len(targets.pop(0))
-            if targets and count:
-                targets[0] = targets[0][count:]
+    def _one_by_one(self, run: _Run, error: DamagedCheckpoint) -> None:
+        """Each chunk from the first source in which it is sound."""
+        for task in run.tasks:
+            for source in run.sources:
+                try:
+                    self._read(run.shard, [task], source)
+                    break
+                except DamagedCheckpoint as another:
+                    error = another
+            else:
+                raise error
+
+    def _read(self, shard: Shard, tasks: Sequence[_Task], source: Source) -> None:
+        array = shard.array
+        whole = self._buffer(len(tasks) * array.slot_bytes)
+        view = whole.numpy().data
+        source.read(shard, tasks[0].slot, view)
+        seals = {}
+        for number, task in enumerate(tasks):
+            start = number * array.slot_bytes
+            seals[task.slot] = self._sound(shard, task, source, view[start : start + array.slot_bytes])
+            for block in task.blocks:
+                block.scatter(task.chunk, whole[start : start + array.chunk_bytes])
+        with self._lock:
+            self.seals.setdefault(shard.path, {}).update(seals)
+
+    def _sound(self, shard: Shard, task: _Task, source: Source, slot: memoryview) -> int:
+        """The checksum of a slot's chunk, if all of the slot is as it must be."""
+        array: ArrayInfo = shard.array
+        end = array.chunk_bytes
+        where = f"chunk {task.chunk} of {array.name} (slot {task.slot} of {shard.path})"
+        seal: int = struct.unpack_from("<I", slot, end)[0]
+        if crc32c.crc32c(slot[:end]) != seal:
+            raise DamagedCheckpoint(source.path, f"{where} has a wrong checksum")
+        if source.expected(shard, task.slot) not in (None, seal):
+            raise DamagedCheckpoint(source.path, f"{where} is sound, but not the one that was written")
+        if any(slot[end + CRC_BYTES :]):
+            raise DamagedCheckpoint(source.path, f"{where} is followed by something else than zeros")
+        return seal
 
     def _buffer(self, size: int) -> torch.Tensor:
         buffer: torch.Tensor | None = getattr(self._own, "buffer", None)
         if buffer is None or len(buffer) < size:
-            buffer = self._own.buffer = torch.empty(max(size, RUN_BYTES), dtype=torch.uint8)
+            buffer = self._own.buffer = torch.frombuffer(direct.memory(max(size, RUN_BYTES)), dtype=torch.uint8)
         return buffer[:size]

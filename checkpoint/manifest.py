@@ -3,24 +3,18 @@
 Owns the format of `manifest.json`. Needs neither torch nor Zarr.
 """
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import crc32c
-
+from checkpoint import sealed
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.naming import step_of
 
 NAME = "manifest.json"
 FORMAT = "resilient-checkpoint"
 VERSION = 1
-
-_TAIL = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
-_TAIL_BYTES = len(b',\n "crc32c": "00000000"\n}\n')
 
 
 @dataclass(frozen=True)
@@ -61,8 +55,7 @@ def encode(manifest: Manifest) -> bytes:
         if entry.chunks_crc32c is not None:
             files[path]["chunks_crc32c"] = f"{entry.chunks_crc32c:08x}"
     head = {"format": FORMAT, "version": VERSION, "step": manifest.step, "generation": manifest.generation}
-    body = json.dumps({**head, "files": files}, indent=1, ensure_ascii=False).removesuffix("\n}").encode()
-    return body + b',\n "crc32c": "%08x"\n}\n' % crc32c.crc32c(body)
+    return sealed.seal({**head, "files": files})
 
 
 def read(path: Path) -> Manifest:
@@ -73,11 +66,12 @@ def read(path: Path) -> Manifest:
         raise DamagedCheckpoint(path, f"{NAME} is missing") from None
     except OSError as error:
         raise DamagedCheckpoint(path, f"{NAME} cannot be read: {error.strerror}") from error
-    tail = _TAIL.fullmatch(text[-_TAIL_BYTES:])
-    if tail is None or int(tail[1], 16) != crc32c.crc32c(text[:-_TAIL_BYTES]):
-        raise DamagedCheckpoint(path, f"{NAME} does not match its own checksum")
     try:
-        manifest = _decode(path, json.loads(text))
+        document = sealed.unseal(text)
+    except ValueError as error:
+        raise DamagedCheckpoint(path, f"{NAME} {error}") from error
+    try:
+        manifest = _decode(path, document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(path, f"{NAME} is not what a checkpoint has: {error!r}") from error
     if manifest.step != step_of(path):

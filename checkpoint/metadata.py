@@ -23,6 +23,8 @@ NAME = "zarr.json"
 ATTRIBUTE = "resilient"
 """The root group's attribute that holds what is not an array."""
 
+_NO_ATTRIBUTES = b'"attributes": {}'
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -66,9 +68,10 @@ def documents(arrays: Sequence[ArrayInfo]) -> dict[str, bytes]:
 
 def with_attributes(root: bytes, step: int, generation: int, values: Mapping[str, JSON]) -> bytes:
     """The root's `zarr.json` of one checkpoint. Raises ValueError where `values` is not JSON."""
-    attributes = {"version": manifest.VERSION, "step": step, "generation": generation, "state": state.plain(values)}
-    document = {**json.loads(root), "attributes": {ATTRIBUTE: attributes}}
-    return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False).encode()
+    attributes = {ATTRIBUTE: {"version": manifest.VERSION, "step": step, "generation": generation, "state": state.plain(values)}}
+    text = json.dumps(attributes, allow_nan=False, ensure_ascii=False)
+    # The rest is a hundred times as long, and the same for every step: it is not parsed again.
+    return root.replace(_NO_ATTRIBUTES, b'"attributes": %s' % text.encode(), 1)
 
 
 def read(path: Path, expected: manifest.FileEntry | None) -> Contents:
@@ -76,16 +79,26 @@ def read(path: Path, expected: manifest.FileEntry | None) -> Contents:
 
     Raises DamagedCheckpoint.
     """
+    return parse(path, text(path, expected))
+
+
+def text(path: Path, expected: manifest.FileEntry | None) -> bytes:
+    """The root's `zarr.json` in a directory, compared with its entry. Raises DamagedCheckpoint."""
     try:
-        text = (path / NAME).read_bytes()
+        found = (path / NAME).read_bytes()
     except FileNotFoundError:
         raise DamagedCheckpoint(path, f"{NAME} is missing") from None
     except OSError as error:
         raise DamagedCheckpoint(path, f"{NAME} cannot be read: {error.strerror}") from error
-    if expected is None or (len(text), crc32c.crc32c(text)) != (expected.size_bytes, expected.crc32c):
+    if expected is None or (len(found), crc32c.crc32c(found)) != (expected.size_bytes, expected.crc32c):
         raise DamagedCheckpoint(path, f"{NAME} does not match the manifest")
+    return found
+
+
+def parse(path: Path, found: bytes) -> Contents:
+    """What the root's `zarr.json` says; `path` is for messages. Raises DamagedCheckpoint."""
     try:
-        document = json.loads(text)
+        document = json.loads(found)
         ours = document["attributes"][ATTRIBUTE]
         members = document["consolidated_metadata"]["metadata"]
         arrays = {name: _array(name, entry) for name, entry in members.items() if entry["node_type"] == "array"}

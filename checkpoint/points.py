@@ -1,4 +1,4 @@
-"""Named points between the effects of a save, where a crash would be most telling.
+"""Named points between the effects of a save or a snapshot, where a crash would be most telling.
 
 Owns the names, and an action for each that is normally absent. A crash test arms a point (to kill the process there);
 nothing else ever does, and no setting or variable can.
@@ -24,8 +24,31 @@ POINTS = (
     "unlinked",
     "fence_written",
     "fence_replaced",
+    "slab_made",
+    "slab_ready",
+    "snapshot_borrowed",
+    "snapshot_copied",
+    "snapshot_told",
+    "slab_taken",
+    "slab_summed",
+    "slab_described",
+    "slab_sealed",
+    "copy_begun",
+    "half_of_copy_written",
+    "copy_described",
+    "copy_durable",
+    "copy_renamed",
+    "replica_begun",
+    "replica_held",
+    "flush_begun",
+    "flush_journalled",
+    "flush_written",
+    "flush_shared",
+    "finish_begun",
+    "finish_shares_gone",
+    "part_forgotten",
 )
-"""In the order in which one save passes them; the last two belong to raising a fence."""
+"""In the order in which a save passes them; then those of raising a fence, and of a snapshot on its way through the tiers."""
 
 _armed: dict[str, Callable[[], None]] = {}
 

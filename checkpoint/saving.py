@@ -53,7 +53,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
     """What depends on the pieces' shapes alone, and is kept from save to save."""
 
     arrays: tuple[ArrayInfo, ...]
@@ -71,7 +71,7 @@ class _Layout:
         return metadata.documents(self.arrays)
 
 
-_layouts: dict[bytes, tuple[bytes, _Layout]] = {}  # own claims: everyone's claims, and what came of them
+_layouts: dict[bytes, tuple[bytes, Layout]] = {}  # own claims: everyone's claims, and what came of them
 _LAYOUTS_KEPT = 4
 
 
@@ -84,6 +84,7 @@ def save(
     generation: int,
     group: dist.ProcessGroup | None = None,
     keep_last: int | None = None,
+    keep_every: int | None = None,
 ) -> Saved:
     """Write and commit the checkpoint of a step. Collective: every rank of the group calls it, and returns or raises alike.
 
@@ -96,6 +97,7 @@ def save(
         group: one that carries objects (gloo does); None for the default group, or for this process alone where
             torch.distributed is not in use.
         keep_last: delete all but so many of the newest checkpoints up to this step, this one included; None keeps all.
+        keep_every: with `keep_last`, keep the multiples of so many steps for good.
 
     Raises CheckpointError naming the ranks that failed, and why; StaleGeneration where a newer generation has taken over.
     What was there before is untouched then.
@@ -103,7 +105,7 @@ def save(
     began = time.monotonic()
     ranks = Ranks(group)
     try:
-        layout = _agree(ranks, [_claim(piece) for piece in pieces])
+        layout = agree(ranks, [claim(piece) for piece in pieces])
         documents: dict[str, bytes] = {}  # rank 0's
         already = ranks.first(lambda: _open(root, step, generation, layout, state, documents))
         if already is not None:
@@ -117,15 +119,15 @@ def save(
             raise
         raise CheckpointError(f"step {step} could not be saved in {root}: {error}") from None
     if ranks.rank == 0 and keep_last is not None:
-        _prune(root, keep_last, step, generation)
+        _prune(root, keep_last, keep_every, step, generation)
     return _saved(root, began, contents, already_there=not fresh)
 
 
-def _claim(piece: Piece) -> Claim:
+def claim(piece: Piece) -> Claim:
     return Claim(piece.array, piece.dtype, piece.shape, piece.offset, piece.extent, piece.unit, piece.replica, piece.replicas)
 
 
-def _agree(ranks: Ranks, claims: list[Claim]) -> _Layout:
+def agree(ranks: Ranks, claims: list[Claim]) -> Layout:
     """The layout of what all ranks hold. Nothing but a digest travels when it is that of an earlier save."""
     own = hashlib.sha256(repr([astuple(claim) for claim in claims]).encode()).digest()
     known = _layouts.get(own)
@@ -134,7 +136,7 @@ def _agree(ranks: Ranks, claims: list[Claim]) -> _Layout:
     if known is not None and all(earlier == together for _, earlier in told):
         return known[1]
     everyone = ranks.to_first(claims)
-    layout = _Layout(ranks.first(lambda: plan.plan(everyone)))
+    layout = Layout(ranks.first(lambda: plan.plan(everyone)))
     _layouts[own] = (together, layout)
     if len(_layouts) > _LAYOUTS_KEPT:
         del _layouts[next(iter(_layouts))]
@@ -142,7 +144,7 @@ def _agree(ranks: Ranks, claims: list[Claim]) -> _Layout:
 
 
 def _open(
-    root: Path, step: int, generation: int, layout: _Layout, state: Mapping[str, JSON], documents: dict[str, bytes]
+    root: Path, step: int, generation: int, layout: Layout, state: Mapping[str, JSON], documents: dict[str, bytes]
 ) -> Manifest | None:
     present = commit.good(root, step)
     if present is None:
@@ -153,14 +155,14 @@ def _open(
     return present
 
 
-def _write(root: Path, step: int, generation: int, layout: _Layout, pieces: Sequence[Piece]) -> Checksums:
+def _write(root: Path, step: int, generation: int, layout: Layout, pieces: Sequence[Piece]) -> Checksums:
     tasks = []
     for piece in pieces:
         if piece.data.numel():
             ordinal = layout.ordinals[piece.array]
             info = layout.arrays[ordinal]
             block = Block(piece, info)
-            for chunk in plan.share(info, ordinal, _claim(piece)):
+            for chunk in plan.share(info, ordinal, claim(piece)):
                 shard, slot = info.locate(chunk)
                 tasks.append(Task(shard, slot, block, chunk))
     pinned = any(piece.data.is_cuda for piece in pieces)
@@ -168,7 +170,7 @@ def _write(root: Path, step: int, generation: int, layout: _Layout, pieces: Sequ
 
 
 def _publish(
-    root: Path, step: int, generation: int, layout: _Layout, documents: Mapping[str, bytes], shares: list[Checksums]
+    root: Path, step: int, generation: int, layout: Layout, documents: Mapping[str, bytes], shares: list[Checksums]
 ) -> tuple[Manifest, bool]:
     files = commit.entries(documents, layout.shards, writing.merged(shares))
     contents = Manifest(step, generation, files)
@@ -190,8 +192,8 @@ def _discard(root: Path, step: int, generation: int) -> None:
         _log.warning("an unfinished checkpoint could not be removed: %s", error)
 
 
-def _prune(root: Path, keep_last: int, step: int, generation: int) -> None:
+def _prune(root: Path, keep_last: int, keep_every: int | None, step: int, generation: int) -> None:
     try:
-        prune(root, keep_last, upto=step, generation=generation)
+        prune(root, keep_last, keep_every, upto=step, generation=generation)
     except (OSError, ValueError, CheckpointError) as error:
         _log.warning("older checkpoints could not be deleted: %s", error)

@@ -4,29 +4,31 @@ Owns reading whole files and comparing them with the manifest. Changes nothing; 
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
 import crc32c
 
-from checkpoint import manifest, metadata
+from checkpoint import direct, manifest, metadata
 from checkpoint.errors import DamagedCheckpoint
-from checkpoint.layout import CRC_BYTES, Shard
+from checkpoint.layout import CRC_BYTES, ArrayInfo, Shard
 from checkpoint.manifest import FileEntry, Manifest
+from checkpoint.part import Chunks
 
 _BLOCK_BYTES = 8 << 20
 _THREADS = 2
 
 
-def verify(path: Path, *, part: int = 0, parts: int = 1) -> None:
+def verify(path: Path, *, part: int = 0, parts: int = 1, progress: Callable[[int], None] | None = None) -> None:
     """Compare this part's share of a checkpoint's files with its manifest; all parts together cover every byte.
 
     Args:
         path: a committed checkpoint.
         part: which share, from 0.
         parts: how many shares.
+        progress: called with the number of bytes read since its last call, by several threads.
 
     Raises DamagedCheckpoint naming the file and what is wrong with it.
     """
@@ -42,11 +44,28 @@ def verify(path: Path, *, part: int = 0, parts: int = 1) -> None:
     if part == 0:
         _check_names(path, contents, shards)
     mine = share(contents, part, parts)
-    threads = min(_THREADS, len(mine)) or 1
-    with ThreadPoolExecutor(threads, thread_name_prefix="checkpoint-verify") as pool:
-        work = [pool.submit(_check_files, path, contents, shards, mine[first::threads]) for first in range(threads)]
-    for each in work:
-        each.result()
+    _verify_files(path, contents, shards, mine, progress or _silent)
+
+
+def verify_rest(path: Path, contents: Manifest, arrays: Mapping[str, ArrayInfo], read: Chunks) -> None:
+    """Verify what a load has not read: names, metadata files, and shard files of which chunks are missing in `read`.
+
+    Args:
+        arrays: of the checkpoint.
+        read: crc32c of the chunks that were read and found sound, by file and slot.
+
+    Raises DamagedCheckpoint.
+    """
+    shards = {shard.path: shard for info in arrays.values() for shard in info.shards.values()}
+    _check_names(path, contents, shards)
+    whole = []
+    for name, entry in contents.files.items():
+        shard, seals = shards.get(name), read.get(name, {})
+        if shard is None or len(seals) < len(shard.slots) or len(shard.slots) <= int(shard.slots[-1]):
+            whole.append(name)
+        elif shard.chunks_crc32c(seals) != entry.chunks_crc32c or entry.crc32c != shard.crc32c:
+            raise DamagedCheckpoint(path, f"{name} has sound chunks, but they are not those that were written")
+    _verify_files(path, contents, shards, whole, _silent)
 
 
 def share(contents: Manifest, part: int, parts: int) -> list[str]:
@@ -88,52 +107,74 @@ def _entries(path: Path, inside: str) -> Iterable[tuple[str, int]]:
         raise DamagedCheckpoint(path, f"{inside or 'the directory'} cannot be read: {error.strerror}") from error
 
 
-def _check_files(path: Path, contents: Manifest, shards: dict[str, Shard], names: list[str]) -> None:
-    buffer = memoryview(bytearray(_BLOCK_BYTES))
+def _silent(size_bytes: int) -> None:
+    pass
+
+
+def _verify_files(
+    path: Path, contents: Manifest, shards: Mapping[str, Shard], names: Sequence[str], progress: Callable[[int], None]
+) -> None:
+    threads = min(_THREADS, len(names)) or 1
+    with ThreadPoolExecutor(threads, thread_name_prefix="checkpoint-verify") as pool:
+        work = [pool.submit(_check_files, path, contents, shards, names[first::threads], progress) for first in range(threads)]
+    for each in work:
+        each.result()
+
+
+def _check_files(
+    path: Path, contents: Manifest, shards: Mapping[str, Shard], names: Sequence[str], progress: Callable[[int], None]
+) -> None:
+    buffer = direct.memory(_BLOCK_BYTES)
     for name in names:
         shard = shards.get(name)
         if shard is not None and shard.array.slot_bytes > len(buffer):
-            buffer = memoryview(bytearray(shard.array.slot_bytes))
+            buffer = direct.memory(shard.array.slot_bytes)
         try:
-            _check_file(path, name, contents.files[name], shard, buffer)
+            _check_file(path, name, contents.files[name], shard, buffer, progress)
         except FileNotFoundError:
             raise DamagedCheckpoint(path, f"{name} is missing") from None
         except OSError as error:
             raise DamagedCheckpoint(path, f"{name} cannot be read: {error.strerror}") from error
 
 
-def _check_file(path: Path, name: str, entry: FileEntry, shard: Shard | None, buffer: memoryview) -> None:
-    with (path / name).open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
+def _check_file(
+    path: Path, name: str, entry: FileEntry, shard: Shard | None, buffer: memoryview, progress: Callable[[int], None]
+) -> None:
+    fd = direct.open_to_read(path / name)
+    try:
+        size = os.fstat(fd).st_size
         if size != entry.size_bytes:
             raise DamagedCheckpoint(path, f"{name} has {size} bytes instead of {entry.size_bytes}")
         if shard is not None and size != shard.size_bytes:
             raise DamagedCheckpoint(path, f"{name} has {size} bytes, and its array needs {shard.size_bytes}")
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        whole, chunks = _checksums(file.fileno(), size, shard, buffer)
+        whole, chunks = _checksums(fd, size, shard, buffer, progress)
+    finally:
+        os.close(fd)
     if whole != entry.crc32c:
         raise DamagedCheckpoint(path, f"{name} has checksum {whole:08x} instead of {entry.crc32c:08x}")
     if chunks != entry.chunks_crc32c:
         raise DamagedCheckpoint(path, f"{name} has sound chunks, but they are not those that were written")
 
 
-def _checksums(fd: int, size: int, shard: Shard | None, buffer: memoryview) -> tuple[int, int | None]:
+def _checksums(
+    fd: int, size: int, shard: Shard | None, buffer: memoryview, progress: Callable[[int], None]
+) -> tuple[int, int | None]:
     """crc32c of the whole file; and of a shard file, over its chunks' checksums."""
     whole = 0
     if shard is None:
         for offset in range(0, size, len(buffer)):
-            whole = crc32c.crc32c(_read(fd, offset, buffer[: min(len(buffer), size - offset)]), whole)
+            whole = crc32c.crc32c(_read(fd, offset, buffer[: min(len(buffer), size - offset)], progress), whole)
         return whole, None
     array = shard.array
     chunks = 0
     for offset in range(0, array.first_slot, len(buffer)):
-        whole = crc32c.crc32c(_read(fd, offset, buffer[: min(len(buffer), array.first_slot - offset)]), whole)
+        whole = crc32c.crc32c(_read(fd, offset, buffer[: min(len(buffer), array.first_slot - offset)], progress), whole)
     used = set(shard.slots.tolist())
     at_once = max(1, len(buffer) // array.slot_bytes)
     last = int(shard.slots[-1]) + 1
     for slot in range(0, last, at_once):
         count = min(at_once, last - slot)
-        block = _read(fd, array.offset(slot), buffer[: count * array.slot_bytes])
+        block = _read(fd, array.offset(slot), buffer[: count * array.slot_bytes], progress)
         whole = crc32c.crc32c(block, whole)
         for number in range(count):
             if slot + number in used:
@@ -142,11 +183,8 @@ def _checksums(fd: int, size: int, shard: Shard | None, buffer: memoryview) -> t
     return whole, chunks
 
 
-def _read(fd: int, offset: int, target: memoryview) -> memoryview:
-    done = 0
-    while done < len(target):
-        count = os.preadv(fd, [target[done:]], offset + done)
-        if count == 0:
-            raise OSError(None, "it ends early")
-        done += count
+def _read(fd: int, offset: int, target: memoryview, progress: Callable[[int], None]) -> memoryview:
+    if direct.read(fd, target, offset) < len(target):
+        raise OSError(None, "it ends early")
+    progress(len(target))
     return target

@@ -5,6 +5,7 @@ The runtime knows layout, timeouts and exit budget; what a rank holds is asked o
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from resilient import storage
 from resilient.config import Config, ConfigError, Layout, Problem
 from resilient.driver.driver import DRAIN_S, FENCE_S
 from resilient.policy import ordinal
@@ -21,6 +23,7 @@ def show(config: Config, layout: Layout) -> None:
     """Print the plan. Raises ConfigError if the entry point's module refuses the config."""
     sections: dict[str, Mapping[str, object]] = {"layout": runtime_layout(config, layout)}
     sections.update(_entry_plan(config))
+    sections["tiers"] = tiers(config, layout, _size(config))
     sections["time"] = timeouts(config)
     console = Console(highlight=False)
     for title, rows in sections.items():
@@ -41,8 +44,58 @@ def runtime_layout(config: Config, layout: Layout) -> dict[str, object]:
             f" × {layout.accumulation} accumulated"
         ),
         "run directory": config.run_dir,
-        "checkpoints": ", ".join(f"{tier.name}: {tier.path}" for tier in config.checkpoint.tiers),
     }
+
+
+def tiers(config: Config, layout: Layout, size: tuple[int, int] | None) -> dict[str, object]:
+    """Each tier with its cadence, what it must hold, and what is free there.
+
+    Args:
+        size: bytes and files of one checkpoint, where the entry point knows them.
+    """
+    in_ram = {tier.path: storage.lies_in_ram(tier.path) for tier in config.checkpoint.tiers}
+    found = storage.arrange(config, layout.nodes, "", in_ram)
+    rows: dict[str, object] = {}
+    for tier in found.tiers:
+        copies = found.slabs if tier.kind == "memory" else tier.keep_last + 1
+        of = "each node" if tier.kind != "durable" else "all nodes"
+        words = [_cadence(tier), f"keeps {tier.keep_last}"]
+        if tier.replicas:
+            words.append("and as many of a buddy" if layout.nodes > 1 else "no replicas: there is one node")
+        if size is not None:
+            share, twice = (1 if tier.kind == "durable" else layout.nodes), 2 if tier.replicas and layout.nodes > 1 else 1
+            needed, files = copies * size[0] // share * twice, copies * size[1] * twice
+            words.append(f"needs {_bytes(needed)} and {files:,} files of {of}")
+            words.append(_free(Path(tier.roots[0]), needed, files))
+        rows[f"{tier.name} ({tier.kind})"] = ", ".join(words)
+    return rows
+
+
+def _cadence(tier: storage.Place) -> str:
+    if tier.every_s is not None:
+        return f"every {tier.every_s:g} s"
+    if tier.every_steps == "auto":
+        return "at the interval of Young and Daly"
+    return "on the way to slower tiers" if tier.every_steps is None else f"every {tier.every_steps} steps"
+
+
+def _free(path: Path, needed: int, files: int) -> str:
+    """What is free where a directory is or will be."""
+    there = next(each for each in (path, *path.parents) if each.exists())
+    free = os.statvfs(there)
+    available = free.f_bavail * free.f_frsize
+    short = available < needed or (free.f_files and free.f_favail < files)
+    inodes = f" and {free.f_favail:,} files" if free.f_files else ""
+    return f"{_bytes(available)}{inodes} are free here" + (": NOT ENOUGH" if short else "")
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
+
+
+def _size(config: Config) -> tuple[int, int] | None:
+    hook = getattr(importlib.import_module(config.entrypoint.partition(":")[0]), "checkpoint_size", None)
+    return hook(config) if hook is not None else None
 
 
 def timeouts(config: Config) -> dict[str, object]:

@@ -37,11 +37,15 @@ __all__ = [
 PAGE_VARIABLE = "RESILIENT_PAGE"
 GENERATION_VARIABLE = "RESILIENT_GENERATION"
 RUN_DIR_VARIABLE = "RESILIENT_RUN_DIR"
+SESSION_VARIABLE = "RESILIENT_SESSION"
 
 
 @dataclass(frozen=True)
 class Context:
-    """Who this process is. Ranks and sizes as torchrun names them; `generation` counts the restarts of the campaign."""
+    """Who this process is. Ranks and sizes as torchrun names them; `generation` counts the restarts of the campaign.
+
+    `session` is for `checkpoint.Snapshots`; None where nobody keeps snapshots.
+    """
 
     rank: int
     local_rank: int
@@ -50,6 +54,7 @@ class Context:
     generation: int
     run_dir: Path | None
     supervised: bool
+    session: Path | None = None
 
 
 class UnrecoverableError(Exception):
@@ -66,7 +71,7 @@ def init() -> Context:
     path = env.get(PAGE_VARIABLE)
     if path is not None and _page is None:
         _page = WorkerPage(Path(path))
-    run_dir = env.get(RUN_DIR_VARIABLE)
+    run_dir, session = env.get(RUN_DIR_VARIABLE), env.get(SESSION_VARIABLE)
     return Context(
         rank=int(env.get("RANK", "0")),
         local_rank=int(env.get("LOCAL_RANK", "0")),
@@ -75,6 +80,7 @@ def init() -> Context:
         generation=int(env.get(GENERATION_VARIABLE, "0")),
         run_dir=Path(run_dir) if run_dir is not None else None,
         supervised=_page is not None,
+        session=Path(session) if session is not None else None,
     )
 
 

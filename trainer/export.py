@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from checkpoint import CheckpointError, CheckpointMismatch
 from resilient.worker import Config
 from trainer.model import GPT
 from trainer.shape import GPTShape
@@ -60,6 +61,34 @@ def export(model: GPT, config: Config, output: Path, *, dtype: torch.dtype = tor
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return layout
+
+
+def export_checkpoint(checkpoint: Path, output: Path, *, float32: bool = False) -> str:
+    """Write what `export` does from a checkpoint, with its tokenizer where there is one; what was written, in a few words.
+
+    The entry point `hf` of `resilient.exporters`.
+
+    Args:
+        checkpoint: a committed one of this trainer.
+        output: must not be there.
+        float32: weights of 32 bits instead of bfloat16.
+
+    Raises:
+        CheckpointError: it is damaged, or holds no model that fits a layout.
+    """
+    from trainer.restore import RestoreError, restore
+    from trainer.sources import tokenizer_file
+
+    try:
+        model, config = restore(checkpoint)
+        known = tokenizer_file(config)
+        dtype = torch.float32 if float32 else torch.bfloat16
+        layout = export(model, config, output, dtype=dtype, tokenizer=known if known.is_file() else None)
+    except (ExportError, RestoreError) as error:
+        if isinstance(error.__cause__, CheckpointError):
+            raise error.__cause__ from None
+        raise CheckpointMismatch(str(error)) from error
+    return f"{layout}, {model.shape.parameters:,} parameters in {'fp32' if float32 else 'bf16'}"
 
 
 def layout_of(shape: GPTShape) -> str:

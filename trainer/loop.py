@@ -102,7 +102,7 @@ class Trainer:
     def train(self) -> None:
         """Step after step, with validation and checkpoints where they are due."""
         config, progress = self.config, self.state.progress
-        saved = progress.step if progress.step else None
+        self.state.start()
         if progress.step == 0 and config.train.eval_interval:
             self._validate()  # what the training has to show for itself is measured against this
         while progress.step < config.train.steps and worker.should_stop() is None and not self.time_is_up:
@@ -111,11 +111,10 @@ class Trainer:
             interval = config.train.eval_interval
             if last or (interval and progress.step % interval == 0):
                 self._validate()
-            if last or progress.step % config.checkpoint.every_steps == 0:
-                self.state.save()
-                saved = progress.step
+            if not last:
+                self.state.save_if_due()
         self.instruments.close()
-        if progress.step and saved != progress.step:
+        if progress.step:
             self.state.save()
 
     # -- one step ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""The entry point: `train`, and what the runtime asks of the module beside it: `prepare`, `plan`, `PRELOAD`.
+"""The entry point: `train`, and what the runtime asks of the module beside it: `prepare`, `plan`, `checkpoint_size`,
+`PRELOAD`.
 
 Light to import: torch comes in with the first call of `train`.
 """
@@ -20,8 +21,10 @@ PRELOAD = (
     "zarr.codecs",
     "zarr.storage",
     "checkpoint.loading",
-    "checkpoint.newest",
+    "checkpoint.restoring",
     "checkpoint.saving",
+    "checkpoint.tiers.exchange",
+    "checkpoint.tiers.snapshots",
     "trainer.loop",
 )
 
@@ -79,15 +82,30 @@ def _open_all(config: Config) -> None:
         open_split(datasets(config), config.data.split, "valid", config.model.seq_len, config.seed)
 
 
+def checkpoint_size(config: Config) -> tuple[int, int]:
+    """Bytes and files of one checkpoint, on any layout. Raises ConfigError like `prepare`."""
+    from trainer.plan import MASTER, MOMENTS, checkpoint_files
+    from trainer.shape import shape_of
+
+    shape = shape_of(config, _vocabulary(config)[0])
+    return shape.parameters * MASTER * (1 + MOMENTS[config.optimizer.name]), checkpoint_files(config, shape)[1]
+
+
 def plan(config: Config) -> Mapping[str, Mapping[str, object]]:
     """What a rank holds and a checkpoint weighs, by title and name. Raises ConfigError like `prepare`."""
-    from trainer.data.errors import DataError
     from trainer.plan import sections
+
+    vocab, known = _vocabulary(config)
+    return sections(config, vocab, known=known)
+
+
+def _vocabulary(config: Config) -> tuple[int, bool]:
+    """Tokens that the data may hold, and whether that is known or what will be asked of a tokenizer that is not trained yet."""
+    from trainer.data.errors import DataError
     from trainer.sources import refused, tokenizer_file, vocabulary
 
     known = config.model.vocab_size != "auto" or tokenizer_file(config).is_file()
     try:
-        vocab = vocabulary(config) if known else config.data.tokenizer.vocab_size
+        return (vocabulary(config) if known else config.data.tokenizer.vocab_size), known
     except DataError as error:
         raise refused(config, error) from None
-    return sections(config, vocab, known=known)

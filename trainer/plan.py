@@ -158,7 +158,6 @@ def sections(config: Config, vocab: int, *, known: bool) -> Mapping[str, Mapping
         "checkpoint": {
             "size": _size(shape.parameters * MASTER * (1 + MOMENTS[config.optimizer.name])),
             "files": f"{files} in {arrays} arrays, on any layout",
-            "every": f"{config.checkpoint.every_steps} steps",
         },
     }
 

@@ -5,13 +5,14 @@ array over the ranks; the rest is a small mapping in the checkpoint's attributes
 """
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 
 import checkpoint
@@ -19,6 +20,8 @@ from resilient import worker
 from trainer.model import GPT
 from trainer.optimizer import MOMENTS
 from trainer.parallel import Ranks
+
+LAST_WAIT_S = 20.0  # for memory that is still being copied to a slower tier
 
 _LAYER = re.compile(r"blocks\.(\d+)\.(.+)")
 
@@ -58,11 +61,58 @@ class TrainingState:
         self._context = context
         self._ranks = ranks
         self._root = config.checkpoint.tiers[-1].path
+        self._snapshots = checkpoint.Snapshots(context.session) if context.session is not None else None
+        self._clock: checkpoint.Clock | None = None
+        self._saved_step: int | None = None
         self.progress = Progress(0, 0)
 
-    def save(self) -> None:
-        """Save to the durable tier, together with all ranks; tells the ledger."""
+    def start(self) -> None:
+        """Training begins, from where `resume` has left it."""
         tier = self._config.checkpoint.tiers[-1]
+        if self._snapshots is not None:
+            self._snapshots.start([*self._arrays(), self._random_numbers(random_state())])
+            self._snapshots.ready()
+            return
+        every_steps = self._config.checkpoint.every_steps if tier.every_steps is None else tier.every_steps
+        every = checkpoint.Every(None if tier.every_s is not None else every_steps, tier.every_s)
+        self._clock = checkpoint.Clock({tier.name: every}, checkpoint.mean_time_between_failures(0, 0.0), time.monotonic())
+
+    def save_if_due(self) -> None:
+        """Take a snapshot for the tiers that want one of this step."""
+        step = self.progress.step
+        if self._snapshots is not None:
+            tiers = self._snapshots.due(step)
+            if tiers:
+                self._snapshot(tiers)
+        elif self._clock is not None:
+            told = [bool(self._clock.due(step, time.monotonic()))]
+            if self._clock.timed and self._context.world_size > 1:
+                dist.broadcast_object_list(told, src=0)  # the first rank's clock decides for all
+            if told[0]:
+                self._save()
+
+    def save(self) -> None:
+        """Save this step for good: the last one of an attempt."""
+        if self._snapshots is None:
+            self._save()
+            return
+        if self._saved_step != self.progress.step:
+            self._snapshot(frozenset([self._config.checkpoint.tiers[-1].name]), wait_s=LAST_WAIT_S)
+
+    def _snapshot(self, tiers: frozenset[str], wait_s: float = 0.0) -> None:
+        assert self._snapshots is not None
+        with worker.phase("snapshot"):
+            pieces = [*self._arrays(), self._random_numbers(random_state())]
+            changed = self._saved_step is not None and self.progress.skipped == 0
+            taken = self._snapshots.take(self.progress.step, pieces, self._small(), tiers, changed=changed, wait_s=wait_s)
+        if taken.taken:
+            self._saved_step = self.progress.step
+
+    def _save(self) -> None:
+        """Save to the durable tier, together with all ranks, while they wait; tells the ledger."""
+        tier = self._config.checkpoint.tiers[-1]
+        if self._saved_step == self.progress.step:
+            return
         with worker.phase("snapshot"):
             saved = checkpoint.save(
                 self._root,
@@ -70,8 +120,12 @@ class TrainingState:
                 [*self._arrays(), self._random_numbers(random_state())],
                 self._small(),
                 generation=self._context.generation,
-                keep_last=tier.keep_last,
+                keep_last=3 if tier.keep_last == "auto" else tier.keep_last,
+                keep_every=tier.keep_every,
             )
+        self._saved_step = self.progress.step
+        if self._clock is not None:
+            self._clock.taken(frozenset([tier.name]), saved.write_s, time.monotonic())
         if self._context.rank == 0:
             where = {"step": saved.step, "tier": tier.name, "bytes": saved.bytes}
             worker.report({**where, "stall_s": saved.write_s, "write_s": saved.write_s}, event="snapshot")
@@ -84,25 +138,30 @@ class TrainingState:
             checkpoint.NoUsableCheckpoint: there are checkpoints, and all are damaged.
             checkpoint.CheckpointMismatch: they are of another model.
         """
-        tier = self._config.checkpoint.tiers[-1].name
+        durable = self._config.checkpoint.tiers[-1].name
 
-        def rejected(step: int, reason: str) -> None:
+        def rejected(step: int, tier: str, reason: str) -> None:
             worker.report({"step": step, "tier": tier, "reason": reason}, event="checkpoint_rejected")
 
-        path = checkpoint.newest_good(self._root, on_reject=rejected)
-        if path is None:
+        numbers = torch.empty_like(random_state())
+        arrays = self._arrays()
+
+        def pieces(state: Mapping[str, Any]) -> list[checkpoint.Piece]:
+            return [*arrays, self._random_numbers(numbers)] if state.get("layout") == self._layout() else arrays
+
+        held = self._snapshots.session.candidates if self._snapshots is not None else ()
+        found = checkpoint.restore(self._root, pieces, tier=durable, held=held, on_reject=rejected)
+        if found is None:
             initialize()
         else:
-            self._load(path)
+            self._go_on(found.state, numbers)
+            self._saved_step = found.step
         if self._context.rank == 0:
-            worker.report({"step": self.progress.step, "tier": tier}, event="resumed")
+            worker.report({"step": self.progress.step, "tier": found.tier if found is not None else durable}, event="resumed")
 
-    def _load(self, path: Path) -> None:
-        state = checkpoint.read_state(path)
+    def _go_on(self, state: Mapping[str, Any], numbers: torch.Tensor) -> None:
+        """Take over what is not in the arrays."""
         same_ranks = state.get("layout") == self._layout()
-        numbers = torch.empty_like(random_state())
-        pieces = self._arrays()
-        checkpoint.load(path, [*pieces, self._random_numbers(numbers)] if same_ranks else pieces)
         known = {name: state[name] for name in ("step", "consumed_samples", "losses", "skipped") if name in state}
         try:
             self.progress = _PROGRESS.validate_python(known)

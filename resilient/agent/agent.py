@@ -22,11 +22,12 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from resilient import spill
 from resilient.agent.rendezvous import DriverRendezvous, Generation
-from resilient.agent.workers import Workers, page_directory, salvaged
+from resilient.agent.storage import KeeperProcess
+from resilient.agent.workers import Workers, keeper_directory, page_directory, salvaged
 from resilient.faults import WorkerEnd
 from resilient.page import AgentPage, Pulse
 from resilient.wire import Connection, Disconnected, Message
-from resilient.worker import GENERATION_VARIABLE, RUN_DIR_VARIABLE
+from resilient.worker import GENERATION_VARIABLE, RUN_DIR_VARIABLE, SESSION_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,16 @@ class NodeAgent(LocalElasticAgent):
         self._selector.register(connection, selectors.EVENT_READ)
         self._signals = _Signals()
         self._selector.register(self._signals, selectors.EVENT_READ)
+        self._keeper = KeeperProcess(
+            settings.run_dir,
+            keeper_directory(settings.run_dir, settings.node),
+            node=settings.node,
+            procs=settings.procs,
+            host=settings.addr,
+            token=settings.token.partition(".")[0],
+        )
+        self._left_behind = False
+        self._clear: list[str] = []
         spec = WorkerSpec(
             role="worker",
             local_world_size=settings.procs,
@@ -98,6 +109,14 @@ class NodeAgent(LocalElasticAgent):
         assert told is not None
         log_dir = self._settings.run_dir / "logs" / f"g{told.generation}"
         log_dir.mkdir(parents=True, exist_ok=True)
+        self._keeper.begin(
+            generation=told.generation,
+            node_rank=told.node_rank,
+            nodes=told.nodes,
+            told=told.storage,
+            renew=self._left_behind,
+        )
+        self._left_behind = False
         self._workers = Workers(
             self._settings.node,
             [self._environ(told, worker_group, local) for local in range(self._settings.procs)],
@@ -113,7 +132,7 @@ class NodeAgent(LocalElasticAgent):
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         if self._workers is None:
             return
-        self._workers.kill()
+        self._left_behind = not self._workers.kill()
         self._tell_records()
         self._workers.close()
         self._workers = None
@@ -134,6 +153,9 @@ class NodeAgent(LocalElasticAgent):
             spill.leave(self._settings.run_dir, told.generation, socket.gethostname(), unkept)
         with contextlib.suppress(OSError):
             self._pages.rmdir()
+        if self._clear:
+            self._keeper.clear(self._clear)
+        self._keeper.close()
 
     # -- one generation ------------------------------------------------------------------------------------------------
 
@@ -157,11 +179,15 @@ class NodeAgent(LocalElasticAgent):
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             GENERATION_VARIABLE: str(told.generation),
             RUN_DIR_VARIABLE: str(self._settings.run_dir),
+            SESSION_VARIABLE: str(self._keeper.session_path),
         }
 
     def _ready(self, store_port: int) -> Generation:
         """Say that no worker is left here, and wait to be told of the next generation."""
-        self._send("ready", store_port=store_port)
+        inventory, other = self._keeper.inventory()
+        self._send("ready", store_port=store_port, storage=inventory)
+        for news in other:
+            self._send("storage", news=news)
         while True:
             message = self._next(QUIET_S)
             if message is not None and message["type"] == "start":
@@ -171,6 +197,7 @@ class NodeAgent(LocalElasticAgent):
                     nodes=message["nodes"],
                     master_addr=message["master_addr"],
                     master_port=message["master_port"],
+                    storage=message["storage"],
                 )
 
     def _watch(self) -> None:
@@ -205,18 +232,24 @@ class NodeAgent(LocalElasticAgent):
             return None
         message = self._inbox.popleft()
         if message["type"] == "shutdown":
+            self._clear = message["clear"]
             raise RendezvousGracefulExitError("the driver has ended the run")
         return message
 
     def _wait(self, timeout_s: float) -> None:
-        sentinels = self._workers.sentinels() if self._workers is not None else []
-        for sentinel in sentinels:
-            self._selector.register(sentinel, selectors.EVENT_READ)
+        watched = self._workers.sentinels() if self._workers is not None else []
+        if self._keeper.running:
+            watched.append(self._keeper.fileno())
+        for each in watched:
+            self._selector.register(each, selectors.EVENT_READ)
         try:
             ready = [key.fileobj for key, _ in self._selector.select(timeout_s)]
         finally:
-            for sentinel in sentinels:
-                self._selector.unregister(sentinel)
+            for each in watched:
+                self._selector.unregister(each)
+        if self._keeper.running and self._keeper.fileno() in ready:
+            for news in self._keeper.receive():
+                self._send("storage", news=news)
         if self._signals in ready:
             for name in self._signals.take():
                 self._send("signal", name=name)
@@ -234,6 +267,8 @@ class NodeAgent(LocalElasticAgent):
                 for _ in range(message["count"]):
                     _, page, end = self._unkept.popleft()
                     page.keep(end)
+            elif message["type"] == "storage":
+                self._keeper.send(message["order"])
             else:
                 self._inbox.append(message)
 

@@ -4,9 +4,10 @@ A restarted rank that reads what a dead attempt left in a shared store hangs or 
 each agent opens a new, empty store before each generation, and the one that is given node rank 0 lends its store to all.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
@@ -23,6 +24,7 @@ class Generation:
     nodes: int
     master_addr: str
     master_port: int
+    storage: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DriverRendezvous(RendezvousHandler):

@@ -152,8 +152,8 @@ class Workers:
         for rank in self._ranks:
             rank.page.arm(target)
 
-    def kill(self) -> None:
-        """End all workers and what they have started, now; returns when they are gone."""
+    def kill(self) -> bool:
+        """End all workers and what they have started, now; returns when they are gone: False if one does not go."""
         alive = [rank for rank in self._ranks if rank.end is None]
         for rank in alive:
             _kill_tree(rank.process.pid)
@@ -163,6 +163,7 @@ class Workers:
             if rank.process.exitcode is None:
                 log.error("rank %d (process %s) does not die; leaving it behind", rank.rank, rank.process.pid)
             rank.collect()
+        return all(rank.process.exitcode is not None for rank in alive)
 
     def close(self) -> None:
         """Kill what still runs and give the pages back."""
@@ -176,10 +177,19 @@ class Workers:
 
 def page_directory(run_dir: Path, node: int) -> Path:
     """Where a node's pages of this run are: in RAM, and the same for every agent that the node has."""
+    return _in_memory(run_dir, f"node{node}")
+
+
+def keeper_directory(run_dir: Path, node: int) -> Path:
+    """Where a node's keeper has its socket."""
+    return _in_memory(run_dir, f"node{node}-keeper")
+
+
+def _in_memory(run_dir: Path, what: str) -> Path:
     digest = hashlib.blake2b(str(run_dir).encode(), digest_size=6).hexdigest()
     memory = Path("/dev/shm")
     root = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-    return root / f"resilient-{os.getuid()}-{digest}-node{node}"
+    return root / f"resilient-{os.getuid()}-{digest}-{what}"
 
 
 def page_name(generation: int, rank: int) -> str:

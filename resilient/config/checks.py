@@ -97,13 +97,27 @@ def _data(config: Config) -> Iterator[Problem]:
 
 def _checkpoint(config: Config) -> Iterator[Problem]:
     seen: set[str] = set()
-    for number, tier in enumerate(config.checkpoint.tiers):
+    tiers = config.checkpoint.tiers
+    for number, tier in enumerate(tiers):
+        key = f"checkpoint.tiers.{number}"
         if tier.name in seen:
-            yield Problem(f"checkpoint.tiers.{number}.name", tier.name, "is the name of another tier already")
+            yield Problem(f"{key}.name", tier.name, "is the name of another tier already")
         seen.add(tier.name)
+        if tier.every_s is not None and tier.every_steps is not None:
+            yield Problem(f"{key}.every_s", tier.every_s, "give either every_s or every_steps, not both")
+        if tier.replicas > 1:
+            yield Problem(f"{key}.replicas", tier.replicas, "allowed: 0, or 1 for a copy on another node")
+        durable = number == len(tiers) - 1
+        if durable and tier.replicas:
+            yield Problem(f"{key}.replicas", tier.replicas, "the last tier is shared by all nodes and needs none; allowed: 0")
+        if tier.keep_every is not None and not durable:
+            yield Problem(f"{key}.keep_every", tier.keep_every, "only the last tier, the durable one, keeps checkpoints for good")
 
 
 def _cluster(config: Config) -> Iterator[Problem]:
+    domains = config.cluster.domains
+    if domains is not None and len(domains) != config.cluster.nodes:
+        yield Problem("cluster.domains", domains, f"must name a failure domain for each of {config.cluster.nodes} nodes")
     if config.cluster.min_nodes > config.cluster.nodes:
         message = f"must be at most cluster.nodes = {config.cluster.nodes}"
         yield Problem("cluster.min_nodes", config.cluster.min_nodes, message)
@@ -122,13 +136,5 @@ def _not_yet(config: Config) -> Iterator[Problem]:
         yield refuse("cluster.spares", cluster.spares, "0")
     if 1 < cluster.min_nodes < cluster.nodes:
         yield refuse("cluster.min_nodes", cluster.min_nodes, f"1, or cluster.nodes = {cluster.nodes}")
-    tiers = config.checkpoint.tiers
-    if len(tiers) > 1:
-        yield refuse("checkpoint.tiers", f"{len(tiers)} tiers", "one tier, the durable one")
-    for number, tier in enumerate(tiers):
-        if tier.replicas:
-            yield refuse(f"checkpoint.tiers.{number}.replicas", tier.replicas, "0")
-        if tier.every_steps is not None:
-            yield refuse(f"checkpoint.tiers.{number}.every_steps", tier.every_steps, "checkpoint.every_steps for the one tier")
     if config.resilience.link_grace_s != "auto":
         yield refuse("resilience.link_grace_s", config.resilience.link_grace_s, "auto")

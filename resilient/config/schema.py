@@ -42,6 +42,7 @@ class Cluster(Section):
     launcher: Literal["auto", "local", "slurm"] = "auto"
     nodes: Count = Field(1, description="agents to start; on one machine several agents stand for several nodes")
     procs_per_node: Count | Auto = Field("auto", description="ranks per node; auto: one per GPU, else 1")
+    domains: list[str] | None = Field(None, description="failure domain of each node; replicas are kept in another one")
     spares: NonNegative = 0
     min_nodes: Count = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -229,16 +230,21 @@ class Tier(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
     path: Path
-    keep_last: Count = 3
-    every_steps: Count | None = None
-    replicas: NonNegative = 0
+    keep_last: Count | Auto = Field("auto", description="newest ones that are kept; auto: 3 on the durable tier, 1 in RAM, else 2")
+    keep_every: Count | None = Field(None, description="on the durable tier, multiples of so many steps are kept for good")
+    every_steps: Count | Auto | None = Field(
+        None, description="auto: the interval of Young and Daly; unset: checkpoint.every_steps, and for a tier in RAM every step"
+    )
+    every_s: Seconds | None = Field(None, description="in place of every_steps: at the first step after so many seconds")
+    replicas: NonNegative = Field(0, description="1: another node keeps a copy of each node's part")
+    max_mib_s: Positive | None = Field(None, description="write no faster than this")
 
 
 class Checkpoint(Section):
-    """When state is saved, and where; the last tier is the durable one."""
+    """When state is saved, and where; tiers are listed fastest first, and the last one is the durable one."""
 
-    every_steps: Count = 10
-    tiers: Annotated[list[Tier], Field(min_length=1)] = [Tier(name="durable", path=Path("${run_dir}/checkpoints"), keep_last=3)]
+    every_steps: Count | Auto = Field(10, description="of the durable tier; auto: the interval of Young and Daly")
+    tiers: Annotated[list[Tier], Field(min_length=1)] = [Tier(name="durable", path=Path("${run_dir}/checkpoints"))]
 
 
 class Resilience(Section):

@@ -1,14 +1,16 @@
 """The coordinator: membership, generations, faults and drains of one job, as a state machine without input or output.
 
-Messages, losses, signals and the clock go in; effects come out (`resilient.driver.effects`), for the driver to carry out. So every
-course of events can be played in a test without a process.
+Messages, losses, signals and the clock go in; effects come out (`resilient.driver.effects`), for the driver to carry out. So
+every course of events can be played in a test without a process.
 
-A generation goes through three states. *Gathering*: its nodes start up or stop the workers of the generation before, and say
-`ready`. *Running*: all were told to `start`. *Settling*: a worker has failed in a way that blames a peer, and for a moment the
-peer may still be heard of. Then the policy's action leads back to gathering, or to the end.
+A generation goes through three states, and a job ends in a fourth. *Gathering*: its nodes start up or stop the workers of the
+generation before, and say `ready`. *Running*: all were told to `start`. *Settling*: a worker has failed in a way that blames a
+peer, and for a moment the peer may still be heard of. Then the policy's action leads back to gathering, or to the end.
+*Saving*: no worker runs any more, and what the keepers hold is made durable.
 
-Messages of an agent: `hello`, `ready`, `started`, `beat`, `records`, `proposed`, `exited`, `signal`.
-Messages to an agent: `start`, `stop`, `propose`, `arm`, `kept` (so many records are in the ledger), `ping`, `shutdown`.
+Messages of an agent: `hello`, `ready`, `started`, `beat`, `records`, `proposed`, `exited`, `signal`, `storage` (news of its
+keeper). Messages to an agent: `start`, `stop`, `propose`, `arm`, `kept` (so many records are in the ledger), `ping`,
+`shutdown`, `storage` (an order for its keeper).
 """
 
 from collections.abc import Iterator
@@ -16,7 +18,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from resilient.driver.drain import Drain
+from checkpoint.tiers.cadence import mean_time_between_failures
+from resilient.driver.custody import Custody, News, StoragePlan
+from resilient.driver.drain import Drain, fits
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
 from resilient.exits import Exit
 from resilient.faults import Fault, Raised, WorkerEnd, blames_a_peer, from_ends
@@ -27,6 +31,7 @@ from resilient.wire import Message
 SETTLE_S = 0.3  # how long a failure that blames a peer waits for that peer's own failure
 PING_S = 1.0
 LAUNCH_ATTEMPTS = 3
+RESERVE_S = 1.0  # of a drain, for what is neither copying nor writing
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Job:
     nodes: int
     procs_per_node: int
     layout: dict[str, int]
-    tier: str
+    storage: StoragePlan
     budget: Budget
     drain_s: float
     silence_s: float  # a node that has not been heard of for so long is lost
@@ -50,6 +55,7 @@ class State(Enum):
     GATHERING = auto()
     RUNNING = auto()
     SETTLING = auto()
+    SAVING = auto()
     FINISHED = auto()
 
 
@@ -76,6 +82,19 @@ class Run:
     ends: list[WorkerEnd] = field(default_factory=list)
     stopped: bool = False
     settle_until: float = 0.0
+    beat_t: float = 0.0
+    step_s: float = 0.0
+
+
+@dataclass
+class Ending:
+    """How the job will end, once what the keepers hold is durable, or at the deadline (unix seconds)."""
+
+    code: Exit
+    message: str
+    deadline_t: float | None
+    waiting: set[int]  # for nodes that have not settled what their workers left
+    troubled_t: float | None = None
 
 
 class Coordinator:
@@ -93,10 +112,14 @@ class Coordinator:
         self._unrecovered: list[tuple[Fault, float]] = []
         self._pinged_t = 0.0
         self._last_step = 0
+        self.custody = Custody(job.storage, job.nodes)
+        self._ending: Ending | None = None
+        self._began_t = 0.0
 
     # -- news ----------------------------------------------------------------------------------------------------------
 
     def begin(self, now: float) -> list[Effect]:
+        self._began_t = now
         for node in self._nodes:
             node.heard_t = now
         return [Launch(index) for index in range(self.job.nodes)]
@@ -119,15 +142,20 @@ class Coordinator:
                 return []
             case "ready":
                 node.ready_port, node.failed_launches = message["store_port"], 0
+                self.custody.inventory(index, message["storage"])
+                if self.state is State.SAVING:
+                    return [self._sync(index)]
                 return list(self._gather(now))
+            case "storage":
+                return list(self._storage(index, message["news"], now))
             case "signal":
                 return self.stop(message["name"], now)
             case "started":
                 return list(self._propose_to(index))
             case "beat":
-                return list(self._beat(message["ranks"]))
+                return list(self._beat(message["ranks"], now))
             case "records":
-                effects = [effect for item in message["items"] for effect in self._record(node, *item)]
+                effects = [effect for item in message["items"] for effect in self._record(node, now, *item)]
                 return [*effects, Send(index, {"type": "kept", "count": len(message["items"])})]
             case "proposed" if self._drain is not None:
                 return self._drain.proposed(index, message["checked"])
@@ -147,6 +175,10 @@ class Coordinator:
             return [Launch(index)]
         run = self._run
         self._nodes[index] = Node(host=node.host, heard_t=now)
+        if self.state is State.SAVING:  # there are no workers to start anew, but what the node holds is still needed
+            assert self._ending is not None
+            self._ending.waiting.add(index)
+            return [Launch(index)]
         fault = Fault(
             fault_id=self._fault_id(),
             kind="node_lost",
@@ -167,9 +199,32 @@ class Coordinator:
         if self._drain is not None:
             return self._finish(Exit.STOPPED, f"stopped at once by a second {signal_name}", now)
         self._drain = Drain(signal_name, now, now + self.job.drain_s, self.job.nodes)
+        if self.state is State.SAVING:
+            assert self._ending is not None
+            self._ending.deadline_t = min(self._ending.deadline_t or self._drain.deadline_t, self._drain.deadline_t)
+            return []
         if self.state is State.GATHERING:
-            return self._finish(Exit.STOPPED, f"stopped by {signal_name} while no step was being computed", now)
-        return [effect for index in range(self.job.nodes) for effect in self._propose_to(index)]
+            return list(self._conclude(Exit.STOPPED, f"stopped by {signal_name} while no step was being computed", now))
+        effects: list[Effect] = []
+        if not self._time_for_a_snapshot():
+            effects += self.custody.save_newest(now)
+        return [*effects, *(effect for index in range(self.job.nodes) for effect in self._propose_to(index))]
+
+    def _reserve_s(self) -> float:
+        """How long before the end of a drain the workers must have stopped, so that what is held can be made durable."""
+        newest, rate = self.custody.newest, self.custody.rate_bytes_per_s
+        if newest is None:
+            return 0.0
+        wanted = 2 * self.custody.cost(newest)[0] / rate if rate is not None else self.job.drain_s
+        return min(self.job.drain_s / 2, RESERVE_S + wanted)
+
+    def _time_for_a_snapshot(self) -> bool:
+        """Whether a snapshot of the next step boundary can be durable in time; what is held already is saved at once where not."""
+        newest, rate = self.custody.newest, self.custody.rate_bytes_per_s
+        if newest is None or rate is None or self._run is None:
+            return True
+        size, stall_s = self.custody.cost(newest)
+        return fits(self.job.drain_s, step_s=self._run.step_s, stall_s=stall_s, size_bytes=size, rate_bytes_per_s=rate)
 
     def tick(self, now: float) -> list[Effect]:
         """Time has passed."""
@@ -184,7 +239,11 @@ class Coordinator:
                 effects += self.lost(index, f"silent for {now - node.heard_t:.0f} s", now)
         if self.state is State.SETTLING and self._run is not None and now >= self._run.settle_until:
             effects += self._blame(now)
-        if self._drain is not None and now >= self._drain.deadline_t:
+        if self.state is State.SAVING:
+            effects += self._saved(now)
+        elif self._drain is not None and self.custody.behind and now >= self._drain.deadline_t - self._reserve_s():
+            effects += self._conclude(Exit.STOPPED, "the workers did not stop in time; what the agents hold is the state", now)
+        elif self._drain is not None and now >= self._drain.deadline_t:
             effects += self._finish(
                 Exit.STOPPED,
                 f"the drain took longer than {self.job.drain_s:.0f} s; the newest checkpoint is the state",
@@ -208,6 +267,8 @@ class Coordinator:
         self.state = State.RUNNING
         self._run = Run(started_t=now)
         yield RaiseFence(self.generation)
+        yield from self.custody.begin(self.generation)
+        mtbf_s = mean_time_between_failures(len(self.faults), now - self._began_t)
         first = self._nodes[0]
         for index in range(self.job.nodes):
             yield Send(
@@ -219,12 +280,13 @@ class Coordinator:
                     "nodes": self.job.nodes,
                     "master_addr": first.addr,
                     "master_port": first.ready_port,
+                    "storage": {"candidates": self.custody.candidates(index), "mtbf_s": mtbf_s},
                 },
             )
         for node in self._nodes:
             node.ready_port = None
 
-    def _announce(self, resumed_step: int | None) -> Iterator[Effect]:
+    def _announce(self, resumed_step: int | None, tier: str | None, now: float) -> Iterator[Effect]:
         """Write `generation_started`, once it is known from which step."""
         run = self._run
         if run is None or run.announced:
@@ -237,21 +299,25 @@ class Coordinator:
                 "world_size": self.job.world_size,
                 "layout": self.job.layout,
                 "resumed_step": resumed_step,
-                "tier": self.job.tier if resumed_step else None,
+                "tier": tier if resumed_step else None,
             },
             self.generation,
             run.started_t,
         )
+        if resumed_step is not None:
+            yield from self.custody.resumed(resumed_step, now)
 
-    def _beat(self, ranks: dict[str, dict[str, Any]]) -> Iterator[Effect]:
+    def _beat(self, ranks: dict[str, dict[str, Any]], now: float) -> Iterator[Effect]:
         run = self._run
         if run is None or self.state is State.GATHERING:
             return
         for pulse in ranks.values():
             if pulse["step"] <= run.step:
                 continue
-            yield from self._announce(pulse["step"] - 1)
-            run.step = pulse["step"]
+            yield from self._announce(pulse["step"] - 1, self.job.storage.durable.name, now)
+            if run.step != NOT_BEATEN:
+                run.step_s = (pulse["beat_t"] - run.beat_t) / (pulse["step"] - run.step)
+            run.step, run.beat_t = pulse["step"], pulse["beat_t"]
             self._last_step = run.step
             for fault, t in self._unrecovered:
                 finished = (fault.step or 1) - 1
@@ -267,9 +333,9 @@ class Coordinator:
                 )
             self._unrecovered = []
 
-    def _record(self, node: Node, rank: int, t: float, event: str | None, fields: dict[str, Any]) -> Iterator[Effect]:
+    def _record(self, node: Node, now: float, rank: int, t: float, event: str | None, fields: dict[str, Any]) -> Iterator[Effect]:
         if event == "resumed":
-            yield from self._announce(int(fields["step"]))
+            yield from self._announce(int(fields["step"]), fields.get("tier"), now)
             self._last_step = int(fields["step"])
         elif event is None:
             yield WriteMetrics(fields, self.generation, t)
@@ -292,9 +358,9 @@ class Coordinator:
         elif len(run.ends) == self.job.world_size and self.state is State.RUNNING:
             self._last_step = max(self._last_step, *(each.step for each in run.ends))
             if run.stopped and self._drain is not None:
-                yield from self._finish(Exit.STOPPED, f"stopped by {self._drain.signal} at step {self._last_step}", now)
+                yield from self._conclude(Exit.STOPPED, f"stopped by {self._drain.signal} at step {self._last_step}", now)
             else:
-                yield from self._finish(Exit.OK, "", now)
+                yield from self._conclude(Exit.OK, "", now)
 
     def _blame(self, now: float) -> Iterator[Effect]:
         run = self._run
@@ -303,7 +369,7 @@ class Coordinator:
         yield from self._fault(fault, now - fault.detect_s, now)
 
     def _fault(self, fault: Fault, happened_t: float, now: float) -> Iterator[Effect]:
-        yield from self._announce(None)
+        yield from self._announce(None, None, now)
         situation = Situation(fault, self.faults, self.job.budget, self._drain is not None, now)
         action = decide(situation)
         self.faults.append((now, fault))
@@ -329,12 +395,12 @@ class Coordinator:
     def _act(self, action: Action, fault: Fault, now: float) -> Iterator[Effect]:
         match action.name:
             case "give_up" if fault.final is not None:
-                yield from self._finish(Exit(fault.final), fault.evidence, now)
+                yield from self._conclude(Exit(fault.final), fault.evidence, now)
             case "give_up":
                 who = f"rank {', '.join(map(str, fault.ranks))}"
-                yield from self._finish(Exit.GAVE_UP, f"{action.reason}; {who}:\n{fault.evidence.rstrip()}", now)
+                yield from self._conclude(Exit.GAVE_UP, f"{action.reason}; {who}:\n{fault.evidence.rstrip()}", now)
             case "finish_drain":
-                yield from self._finish(Exit.STOPPED, f"{fault.detail} while stopping: {action.reason}", now)
+                yield from self._conclude(Exit.STOPPED, f"{fault.detail} while stopping: {action.reason}", now)
             case "replace_node" | "restart_workers":
                 was_running = self.state is not State.GATHERING
                 self.state = State.GATHERING
@@ -347,6 +413,66 @@ class Coordinator:
     def _fault_id(self) -> str:
         return f"g{self.generation}-{len(self.faults) + 1}"
 
+    # -- storage -------------------------------------------------------------------------------------------------------
+
+    def _storage(self, index: int, news: News, now: float) -> Iterator[Effect]:
+        """News of a node's keeper."""
+        if news["what"] == "no_room" and self.state is not State.SAVING:
+            places = ", ".join(news["places"])
+            message = f"no tier of node {index} has room for the {news['bytes'] / 2**20:,.0f} MiB of its snapshots: {places}"
+            yield from self._finish(Exit.UNUSABLE, message, now)
+            return
+        yield from self.custody.heard(index, news, now)
+        if self.state is State.SAVING and self._ending is not None:
+            if news["what"] == "synced":
+                self._ending.waiting.discard(index)
+            elif news["what"] == "inventory":
+                yield self._sync(index)
+            yield from self._saved(now)
+
+    def _sync(self, index: int) -> Effect:
+        return Send(index, {"type": "storage", "order": {"do": "sync"}})
+
+    def _conclude(self, code: Exit, message: str, now: float) -> Iterator[Effect]:
+        """End the job, but make durable first what the keepers hold."""
+        if self._run is None:
+            yield from self._finish(code, message, now)
+            return
+        running = self.state in (State.RUNNING, State.SETTLING)
+        self.state = State.SAVING
+        deadline = self._drain.deadline_t if self._drain is not None else None if code is Exit.OK else now + self.job.drain_s
+        self._ending = Ending(code, message, deadline, set(range(self.job.nodes)))
+        for index, node in enumerate(self._nodes):
+            if not node.joined:
+                yield Launch(index)
+            elif running and code is not Exit.OK:
+                yield Send(index, {"type": "stop"})  # and once its workers are gone it says ready
+            elif running or node.ready_port is not None:
+                yield self._sync(index)
+
+    def _saved(self, now: float) -> Iterator[Effect]:
+        """End the job as soon as nothing more can be done for its state."""
+        ending, custody = self._ending, self.custody
+        assert ending is not None
+        if not ending.waiting:
+            yield from custody.save_newest(now)
+            if not custody.behind:
+                yield from self._finish(ending.code, ending.message, now)
+                return
+        ending.troubled_t = (ending.troubled_t or now) if custody.troubled else None
+        late = ending.deadline_t is not None and now >= ending.deadline_t
+        late |= ending.troubled_t is not None and now - ending.troubled_t > self.job.drain_s
+        if not late and not custody.given_up():
+            return
+        message, code = ending.message, ending.code
+        if custody.behind and custody.newest is not None:
+            lost = (
+                f"step {custody.newest[0]} could not be made durable on tier {self.job.storage.durable.name}, where step "
+                f"{custody.durable_step} is the newest; it is still held by the other tiers: run again on the same nodes to go on"
+            )
+            message, code = f"{message}; {lost}" if message else lost, Exit.UNUSABLE if code is Exit.OK else code
+        yield from self._finish(code, message, now)
+
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _propose_to(self, index: int) -> Iterator[Effect]:
@@ -355,7 +481,7 @@ class Coordinator:
 
     def _finish(self, code: Exit, message: str, now: float) -> list[Effect]:
         self.state = State.FINISHED
-        effects: list[Effect] = [*self._announce(None)]
+        effects: list[Effect] = [*self._announce(None, None, now)]
         if self._drain is not None:
             drained = {
                 "signal": self._drain.signal,
@@ -364,7 +490,8 @@ class Coordinator:
                 "step": self._last_step,
             }
             effects.append(WriteEvent("drain", drained, self.generation, now))
-        effects += [Send(index, {"type": "shutdown"}) for index, node in enumerate(self._nodes) if node.joined]
+        clear = self.custody.superseded(ended=code is not Exit.STOPPED)
+        effects += [Send(index, {"type": "shutdown", "clear": clear}) for index, node in enumerate(self._nodes) if node.joined]
         finished = {"exit_code": int(code), "step": self._last_step}
         effects.append(WriteEvent("run_finished", finished, self.generation, now))
         effects.append(Finish(code, message))

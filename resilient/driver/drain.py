@@ -34,3 +34,14 @@ class Drain:
         self.armed = True  # once and for all: a later target would part the ranks
         target = max(self._checked.values()) + 1
         return [Send(index, {"type": "arm", "target": target}) for index in range(self.nodes)]
+
+
+def fits(remaining_s: float, *, step_s: float, stall_s: float, size_bytes: int, rate_bytes_per_s: float) -> bool:
+    """Whether there is time to finish a step, take a snapshot of it, and make that durable.
+
+    Args:
+        step_s: a whole step may still have to be computed.
+        stall_s: for copying the state.
+        rate_bytes_per_s: of the durable tier, as it was measured last. It may be half as fast this time.
+    """
+    return step_s + stall_s + 2 * size_bytes / rate_bytes_per_s <= remaining_s

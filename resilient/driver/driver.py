@@ -21,9 +21,11 @@ from typing import Any
 
 from checkpoint.errors import CheckpointError
 from checkpoint.fence import raise_fence
-from resilient import ledger
+from checkpoint.naming import steps
+from resilient import ledger, storage
 from resilient.config import Config, ConfigError, Layout, dump
 from resilient.driver.coordinator import Coordinator, Job
+from resilient.driver.custody import StoragePlan, TierPlan
 from resilient.driver.display import Display
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
 from resilient.driver.launch import AgentCommand, LocalLauncher
@@ -79,10 +81,18 @@ class Driver:
         config: the checked config, with an existing and locked run directory.
         layout: what the config comes to on these machines.
         display: where a person looks.
+        kept: what the config's tiers come to.
         explain: turns an error that is found after the config was read into a message that names file and line.
     """
 
-    def __init__(self, config: Config, layout: Layout, display: Display, explain: Callable[[ConfigError], str]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        layout: Layout,
+        display: Display,
+        kept: storage.Storage,
+        explain: Callable[[ConfigError], str],
+    ) -> None:
         self._config = config
         self._explain = explain
         self._layout = layout
@@ -97,7 +107,7 @@ class Driver:
                 nodes=layout.nodes,
                 procs_per_node=layout.procs_per_node,
                 layout={"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp},
-                tier=config.checkpoint.tiers[-1].name,
+                storage=storage_plan(kept, config.checkpoint.tiers[-1].path),
                 budget=Budget(config.resilience.max_restarts_per_hour, config.resilience.give_up_after_same_step),
                 drain_s=self._drain_s,
                 silence_s=fence_s + 5.0,
@@ -267,8 +277,11 @@ class Driver:
                     try:
                         raise_fence(self._config.checkpoint.tiers[-1].path, generation, timeout_s=FENCE_RAISE_S)
                     except (OSError, CheckpointError) as error:
-                        self._do(self._coordinator.give_up(Exit.UNUSABLE, f"the checkpoint fence: {error}", time.time()))
-                        return  # the generation that was to start behind it does not
+                        if not self._coordinator.custody.may_go_on_without_the_fence:
+                            self._do(self._coordinator.give_up(Exit.UNUSABLE, f"the checkpoint fence: {error}", time.time()))
+                            return  # the generation that was to start behind it does not
+                        # A tier that cannot be written is closed to everybody; whoever flushes raises the fence first.
+                        log.warning("the checkpoint fence could not be raised: %s", error)
                 case Finish():
                     assert self._finished is not None
                     if not self._finished.done():
@@ -290,6 +303,17 @@ class Driver:
         task.add_done_callback(self._launches.discard)
 
 
+def storage_plan(kept: storage.Storage, durable: Path) -> StoragePlan:
+    """What custody must know of the tiers."""
+
+    def plan(tier: storage.Place) -> TierPlan:
+        return TierPlan(tier.name, tier.keep_last, tier.replicas)
+
+    first, *middle, last = kept.tiers
+    newest = max(steps(durable), default=0)
+    return StoragePlan(plan(first), tuple(map(plan, middle)), plan(last), kept.slabs, kept.buddies, newest)
+
+
 def _scalar_writer(config: Config) -> ScalarWriter:
     switches = config.logging
     return ScalarWriter(config.run_dir / "tensorboard", switches.tensorboard_queue_size, switches.log_interval)
@@ -308,9 +332,14 @@ def run_campaign(config: Config, layout: Layout, display: Display, explain: Call
         raise EnvironmentUnusable(f"cannot make {error.filename}: {error.strerror}") from error
     lock = RunLock(config.run_dir)
     try:
+        try:
+            kept = storage.storage_of(config, layout.nodes)
+            storage.write(config.run_dir, kept)
+        except OSError as error:
+            raise EnvironmentUnusable(f"cannot write {error.filename}: {error.strerror}") from error
         written = config.run_dir / "config.yaml.new"
         written.write_text(dump(config))
         written.replace(config.run_dir / "config.yaml")
-        return asyncio.run(Driver(config, layout, display, explain).run())
+        return asyncio.run(Driver(config, layout, display, kept, explain).run())
     finally:
         lock.close()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import psutil
 import pytest
 import yaml
+import zarr
 
 from resilient import ledger
 
@@ -193,3 +196,96 @@ def counting(campaign: Callable[..., Campaign]) -> Callable[..., Campaign]:
         )
 
     return make
+
+
+# -- campaigns of the real trainer ---------------------------------------------------------------------------------------
+
+STEPS = 40
+EVERY = 5
+
+MODEL = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 64}
+TRAIN = {"steps": STEPS, "global_batch_size": 8, "micro_batch_size": 2, "eval_interval": 20, "eval_iters": 1}
+OPTIMIZER = {"warmup_samples": 32, "decay_samples": 8 * STEPS}  # so that the target does not change the schedule
+
+Training = Callable[..., Campaign]
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An indexed dataset with its tokenizer, built by the command from text that is made here."""
+    directory = tmp_path_factory.mktemp("data")
+    chance = random.Random(5)
+    words = ["".join(chance.choices("abcdefghij", k=chance.randrange(2, 8))) for _ in range(300)]
+    for number in range(60):
+        text = " ".join(chance.choices(words, k=900))
+        (directory / f"{number}.txt").write_text(text)
+    files = [str(path) for path in sorted(directory.glob("*.txt"))]
+    command = [sys.executable, "-m", "resilient", "data", "build", *files]
+    subprocess.run([*command, "--output", str(directory / "corpus"), "--vocab-size", "400"], check=True)
+    return directory / "corpus"
+
+
+@pytest.fixture
+def training(campaign: Callable[..., Campaign], dataset: Path, tmp_path: Path) -> Training:
+    def make(directory: Path | None = None, **changes: Any) -> Campaign:
+        config: dict[str, Any] = {
+            "cluster": {"procs_per_node": 2, "device": "cpu"},
+            "model": MODEL,
+            "data": {"path": str(dataset)},
+            "train": {**TRAIN, **changes.pop("train", {})},
+            "optimizer": OPTIMIZER,
+            "checkpoint": {"every_steps": EVERY},
+        }
+        return campaign(directory or tmp_path / "disturbed", **{**config, **changes})
+
+    return make
+
+
+def weights(run: Campaign, step: int = STEPS) -> dict[str, np.ndarray]:
+    """Every array of a checkpoint, by name, read by plain Zarr."""
+    root = zarr.open_group(run.run_dir / "checkpoints" / f"step-{step:08}", mode="r")
+    found: dict[str, np.ndarray] = {}
+
+    def visit(group: zarr.Group, prefix: str) -> None:
+        for name, member in group.members():
+            if isinstance(member, zarr.Group):
+                visit(member, f"{prefix}{name}/")
+            else:
+                found[prefix + name] = member[...]
+
+    visit(root, "")
+    return found
+
+
+@pytest.fixture(scope="session")
+def twins(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Callable[[str], Campaign]:
+    """The run in which nothing happens, once per precision."""
+    made: dict[str, Campaign] = {}
+
+    def twin(precision: str) -> Campaign:
+        if precision not in made:
+            run = Campaign(
+                tmp_path_factory.mktemp(f"twin-{precision}"),
+                cluster={"procs_per_node": 2, "device": "cpu"},
+                model=MODEL,
+                data={"path": str(dataset)},
+                train={**TRAIN, "precision": precision},
+                optimizer=OPTIMIZER,
+                checkpoint={"every_steps": EVERY},
+            )
+            assert run.run() == 0, run.output + run.logs()
+            assert len(run.metrics()) == STEPS
+            made[precision] = run
+        return made[precision]
+
+    return twin
+
+
+def same(run: Campaign, twin: Campaign) -> None:
+    """Equal to the last bit: one loss per step, and every array of the last checkpoint."""
+    assert run.losses() == twin.losses()
+    ours, theirs = weights(run), weights(twin)
+    assert ours.keys() == theirs.keys()
+    assert len(ours) > 10
+    for name, array in theirs.items():
+        assert array.tobytes() == ours[name].tobytes(), name

@@ -13,7 +13,7 @@ import pytest
 import torch
 from checkpoint_pieces import pieces
 
-from checkpoint import DamagedCheckpoint, NoUsableCheckpoint, Piece, layout, load, newest_good, save, verify
+from checkpoint import DamagedCheckpoint, NoUsableCheckpoint, Piece, layout, load, newest_good, restore, save, verify
 
 SHARD = "model/weight/c.0.0"  # an index, three slots of 32 bytes, a checksum and padding
 
@@ -179,7 +179,7 @@ def test_every_flipped_byte_is_found(root: Path) -> None:
     files = sorted(each for each in path.rglob("*") if each.is_file())
     sizes = [each.stat().st_size for each in files]
     dice = random.Random(1)
-    for _ in range(600):
+    for _ in range(1000):
         (file,) = dice.choices(files, weights=sizes)
         content = bytearray(file.read_bytes())
         place = dice.randrange(len(content))
@@ -188,6 +188,12 @@ def test_every_flipped_byte_is_found(root: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(DamagedCheckpoint):
             verify(path)
+        rejected: list[int] = []
+        wanted = pieces(0.0)
+        restored = restore(root, lambda state, wanted=wanted: wanted, on_reject=lambda step, *_, to=rejected: to.append(step))
+        assert restored is not None
+        assert (restored.step, rejected) == (1, [2]), file
+        assert all(torch.equal(one.data, other.data) for one, other in zip(wanted, pieces(1.0), strict=True))
         file.write_bytes(before)
     verify(path)
 

@@ -177,7 +177,7 @@ def test_the_command_line_lists_and_verifies(tmp_path: Path) -> None:
     listed = runner.invoke(app, ["ls", str(root)])
     assert listed.exit_code == 0
     lines = listed.output.splitlines()
-    assert lines[1].split()[:2] == ["100", "3"]
+    assert lines[1].split()[:3] == ["durable", "100", "3"]
     assert "damaged: manifest.json is missing" in lines[2]
 
     verified = runner.invoke(app, ["verify", str(root / "step-00000200")])

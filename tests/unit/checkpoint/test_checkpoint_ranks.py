@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from checkpoint import CheckpointError, Piece, load, newest_good, pieces_of, points, save, steps, verify
+from checkpoint import CheckpointError, Piece, direct, load, newest_good, pieces_of, points, save, steps, verify
 from checkpoint.saving import Saved
 
 ROWS = 10  # over 4 ranks: 3, 3, 3, 1; over 7: 2, 2, 2, 2, 2, 0, 0
@@ -131,14 +131,14 @@ def test_a_partial_sum_is_refused() -> None:
 def replicas_share(rank: int, root: Path) -> int:
     """How many chunks this rank has written of an array that both hold."""
     written = 0
-    before = os.pwritev
+    before = direct.write
 
-    def counted(fd: int, parts: Any, offset: int) -> int:
+    def counted(fd: int, data: memoryview, offset: int) -> None:
         nonlocal written
         written += 1
-        return before(fd, parts, offset)
+        before(fd, data, offset)
 
-    setattr(os, "pwritev", counted)  # noqa: B010
+    setattr(direct, "write", counted)  # noqa: B010
     data = whole("weight", 64, 4)
     save(root, 1, [Piece("weight", (64, 4), (0, 0), data, (8, 4), rank, 2)], {}, generation=0)
     return written

@@ -239,15 +239,14 @@ def test_a_step_that_another_process_commits_meanwhile_is_left_as_it_is(root: Pa
 
 
 def test_a_system_call_may_do_less_than_it_was_asked_to(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def partial(call: Callable[[int, list[memoryview], int], int]) -> Callable[[int, list[memoryview], int], int]:
-        def wrapped(fd: int, parts: list[memoryview], offset: int) -> int:
-            first = next(part for part in parts if len(part))
-            return call(fd, [first[:11]], offset)
+    def write_less(fd: int, data: memoryview, offset: int, call: Callable[..., int] = os.pwrite) -> int:
+        return call(fd, data[:11], offset)
 
-        return wrapped
+    def read_less(fd: int, parts: list[memoryview], offset: int, *flags: int, call: Callable[..., int] = os.preadv) -> int:
+        return call(fd, [parts[0][:11]], offset, *flags)
 
-    monkeypatch.setattr(os, "pwritev", partial(os.pwritev))
-    monkeypatch.setattr(os, "preadv", partial(os.preadv))
+    monkeypatch.setattr(os, "pwrite", write_less)
+    monkeypatch.setattr(os, "preadv", read_less)
     values = torch.randn(40, 3)
     saved = save(root, 1, [Piece("a", (40, 3), (0, 0), values, (8, 3))], {}, generation=0)
     verify(saved.path)

@@ -142,8 +142,12 @@ BAD = [
     # not built yet
     Bad("slurm", "cluster: {launcher: slurm}\n", 1, ("cluster.launcher = slurm", "not in this version")),
     Bad("spares", "cluster: {spares: 1}\n", 1, ("cluster.spares = 1", "not in this version")),
-    Bad("two tiers", "checkpoint:\n  tiers: [{name: a, path: /a}, {name: b, path: /b}]\n", 2, ("2 tiers", "not in this version")),
-    Bad("replicas", "checkpoint: {tiers: [{name: a, path: /a, replicas: 1}]}\n", 1, ("replicas = 1", "not in this version")),
+    Bad("replicas of what is shared", "checkpoint: {tiers: [{name: a, path: /a, replicas: 1}]}\n", 1, ("shared by all nodes",)),
+    Bad("two replicas", "checkpoint: {tiers: [{name: a, path: /a, replicas: 2}, {name: b, path: /b}]}\n", 1, ("0, or 1",)),
+    Bad("two cadences", "checkpoint: {tiers: [{name: a, path: /a, every_s: 9, every_steps: 1}]}\n", 1, ("every_s = 9", "not both")),
+    Bad("kept in a node", "checkpoint: {tiers: [{name: a, path: /a, keep_every: 9}, {name: b, path: /b}]}\n", 1, ("durable one",)),
+    Bad("no bandwidth", "checkpoint: {tiers: [{name: a, path: /a, max_mib_s: 0}]}\n", 1, ("max_mib_s", "0")),
+    Bad("domains of other nodes", "cluster: {nodes: 2, domains: [a]}\n", 1, ("cluster.domains", "each of 2 nodes")),
     # the file
     Bad("unclosed bracket", "train: {steps: 5\nname: x\n", 2, ("not valid YAML",)),
     Bad("tab", "train:\n\tsteps: 5\n", 2, ("not valid YAML",)),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from resilient.driver.coordinator import LAUNCH_ATTEMPTS, SETTLE_S, Coordinator, Job, State
+from resilient.driver.custody import StoragePlan, TierPlan
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
 from resilient.exits import Exit
 from resilient.faults import Raised, WorkerEnd
@@ -20,7 +21,9 @@ class Play:
 
     def __init__(self, nodes: int = 2, **budget: int) -> None:
         limits = {"max_restarts_per_hour": 30, "give_up_after_same_step": 3, **budget}
-        job = Job(nodes, 1, {"dp": nodes}, "scratch", Budget(**limits), drain_s=20.0, silence_s=30.0)
+        buddies = tuple((node + 1) % nodes for node in range(nodes))
+        storage = StoragePlan(TierPlan("ram", 1), (), TierPlan("scratch", 3), 2, buddies)
+        job = Job(nodes, 1, {"dp": nodes}, storage, Budget(**limits), drain_s=20.0, silence_s=30.0)
         self.nodes = nodes
         self.coordinator = Coordinator(job, last_generation=4)
         self.now = 1000.0
@@ -29,9 +32,28 @@ class Play:
     def do(self, method: str, *arguments: Any) -> list[Effect]:
         effects = getattr(self.coordinator, method)(*arguments, self.now)
         self.effects += effects
+        for effect in effects:
+            if isinstance(effect, Send) and effect.message.get("order") == {"do": "sync"}:
+                self.news(effect.node, "synced")
         return effects
 
+    def news(self, node: int, what: str, **fields: Any) -> list[Effect]:
+        """A node's keeper has something to say."""
+        return self.tell(node, "storage", news={"what": what, **fields})
+
+    def held(self, node: int, step: int, *, wants: list[str] | None = None) -> list[Effect]:
+        """A node's part of a snapshot is in memory."""
+        where = {"tier": "ram", "step": step, "generation": self.coordinator.generation, "owner": node, "directory": f"/ram/{step}"}
+        return self.news(node, "held", **where, bytes=100, stall_s=0.01, write_s=0.02, wants=wants or [])
+
+    def orders(self, kind: str, effects: list[Effect] | None = None) -> list[tuple[int, dict[str, Any]]]:
+        """What keepers were told to do."""
+        sent = self.sent("storage", effects)
+        return [(send.node, send.message["order"]) for send in sent if send.message["order"]["do"] == kind]
+
     def tell(self, node: int, kind: str, **fields: Any) -> list[Effect]:
+        if kind == "ready":
+            fields = {"storage": {"parts": [], "address": f"10.0.0.{node}:9"}, **fields}
         return self.do("message", {"type": kind, "node": node, **fields})
 
     def join(self, node: int) -> list[Effect]:
@@ -58,6 +80,10 @@ class Play:
         return [e for e in (self.effects if effects is None else effects) if isinstance(e, Send) and e.message["type"] == kind]
 
     def finish(self) -> Finish:
+        """The end, once the agents have stopped what they had to."""
+        if self.coordinator.state is State.SAVING:
+            for node in range(self.nodes):
+                self.tell(node, "ready", store_port=1)
         (only,) = [e for e in self.effects if isinstance(e, Finish)]
         return only
 
@@ -294,7 +320,140 @@ def test_nothing_happens_after_the_end(play):
 
 
 def test_the_generation_is_announced_once_with_the_step_it_resumed_from(play):
-    play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 20}]])
+    play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 20, "tier": "scratch"}]])
     play.beat(0, 21)
     (started,) = play.events("generation_started")
     assert (started["resumed_step"], started["tier"], started["world_size"]) == (20, "scratch", 2)
+
+
+# -- what keepers hold ---------------------------------------------------------------------------------------------------
+
+
+def flushed(play: Play, order: dict[str, Any], nodes: tuple[int, ...] = (0, 1)) -> list[Effect]:
+    """These nodes have done their share of a flush."""
+    where = {name: order[name] for name in ("id", "tier", "step", "generation")}
+    return [effect for node in nodes for effect in play.news(node, "flushed", **where, owner=node, bytes=100, write_s=0.1)]
+
+
+def committed(play: Play, order: dict[str, Any]) -> list[Effect]:
+    where = {name: order[name] for name in ("id", "tier", "step", "generation")}
+    return play.news(0, "committed", **where, bytes=200, files=81, write_s=0.1)
+
+
+def test_a_snapshot_is_told_once_every_node_holds_its_part(play):
+    play.held(0, 5)
+    assert not play.events("snapshot")
+    play.held(1, 5)
+    (told,) = play.events("snapshot")
+    assert (told["step"], told["tier"], told["bytes"]) == (5, "ram", 200)
+    assert {node: order["steps"] for node, order in play.orders("keep")} == {0: [5], 1: [5]}
+
+
+def test_a_step_is_durable_when_all_have_flushed_and_one_has_committed(play):
+    effects = [*play.held(0, 5, wants=["scratch"]), *play.held(1, 5, wants=["scratch"])]
+    orders = play.orders("flush", effects)
+    assert [node for node, _ in orders] == [0, 1]
+    assert not play.orders("commit", flushed(play, orders[0][1], (0,)))
+    ((node, order),) = play.orders("commit", flushed(play, orders[0][1], (1,)))
+    assert node == 0
+    assert not play.events("committed")
+    committed(play, order)
+    assert play.events("committed") == [{"step": 5, "tier": "scratch", "bytes": 200, "files": 81}]
+
+
+def test_while_a_step_is_flushed_only_the_newest_one_after_it_waits(play):
+    for step in (5, 6, 7):
+        for node in (0, 1):
+            play.held(node, step, wants=["scratch"])
+    (first, *_) = [order for _, order in play.orders("flush")]
+    assert {order["step"] for _, order in play.orders("flush")} == {5}
+    flushed(play, first)
+    effects = committed(play, play.orders("commit")[0][1])
+    assert {order["step"] for _, order in play.orders("flush", effects)} == {7}
+
+
+def test_the_run_ends_only_when_its_last_step_is_durable(play):
+    for node in (0, 1):
+        play.held(node, 300, wants=["scratch"])
+    for rank in (0, 1):
+        play.exit(rank, 0, step=300)
+    assert play.coordinator.state is State.SAVING
+    flushed(play, play.orders("flush")[0][1])
+    assert play.coordinator.state is State.SAVING
+    committed(play, play.orders("commit")[0][1])
+    assert play.finish() == Finish(Exit.OK, "")
+    assert {tuple(send.message["clear"]) for send in play.sent("shutdown")} == {("ram",)}
+
+
+def test_a_fault_during_a_drain_saves_what_the_agents_hold(play):
+    for node in (0, 1):
+        play.held(node, 9)
+    play.do("stop", "SIGTERM")
+    play.exit(1)
+    for node in (0, 1):
+        parts = [{"tier": "ram", "directory": "/ram/9", "step": 9, "generation": 5, "owner": node, "nodes": 2, "bytes": 100}]
+        play.tell(node, "ready", store_port=1, storage={"parts": parts, "address": f"10.0.0.{node}:9"})
+    assert {order["step"] for _, order in play.orders("flush")} == {9}
+    flushed(play, play.orders("flush")[0][1])
+    committed(play, play.orders("commit")[0][1])
+    assert play.coordinator.state is State.FINISHED
+    assert play.finish().code is Exit.STOPPED
+
+
+def test_a_stop_whose_step_would_come_too_late_saves_what_is_held_at_once(play):
+    for node in (0, 1):
+        play.held(node, 9)
+    play.coordinator.custody.rate_bytes_per_s = 10.0  # 200 bytes take 20 seconds, or 40
+    effects = play.do("stop", "SIGTERM")
+    assert {order["step"] for _, order in play.orders("flush", effects)} == {9}
+    assert play.sent("propose", effects)
+
+
+def test_a_state_that_cannot_be_made_durable_ends_with_unusable_and_says_where_it_is(play):
+    for node in (0, 1):
+        play.held(node, 300, wants=["scratch"])
+    play.news(0, "trouble", tier="scratch", detail="no space left on device", errno=28)
+    assert play.events("fault")[0]["kind"] == "storage"
+    for rank in (0, 1):
+        play.exit(rank, 0, step=300)
+    play.do("tick")
+    play.now += 19
+    play.do("tick")
+    assert play.coordinator.state is State.SAVING
+    play.now += 2
+    play.do("tick")
+    assert play.coordinator.state is State.FINISHED
+    assert play.finish().code is Exit.UNUSABLE
+    assert "step 300" in play.finish().message
+    assert {tuple(send.message["clear"]) for send in play.sent("shutdown")} == {()}
+
+
+def test_a_flush_goes_on_in_the_next_generation_on_its_behalf(play):
+    for node in (0, 1):
+        play.held(node, 9, wants=["scratch"])
+    before = play.orders("flush")[0][1]
+    play.exit(1)
+    for node in (0, 1):
+        parts = [{"tier": "ram", "directory": "/ram/9", "step": 9, "generation": 5, "owner": node, "nodes": 2, "bytes": 100}]
+        play.tell(node, "ready", store_port=1, storage={"parts": parts, "address": f"10.0.0.{node}:9"})
+    candidates = play.sent("start")[-1].message["storage"]["candidates"]
+    assert [(each["step"], each["tier"]) for each in candidates] == [(9, "ram")]
+    effects = play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 9, "tier": "ram"}]])
+    after = play.orders("flush", effects)[0][1]
+    assert (before["step"], before["attempt"], after["step"], after["attempt"]) == (9, 5, 9, 6)
+    flushed(play, before)  # news of the attempt before mean nothing
+    assert not play.orders("commit")
+
+
+def test_a_keeper_that_is_new_is_told_again_what_it_has_to_do(play):
+    for node in (0, 1):
+        play.held(node, 9, wants=["scratch"])
+    parts = [{"tier": "ram", "directory": "/ram/9", "step": 9, "generation": 5, "owner": 1, "nodes": 2, "bytes": 100}]
+    effects = play.news(1, "inventory", parts=parts, address="10.0.0.1:10")
+    assert [(node, order["step"]) for node, order in play.orders("flush", effects)] == [(1, 9)]
+
+
+def test_no_room_anywhere_makes_the_environment_unusable(play):
+    play.news(1, "no_room", bytes=1 << 30, places=["/dev/shm/x", "/scratch/x"])
+    assert play.finish().code is Exit.UNUSABLE
+    assert "/scratch/x" in play.finish().message

@@ -1,5 +1,7 @@
 """What leaves this project: exports that `transformers` computes the same with, and text."""
 
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -7,10 +9,13 @@ import torch
 from trainer_ranks import trained, write_config, write_dataset
 from typer.testing import CliRunner
 
+import trainer
+from checkpoint import CheckpointMismatch, DamagedCheckpoint, pieces_of, save
+from checkpoint.tools.export import EXPORTERS
 from resilient.worker import Config
 from trainer.cli import app
 from trainer.data import tokenizer as tokenizers
-from trainer.export import ExportError, export, layout_of
+from trainer.export import ExportError, export, export_checkpoint, layout_of
 from trainer.generate import generate, sample
 from trainer.model import GPT
 from trainer.restore import RestoreError, find, restore
@@ -122,6 +127,24 @@ def test_the_command_exports_and_refuses(run_dir: Path, tmp_path: Path):
     for arguments in (["generate", str(tmp_path), "x"], ["export", str(tmp_path), str(tmp_path / "y")]):
         refused = CliRunner().invoke(app, arguments)
         assert (refused.exit_code, refused.stderr.count("\n")) == (78, 1)
+
+
+def test_the_exporter_for_checkpoints_writes_what_the_command_writes(run_dir: Path, tmp_path: Path):
+    asked = CliRunner().invoke(app, ["export", str(run_dir), str(tmp_path / "command"), "--dtype", "fp32"])
+    assert asked.exit_code == 0, asked.output
+    export_checkpoint(find(run_dir), tmp_path / "exporter", float32=True)
+    assert {path.name for path in (tmp_path / "exporter").iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
+    for path in (tmp_path / "exporter").iterdir():
+        assert path.read_bytes() == (tmp_path / "command" / path.name).read_bytes()
+    (tmp_path / "step-00000001").mkdir()
+    with pytest.raises(DamagedCheckpoint):
+        export_checkpoint(tmp_path / "step-00000001", tmp_path / "none")
+    save(tmp_path, 2, [pieces_of("model/x", torch.zeros(2))], {}, generation=0)
+    with pytest.raises(CheckpointMismatch, match="holds no model"):
+        export_checkpoint(tmp_path / "step-00000002", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    points = tomllib.loads((Path(trainer.__file__).parents[1] / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert EntryPoint("hf", points[EXPORTERS]["hf"], EXPORTERS).load() is export_checkpoint
 
 
 def test_sampling_keeps_to_the_likeliest_that_it_is_told():

@@ -1,0 +1,435 @@
+"""What checkpoints cost, side by side in one run: the raw disk, PyTorch DCP, and this project's saves, snapshots and loads.
+
+    python benchmarks/checkpoint.py [--mib 1024] [--rounds 5] [--dir DIR] [--part disk|stall|reshard|training ...]
+
+- disk: two ranks save and load the same state durably, cold: raw O_DIRECT and write + fsync, DCP, `checkpoint.save`, a snapshot
+that   the keeper flushes; CPU seconds and extra memory with each; - stall: how long training stands still for a snapshot,
+against a copy of the same bytes between warm buffers; - reshard: bytes read against bytes needed, loading onto other layouts; -
+training: tokens per second of the trainer with a snapshot in RAM at every step, against none.
+
+Contestants take turns, round after round, and medians of ratios within a round are told. Cold reads need root (drop_caches);
+without it they say so and are warm.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.remove(str(Path(__file__).parent))  # where this file would be the package `checkpoint`
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+import checkpoint
+from checkpoint import direct, layout
+from checkpoint.source import DirectorySource
+from checkpoint.tiers import session
+
+RANKS = 2
+ROW = 4096  # bytes of a row: 1024 fp32
+RUN = 8 << 20
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process with its threads."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def peak_bytes() -> int:
+    """Most memory that this process ever had to itself."""
+    return next(
+        int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
+    )
+
+
+def drop_caches() -> bool:
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+    except OSError:
+        return False
+    return True
+
+
+# -- two ranks -----------------------------------------------------------------------------------------------------------
+
+
+def rank_main(rank: int, store: str, mib: int, rounds: int, parts: list[str], base: str, queue: Any) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    bench = Bench(rank, mib, Path(base))
+    found: dict[str, Any] = {}
+    if "disk" in parts:
+        found["disk"] = bench.disk(rounds)
+    if "stall" in parts:
+        found["stall"] = bench.stall(rounds)
+    if "reshard" in parts:
+        found["reshard"] = bench.reshard()
+    if rank == 0:
+        queue.put(found)
+    dist.barrier()
+    os._exit(0)
+
+
+class Bench:
+    """One rank's share of a state like a GPT's: 48 stacked arrays, each layer's rows over the ranks."""
+
+    def __init__(self, rank: int, mib: int, base: Path) -> None:
+        self.rank, self.base = rank, base
+        mesh = init_device_mesh("cpu", (RANKS,))
+        layers, arrays = 8, 48
+        rows = (mib << 20) // ROW // layers // arrays // RANKS * RANKS
+        self.layers = layers
+        generator = torch.Generator().manual_seed(rank)
+        self.state: dict[str, DTensor] = {}
+        for array in range(arrays):
+            for layer in range(layers):
+                local = torch.randn(rows // RANKS, ROW // 4, generator=generator)
+                self.state[f"a{array}.{layer}"] = DTensor.from_local(local, mesh, [Shard(0)])
+        self.local_bytes = sum(each.to_local().numel() * 4 for each in self.state.values())
+        self.bytes = self.local_bytes * RANKS
+
+    def pieces(self, state: dict[str, Any] | None = None) -> list[checkpoint.Piece]:
+        found = []
+        for name, tensor in (state or self.state).items():
+            array, layer = name.split(".")
+            found.append(checkpoint.pieces_of(f"model/{array}", tensor, stack=(int(layer), self.layers)))
+        return found
+
+    def timed(self, work: Callable[[], object]) -> tuple[float, float]:
+        """Wall seconds until the last rank is done; CPU seconds of all."""
+        dist.barrier()
+        began, used = time.perf_counter(), cpu_s()
+        work()
+        used = cpu_s() - used
+        dist.barrier()
+        told: list[Any] = [None] * RANKS
+        dist.all_gather_object(told, used)
+        return time.perf_counter() - began, sum(told)
+
+    def cold(self) -> None:
+        dist.barrier()
+        if self.rank == 0:
+            drop_caches()
+        dist.barrier()
+
+    # -- disk ----------------------------------------------------------------------------------------------------------
+
+    def disk(self, rounds: int) -> dict[str, Any]:
+        """Every contestant's seconds and CPU seconds, round by round."""
+        buffer = direct.memory(RUN)
+        torch.frombuffer(buffer, dtype=torch.uint8).random_(0, 256)
+        raw = self.base / f"raw{self.rank}"
+        load = {
+            name: DTensor.from_local(torch.empty_like(t.to_local()), t.device_mesh, t.placements) for name, t in self.state.items()
+        }
+
+        def raw_write(through_cache: bool) -> None:
+            raw.unlink(missing_ok=True)
+            fd = os.open(raw, os.O_WRONLY | os.O_CREAT | (0 if through_cache else os.O_DIRECT))
+            for offset in range(0, self.local_bytes, RUN):
+                os.pwrite(fd, buffer, offset)
+            os.fsync(fd)
+            os.close(fd)
+
+        def raw_read(through_cache: bool) -> None:
+            fd = os.open(raw, os.O_RDONLY | (0 if through_cache else os.O_DIRECT))
+            for offset in range(0, self.local_bytes, RUN):
+                os.preadv(fd, [buffer], offset)
+            os.close(fd)
+
+        def dcp_save() -> None:
+            dcp.save(
+                self.state, storage_writer=dcp.FileSystemWriter(self.base / "dcp", thread_count=2, sync_files=True, overwrite=True)
+            )
+
+        def dcp_load() -> None:
+            dcp.load(load, storage_reader=dcp.FileSystemReader(self.base / "dcp"))
+
+        def save(step: int) -> None:
+            checkpoint.save(self.base / "own", step, self.pieces(), {}, generation=0, keep_last=1)
+
+        def restore() -> None:
+            checkpoint.restore(self.base / "own", lambda state: self.pieces(load))
+
+        checkpoint.save(self.base / "own", 0, self.pieces(), {}, generation=0)  # the layout is agreed on once
+        found: dict[str, list[tuple[float, float]]] = {}
+
+        def take(name: str, work: Callable[[], object]) -> None:
+            found.setdefault(name, []).append(self.timed(work))
+
+        with Keeper(self) as keeper:
+            keeper.flush(1)  # slabs are made once
+            for number in range(rounds):
+                step = number + 2
+                take("raw write + fsync", lambda: raw_write(True))
+                take("raw O_DIRECT write", lambda: raw_write(False))
+                self.clear_directory("dcp")
+                take("DCP save", dcp_save)
+                take("save", lambda step=step: save(step))
+                keeper_cpu = keeper.cpu_s()
+                wall, used = self.timed(lambda step=step: keeper.flush(step))
+                found.setdefault("snapshot + flush", []).append((wall, used + keeper.cpu_s() - keeper_cpu))
+                for name, work in (
+                    ("raw read", lambda: raw_read(True)),
+                    ("raw O_DIRECT read", lambda: raw_read(False)),
+                    ("DCP load", dcp_load),
+                    ("restore", restore),
+                ):
+                    self.cold()
+                    take(name, work)
+        same = all(torch.equal(load[name].to_local(), tensor.to_local()) for name, tensor in self.state.items())
+        assert same, "what was loaded is not what was saved"
+        return {"bytes": self.bytes, "times": found}
+
+    def clear_directory(self, name: str) -> None:
+        if self.rank == 0:
+            shutil.rmtree(self.base / name, ignore_errors=True)
+        dist.barrier()
+
+    # -- stall ---------------------------------------------------------------------------------------------------------
+
+    def stall(self, rounds: int) -> dict[str, Any]:
+        """Seconds of a snapshot and of a plain copy of the same bytes, in turns; memory that snapshots need."""
+        local = [tensor.to_local() for tensor in self.state.values()]
+        before = peak_bytes()
+        stalls, copies = [], []
+        with Keeper(self) as keeper:
+            for step in range(1, 4 * rounds + 1):
+                stalls.append(keeper.snapshot(step))
+            extra = peak_bytes() - before
+            shared = sum(path.stat().st_blocks * 512 for path in keeper.place.rglob("c*") if path.is_file()) // RANKS
+            target = [torch.zeros_like(each) for each in local]
+            for _ in range(4 * rounds):
+                dist.barrier()
+                began = time.perf_counter()
+                for one, other in zip(target, local, strict=True):
+                    one.copy_(other)
+                copies.append(time.perf_counter() - began)
+        return {"local_bytes": self.local_bytes, "stalls": stalls[2:], "copies": copies[2:], "shared": shared, "own": extra}
+
+    # -- reshard -------------------------------------------------------------------------------------------------------
+
+    def reshard(self) -> dict[str, float]:
+        """Bytes read for a byte that is needed, when the checkpoint of two ranks goes onto other layouts."""
+        checkpoint.save(self.base / "reshard", 1, self.pieces(), {}, generation=0)
+        found = {}
+        if self.rank == 0:
+            counted = 0
+            read = DirectorySource.read
+
+            def count(source: DirectorySource, shard: layout.Shard, slot: int, target: memoryview) -> None:
+                nonlocal counted
+                counted += len(target)
+                read(source, shard, slot, target)
+
+            DirectorySource.read = count  # type: ignore[method-assign]
+            rows = next(iter(self.state.values())).shape[0]
+            for name, low, high, dim in (
+                ("rank 1 of 3", rows // 3, 2 * rows // 3, 0),
+                ("rank 2 of 4", rows // 2, 3 * rows // 4, 0),
+                ("rank 3 of 7", 3 * rows // 7, 4 * rows // 7, 0),
+                ("the whole", 0, rows, 0),
+                ("half of the columns", 0, 512, 1),
+            ):
+                wanted = []
+                for key, tensor in self.state.items():
+                    array, layer = key.split(".")
+                    shape = (self.layers, *tensor.shape)
+                    extent = (1, high - low, shape[2]) if dim == 0 else (1, shape[1], high - low)
+                    offset = (int(layer), low, 0) if dim == 0 else (int(layer), 0, low)
+                    wanted.append(checkpoint.Piece(f"model/{array}", shape, offset, torch.empty(extent), (1, 1, 1)))
+                counted = 0
+                checkpoint.load(self.base / "reshard/step-00000001", wanted)
+                found[name] = counted / sum(piece.data.numel() * 4 for piece in wanted)
+            DirectorySource.read = read  # type: ignore[method-assign]
+        dist.barrier()
+        return found
+
+
+class Keeper:
+    """A keeper of the node that both ranks are on; rank 0 commands it."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.place = Path(f"/dev/shm/resilient-benchmark-{os.getppid()}")
+        self.root = bench.base / "flushed"
+
+    def __enter__(self) -> "Keeper":
+        directory, path = self.place / "k", self.place / "session.json"
+        if self.bench.rank == 0:
+            shutil.rmtree(self.place, ignore_errors=True)
+            self.place.mkdir(parents=True)
+            common = {"generation": 1, "nodes": 1, "first_rank": 0, "ranks": RANKS}
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "checkpoint.tiers.keeper"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            tiers = [{"name": "durable", "durable": True, "path": str(self.root), "keep_last": 1}]
+            memory = {"name": "ram", "places": [str(self.place / "ram")], "slabs": 2}
+            self.send({"node": 0, "host": "127.0.0.1", "token": "", "directory": str(directory), "memory": memory, "tiers": tiers})
+            self.hear("listening")
+            self.send({"do": "session", **common})
+            told = {**common, "node": 0, "directory": str(directory), "mtbf_s": 1e5, "candidates": []}
+            session.write(path, {**told, "tiers": [{"name": "ram", "every_steps": 1}]})
+        dist.barrier()
+        self.snapshots = checkpoint.Snapshots(path)
+        self.snapshots.start(self.bench.pieces())
+        assert self.snapshots.ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        dist.barrier()
+        if self.bench.rank == 0:
+            self.send({"do": "clear", "tiers": ["ram"]})
+            self.hear("cleared")
+            self.process.stdin.close()
+            self.process.wait()
+            shutil.rmtree(self.place, ignore_errors=True)
+        dist.barrier()
+
+    def send(self, order: dict[str, Any]) -> None:
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def hear(self, what: str) -> dict[str, Any]:
+        while True:
+            news = json.loads(self.process.stdout.readline())
+            if news["what"] == what:
+                return news
+            assert news["what"] not in ("trouble", "failed", "no_room"), news
+
+    def cpu_s(self) -> float:
+        if self.bench.rank:
+            return 0.0
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def snapshot(self, step: int) -> float:
+        """Take one and wait until it is sealed; seconds that this rank stood still."""
+        for tensor in self.bench.state.values():
+            tensor.to_local()[0, 0] += 1
+        pieces = self.bench.pieces()
+        dist.barrier()
+        taken = self.snapshots.take(step, pieces, {}, frozenset(["ram"]), wait_s=10.0)
+        assert taken.taken
+        if self.bench.rank == 0:
+            self.hear("held")
+            self.send({"do": "keep", "tier": "ram", "steps": [step], "upto": step, "generation": 1})
+        dist.barrier()
+        return taken.stall_s
+
+    def flush(self, step: int) -> None:
+        """Take a snapshot and wait until it is committed."""
+        self.snapshot(step)
+        if self.bench.rank == 0:
+            order = {"tier": "durable", "step": step, "generation": 1, "attempt": 1, "id": step}
+            self.send({"do": "flush", **order})
+            self.hear("flushed")
+            self.send({"do": "commit", **order})
+            self.hear("committed")
+
+
+# -- training ------------------------------------------------------------------------------------------------------------
+
+
+def training(base: Path, rounds: int) -> dict[str, list[float]]:
+    """Tokens per second of the quickstart's model, with and without a snapshot at every step."""
+    ram = [{"name": "ram", "path": f"/dev/shm/resilient-benchmark-{os.getpid()}", "every_steps": 1}]
+    found: dict[str, list[float]] = {"none": [], "every step": []}
+    for number in range(rounds):
+        for name in found if number % 2 == 0 else reversed(found):
+            run = base / f"{name.replace(' ', '-')}-{number}"
+            tiers = [*(ram if name != "none" else []), {"name": "durable", "path": str(run / "checkpoints")}]
+            command = [sys.executable, "-m", "resilient", "run", "examples/quickstart.yaml", f"run_dir={run}", "train.steps=60"]
+            command += ["train.eval_interval=0", "checkpoint.every_steps=1000", f"checkpoint.tiers={json.dumps(tiers)}"]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[1])
+            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            spent = lines[-1]["t"] - lines[9]["t"]
+            found[name].append((lines[-1]["tokens"] - lines[9]["tokens"]) / spent)
+            events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+            taken = sum(event["event"] == "snapshot" and event["tier"] == "ram" for event in events)
+            assert taken >= (58 if name != "none" else 0), f"only {taken} of 60 snapshots were taken"
+            shutil.rmtree(run)
+    return found
+
+
+# -- the tale ------------------------------------------------------------------------------------------------------------
+
+
+def median_ratio(ours: list[float], theirs: list[float]) -> float:
+    return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
+
+
+def tell_disk(found: dict[str, Any]) -> None:
+    size, times = found["bytes"], found["times"]
+    print(f"\ndurable, {size / 2**20:.0f} MiB, two ranks, against the faster raw way of the same round")
+    walls = {name: [wall for wall, _ in each] for name, each in times.items()}
+    for kind, names, raws, peer in (
+        ("write", ("DCP save", "save", "snapshot + flush"), ("raw write + fsync", "raw O_DIRECT write"), "DCP save"),
+        ("read, cold", ("DCP load", "restore"), ("raw read", "raw O_DIRECT read"), "DCP load"),
+    ):
+        best = [min(pair) for pair in zip(*(walls[raw] for raw in raws), strict=True)]
+        for name in (*raws, *names):
+            cpu = statistics.median(used for _, used in times[name]) / (size / 1e9)
+            speed = size / statistics.median(walls[name]) / 1e9
+            against = median_ratio(best, walls[name])
+            beside = f"{median_ratio(walls[peer], walls[name]):5.2f} x DCP" if name in names else ""
+            print(f"  {kind:10s} {name:20s} {speed:5.2f} GB/s  {against:5.2f} of raw  {cpu:5.2f} CPU s/GB  {beside}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dir", type=Path)
+    parts = ("disk", "stall", "reshard", "training")
+    parser.add_argument("--part", nargs="*", choices=parts, default=parts)
+    args = parser.parse_args()
+    base = Path(tempfile.mkdtemp(prefix="resilient-checkpoint-", dir=args.dir))
+    try:
+        if not drop_caches():
+            print("not root: reads are warm")
+        if set(args.part) - {"training"}:
+            queue = mp.get_context("spawn").SimpleQueue()
+            mp.spawn(rank_main, (str(base / "store"), args.mib, args.rounds, list(args.part), str(base), queue), RANKS)
+            found = queue.get()
+            if "disk" in found:
+                tell_disk(found["disk"])
+            if "stall" in found:
+                stall = found["stall"]
+                ratio = statistics.median(stall["stalls"]) / statistics.median(stall["copies"])
+                shared, own = stall["shared"] / stall["local_bytes"], stall["own"] / stall["local_bytes"]
+                size = stall["local_bytes"] / 2**20
+                print(f"\na snapshot of {size:.0f} MiB a rank stops training for {ratio:.2f} of a copy of the bytes")
+                print(f"  memory of it: {shared:.2f} x the rank's state in slabs, {own:.2f} x in the rank's process beside them")
+            if "reshard" in found:
+                print(
+                    "\nbytes read for a byte needed: "
+                    + ", ".join(f"{name} {value:.2f}" for name, value in found["reshard"].items())
+                )
+        if "training" in args.part:
+            told = training(base, args.rounds)
+            ratio = median_ratio(told["every step"], told["none"])
+            print(f"\ntraining with a snapshot at every step: {ratio:.3f} of the tokens/s without ({told})")
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

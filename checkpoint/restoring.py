@@ -1,0 +1,184 @@
+"""Restoring: all ranks go on from the newest step that is whole, wherever its parts lie.
+
+Owns the choice: newest first, and of one step the nearest copy first; every rank reads what it needs and checks each chunk of it,
+and all agree before they go on. Each byte is read once: what no rank needs is verified by the first.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch.distributed as dist
+
+from checkpoint import manifest, metadata, part
+from checkpoint.agreement import Ranks
+from checkpoint.errors import CheckpointMismatch, DamagedCheckpoint, NoUsableCheckpoint
+from checkpoint.loading import Seals, contents_of, fill
+from checkpoint.metadata import Contents
+from checkpoint.naming import step_path, steps
+from checkpoint.piece import Piece
+from checkpoint.source import DirectorySource, Source
+from checkpoint.state import JSON
+from checkpoint.verification import verify_rest
+
+PiecesFor = Callable[[Mapping[str, JSON]], Sequence[Piece]]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A copy of one node's part: `directory` on this node, or to be asked for at `address` (host:port)."""
+
+    directory: Path | None = None
+    address: str | None = None
+    remote_path: str = ""
+    token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A step that may be gone on from.
+
+    Attributes:
+        step: that it is of.
+        tier: where it lies.
+        path: of a committed checkpoint; None where it lies in parts.
+        holdings: copies of the parts, nearest first.
+    """
+
+    step: int
+    tier: str
+    path: Path | None = None
+    holdings: Sequence[Holding] = ()
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What was gone on from."""
+
+    step: int
+    tier: str
+    state: Mapping[str, JSON]
+
+
+def restore(
+    root: Path,
+    pieces: PiecesFor,
+    *,
+    tier: str = "durable",
+    held: Sequence[Candidate] = (),
+    group: dist.ProcessGroup | None = None,
+    on_reject: Callable[[int, str, str], None] | None = None,
+) -> Restored | None:
+    """Fill the pieces' tensors from the newest step that is whole. Collective: all ranks return or raise alike.
+
+    Args:
+        root: of committed checkpoints, shared by all ranks.
+        pieces: this rank's, for a checkpoint with such a state.
+        tier: what `root` is called.
+        held: steps that nodes hold in parts; the same steps in the same order on all ranks.
+        group: as for `save`.
+        on_reject: called on rank 0 with step, tier and reason of each one that is damaged.
+
+    Returns None if there is nothing at all. Raises NoUsableCheckpoint if there is something and nothing is good;
+    CheckpointMismatch if it is of another model; CheckpointError if the directory cannot be read.
+    """
+    ranks = Ranks(group)
+    committed = ranks.first(lambda: steps(root))
+    choices = [Candidate(step, tier, step_path(root, step)) for step in committed]
+    rejected: list[tuple[int, str]] = []
+    for choice in sorted([*held, *choices], key=lambda each: (-each.step, each.path is not None)):
+        attempt = _attempt(choice, pieces)
+        outcomes: list[_Outcome] = ranks.all(_Outcome(attempt.reason, attempt.mismatch))
+        if any(outcome.mismatch for outcome in outcomes):
+            raise CheckpointMismatch(next(outcome.mismatch for outcome in outcomes if outcome.mismatch))
+        reasons = [outcome.reason for outcome in outcomes if outcome.reason is not None]
+        if not reasons and choice.path is not None:
+            reasons = [reason for reason in [_rest(ranks, choice.path, attempt.seals)] if reason is not None]
+        if not reasons:
+            return Restored(choice.step, choice.tier, attempt.state)
+        rejected.append((choice.step, reasons[0]))
+        if ranks.rank == 0 and on_reject is not None:
+            on_reject(choice.step, choice.tier, reasons[0])
+    if rejected:
+        raise NoUsableCheckpoint(root, rejected)
+    return None
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    reason: str | None = None
+    mismatch: str | None = None
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    reason: str | None = None
+    mismatch: str | None = None
+    state: Mapping[str, JSON] = field(default_factory=dict)
+    seals: Seals = field(default_factory=dict)
+
+
+def _attempt(choice: Candidate, pieces: PiecesFor) -> _Attempt:
+    """Fill this rank's tensors."""
+    try:
+        contents, sources = _sources(choice)
+        try:
+            where = choice.path or sources[0].path
+            return _Attempt(None, None, contents.state, fill(where, contents, sources, pieces(contents.state)))
+        finally:
+            for source in sources:
+                source.close()
+    except DamagedCheckpoint as error:
+        return _Attempt(error.reason)
+    except CheckpointMismatch as error:
+        return _Attempt(mismatch=str(error))
+
+
+def _sources(choice: Candidate) -> tuple[Contents, list[Source]]:
+    if choice.path is not None:
+        contents, source = contents_of(choice.path)
+        return contents, [source]
+    from checkpoint.tiers.exchange import RemotePart
+
+    sources: list[Source] = []
+    found: Contents | None = None
+    lost = DamagedCheckpoint(Path(), f"nobody holds step {choice.step}")
+    for holding in choice.holdings:
+        try:
+            if holding.directory is not None:
+                held = part.read(holding.directory)
+                text = metadata.text(holding.directory, held.files.get(metadata.NAME))
+                each: Source = DirectorySource(holding.directory, chunks=held.chunks)
+            else:
+                remote = RemotePart(holding.address or "", holding.remote_path, holding.token)
+                each, held, text = remote, remote.part, remote.document(metadata.NAME)
+        except DamagedCheckpoint as error:
+            lost = error
+            continue
+        if held.step != choice.step:
+            each.close()
+            continue
+        sources.append(each)
+        found = found or metadata.parse(each.path, text)
+    if found is None:
+        raise lost
+    return found, sources
+
+
+def _rest(ranks: Ranks, path: Path, seals: Seals) -> str | None:
+    """What is wrong with a committed checkpoint beyond the chunks that the ranks have read; the same answer on all."""
+    shares = ranks.to_first(seals)
+
+    def check() -> str | None:
+        read: Seals = {}
+        for share in shares:
+            for name, found in share.items():
+                read.setdefault(name, {}).update(found)
+        try:
+            contents = manifest.read(path)
+            verify_rest(path, contents, metadata.read(path, contents.files.get(metadata.NAME)).arrays, read)
+        except DamagedCheckpoint as error:
+            return error.reason
+        return None
+
+    return ranks.first(check)

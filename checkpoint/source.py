@@ -1,0 +1,129 @@
+"""Where chunks can be read from: a committed checkpoint, a node's part of one, another node.
+
+Owns reading slots as they lie in a shard file. Whether they are sound is for `checkpoint.loading` to say.
+"""
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+from checkpoint import direct
+from checkpoint.errors import DamagedCheckpoint
+from checkpoint.layout import Shard
+from checkpoint.manifest import FileEntry
+
+_READS_AT_ONCE = 2
+
+
+class Source(ABC):
+    """Somewhere that chunks of one step can be read from; may be used by several threads."""
+
+    path: Path
+    """What messages call it."""
+
+    @abstractmethod
+    def holds(self, shard: Shard, slot: int) -> bool:
+        """Whether the chunk in a slot is to be had here."""
+
+    @abstractmethod
+    def read(self, shard: Shard, slot: int, target: memoryview) -> None:
+        """Fill `target` (page-aligned) with the slots from this one on. Raises DamagedCheckpoint where that cannot be done."""
+
+    trusted = False
+    """Whether the bytes were compared with their checksums a moment ago, and lie in this machine's memory."""
+
+    def view(self, shard: Shard, slot: int, count: int) -> memoryview:
+        """So many slots from this one on, page-aligned. Raises DamagedCheckpoint."""
+        target = direct.memory(count * shard.array.slot_bytes)
+        self.read(shard, slot, target)
+        return target
+
+    def expected(self, shard: Shard, slot: int) -> int | None:
+        """The crc32c of the chunk in a slot, where this source knows it from elsewhere than the slot itself."""
+        return None
+
+    def check(self) -> None:  # noqa: B027 - most sources never change
+        """Raises DamagedCheckpoint where what was read may have changed meanwhile."""
+
+    def close(self) -> None:  # noqa: B027 - not every source has something open
+        """Give back what is open."""
+
+
+class DirectorySource(Source):
+    """Shard files in a directory: of a committed checkpoint, or of a node's part.
+
+    Args:
+        path: the directory.
+        files: entries of a manifest; sizes are compared with them.
+        chunks: of a part: crc32c of each chunk that is here, by file and slot.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        files: Mapping[str, FileEntry] | None = None,
+        chunks: Mapping[str, Mapping[int, int]] | None = None,
+    ) -> None:
+        self.path = path
+        self._files = files
+        self._chunks = chunks
+        self._open: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._reads = threading.Semaphore(_READS_AT_ONCE)  # more at once are slower on every disk that was measured
+
+    def holds(self, shard: Shard, slot: int) -> bool:
+        return self._chunks is None or slot in self._chunks.get(shard.path, ())
+
+    def expected(self, shard: Shard, slot: int) -> int | None:
+        return None if self._chunks is None else self._chunks[shard.path].get(slot)
+
+    def read(self, shard: Shard, slot: int, target: memoryview) -> None:
+        offset = shard.array.offset(slot)
+        fd = self._file(shard)
+        try:
+            with self._reads:
+                done = direct.read(fd, target, offset)
+        except OSError as error:
+            raise DamagedCheckpoint(self.path, f"{shard.path} cannot be read: {error.strerror}") from error
+        if done < len(target):
+            raise DamagedCheckpoint(self.path, f"{shard.path} ends at byte {offset + done}")
+
+    def _file(self, shard: Shard) -> int:
+        with self._lock:
+            fd = self._open.get(shard.path)
+            if fd is None:
+                fd = self._open[shard.path] = self._checked(shard)
+            return fd
+
+    def _checked(self, shard: Shard) -> int:
+        """The shard file, whose size and index are as they must be."""
+        try:
+            fd = direct.open_to_read(self.path / shard.path)
+        except FileNotFoundError:
+            raise DamagedCheckpoint(self.path, f"{shard.path} is missing") from None
+        except OSError as error:
+            raise DamagedCheckpoint(self.path, f"{shard.path} cannot be read: {error.strerror}") from error
+        try:
+            size = os.fstat(fd).st_size
+            entry = None if self._files is None else self._files.get(shard.path)
+            if size != shard.size_bytes or (self._files is not None and (entry is None or entry.size_bytes != size)):
+                raise DamagedCheckpoint(self.path, f"{shard.path} has {size} bytes instead of {shard.size_bytes}")
+            head = direct.memory(shard.array.first_slot)
+            direct.read(fd, head, 0)
+            if bytes(head) != shard.head:
+                raise DamagedCheckpoint(self.path, f"{shard.path} has a wrong index")
+        except OSError as error:
+            os.close(fd)
+            raise DamagedCheckpoint(self.path, f"{shard.path} cannot be read: {error.strerror}") from error
+        except DamagedCheckpoint:
+            os.close(fd)
+            raise
+        return fd
+
+    def close(self) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+        self._open = {}

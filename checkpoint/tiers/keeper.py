@@ -1,0 +1,617 @@
+"""The keeper: a process of a node that holds its snapshots. It outlives the workers, and is started anew when it dies.
+
+Commands come as JSON lines on the standard input, news goes as JSON lines to the standard output; workers say by datagrams what
+they have copied; other nodes' keepers read over TCP. What is decided for all nodes (when a step is whole, what is flushed next,
+what may be forgotten) is decided by whoever commands; a keeper sees its own node alone.
+
+Commands: `session` (a generation begins), `inventory`, `keep`, `copy`, `replicate`, `flush`, `commit`, `cancel`, `sync`,
+`clear`. News: `listening`, `inventory`, `held`, `skipped`, `stale`, `flushed`, `committed`, `failed`, `trouble`, `well`,
+`no_room`, `synced`, `cleared`.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import crc32c
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential_jitter
+
+from checkpoint import manifest, points
+from checkpoint import part as parts
+from checkpoint.errors import CheckpointError, DamagedCheckpoint
+from checkpoint.naming import step_path, steps
+from checkpoint.part import Part
+from checkpoint.source import DirectorySource, Source
+from checkpoint.tiers import blueprint, copying
+from checkpoint.tiers.copying import Cancelled, Copy
+from checkpoint.tiers.exchange import RemotePart, Server
+from checkpoint.tiers.pace import Pace
+from checkpoint.tiers.session import SLABS, Control
+from checkpoint.tiers.slabs import Slab, Slabs, SlabSource
+
+log = logging.getLogger(__name__)
+
+Message = Mapping[str, Any]
+
+HANG_S = 30.0
+SEAL_THREADS = 2
+SPARE = "spare"
+FIRST_RETRY_S, LAST_RETRY_S = 0.2, 30.0
+
+
+@dataclass
+class Tier:
+    """A place that this keeper writes to.
+
+    Attributes:
+        root: of a node's tier: where its parts are; of the durable one: of committed checkpoints.
+        busy: names the job that runs.
+        moved_t: when the job last got on.
+    """
+
+    name: str
+    durable: bool
+    root: Path
+    keep_last: int
+    keep_every: int | None
+    pace: Pace
+    pool: Executor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    busy: bool = False
+    moved_t: float = 0.0
+    trouble_t: float | None = None
+
+
+@dataclass
+class Group:
+    """The workers of this node in one generation."""
+
+    generation: int
+    node: int
+    nodes: int
+    ranks: frozenset[int]
+    layouts: dict[int, Message] = field(default_factory=dict)
+    taken: dict[int, dict[int, Message]] = field(default_factory=dict)  # step: rank: message
+    skipped: set[int] = field(default_factory=set)
+    users: set[int] = field(default_factory=set)  # of the present loan
+    prepared: bool = False
+
+
+class Keeper:
+    """Args: settings: see `resilient.agent.storage`, which writes them."""
+
+    def __init__(self, settings: Message) -> None:
+        self._node: int = settings["node"]
+        self._host: str = settings["host"]
+        self._token: str = settings["token"]
+        self._directory = Path(settings["directory"])
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._memory: str = settings["memory"]["name"]
+        self._places = [Path(place) for place in settings["memory"]["places"]]
+        self._count: int = settings["memory"]["slabs"]
+        self._tiers = {
+            entry["name"]: Tier(
+                entry["name"],
+                entry["durable"],
+                Path(entry["path"]),
+                entry["keep_last"],
+                entry.get("keep_every"),
+                Pace(entry.get("max_bytes_per_s")),
+            )
+            for entry in settings["tiers"]
+        }
+        self._replicas = Tier(self._memory, False, Path(), 1, None, Pace(None))
+        self._control = Control(self._directory / "control", create=True)
+        self._loan = self._control.lent()[0] + 1
+        self._lent: int | None = None
+        self._slabs = self._open_slabs()
+        self._inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._group: Group | None = None
+        self._sealing: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._seal_pool = ThreadPoolExecutor(SEAL_THREADS, thread_name_prefix="seal")
+        self._out = threading.Lock()
+        self._last: Part | None = None
+        self._address = ""
+
+    # -- the process ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Work until the standard input ends."""
+        loop = asyncio.get_running_loop()
+        path = self._directory / "keeper.sock"
+        path.unlink(missing_ok=True)
+        self._inbox.setblocking(False)
+        self._inbox.bind(str(path))
+        loop.add_reader(self._inbox, self._receive)
+        roots = [*self._places, *(tier.root for tier in self._tiers.values() if not tier.durable)]
+        port = await Server(roots, self._token).start(self._host)
+        self._address = f"{self._host}:{port}"
+        self._say("listening", address=self._address)
+        reader = asyncio.StreamReader(limit=1 << 26)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(0, "rb", buffering=0))
+        self._background(self._watch())
+        async for line in reader:
+            await self._command(json.loads(line))
+        os._exit(0)  # neither a job that hangs in the kernel nor a reader far away may hold up the end
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._sealing.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # A defect. The agent starts another keeper, which finds on the disk what this one has done.
+            log.error("the keeper ends", exc_info=task.exception())
+            os._exit(1)
+
+    def _say(self, what: str, **fields: object) -> None:
+        line = json.dumps({"what": what, **fields}).encode() + b"\n"
+        with self._out:
+            try:
+                while line:
+                    line = line[os.write(1, line) :]
+            except BrokenPipeError:
+                os._exit(0)  # the agent is dead
+
+    async def _watch(self) -> None:
+        """Tell of jobs that do not get on."""
+        while True:
+            await asyncio.sleep(1.0)
+            for tier in self._tiers.values():
+                if tier.busy and tier.trouble_t is None and time.monotonic() - tier.moved_t > HANG_S:
+                    self._trouble(tier, f"nothing has been written for {HANG_S:.0f} s", None)
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    async def _command(self, message: Message) -> None:
+        match message["do"]:
+            case "session":
+                await self._settle()
+                self._begin(message)
+            case "inventory":
+                await self._settle()
+                self._say("inventory", parts=await asyncio.to_thread(self._inventory), address=self._address)
+            case "keep":
+                self._keep(message)
+            case "copy" | "replicate" | "flush" | "commit" as kind:
+                self._start(kind, message)
+            case "cancel":
+                self._tiers[message["tier"]].cancelled.set()
+            case "sync":
+                await self._settle()
+                self._say("synced", token=message.get("token"))
+            case "clear":
+                await self._clear(message["tiers"])
+
+    async def _settle(self) -> None:
+        """Until what the workers have said by now is done."""
+        self._receive()
+        while self._sealing:
+            await asyncio.wait(set(self._sealing))
+
+    def _begin(self, message: Message) -> None:
+        first = message["first_rank"]
+        self._group = Group(message["generation"], self._node, message["nodes"], frozenset(range(first, first + message["ranks"])))
+        self._last = None
+        self._slabs.rescan()
+        self._slabs.keep(lambda part: True)
+        if message.get("renew"):
+            self._slabs.renew()
+        self._loan += 1
+        self._lent = None
+        self._control.lend(self._loan, None)
+        group = self._group
+        for rank in group.ranks:  # announced to a keeper before this one
+            found = blueprint.announced(self._directory, rank)
+            if found is not None and found["generation"] == group.generation:
+                group.layouts[rank] = found
+        self._announced(group)
+
+    def _announced(self, group: Group) -> None:
+        """Once all workers have said what they will write, slabs are made for it."""
+        if group.layouts.keys() == group.ranks and not group.prepared:
+            group.prepared = True
+            self._background(self._prepare(group))
+
+    def _inventory(self) -> list[dict[str, object]]:
+        """Every part that is here."""
+        self._slabs.rescan()
+        found = [
+            self._entry(self._memory, self._slabs.root / f"step-{step:08d}", part) for step, part in self._slabs.parts().items()
+        ]
+        for name, root in self._roots():
+            for directory in (root, *root.glob("replica-*")):
+                for step in steps(directory):
+                    path = step_path(directory, step)
+                    if path.is_symlink():
+                        continue
+                    with contextlib.suppress(DamagedCheckpoint):
+                        found.append(self._entry(name, path, parts.read(path)))
+        return found
+
+    def _roots(self) -> list[tuple[str, Path]]:
+        """Where parts lie in directories of their own: the node's tiers, and replicas beside the slabs."""
+        return [(self._memory, self._slabs.root), *((t.name, t.root) for t in self._tiers.values() if not t.durable)]
+
+    @staticmethod
+    def _entry(tier: str, path: Path, part: Part) -> dict[str, object]:
+        return {
+            **{"tier": tier, "directory": str(path), "step": part.step, "generation": part.generation},
+            **{"owner": part.node, "nodes": part.nodes, "bytes": part.size_bytes},
+        }
+
+    def _keep(self, message: Message) -> None:
+        """Nothing of a tier but these steps is needed, as far as `upto`, and nothing of older generations."""
+        wanted, upto, generation = set(message["steps"]), message["upto"], message["generation"]
+
+        def needed(part: Part) -> bool:
+            return part.step in wanted or (part.generation >= generation and part.step > upto)
+
+        if message["tier"] == self._memory:
+            self._slabs.keep(needed)
+            self._offer()
+        roots = [root for name, root in self._roots() if name == message["tier"]]
+        self._background(asyncio.to_thread(_forget, roots, needed))
+
+    async def _clear(self, names: Iterable[str]) -> None:
+        for tier in (*self._tiers.values(), self._replicas):
+            tier.cancelled.set()
+        if self._memory in names:
+            self._control.lend(self._loan, None)
+            await asyncio.to_thread(self._slabs.clear)
+            _remove_empty(self._slabs.root.parent)
+        for tier in self._tiers.values():
+            if tier.name in names and not tier.durable:
+                await asyncio.to_thread(shutil.rmtree, tier.root, True)
+                _remove_empty(tier.root.parent)
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._say("cleared")
+
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                message = json.loads(self._inbox.recv(1 << 18))
+                group = self._group
+                if group is None or message["generation"] != group.generation or message["rank"] not in group.ranks:
+                    continue
+                match message["say"]:
+                    case "layout":
+                        group.layouts[message["rank"]] = message
+                        self._announced(group)
+                    case "taken":
+                        self._taken(group, message)
+                    case "skipped":
+                        self._skipped(group, message["step"], "no slab was free")
+
+    async def _prepare(self, group: Group) -> None:
+        """Make slabs for what the workers have announced, in the first place that has room."""
+        first = next(iter(group.layouts.values()))
+        plan = blueprint.read(self._directory, first["digest"], group.ranks)
+        for place in self._places:
+            try:
+                if place != self._slabs.root:
+                    self._slabs = await asyncio.to_thread(Slabs, place, self._count)
+                await asyncio.to_thread(self._slabs.prepare, plan)
+                _point(self._directory / SLABS, place)
+            except OSError as error:
+                self._say("trouble", tier=self._memory, detail=f"no slabs in {place}: {error.strerror or error}", errno=error.errno)
+                await asyncio.to_thread(self._slabs.clear)
+                continue
+            self._offer()
+            return
+        self._say("no_room", bytes=plan.size_bytes * self._count, places=[str(place) for place in self._places])
+
+    def _open_slabs(self) -> Slabs:
+        """In the place where an earlier keeper had them."""
+        chosen = next((place for place in self._places if (place / "slab-0").is_dir()), None)
+        for place in [chosen] if chosen else self._places:
+            with contextlib.suppress(OSError):
+                return Slabs(place, self._count)
+        return Slabs(self._directory / "slabs", self._count)
+
+    def _offer(self) -> None:
+        """Lend a slab, if none is lent and there is one."""
+        if self._group is None or self._lent is not None:
+            return
+        self._lent = self._slabs.lend()
+        if self._lent is not None:
+            self._loan += 1
+            self._group.users = set()
+            self._control.lend(self._loan, self._lent)
+
+    def _revoke(self, slab: Slab) -> None:
+        """Lend another slab in place of this one. A worker may have begun with it nevertheless: then copies of it fail."""
+        slab.lent = False
+        if self._lent == slab.index:
+            self._lent = None
+            self._loan += 1
+            self._control.lend(self._loan, None)
+            self._offer()
+
+    def _taken(self, group: Group, message: Message) -> None:
+        step, rank = message["step"], message["rank"]
+        if message["loan"] != self._loan or self._lent is None:
+            return  # of a keeper before this one
+        group.users.add(rank)
+        if step not in group.skipped:
+            group.taken.setdefault(step, {})[rank] = message
+        if group.users == group.ranks:
+            index, self._lent = self._lent, None
+            mine = group.taken.pop(step, {})
+            for other in list(group.taken):
+                self._skipped(group, other, "ranks took other steps")
+            if mine.keys() == group.ranks:
+                self._sealing.add(self._background(self._seal(group, index, step, mine)))
+            else:
+                self._slabs.give_back(index)
+                self._skipped(group, step, "a rank left it out")
+            self._offer()
+
+    def _skipped(self, group: Group, step: int, why: str) -> None:
+        group.taken.pop(step, None)
+        if step not in group.skipped:
+            group.skipped.add(step)
+            self._say("skipped", step=step, generation=group.generation, why=why)
+
+    async def _seal(self, group: Group, index: int, step: int, taken: Mapping[int, Message]) -> None:
+        began = time.monotonic()
+        loop = asyncio.get_running_loop()
+        seal = self._slabs.seal
+        part = await loop.run_in_executor(None, seal, index, step, group.generation, group.node, group.nodes, self._seal_pool)
+        changed = any(message["changed"] for message in taken.values())
+        if changed and self._last is not None and self._last.step != step and self._last.chunks == part.chunks:
+            self._slabs.forget(step)
+            self._say("stale", step=step, generation=group.generation, before=self._last.step)
+        else:
+            self._last = part
+            self._say(
+                "held",
+                **{"tier": self._memory, "step": step, "generation": group.generation, "owner": self._node},
+                directory=str(step_path(self._slabs.root, step)),
+                bytes=part.size_bytes,
+                stall_s=max(message["stall_s"] for message in taken.values()),
+                write_s=time.monotonic() - began,
+                wants=sorted({name for message in taken.values() for name in message["tiers"]}),
+            )
+        self._offer()
+
+    # -- jobs ----------------------------------------------------------------------------------------------------------
+
+    def _start(self, kind: str, message: Message) -> None:
+        if message["tier"] == self._memory:
+            tier = self._replicas
+            tier.root = self._slabs.root
+        else:
+            tier = self._tiers[message["tier"]]
+        self._background(self._job(kind, tier, message))
+
+    async def _job(self, kind: str, tier: Tier, message: Message) -> None:
+        """One job after the other on each tier; what comes later waits."""
+        work = {"copy": self._copy, "replicate": self._replicate, "flush": self._flush, "commit": self._commit}[kind]
+        loop = asyncio.get_running_loop()
+        slab = self._slabs.find(message["step"], message["generation"]) if kind != "replicate" else None
+        if slab is not None:
+            slab.pins += 1
+            if slab.lent:
+                self._revoke(slab)
+        cancelled = threading.Event()
+        try:
+            await loop.run_in_executor(tier.pool, self._persist, kind, tier, message, slab, cancelled, work)
+        finally:
+            if slab is not None:
+                slab.pins -= 1
+            self._offer()
+
+    def _persist(
+        self,
+        kind: str,
+        tier: Tier,
+        message: Message,
+        slab: Slab | None,
+        cancelled: threading.Event,
+        work: Callable[[Tier, Message, Slab | None, Copy], None],
+    ) -> None:
+        """Do a job again and again until the tier is well, or the job is not wanted any more."""
+        tier.cancelled, tier.busy, tier.moved_t = cancelled, True, time.monotonic()
+
+        def moved(size_bytes: int) -> None:
+            tier.moved_t = time.monotonic()
+
+        def troubled(state: RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome is not None else None
+            number = error.errno if isinstance(error, OSError) else None
+            self._trouble(tier, f"{error}", number)
+
+        def sleep(seconds: float) -> None:
+            cancelled.wait(seconds)
+
+        attempts = Retrying(
+            retry=retry_if_exception_type(OSError),
+            wait=wait_exponential_jitter(multiplier=FIRST_RETRY_S, max=LAST_RETRY_S),
+            sleep=sleep,
+            stop=lambda state: cancelled.is_set(),
+            before_sleep=troubled,
+            reraise=True,
+        )
+        try:
+            attempts(work, tier, message, slab, Copy(tier.pace, cancelled, moved))
+        except (CheckpointError, OSError, Cancelled, ValueError) as error:
+            fields = {name: message[name] for name in ("tier", "step", "generation", "id") if name in message}
+            reason = "cancelled" if cancelled.is_set() else f"{error}"
+            self._say("failed", job=kind, **fields, owner=message.get("owner", self._node), detail=reason)
+        else:
+            if tier.trouble_t is not None:
+                self._say("well", tier=tier.name, down_s=time.monotonic() - tier.trouble_t)
+                tier.trouble_t = None
+        finally:
+            tier.busy = False
+
+    def _trouble(self, tier: Tier, detail: str, number: int | None) -> None:
+        if tier.trouble_t is None:
+            tier.trouble_t = time.monotonic()
+            self._say("trouble", tier=tier.name, detail=detail, errno=number)
+
+    def _source(self, message: Message, slab: Slab | None) -> tuple[Source, Part, dict[str, bytes]]:
+        """This node's part of a step, from the nearest tier that has it."""
+        step, generation = message["step"], message["generation"]
+        if slab is not None and slab.part is not None and (slab.part.step, slab.part.generation) == (step, generation):
+            return SlabSource(slab), slab.part, _documents(slab.directory, slab.part)
+        owner = message.get("owner", self._node)
+        for _, root in self._roots():
+            for path in (step_path(root, step), step_path(root / f"replica-{owner}", step)):
+                with contextlib.suppress(DamagedCheckpoint):
+                    part = parts.read(path)
+                    if (part.generation, part.node) == (generation, owner):
+                        return DirectorySource(path, chunks=part.chunks), part, _documents(path, part)
+        raise CheckpointError(f"node {self._node} does not hold step {step} of node {owner}")
+
+    def _copy(self, tier: Tier, message: Message, slab: Slab | None, copy: Copy) -> None:
+        began = time.monotonic()
+        source, part, documents = self._source(message, slab)
+        copy.check = source.check
+        with contextlib.closing(source):
+            target = step_path(tier.root, part.step)
+            copying.to_tier(source, part, documents, target, copy)
+        self._held(tier, part, target, began, message)
+
+    def _replicate(self, tier: Tier, message: Message, slab: Slab | None, copy: Copy) -> None:
+        """Fetch a part of the node whose buddy this is."""
+        began = time.monotonic()
+        with contextlib.closing(RemotePart(message["address"], message["directory"], self._token)) as source:
+            part = source.part
+            if (part.step, part.generation, part.node) != (message["step"], message["generation"], message["owner"]):
+                raise CheckpointError(f"{source.path} holds step {part.step} of generation {part.generation}")
+            target = step_path(tier.root / f"replica-{part.node}", part.step)
+            points.reached("replica_begun")
+            spare = target.with_name(SPARE)
+            copying.to_tier(source, part, _fetched(source, spare), target, copy, spare=spare)
+            points.reached("replica_held")
+        self._held(tier, part, target, began, message)
+
+    def _held(self, tier: Tier, part: Part, target: Path, began: float, message: Message) -> None:
+        self._say(
+            "held",
+            id=message["id"],
+            **{"tier": tier.name, "step": part.step, "generation": part.generation, "owner": part.node},
+            directory=str(target),
+            **{"bytes": part.size_bytes, "stall_s": 0.0, "write_s": time.monotonic() - began, "wants": []},
+        )
+
+    def _flush(self, tier: Tier, message: Message, slab: Slab | None, copy: Copy) -> None:
+        began = time.monotonic()
+        source, part, documents = self._source(message, slab)
+        copy.check = source.check
+        with contextlib.closing(source):
+            copying.flush(source, part, documents, tier.root, message["attempt"], copy)
+        self._say(
+            "flushed",
+            id=message["id"],
+            **{"tier": tier.name, "step": part.step, "generation": part.generation, "owner": part.node},
+            **{"bytes": part.size_bytes, "write_s": time.monotonic() - began},
+        )
+
+    def _commit(self, tier: Tier, message: Message, slab: Slab | None, copy: Copy) -> None:
+        began = time.monotonic()
+        source, part, documents = self._source(message, slab)
+        with contextlib.closing(source):
+            contents = copying.finish(
+                part, documents, tier.root, message["attempt"], keep_last=tier.keep_last, keep_every=tier.keep_every
+            )
+        size = contents.size_bytes + len(manifest.encode(contents))
+        self._say(
+            "committed",
+            id=message["id"],
+            **{"tier": tier.name, "step": part.step, "generation": part.generation},
+            **{"bytes": size, "files": len(contents.files) + 1, "write_s": time.monotonic() - began},
+        )
+
+
+def _point(link: Path, target: Path) -> None:
+    """Make a link lead to another place, at once."""
+    new = link.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    new.symlink_to(target)
+    new.replace(link)
+
+
+def _documents(directory: Path, part: Part) -> dict[str, bytes]:
+    try:
+        return {name: (directory / name).read_bytes() for name in part.files}
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(directory, f"{error.filename} is missing") from None
+
+
+def _fetched(source: RemotePart, spare: Path) -> dict[str, bytes]:
+    """The metadata files of a part; what an older replica has of them already need not travel."""
+    found = {}
+    for name, entry in source.part.files.items():
+        text = b""
+        with contextlib.suppress(OSError):
+            text = (spare / name).read_bytes()
+        if (len(text), crc32c.crc32c(text)) != (entry.size_bytes, entry.crc32c):
+            text = source.document(name)
+        found[name] = text
+    return found
+
+
+def _forget(roots: Iterable[Path], needed: Callable[[Part], bool]) -> None:
+    """Delete the parts that are not needed, replicas too; slabs are overwritten instead."""
+    for root in roots:
+        for directory in (root, *root.glob("replica-*")):
+            for step in steps(directory):
+                path = step_path(directory, step)
+                if path.is_symlink():
+                    continue
+                try:
+                    gone = not needed(parts.read(path))
+                except DamagedCheckpoint:
+                    gone = True
+                if gone:
+                    (path / parts.NAME).unlink(missing_ok=True)  # from here on it is nobody's part
+                    points.reached("part_forgotten")
+                    spare = path.with_name(SPARE)
+                    if directory != root and not spare.exists():
+                        with contextlib.suppress(OSError):
+                            path.rename(spare)  # the next replica finds its files there
+                            continue
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_empty(path: Path) -> None:
+    """Remove what held only what was removed before it."""
+    with contextlib.suppress(OSError):
+        path.rmdir()
+        if path.parent.name.startswith("resilient-"):
+            path.parent.rmdir()
+
+
+def main() -> None:
+    """Entry point: settings on the first line of the standard input, commands on the others."""
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with open(0, "rb", buffering=0, closefd=False) as unbuffered:  # what follows the line is the loop's
+        settings = json.loads(unbuffered.readline())
+    with contextlib.suppress(OSError):
+        os.nice(settings.get("nice", 5))
+    asyncio.run(Keeper(settings).run())
+
+
+if __name__ == "__main__":
+    main()

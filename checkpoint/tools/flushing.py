@@ -1,0 +1,110 @@
+"""`ckpt flush`: what the nodes of a dead run still hold becomes a committed checkpoint.
+
+Owns finding the parts, on this machine, and putting them together. A run that is alive does this by itself.
+"""
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpoint import part as parts
+from checkpoint.errors import DamagedCheckpoint
+from checkpoint.fence import newest_generation
+from checkpoint.naming import step_path, steps
+from checkpoint.part import Part
+from checkpoint.source import DirectorySource
+from checkpoint.tiers import copying
+from checkpoint.tiers.copying import Copy
+from checkpoint.tiers.pace import Pace
+from checkpoint.tools.places import directory, tiers
+from checkpoint.tools.refusal import Refusal
+
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A snapshot of which every part is on this machine.
+
+    Attributes:
+        copies: of each node's part the directories that hold it, fastest tier first.
+    """
+
+    step: int
+    generation: int
+    copies: tuple[tuple[Path, ...], ...]
+    size_bytes: int
+
+
+def newest(run_dir: Path) -> tuple[Held | None, Path]:
+    """The newest snapshot that can be put together, if it is newer than what is committed; and where those are.
+
+    Raises Refusal where the run is alive.
+    """
+    run_dir = directory(run_dir)
+    _refuse_if_alive(run_dir)
+    *others, durable = tiers(run_dir)
+    root = durable.roots[0]
+    found: dict[tuple[int, int], dict[int, list[tuple[Path, Part]]]] = {}
+    for tier in others:
+        for node in tier.roots:
+            for place in (node, *sorted(node.glob("replica-*"))):
+                for step in steps(place):
+                    path = step_path(place, step)
+                    try:
+                        part = parts.read(path)
+                    except DamagedCheckpoint:
+                        continue
+                    found.setdefault((part.step, part.generation), {}).setdefault(part.node, []).append((path, part))
+    committed = max(steps(root), default=-1)
+    for (step, generation), owners in sorted(found.items(), reverse=True):
+        nodes = next(iter(owners.values()))[0][1].nodes
+        if step > committed and set(owners) == set(range(nodes)):
+            copies = tuple(tuple(path for path, _ in owners[node]) for node in range(nodes))
+            return Held(step, generation, copies, sum(owners[node][0][1].size_bytes for node in range(nodes))), root
+    return None, root
+
+
+def flush(held: Held, root: Path, progress: Callable[[int], None]) -> Path:
+    """Commit a snapshot; its directory.
+
+    Raises DamagedCheckpoint where a part is damaged on every copy; OSError; CheckpointError.
+    """
+    attempt = max(newest_generation(root) or 0, held.generation)
+    first: tuple[Part, dict[str, bytes]] | None = None
+    for copies in held.copies:
+        error: DamagedCheckpoint | None = None
+        for path in copies:
+            try:
+                part = parts.read(path)
+                documents = {name: (path / name).read_bytes() for name in part.files}
+                source = DirectorySource(path, chunks=part.chunks)
+                copying.flush(source, part, documents, root, attempt, Copy(Pace(None), threading.Event(), progress))
+            except DamagedCheckpoint as damage:
+                error = damage
+                continue
+            first = first or (part, documents)
+            error = None
+            break
+        if error is not None:
+            raise error
+    assert first is not None, "a snapshot has at least one part"
+    copying.finish(*first, root, attempt)
+    return step_path(root, held.step)
+
+
+def _refuse_if_alive(run_dir: Path) -> None:
+    try:
+        fd = os.open(run_dir / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = (run_dir / _LOCK).read_text().strip() or "another process"
+        raise Refusal(f"{run_dir} is in use by {owner}, which flushes by itself; stop that run instead") from None
+    finally:
+        os.close(fd)

@@ -1,0 +1,107 @@
+"""`ckpt ls`: what is where, from manifests alone.
+
+Owns what is said of each checkpoint. Changes nothing; needs neither torch nor Zarr.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from checkpoint import manifest
+from checkpoint.errors import DamagedCheckpoint
+from checkpoint.tools.places import PART, Place, is_part, places
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One directory `step-N`. What cannot be known is None.
+
+    Attributes:
+        tier: the tier's name.
+        durable: what is there survives the nodes.
+        path: of the directory.
+        step: that it is of.
+        generation: that wrote it.
+        size_bytes: of all files but the manifest.
+        files: how many, the manifest among them.
+        age_s: seconds since it was committed.
+        state: `committed`, `part` of one node, or `damaged`.
+        reason: what is wrong with a damaged one.
+        node: that holds the part.
+        nodes: that hold the whole checkpoint together.
+        verified: whether every byte is as it was written; None where nobody looked.
+    """
+
+    tier: str | None
+    durable: bool | None
+    path: str
+    step: int
+    generation: int | None
+    size_bytes: int | None
+    files: int | None
+    age_s: float
+    state: Literal["committed", "part", "damaged"]
+    reason: str | None = None
+    node: int | None = None
+    nodes: int | None = None
+    verified: bool | None = None
+
+
+def entries(path: Path) -> list[Entry]:
+    """All that a path means, by tier, root and step. Raises Refusal."""
+    return list(_entries(places(path), time.time()))
+
+
+def verified(entry: Entry, progress: Callable[[int], None] | None = None) -> Entry:
+    """The entry after reading every byte; one that is not committed comes back as it is."""
+    from checkpoint.verification import verify
+
+    if entry.state != "committed":
+        return entry
+    try:
+        verify(Path(entry.path), progress=progress)
+    except DamagedCheckpoint as error:
+        return replace(entry, state="damaged", reason=error.reason, verified=False)
+    return replace(entry, verified=True)
+
+
+def _entries(found: list[Place], now: float) -> Iterator[Entry]:
+    for place in found:
+        tier, durable = (None, None) if place.tier is None else (place.tier.name, place.tier.durable)
+        try:
+            age_s = max(0.0, now - place.path.stat().st_mtime)
+        except FileNotFoundError:  # a campaign that goes on deletes what is superseded
+            continue
+        blank = Entry(tier, durable, str(place.path), place.step, None, None, None, age_s, "damaged")
+        yield _part(place.path, blank) if is_part(place.path) else _whole(place.path, blank)
+
+
+def _whole(path: Path, blank: Entry) -> Entry:
+    try:
+        found = manifest.read(path)
+    except DamagedCheckpoint as error:
+        return replace(blank, reason=error.reason)
+    size, files = found.size_bytes, len(found.files) + 1
+    return replace(blank, state="committed", generation=found.generation, size_bytes=size, files=files)
+
+
+def _part(path: Path, blank: Entry) -> Entry:
+    try:
+        found: dict[str, Any] = json.loads((path / PART).read_bytes())
+        files = found["files"]
+        return replace(
+            blank,
+            state="part",
+            generation=int(found["generation"]),
+            size_bytes=int(found["size_bytes"]),
+            files=files if isinstance(files, int) else len(files),
+            node=int(found["node"]),
+            nodes=int(found["nodes"]),
+        )
+    except OSError as error:
+        return replace(blank, reason=f"{PART} cannot be read: {error.strerror}")
+    except (ValueError, KeyError, TypeError) as error:
+        return replace(blank, reason=f"{PART} is not what a node writes: {error!r}")

@@ -1,0 +1,522 @@
+"""Custody: who holds which part of which step, and what becomes of it; as a state machine without input or output.
+
+A step is *complete* on a tier once every node's part is there. What is complete in memory goes on to the tiers that want it, one
+job at a time on each, the newest first; to the durable tier in two rounds, for it counts only once all nodes have flushed and one
+of them has committed. Keepers forget nothing before they are told that something newer is complete.
+
+News of keepers go in (see `checkpoint.tiers.keeper`), effects come out.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from resilient.driver.effects import Effect, Send, WriteEvent
+
+Key = tuple[int, int]
+"""A snapshot: its step, and the generation that took it."""
+
+News = Mapping[str, Any]
+
+FAILURES = 3  # of a job, until its step is given up on that tier
+CANDIDATES = 6
+
+
+@dataclass(frozen=True)
+class TierPlan:
+    """What must be known of a tier.
+
+    Attributes:
+        keep_last: steps that are kept on a node's tier.
+        replicas: whether a buddy keeps a copy of each node's part.
+    """
+
+    name: str
+    keep_last: int
+    replicas: bool = False
+
+
+@dataclass(frozen=True)
+class StoragePlan:
+    """The tiers of a campaign, fastest first.
+
+    Attributes:
+        memory: where workers copy to.
+        others: the nodes' slower tiers.
+        durable: which all nodes share.
+        slabs: on each node.
+        buddies: of each node the one that keeps its replicas; None where there is nobody.
+        durable_step: the newest step that is committed.
+    """
+
+    memory: TierPlan
+    others: tuple[TierPlan, ...]
+    durable: TierPlan
+    slabs: int
+    buddies: tuple[int | None, ...]
+    durable_step: int = 0
+
+    def tier(self, name: str) -> TierPlan:
+        return next(each for each in (self.memory, *self.others, self.durable) if each.name == name)
+
+
+@dataclass
+class Job:
+    """One step on its way to one tier."""
+
+    number: int
+    tier: str
+    key: Key
+    kind: Literal["copy", "flush", "commit"]
+    waiting: set[int]
+    began_t: float
+    ended_badly: str = ""
+    troubled: bool = False
+
+
+@dataclass
+class Replication:
+    """One step on its way to the buddies.
+
+    Attributes:
+        waiting: number of the order for each owner whose part is under way.
+    """
+
+    key: Key
+    waiting: dict[int, int]
+    failed: bool = False
+
+
+@dataclass
+class Snapshot:
+    """What is known of a snapshot: holders of each owner's part as (node, tier): directory, and what it cost."""
+
+    nodes: int
+    holders: dict[int, dict[tuple[int, str], str]] = field(default_factory=dict)
+    size_bytes: int = 0
+    stall_s: float = 0.0
+    write_s: float = 0.0
+    wants: frozenset[str] = frozenset()
+    failures: dict[str, int] = field(default_factory=dict)
+
+    def whole_on(self, tier: str) -> bool:
+        """Whether every node has its own part on a tier."""
+        return all((owner, tier) in self.holders.get(owner, {}) for owner in range(self.nodes))
+
+    def whole(self) -> bool:
+        """Whether somebody has every part, anywhere."""
+        return all(self.holders.get(owner) for owner in range(self.nodes))
+
+
+@dataclass
+class _Trouble:
+    fault_id: str
+    tier: str
+    since_t: float
+
+
+class Custody:
+    """See the module. `now` is unix seconds."""
+
+    def __init__(self, plan: StoragePlan, nodes: int) -> None:
+        self.plan = plan
+        self.durable_step = plan.durable_step
+        self.rate_bytes_per_s: float | None = None
+        self._nodes = nodes
+        self._generation = 0
+        self._addresses: dict[int, str] = {}
+        self._snapshots: dict[Key, Snapshot] = {}
+        self._complete: dict[str, list[Key]] = {plan.memory.name: [], **{tier.name: [] for tier in plan.others}}
+        self._jobs: dict[str, Job] = {}
+        self._pending: dict[str, Key] = {}
+        self._replications: dict[str, Replication] = {}
+        self._protected: dict[str, Key] = {}  # the newest step of which the buddies have all parts
+        self._decided = 0
+        self._numbers = itertools.count(1)
+        self._troubles: dict[tuple[int, str], _Trouble] = {}
+        self._faults = 0
+
+    # -- what is there -------------------------------------------------------------------------------------------------
+
+    def inventory(self, node: int, news: News) -> None:
+        """All that a node holds; whatever was known of it before is forgotten."""
+        self._addresses[node] = news["address"]
+        for snapshot in self._snapshots.values():
+            for holders in snapshot.holders.values():
+                for where in [each for each in holders if each[0] == node]:
+                    del holders[where]
+        for entry in news["parts"]:
+            self._holds(node, entry)
+        for tier, keys in self._complete.items():
+            self._complete[tier] = [key for key in keys if self._snapshots[key].whole_on(tier)]
+
+    def _holds(self, node: int, entry: News) -> Snapshot:
+        key = (entry["step"], entry["generation"])
+        snapshot = self._snapshots.setdefault(key, Snapshot(entry.get("nodes", self._nodes)))
+        snapshot.holders.setdefault(entry["owner"], {})[(node, entry["tier"])] = entry["directory"]
+        return snapshot
+
+    def candidates(self, node: int) -> list[dict[str, Any]]:
+        """What the workers of a node may go on from, newest first; of each part the nearest copy first."""
+        order = [self.plan.memory.name, *(tier.name for tier in self.plan.others)]
+        found = []
+        for key, snapshot in sorted(self._snapshots.items(), reverse=True):
+            if snapshot.whole():
+                best = [min(order.index(tier) for _, tier in snapshot.holders[owner]) for owner in range(snapshot.nodes)]
+                holdings = []
+                for owner in range(snapshot.nodes):
+                    copies = sorted(snapshot.holders[owner].items(), key=lambda item: (item[0][0] != node, order.index(item[0][1])))
+                    for (holder, _), directory in copies:
+                        if holder == node:
+                            holdings.append({"directory": directory})
+                        elif holder in self._addresses:
+                            holdings.append({"address": self._addresses[holder], "path": directory})
+                holdings.sort(key=lambda each: "address" in each)
+                found.append({"step": key[0], "tier": order[max(best)], "holdings": holdings})
+        return found[:CANDIDATES]
+
+    # -- a generation --------------------------------------------------------------------------------------------------
+
+    def begin(self, generation: int) -> list[Effect]:
+        """A generation begins; all nodes have told their inventories. What was under way starts anew, on its behalf."""
+        self._generation = generation
+        self._decided = 0
+        effects: list[Effect] = []
+        for tier, job in list(self._jobs.items()):
+            if tier not in self._pending or job.key > self._pending[tier]:
+                self._pending[tier] = job.key
+            effects += [self._order(node, {"do": "cancel", "tier": tier}) for node in range(self._nodes)]
+        self._jobs, self._replications, self._protected = {}, {}, {}
+        for key in [key for key, snapshot in self._snapshots.items() if not snapshot.whole()]:
+            del self._snapshots[key]
+        for tier in self._complete:
+            self._complete[tier] = sorted(key for key, snapshot in self._snapshots.items() if snapshot.whole_on(tier))
+        self._pending = {tier: key for tier, key in self._pending.items() if key in self._snapshots}
+        return effects
+
+    def resumed(self, step: int, now: float) -> list[Effect]:
+        """The workers go on from this step: what is newer belongs to a past that was left."""
+        self._decided = step
+        for key in [key for key in self._snapshots if key[0] > step and key[1] < self._generation]:
+            del self._snapshots[key]
+        for tier, keys in self._complete.items():
+            self._complete[tier] = [key for key in keys if key in self._snapshots]
+        self._pending = {tier: key for tier, key in self._pending.items() if key in self._snapshots}
+        effects = [effect for tier in self._complete for effect in self._keep(tier)]
+        return [*effects, *self._schedule(now)]
+
+    # -- news ----------------------------------------------------------------------------------------------------------
+
+    def heard(self, node: int, news: News, now: float) -> list[Effect]:
+        """News of a node's keeper."""
+        match news["what"]:
+            case "listening":
+                self._addresses[node] = news["address"]
+                return []
+            case "inventory":  # of a keeper that was started anew
+                self.inventory(node, news)
+                return list(self._again(node))
+            case "held":
+                return list(self._held(node, news, now))
+            case "skipped" | "stale":
+                return list(self._left_out(node, news, now))
+            case "flushed" | "committed" | "failed":
+                return list(self._job_news(node, news, now))
+            case "trouble":
+                return list(self._trouble(node, news, now))
+            case "well":
+                return list(self._well(node, news, now))
+        return []
+
+    def _held(self, node: int, news: News, now: float) -> Iterator[Effect]:
+        key, tier, owner = (news["step"], news["generation"]), news["tier"], news["owner"]
+        snapshot = self._holds(node, news)
+        if owner != node:
+            yield from self._replicated(tier, owner, news["id"])
+            return
+        if tier == self.plan.memory.name:
+            snapshot.size_bytes += news["bytes"]
+            snapshot.stall_s = max(snapshot.stall_s, news["stall_s"])
+            snapshot.write_s = max(snapshot.write_s, news["write_s"])
+            snapshot.wants |= frozenset(news["wants"])
+        if tier == self.plan.memory.name:
+            if snapshot.whole_on(tier):
+                yield from self._completed(tier, key, snapshot.write_s, now)
+        else:
+            yield from self._job_news(node, news, now)
+
+    def _gone(self, tier: str, key: Key) -> None:
+        """A tier holds a step no more."""
+        self._complete[tier].remove(key)
+        snapshot = self._snapshots[key]
+        for holders in snapshot.holders.values():
+            for where in [each for each in holders if each[1] == tier]:
+                del holders[where]
+        if not any(snapshot.holders.values()):
+            del self._snapshots[key]
+
+    def _completed(self, tier: str, key: Key, write_s: float, now: float) -> Iterator[Effect]:
+        """Every node's part of a step is on a tier."""
+        snapshot = self._snapshots[key]
+        self._complete[tier] = [*self._complete[tier], key]
+        if tier == self.plan.memory.name:
+            self._decided = max(self._decided, key[0])
+        yield self._snapshot_event(tier, key, snapshot, write_s)
+        if tier == self.plan.memory.name:
+            for other in (*self.plan.others, self.plan.durable):
+                if other.name in snapshot.wants:
+                    self._pending[other.name] = key
+                    job = self._jobs.get(other.name)
+                    if job is not None and job.troubled and not job.ended_badly:
+                        yield from self._cancel(job, "superseded")
+        yield from self._schedule(now)
+        yield from self._replicate(tier)
+        yield from self._keep(tier)
+
+    def _replicate(self, tier: str) -> Iterator[Effect]:
+        """Let the buddies fetch the newest step that a tier holds, unless they are at another one."""
+        complete = self._complete[tier]
+        if not self.plan.tier(tier).replicas or tier in self._replications or not complete:
+            return
+        key = complete[-1]
+        if self._protected.get(tier) == key or self._nodes == 1:
+            return
+        replication = self._replications[tier] = Replication(key, {})
+        for owner, buddy in enumerate(self.plan.buddies):
+            assert buddy is not None
+            replication.waiting[owner] = next(self._numbers)
+            order = {"do": "replicate", "id": replication.waiting[owner], "tier": tier, "step": key[0], "generation": key[1]}
+            directory = self._snapshots[key].holders[owner][(owner, tier)]
+            yield self._order(buddy, {**order, "owner": owner, "address": self._addresses[owner], "directory": directory})
+
+    def _replicated(self, tier: str, owner: int, number: int, *, failed: bool = False) -> Iterator[Effect]:
+        replication = self._replications.get(tier)
+        if replication is None or replication.waiting.get(owner) != number:
+            return
+        del replication.waiting[owner]
+        replication.failed |= failed
+        if not replication.waiting:
+            del self._replications[tier]
+            if not replication.failed:
+                self._protected[tier] = replication.key
+            yield from self._replicate(tier)
+            yield from self._keep(tier)
+
+    def _snapshot_event(self, tier: str, key: Key, snapshot: Snapshot, write_s: float) -> Effect:
+        fields = {"step": key[0], "tier": tier, "bytes": snapshot.size_bytes}
+        costs = {"stall_s": round(snapshot.stall_s, 6), "write_s": round(write_s, 4)}
+        return WriteEvent("snapshot", {**fields, **costs}, key[1])
+
+    def _left_out(self, node: int, news: News, now: float) -> Iterator[Effect]:
+        self._decided = max(self._decided, news["step"])
+        if news["what"] == "stale":
+            detail = f"step {news['step']} carries the same bytes as step {news['before']} although training went on: refused"
+            yield self._fault(node, self.plan.memory.name, detail, now, step=news["step"])
+        yield from self._keep(self.plan.memory.name)
+
+    # -- jobs ----------------------------------------------------------------------------------------------------------
+
+    def _schedule(self, now: float) -> Iterator[Effect]:
+        for tier in (*self.plan.others, self.plan.durable):
+            key = self._pending.get(tier.name)
+            if key is None or tier.name in self._jobs:
+                continue
+            del self._pending[tier.name]
+            if not self._at_hand(key):
+                newest = [each for each in self._complete[self.plan.memory.name] if self._at_hand(each)]
+                if not newest:
+                    continue
+                key = max(newest)
+            if tier is self.plan.durable and key[0] <= self.durable_step:
+                continue
+            kind: Literal["copy", "flush"] = "flush" if tier is self.plan.durable else "copy"
+            job = Job(next(self._numbers), tier.name, key, kind, set(range(self._nodes)), now)
+            self._jobs[tier.name] = job
+            for node in range(self._nodes):
+                yield self._order(node, self._job_order(job))
+
+    def _at_hand(self, key: Key) -> bool:
+        """Whether every node can still read its own part."""
+        snapshot = self._snapshots.get(key)
+        return (
+            snapshot is not None
+            and snapshot.nodes == self._nodes
+            and all(any(holder == owner for holder, _ in snapshot.holders.get(owner, {})) for owner in range(self._nodes))
+        )
+
+    def _job_order(self, job: Job) -> dict[str, Any]:
+        order = {"do": job.kind, "id": job.number, "tier": job.tier, "step": job.key[0], "generation": job.key[1]}
+        return {**order, "attempt": self._generation}
+
+    def _job_news(self, node: int, news: News, now: float) -> Iterator[Effect]:
+        if news["what"] == "failed" and news["job"] == "replicate":
+            detail = f"the replica of node {news['owner']} of step {news['step']}: {news['detail']}"
+            yield self._fault(node, news["tier"], detail, now, step=news["step"])
+            yield from self._replicated(news["tier"], news["owner"], news["id"], failed=True)
+            return
+        job = self._jobs.get(news["tier"])
+        if job is None or job.number != news["id"]:
+            return
+        job.waiting.discard(node)
+        if news["what"] == "failed":
+            if not job.ended_badly:
+                yield from self._cancel(job, news["detail"])
+            job.ended_badly = job.ended_badly or news["detail"]
+        if job.waiting:
+            return
+        snapshot = self._snapshots.get(job.key)
+        if job.ended_badly:
+            del self._jobs[job.tier]
+            if snapshot is not None and job.ended_badly not in ("superseded", "cancelled"):
+                snapshot.failures[job.tier] = snapshot.failures.get(job.tier, 0) + 1
+                if snapshot.failures[job.tier] < FAILURES:
+                    self._pending.setdefault(job.tier, job.key)
+                else:
+                    yield self._fault(node, job.tier, f"step {job.key[0]} is given up: {job.ended_badly}", now, step=job.key[0])
+        elif job.kind == "flush":
+            job.kind, job.waiting = "commit", {0}
+            yield self._order(0, self._job_order(job))
+            return
+        else:
+            del self._jobs[job.tier]
+            if job.kind == "copy":
+                yield from self._completed(job.tier, job.key, now - job.began_t, now)
+            else:
+                yield from self._committed(job, news, snapshot, now)
+        yield from self._schedule(now)
+        yield from self._keep(self.plan.memory.name)
+
+    def _committed(self, job: Job, news: News, snapshot: Snapshot | None, now: float) -> Iterator[Effect]:
+        self.durable_step = max(self.durable_step, job.key[0])
+        took = max(1e-3, now - job.began_t)
+        self.rate_bytes_per_s = news["bytes"] / took
+        if snapshot is not None:
+            yield self._snapshot_event(job.tier, job.key, snapshot, took)
+        fields = {"step": job.key[0], "tier": job.tier, "bytes": news["bytes"], "files": news["files"]}
+        yield WriteEvent("committed", fields, self._generation)
+
+    def _cancel(self, job: Job, why: str) -> Iterator[Effect]:
+        job.ended_badly = why
+        for node in job.waiting:
+            yield self._order(node, {"do": "cancel", "tier": job.tier})
+
+    def _again(self, node: int) -> Iterator[Effect]:
+        """A node's keeper is a new one: it is told once more what it has to do."""
+        for tier in self._complete:
+            yield from self._keep(tier, [node])
+        for tier, replication in list(self._replications.items()):
+            for owner, number in list(replication.waiting.items()):
+                if node in (owner, self.plan.buddies[owner]):
+                    yield from self._replicated(tier, owner, number, failed=True)
+        for job in self._jobs.values():
+            if node in job.waiting:
+                yield self._order(node, self._job_order(job))
+
+    # -- what may be forgotten -----------------------------------------------------------------------------------------
+
+    def _keep(self, tier: str, nodes: Sequence[int] | None = None) -> Iterator[Effect]:
+        plan = self.plan.tier(tier)
+        complete = list(reversed(self._complete[tier]))
+        wanted = complete[:1]
+        if tier in self._replications:
+            wanted.append(self._replications[tier].key)
+        if tier in self._protected:
+            wanted.append(self._protected[tier])
+        if tier == self.plan.memory.name:
+            wanted += [*(job.key for job in self._jobs.values()), *self._pending.values()]
+        wanted = list(dict.fromkeys([*wanted, *complete[: plan.keep_last]]))
+        if tier == self.plan.memory.name:
+            wanted = wanted[: self.plan.slabs - 1]
+        copied = [job.key for job in self._jobs.values()]  # which keepers do not overwrite meanwhile
+        for key in complete:
+            if key not in wanted and key not in copied:
+                self._gone(tier, key)
+        order = {"do": "keep", "tier": tier, "steps": sorted(step for step, _ in wanted), "upto": self._decided}
+        for node in nodes if nodes is not None else range(self._nodes):
+            yield self._order(node, {**order, "generation": self._generation})
+
+    def _order(self, node: int, order: Mapping[str, Any]) -> Effect:
+        return Send(node, {"type": "storage", "order": order})
+
+    # -- trouble -------------------------------------------------------------------------------------------------------
+
+    def _trouble(self, node: int, news: News, now: float) -> Iterator[Effect]:
+        tier = news["tier"]
+        job = self._jobs.get(tier)
+        if job is not None:
+            job.troubled = True
+        if (node, tier) not in self._troubles:
+            effect = self._fault(node, tier, news["detail"], now, evidence=f"errno {news['errno']}" if news.get("errno") else "")
+            self._troubles[(node, tier)] = _Trouble(f"s{self._faults}", tier, now)
+            yield effect
+            yield WriteEvent(
+                "action",
+                {"fault_id": f"s{self._faults}", "name": "degrade_tier", "reason": f"{tier} is tried again; training goes on"},
+                self._generation,
+            )
+
+    def _well(self, node: int, news: News, now: float) -> Iterator[Effect]:
+        trouble = self._troubles.pop((node, news["tier"]), None)
+        if trouble is not None:
+            fields = {"fault_id": trouble.fault_id, "step": self._decided, "downtime_s": 0.0, "lost_steps": 0}
+            yield WriteEvent("recovered", fields, self._generation)
+
+    def _fault(self, node: int, tier: str, detail: str, now: float, *, step: int | None = None, evidence: str = "") -> Effect:
+        self._faults += 1
+        fields = {"fault_id": f"s{self._faults}", "kind": "storage", "ranks": [], "nodes": [node], "step": step}
+        what = {"detail": f"tier {tier}: {detail}", "evidence": evidence, "detect_s": 0.0}
+        return WriteEvent("fault", {**fields, **what}, self._generation)
+
+    @property
+    def may_go_on_without_the_fence(self) -> bool:
+        """Whether there is a snapshot to go on from, although the durable tier cannot be written."""
+        return any(snapshot.whole() for snapshot in self._snapshots.values())
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> Key | None:
+        """The newest snapshot of which every node can read its own part."""
+        return max((key for key in self._snapshots if self._at_hand(key)), default=None)
+
+    @property
+    def behind(self) -> bool:
+        """Whether something newer than what is durable is held."""
+        newest = self.newest
+        return newest is not None and newest[0] > self.durable_step
+
+    @property
+    def troubled(self) -> bool:
+        """Whether the durable tier does not work at present."""
+        return any(trouble.tier == self.plan.durable.name for trouble in self._troubles.values())
+
+    def save_newest(self, now: float) -> list[Effect]:
+        """Make the newest snapshot durable, whatever the cadence."""
+        newest = self.newest
+        if newest is None or newest[0] <= self.durable_step:
+            return []
+        job = self._jobs.get(self.plan.durable.name)
+        if job is None or job.key != newest:
+            self._pending[self.plan.durable.name] = newest
+        return list(self._schedule(now))
+
+    def given_up(self) -> bool:
+        """Whether the newest snapshot cannot be made durable: it was tried often enough."""
+        newest = self.newest
+        return newest is not None and self._snapshots[newest].failures.get(self.plan.durable.name, 0) >= FAILURES
+
+    def cost(self, key: Key) -> tuple[int, float]:
+        """Bytes of a snapshot, and the seconds that training stood still for it."""
+        snapshot = self._snapshots[key]
+        return snapshot.size_bytes, snapshot.stall_s
+
+    def superseded(self, *, ended: bool) -> list[str]:
+        """The tiers that hold nothing that is needed: memory, and at the end of a campaign the nodes' other tiers too.
+
+        Args:
+            ended: no job goes on from here.
+        """
+        if self.behind:
+            return []
+        return [self.plan.memory.name, *(tier.name for tier in self.plan.others if ended)]

@@ -1,0 +1,170 @@
+"""Storage of a campaign: what the configured tiers come to on the nodes. Pure but for what it is told of the machine.
+
+Owns the places: `<tier>/<campaign>/node<k>` on a node's tier, so that nodes which share a file system, as those of one machine do,
+keep out of each other's way; and the identity of a campaign, which lies with its durable checkpoints: where those are gone, nothing
+that some tier still holds is taken for theirs.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from resilient.config import Config
+from resilient.config.schema import Tier
+
+FILE = "storage.json"
+IDENTITY = ".identity"
+MEMORY = "memory"
+_RAM = Path("/dev/shm")
+_IN_RAM = ("tmpfs", "ramfs")
+
+Kind = Literal["memory", "node", "durable"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One tier.
+
+    Attributes:
+        kind: memory that workers copy into; a slower tier of each node; the one that all nodes share.
+        roots: of each node, or of the durable tier the one.
+        every_steps, every_s: cadence; both None for a tier that is never due by itself.
+    """
+
+    name: str
+    kind: Kind
+    durable: bool
+    roots: tuple[str, ...]
+    keep_last: int
+    keep_every: int | None
+    every_steps: int | Literal["auto"] | None
+    every_s: float | None
+    replicas: bool
+    max_bytes_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Storage:
+    """All tiers, fastest first; the first one is memory, the last one durable.
+
+    Attributes:
+        slabs: snapshots that memory has room for on each node.
+        buddies: of each node the one that keeps its replicas.
+    """
+
+    identity: str
+    tiers: tuple[Place, ...]
+    slabs: int
+    buddies: tuple[int | None, ...]
+
+    @property
+    def memory(self) -> Place:
+        return self.tiers[0]
+
+    @property
+    def durable(self) -> Place:
+        return self.tiers[-1]
+
+
+def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, bool]) -> Storage:
+    """What the config's tiers come to.
+
+    Args:
+        in_ram: of each tier's path whether a file system in RAM is under it.
+    """
+    checkpoint = config.checkpoint
+    *before, last = checkpoint.tiers
+    campaign = f"{config.name}-{identity}"
+    memory = before.pop(0) if before and in_ram[before[0].path] else None
+
+    def roots(path: Path) -> tuple[str, ...]:
+        return tuple(str(path / campaign / f"node{node}") for node in range(nodes))
+
+    def place(tier: Tier, kind: Kind, where: tuple[str, ...], keep: int, steps: int | Literal["auto"]) -> Place:
+        timed = tier.every_s is not None
+        return Place(
+            name=tier.name,
+            kind=kind,
+            durable=kind == "durable",
+            roots=where,
+            keep_last=keep if tier.keep_last == "auto" else tier.keep_last,
+            keep_every=tier.keep_every,
+            every_steps=None if timed else steps if tier.every_steps is None else tier.every_steps,
+            every_s=tier.every_s,
+            replicas=tier.replicas > 0,
+            max_bytes_per_s=None if tier.max_mib_s is None else tier.max_mib_s * 2**20,
+        )
+
+    if memory is not None:
+        first = place(memory, "memory", roots(memory.path), 1, 1)
+    else:
+        taken = {tier.name for tier in checkpoint.tiers}
+        name = next(each for each in (MEMORY, *(f"{MEMORY}{number}" for number in range(2, 99))) if each not in taken)
+        where = roots(_RAM / f"resilient-{os.getuid()}")
+        first = Place(name, "memory", False, where, 1, None, None, None, False, None)
+    middle = [place(tier, "node", roots(tier.path), 2, checkpoint.every_steps) for tier in before]
+    end = place(last, "durable", (str(last.path),), 3, checkpoint.every_steps)
+    # One is being written; and in a tier that people ask for, one more is on its way to a slower tier.
+    slabs = first.keep_last + (2 if memory is not None else 1)
+    return Storage(identity, (first, *middle, end), slabs, buddies(nodes, config.cluster.domains))
+
+
+def buddies(nodes: int, domains: Sequence[str] | None = None) -> tuple[int | None, ...]:
+    """Of each node the one that keeps its replicas: the next one around, in another failure domain where there is one.
+
+    Every node keeps about as many replicas as any other.
+    """
+    names = list(domains) if domains is not None else [str(node) for node in range(nodes)]
+    burden = [0] * nodes
+    found: list[int | None] = []
+    for node in range(nodes):
+        others = [(node + step) % nodes for step in range(1, nodes)]
+        elsewhere = [other for other in others if names[other] != names[node]] or others
+        chosen = min(elsewhere, key=lambda other: burden[other], default=None)
+        if chosen is not None:
+            burden[chosen] += 1
+        found.append(chosen)
+    return tuple(found)
+
+
+def lies_in_ram(path: Path) -> bool:
+    """Whether a file system in RAM is under a path, which need not be there yet."""
+    path = Path(os.path.abspath(path))  # noqa: PTH100 - links are not followed
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    for each in (path, *path.parents):
+        if each in mounts:
+            return mounts[each] in _IN_RAM
+    return False
+
+
+def storage_of(config: Config, nodes: int) -> Storage:
+    """The campaign's storage on this machine. Its identity is made with its durable tier. Raises OSError."""
+    durable = config.checkpoint.tiers[-1].path
+    path = durable / IDENTITY
+    try:
+        identity = path.read_text().strip()
+    except FileNotFoundError:
+        identity = secrets.token_hex(6)
+        new = path.with_suffix(".new")
+        new.write_text(f"{identity}\n")
+        new.replace(path)
+    return arrange(config, nodes, identity, {tier.path: lies_in_ram(tier.path) for tier in config.checkpoint.tiers})
+
+
+def write(run_dir: Path, storage: Storage) -> None:
+    """Leave it where agents and tools look. Raises OSError."""
+    new = run_dir / f"{FILE}.new"
+    new.write_text(json.dumps(asdict(storage), indent=1))
+    new.replace(run_dir / FILE)
+
+
+def read(run_dir: Path) -> dict[str, Any]:
+    """What `write` left, as JSON. Raises OSError, ValueError."""
+    found: dict[str, Any] = json.loads((run_dir / FILE).read_bytes())
+    return found

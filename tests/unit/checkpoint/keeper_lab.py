@@ -1,0 +1,320 @@
+"""Nodes on this machine: a real keeper and a real worker each, commanded by the real custody; any of them may be killed.
+
+The worker's state is a function of the step alone, so that what is restored can be compared to the last bit.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpoint_processes import Child, kill_this_process
+
+from checkpoint import Piece, points, steps
+from checkpoint.fence import raise_fence
+from checkpoint.tiers import session
+from resilient.driver.custody import Custody, StoragePlan, TierPlan
+from resilient.driver.effects import Send, WriteEvent
+
+ROWS = 12
+TOKEN = "of the lab"
+PATIENCE_S = 60.0
+
+
+def values(name: str, step: int) -> torch.Tensor:
+    """What an array holds after a step."""
+    shape = {"model/weight": (ROWS, 64), "optimizer/moment": (ROWS, 64), "model/scale": (5,), "model/count": ()}[name]
+    count = int(torch.tensor(shape).prod()) if shape else 1
+    return (torch.arange(count, dtype=torch.float32) * 0.5 + 1000.0 * step + len(name)).reshape(shape)
+
+
+def pieces(rank: int, world: int, step: int) -> list[Piece]:
+    """A rank's part: rows of two arrays, and a copy of two others."""
+    part = -(-ROWS // world)
+    low, high = min(rank * part, ROWS), min((rank + 1) * part, ROWS)
+    sharded = [
+        Piece(name, (ROWS, 64), (low, 0), values(name, step)[low:high].clone(), (part, 64))
+        for name in ("model/weight", "optimizer/moment")
+    ]
+    whole = [
+        Piece(
+            name,
+            tuple(values(name, 0).shape),
+            (0,) * values(name, 0).dim(),
+            values(name, step).clone(),
+            (5,) * values(name, 0).dim(),
+            rank,
+            world,
+        )
+        for name in ("model/scale", "model/count")
+    ]
+    return [*sharded, *whole]
+
+
+def keeper_child(pipe: Connection, inbox: str, outbox: str, point: str | None, after: int) -> None:
+    """A keeper that dies when it reaches a point for the `after`-th time."""
+    from checkpoint.tiers import keeper
+
+    os.dup2(os.open(inbox, os.O_RDONLY), 0)
+    os.dup2(os.open(outbox, os.O_WRONLY), 1)
+    _arm(point, after)
+    keeper.main()
+    os._exit(0)
+
+
+def _arm(point: str | None, after: int) -> None:
+    left = after
+
+    def reached() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            kill_this_process()
+
+    if point is not None:
+        points.arm(point, reached)
+
+
+def worker_child(pipe: Connection, store: str, path: str, root: str, rank: int, world: int, point: str | None) -> None:
+    """A rank: restores, then takes a snapshot of every step that it is told."""
+    import torch.distributed as dist
+
+    from checkpoint import Snapshots, restore
+
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    snapshots = Snapshots(Path(path))
+    mine = pieces(rank, world, -1)
+    rejected: list[Any] = []
+    found = restore(
+        Path(root), lambda state: mine, held=snapshots.session.candidates, on_reject=lambda *each: rejected.append(each)
+    )
+    step = 0
+    if found is not None:
+        step = found.step
+        same = all(torch.equal(one.data, other.data) for one, other in zip(mine, pieces(rank, world, step), strict=True))
+        assert same and found.state["step"] == step, f"rank {rank}: what was restored is not step {step}"
+    pipe.send((step, found.tier if found else None, rejected))
+    snapshots.start(mine)
+    pipe.send(snapshots.ready())
+    _arm(point, 1)
+    while True:
+        order = pipe.recv()
+        if order is None:
+            break
+        step, tiers, changed = order
+        for one, other in zip(mine, pieces(rank, world, step if changed else step - 1), strict=True):
+            one.data.copy_(other.data)
+        taken = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=1.0)
+        pipe.send(taken.taken)
+    pipe.close()
+    os._exit(0)
+
+
+class Node:
+    """One node's keeper."""
+
+    def __init__(self, lab: "Lab", index: int) -> None:
+        self.lab, self.index = lab, index
+        self.directory = lab.base / f"node{index}"
+        self.keeper: Child | None = None
+        self.session: dict[str, Any] | None = None
+        self.inventoried = False
+
+    def tier_root(self, name: str) -> Path:
+        return self.lab.base / name / f"node{self.index}"
+
+    def start(self, point: str | None = None, after: int = 1) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        fifos = [self.directory / "in", self.directory / "out"]
+        for fifo in fifos:
+            fifo.unlink(missing_ok=True)
+            os.mkfifo(fifo)
+        self.keeper = Child(keeper_child, str(fifos[0]), str(fifos[1]), point, after)
+        self.writer = os.open(fifos[0], os.O_WRONLY)
+        self.reader = os.open(fifos[1], os.O_RDONLY)
+        self.pending = b""
+        self.lab.selector.register(self.reader, selectors.EVENT_READ, self)
+        lab = self.lab
+        tiers = [
+            {"name": "nvme", "durable": False, "path": str(self.tier_root("nvme")), "keep_last": 2},
+            {"name": "durable", "durable": True, "path": str(lab.root), "keep_last": 3, "max_bytes_per_s": lab.rate},
+        ]
+        self.send(
+            {
+                **{"node": self.index, "host": "127.0.0.1", "token": TOKEN, "directory": str(self.directory / "k"), "nice": 0},
+                **{"memory": {"name": "ram", "places": [str(self.tier_root("ram"))], "slabs": lab.slabs}, "tiers": tiers},
+            }
+        )
+        self.inventoried = False
+        self.send({"do": "inventory"})
+        if self.session is not None:
+            self.send(self.session)
+
+    def send(self, order: Mapping[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it is dead; the end of its output tells
+            os.write(self.writer, json.dumps(order).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        data = os.read(self.reader, 1 << 20)
+        if not data:
+            return None
+        *lines, self.pending = (self.pending + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def stop(self) -> None:
+        """kill -9."""
+        if self.keeper is not None:
+            self.lab.selector.unregister(self.reader)
+            os.close(self.writer)
+            os.close(self.reader)
+            self.keeper.__exit__()
+            self.keeper = None
+
+
+class Lab:
+    """Nodes with a tier in RAM, one on a disk, and a durable one that they share.
+
+    Args:
+        replicas: a buddy keeps each node's part in RAM and on the disk.
+        rate: cap of the durable tier in bytes per second.
+    """
+
+    def __init__(self, base: Path, count: int, *, slabs: int = 3, replicas: bool = True, rate: float | None = None) -> None:
+        self.base, self.count, self.slabs, self.rate = base, count, slabs, rate
+        self.root = base / "durable"
+        self.replicas = replicas
+        self.selector = selectors.DefaultSelector()
+        self.nodes = [Node(self, index) for index in range(count)]
+        self.workers: list[Child] = []
+        self.generation = 0
+        self.events: list[WriteEvent] = []
+        self.deaths = 0
+        self.restart_keepers = True
+        self.custody = self._custody()
+
+    def _custody(self) -> Custody:
+        buddies = tuple((index + 1) % self.count if self.count > 1 else None for index in range(self.count))
+        memory, nvme = TierPlan("ram", self.slabs - 2, self.replicas), TierPlan("nvme", 2, self.replicas)
+        durable = max(steps(self.root), default=0)
+        return Custody(StoragePlan(memory, (nvme,), TierPlan("durable", 3), self.slabs, buddies, durable), self.count)
+
+    def boot(self) -> None:
+        """Everything is started anew, as after a crash of all."""
+        self.custody = self._custody()
+        for node in self.nodes:
+            node.session = None
+            node.start()
+        self.wait(lambda: all(node.inventoried for node in self.nodes), "inventories")
+
+    def begin(self, *, armed: str | None = None) -> list[Any]:
+        """A generation: workers restore; what each of them says. One of them dies at the point `armed`."""
+        self.generation += 1
+        raise_fence(self.root, self.generation)
+        for node in self.nodes:
+            node.inventoried = False
+            node.send({"do": "inventory"})
+        self.wait(lambda: all(node.inventoried for node in self.nodes), "inventories")
+        self._do(self.custody.begin(self.generation))
+        common = {"generation": self.generation, "nodes": self.count, "ranks": 1, "mtbf_s": 1e5}
+        store = self.base / f"store-{self.generation}"
+        for node in self.nodes:
+            path = node.directory / "session.json"
+            candidates = self.custody.candidates(node.index)
+            for candidate in candidates:
+                for holding in candidate["holdings"]:
+                    holding["token"] = TOKEN
+            told = {**common, "node": node.index, "first_rank": node.index, "directory": str(node.directory / "k")}
+            session.write(path, {**told, "tiers": [{"name": "ram", "every_steps": 1}], "candidates": candidates})
+            node.session = {"do": "session", **common, "first_rank": node.index}
+            node.send(node.session)
+            point = armed if node.index == 0 else None
+            self.workers.append(Child(worker_child, str(store), str(path), str(self.root), node.index, self.count, point))
+        said = [self._from(worker) for worker in self.workers]
+        self._do(self.custody.resumed(said[0][0], time.time()))
+        for worker in self.workers:
+            self._from(worker)
+        return said
+
+    def _from(self, worker: Child) -> Any:
+        """What a worker says, while the keepers' news are heard."""
+        self.wait(lambda: worker.pipe.poll(0), "a worker's answer")
+        try:
+            return worker.pipe.recv()
+        except EOFError:
+            return None
+
+    def step(self, number: int, tiers: tuple[str, ...] = ("ram",), *, changed: bool = True) -> bool:
+        """All ranks take a snapshot; whether all say that they have, and are alive."""
+        for worker in self.workers:
+            try:
+                worker.pipe.send((number, tiers, changed))
+            except BrokenPipeError:
+                return False
+        return all(self._from(worker) for worker in self.workers)
+
+    def end_workers(self) -> None:
+        """kill -9 of all."""
+        for worker in self.workers:
+            worker.__exit__()
+        self.workers = []
+
+    def kill(self) -> None:
+        """kill -9 of everything."""
+        self.end_workers()
+        for node in self.nodes:
+            node.stop()
+
+    def pump(self, timeout_s: float) -> None:
+        """Hear what keepers say, start those anew that have died, and do what custody wants."""
+        for key, _ in self.selector.select(timeout_s):
+            node: Node = key.data
+            news = node.receive()
+            if news is None:
+                self.deaths += 1
+                node.stop()
+                if self.restart_keepers:
+                    node.start()
+                return  # what was ready may be closed by now
+            for each in news:
+                if each["what"] == "inventory" and not node.inventoried:
+                    node.inventoried = True
+                    if self.custody.heard(node.index, each, time.time()) and node.session is None:
+                        continue
+                self._do(self.custody.heard(node.index, each, time.time()))
+
+    def _do(self, effects: list[Any]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                if self.nodes[effect.node].keeper is not None:
+                    self.nodes[effect.node].send(effect.message["order"])
+            elif isinstance(effect, WriteEvent):
+                self.events.append(effect)
+
+    def wait(self, what: Callable[[], Any], why: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not what():
+            self.pump(0.005)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited in vain: {why}; {self.events[-3:]}")
+
+    def reported(self, event: str, tier: str) -> int:
+        """The newest step that was reported."""
+        return max((e.fields["step"] for e in self.events if e.event == event and e.fields.get("tier") == tier), default=0)
+
+    def wait_durable(self, step: int) -> None:
+        self.wait(lambda: self.reported("committed", "durable") >= step, f"step {step} is not durable")
+
+    def forget_node(self, index: int) -> None:
+        """Everything that a dead node held in RAM and on its disk is gone."""
+        for name in ("ram", "nvme"):
+            shutil.rmtree(self.nodes[index].tier_root(name), ignore_errors=True)
+        shutil.rmtree(self.nodes[index].directory, ignore_errors=True)

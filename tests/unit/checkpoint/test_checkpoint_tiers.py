@@ -1,0 +1,213 @@
+"""Snapshots on their way through the tiers, with real keepers and ranks: whatever dies, a whole step is found again."""
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from keeper_lab import Lab
+
+from checkpoint import points, steps, verify
+
+AT_THE_KEEPER = points.POINTS[points.POINTS.index("slab_taken") :]
+COMMITTING = (
+    "manifest_written",
+    "manifest_durable",
+    "directories_durable",
+    "fence_checked",
+    "renamed",
+    "published",
+    "pruned_by_name",
+    "unlinked",
+)
+AT_THE_WORKER = ("snapshot_borrowed", "snapshot_copied", "snapshot_told")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
+    made: list[Lab] = []
+
+    def make(count: int = 2, **settings: Any) -> Lab:
+        # Short, because the path of a socket may have 107 characters.
+        base = Path(f"/tmp/lab-{os.getpid()}-{random.randrange(1 << 30)}")
+        made.append(Lab(base, count, **settings))
+        made[-1].boot()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.kill()
+        shutil.rmtree(each.base, ignore_errors=True)
+
+
+ALL = ("ram", "nvme", "durable")
+
+
+def test_a_step_goes_through_all_tiers(lab: Callable[..., Lab]) -> None:
+    nodes = lab()
+    assert [said[0] for said in nodes.begin()] == [0, 0]
+    for step in range(1, 7):
+        assert nodes.step(step, ALL if step % 3 == 0 else ("ram",))
+    nodes.wait_durable(6)
+    verify(nodes.root / "step-00000006")
+    nodes.wait(lambda: nodes.reported("snapshot", "nvme") == 6, "the disk")
+    assert nodes.reported("snapshot", "ram") == 6
+    for node in nodes.nodes:
+        assert steps(node.tier_root("nvme")) == [3, 6]
+        nodes.wait(lambda node=node: steps(node.tier_root("nvme") / f"replica-{1 - node.index}") == [3, 6], "replicas")
+
+
+def test_dead_workers_go_on_from_memory(lab: Callable[..., Lab]) -> None:
+    nodes = lab()
+    nodes.begin()
+    for step in (1, 2, 3):
+        assert nodes.step(step)
+    nodes.end_workers()  # a moment after the last of them has copied: the keepers have the bytes
+    assert [(said[0], said[1]) for said in nodes.begin()] == [(3, "ram"), (3, "ram")]
+    assert nodes.step(4)
+
+
+@pytest.mark.parametrize("point", [*AT_THE_KEEPER, *COMMITTING])
+@pytest.mark.parametrize("all_die", [False, True], ids=["it alone", "all"])
+def test_a_keeper_killed_at_any_point_loses_nothing_that_was_reported(lab: Callable[..., Lab], point: str, all_die: bool) -> None:
+    nodes = lab()
+    nodes.begin()
+    for step in (1, 2, 3):
+        assert nodes.step(step, ALL if step == 3 else ("ram",))
+    nodes.wait_durable(3)
+    nodes.restart_keepers = False
+    nodes.nodes[0].stop()
+    nodes.nodes[0].start(point)
+    nodes.wait(lambda: nodes.nodes[0].inventoried, "inventory")
+    step = 3
+    while nodes.deaths == 0 and step < 40:
+        step += 1
+        nodes.step(step, ALL)
+        nodes.pump(0.02)
+    assert nodes.deaths == 1, "the point was never reached"
+    reported = nodes.reported("committed", "durable")
+    held = nodes.reported("snapshot", "ram")
+    nodes.restart_keepers = True
+    if all_die:
+        nodes.kill()
+        nodes.boot()
+    else:
+        nodes.nodes[0].start()
+        nodes.end_workers()
+    found = nodes.begin()
+    assert found[0][0] == found[1][0] >= max(reported, held if not all_die else reported)
+    assert found[0][2] == []  # nothing damaged was met on the way
+    last = found[0][0] + 1
+    while not nodes.step(last, ALL):
+        last += 1
+    nodes.wait_durable(last)
+    for each in steps(nodes.root):
+        verify(nodes.root / f"step-{each:08d}")
+    left = {path.name for path in nodes.root.iterdir() if path.is_dir() and path.name.startswith("step-") and "." in path.name}
+    assert not {name for name in left if ".tmp" in name}
+
+
+@pytest.mark.parametrize("point", AT_THE_WORKER)
+def test_a_worker_killed_while_it_copies_leaves_the_step_before(lab: Callable[..., Lab], point: str) -> None:
+    nodes = lab()
+    nodes.begin()
+    for step in (1, 2):
+        assert nodes.step(step)
+    nodes.end_workers()
+    nodes.begin(armed=point)
+    assert not nodes.step(3)
+    nodes.end_workers()
+    found = nodes.begin()
+    # What the keeper was told of is whole, whoever has died since.
+    assert found[0][0] == (3 if point == "snapshot_told" else 2)
+    assert nodes.step(4)
+
+
+def test_whatever_is_killed_at_random_moments_a_whole_step_is_found(lab: Callable[..., Lab], rounds: int) -> None:
+    seed = random.randrange(1 << 30)
+    dice = random.Random(seed)
+    nodes = lab()
+    nodes.begin()
+    step = 0
+    for number in range(10 * rounds):
+        for _ in range(dice.randrange(1, 6)):
+            step += 1
+            nodes.step(step, (*tuple(dice.sample(ALL[1:], dice.randrange(3))), "ram"))
+        deadline = time.monotonic() + dice.random() * 0.08
+        while time.monotonic() < deadline:
+            nodes.pump(0.001)
+        reported, newest = nodes.reported("committed", "durable"), nodes.reported("snapshot", "ram")
+        victim = dice.choice(["workers", "keeper", "node", "all"])
+        if victim == "workers":
+            nodes.end_workers()
+        elif victim == "all":
+            nodes.kill()
+            nodes.boot()
+        else:
+            index = dice.randrange(2)
+            nodes.nodes[index].stop()
+            if victim == "node":
+                nodes.forget_node(index)
+            nodes.nodes[index].start()
+            nodes.end_workers()
+        found = nodes.begin()
+        why = f"seed {seed}, round {number}: {victim} killed at step {step}"
+        assert found[0][0] == found[1][0] >= reported, why
+        if victim in ("workers", "keeper"):
+            assert found[0][0] >= newest, why
+        assert found[0][2] == [], why
+        step = found[0][0]
+
+
+def test_a_node_whose_memory_and_disk_are_gone_gets_its_part_from_its_buddy(lab: Callable[..., Lab]) -> None:
+    nodes = lab()
+    nodes.begin()
+    for step in (1, 2, 3, 4):
+        assert nodes.step(step, ("ram", "nvme") if step == 2 else ("ram",))
+    nodes.wait((nodes.nodes[0].tier_root("ram") / "replica-1/step-00000004/part.json").exists, "the replica")
+    nodes.end_workers()
+    nodes.nodes[1].stop()
+    nodes.forget_node(1)
+    nodes.nodes[1].start()
+    assert [(said[0], said[1]) for said in nodes.begin()] == [(4, "ram"), (4, "ram")]
+
+
+def test_a_snapshot_with_the_bytes_of_the_one_before_is_refused(lab: Callable[..., Lab]) -> None:
+    nodes = lab()
+    nodes.begin()
+    assert nodes.step(1)
+    assert nodes.step(2, changed=False)  # a worker that copies what it had copied before
+    nodes.wait(lambda: any("same bytes" in str(e.fields.get("detail")) for e in nodes.events), "the refusal")
+    nodes.end_workers()
+    assert nodes.begin()[0][0] == 1
+
+
+def test_a_damaged_part_is_refused_and_its_replica_used(lab: Callable[..., Lab]) -> None:
+    nodes = lab()
+    nodes.begin()
+    for step in (1, 2):
+        assert nodes.step(step)
+    nodes.wait((nodes.nodes[0].tier_root("ram") / "replica-1/step-00000002/part.json").exists, "the replica")
+    nodes.end_workers()
+    path = nodes.nodes[1].tier_root("ram") / "step-00000002/model/weight/c.0.0"
+    data = bytearray(path.read_bytes())
+    data[-4096] ^= 1
+    path.write_bytes(data)
+    assert [(said[0], said[2]) for said in nodes.begin()] == [(2, []), (2, [])]
+
+
+def test_a_slow_durable_tier_takes_the_newest_step_and_drops_what_is_superseded(lab: Callable[..., Lab]) -> None:
+    nodes = lab(1, rate=100_000.0, slabs=3)
+    nodes.begin()
+    taken = [nodes.step(step, ("ram", "durable")) for step in range(1, 30)]
+    assert all(taken)  # one slab is being flushed, the two others take turns
+    nodes.wait_durable(2)
+    nodes._do(nodes.custody.save_newest(time.time()))
+    nodes.wait(lambda: not nodes.custody.behind, "the newest step")
+    assert steps(nodes.root)[-1] == 29 and len(steps(nodes.root)) <= 3
+    committed = [e.fields["step"] for e in nodes.events if e.event == "committed"]
+    assert committed == sorted(committed) and len(committed) < 20

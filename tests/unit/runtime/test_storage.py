@@ -1,0 +1,84 @@
+"""What configured tiers come to on the nodes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilient.config import Config
+from resilient.storage import arrange, buddies, lies_in_ram, storage_of
+
+
+def config(*tiers: dict[str, Any], **more: Any) -> Config:
+    return Config.model_validate({"name": "gpt", "checkpoint": {"every_steps": 50, "tiers": list(tiers)}, **more})
+
+
+RAM, NVME = {"name": "ram", "path": "/dev/shm/me"}, {"name": "nvme", "path": "/nvme", "every_steps": 5, "replicas": 1}
+DURABLE = {"name": "scratch", "path": "/scratch/run"}
+WHERE = {Path("/dev/shm/me"): True, Path("/nvme"): False, Path("/scratch/run"): False}
+
+
+def test_a_durable_tier_alone_gets_memory_to_copy_into() -> None:
+    found = arrange(config(DURABLE), 1, "id", WHERE)
+    assert [(tier.name, tier.kind) for tier in found.tiers] == [("memory", "memory"), ("scratch", "durable")]
+    assert (found.memory.every_steps, found.durable.every_steps, found.slabs) == (None, 50, 2)
+
+
+def test_a_first_tier_in_ram_is_the_memory_and_is_due_at_every_step() -> None:
+    found = arrange(config(RAM, NVME, DURABLE), 2, "id", WHERE)
+    assert [(tier.name, tier.kind, tier.every_steps) for tier in found.tiers] == [
+        ("ram", "memory", 1),
+        ("nvme", "node", 5),
+        ("scratch", "durable", 50),
+    ]
+    assert [tier.keep_last for tier in found.tiers] == [1, 2, 3]
+    assert found.slabs == 3
+
+
+def test_nodes_keep_out_of_each_others_way() -> None:
+    found = arrange(config(RAM, NVME, DURABLE), 3, "id", WHERE)
+    assert found.tiers[1].roots == ("/nvme/gpt-id/node0", "/nvme/gpt-id/node1", "/nvme/gpt-id/node2")
+    assert found.durable.roots == ("/scratch/run",)
+
+
+def test_a_tier_called_memory_does_not_clash() -> None:
+    found = arrange(config({"name": "memory", "path": "/nvme"}, DURABLE), 1, "id", WHERE)
+    assert len({tier.name for tier in found.tiers}) == 3
+
+
+def test_seconds_take_the_place_of_steps() -> None:
+    found = arrange(config(RAM, {**DURABLE, "every_s": 600.0}), 1, "id", WHERE)
+    assert (found.durable.every_steps, found.durable.every_s) == (None, 600.0)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 8, 64])
+def test_buddies_are_others_and_share_the_burden(nodes: int) -> None:
+    found = buddies(nodes)
+    if nodes == 1:
+        assert found == (None,)
+        return
+    assert all(buddy != node for node, buddy in enumerate(found))
+    assert sorted(buddy for buddy in found if buddy is not None) == list(range(nodes))
+
+
+def test_buddies_are_in_another_failure_domain_where_there_is_one() -> None:
+    domains = ["rack0"] * 4 + ["rack1"] * 4
+    found = buddies(8, domains)
+    assert all(domains[node] != domains[buddy] for node, buddy in enumerate(found) if buddy is not None)
+    assert max(found.count(node) for node in range(8)) == 1
+    assert None not in buddies(2, ["same", "same"])
+
+
+def test_an_identity_stays_and_goes_with_the_durable_tier(tmp_path: Path) -> None:
+    durable = tmp_path / "durable"
+    durable.mkdir()
+    made = Config.model_validate({"checkpoint": {"tiers": [{"name": "d", "path": str(durable)}]}})
+    first = storage_of(made, 1).identity
+    assert storage_of(made, 1).identity == first
+    (durable / ".identity").unlink()
+    assert storage_of(made, 1).identity != first
+
+
+def test_ram_is_known_by_its_file_system() -> None:
+    assert lies_in_ram(Path("/dev/shm/not/yet/there"))
+    assert not lies_in_ram(Path("/usr/not/yet/there"))
