@@ -33,6 +33,8 @@ reads every byte of a checkpoint; `load` reads only the chunks that it needs and
     >>> import zarr
     >>> zarr.open_group("checkpoints/step-00000400", mode="r")["model/embedding.weight"][:2]     # nothing of ours needed
 
+`torch.distributed.checkpoint` reads and writes the same checkpoints through `ZarrReader` and `ZarrWriter`.
+
 The bytes are described in docs/checkpoint-format.md. Importing this package imports neither torch nor Zarr.
 """
 
@@ -49,6 +51,7 @@ from checkpoint.errors import (
 from checkpoint.naming import step_path, steps
 
 if TYPE_CHECKING:
+    from checkpoint.dcp import ZarrReader, ZarrWriter
     from checkpoint.layout import ArrayInfo
     from checkpoint.loading import load, read_state
     from checkpoint.newest import newest_good
@@ -76,6 +79,8 @@ __all__ = [
     "Snapshots",
     "StaleGeneration",
     "Taken",
+    "ZarrReader",
+    "ZarrWriter",
     "load",
     "mean_time_between_failures",
     "newest_good",
@@ -101,6 +106,8 @@ _LAZY = {
     "Saved": "checkpoint.saving",
     "Snapshots": "checkpoint.tiers.snapshots",
     "Taken": "checkpoint.tiers.snapshots",
+    "ZarrReader": "checkpoint.dcp",
+    "ZarrWriter": "checkpoint.dcp",
     "load": "checkpoint.loading",
     "mean_time_between_failures": "checkpoint.tiers.cadence",
     "newest_good": "checkpoint.newest",

@@ -17,7 +17,8 @@ from typing import Any
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["torch", "torch.distributed", "torch.distributed.tensor", "torch.distributed.fsdp", "zarr", "checkpoint.saving",
-     "checkpoint.loading", "checkpoint.newest", "torch.distributed.tensor.parallel", "pytest", "hypothesis"]
+     "checkpoint.loading", "checkpoint.newest", "checkpoint.dcp", "torch.distributed.tensor.parallel",
+     "torch.distributed.checkpoint.state_dict", "pytest", "hypothesis"]
 )  # fmt: skip
 _PATIENCE_S = 120
 
