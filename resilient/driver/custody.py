@@ -432,7 +432,9 @@ class Custody:
         for key in complete:
             if key not in wanted and key not in copied:
                 self._gone(tier, key)
-        order = {"do": "keep", "tier": tier, "steps": sorted(step for step, _ in wanted), "upto": self._decided}
+        # What is newer than the newest that is complete may be on its way.
+        upto = self._decided if tier == self.plan.memory.name else max((step for step, _ in complete), default=0)
+        order = {"do": "keep", "tier": tier, "steps": sorted(step for step, _ in wanted), "upto": upto}
         for node in nodes if nodes is not None else range(self._nodes):
             yield self._order(node, {**order, "generation": self._generation})
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from resilient.driver.coordinator import LAUNCH_ATTEMPTS, SETTLE_S, Coordinator, Job, State
-from resilient.driver.custody import StoragePlan, TierPlan
+from resilient.driver.custody import Custody, StoragePlan, TierPlan
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
 from resilient.exits import Exit
 from resilient.faults import Raised, WorkerEnd
@@ -457,3 +457,25 @@ def test_no_room_anywhere_makes_the_environment_unusable(play):
     play.news(1, "no_room", bytes=1 << 30, places=["/dev/shm/x", "/scratch/x"])
     assert play.finish().code is Exit.UNUSABLE
     assert "/scratch/x" in play.finish().message
+
+
+def test_a_part_on_its_way_to_a_disk_is_not_forgotten_meanwhile():
+    plan = StoragePlan(TierPlan("ram", 1), (TierPlan("nvme", 2),), TierPlan("scratch", 3), 3, (None,))
+    custody = Custody(plan, 1)
+    custody.inventory(0, {"parts": [], "address": ""})
+    custody.begin(1)
+    held = {
+        "what": "held",
+        "tier": "ram",
+        "generation": 1,
+        "owner": 0,
+        "bytes": 1,
+        "stall_s": 0.0,
+        "write_s": 0.0,
+        "wants": ["nvme"],
+    }
+    effects = [*custody.heard(0, {**held, "step": 6, "directory": "/ram/6"}, 0.0), *custody.resumed(0, 0.0)]
+    orders = [effect.message["order"] for effect in effects if isinstance(effect, Send)]
+    assert [order["step"] for order in orders if order["do"] == "copy"] == [6]
+    assert all(order["upto"] < 6 for order in orders if order["do"] == "keep" and order["tier"] == "nvme")
+    assert any(order["upto"] == 6 for order in orders if order["do"] == "keep" and order["tier"] == "ram")
