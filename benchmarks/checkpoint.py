@@ -25,7 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.remove(str(Path(__file__).parent))  # where this file would be the package `checkpoint`
+# Where this file would be the package `checkpoint`; in ranks that are spawned, it is gone already.
+sys.path = [place for place in sys.path if place != str(Path(__file__).parent)]
 
 import torch
 import torch.distributed as dist
@@ -182,10 +183,10 @@ class Bench:
                 take("raw O_DIRECT write", lambda: raw_write(False))
                 self.clear_directory("dcp")
                 take("DCP save", dcp_save)
-                take("save", lambda step=step: save(step))
                 keeper_cpu = keeper.cpu_s()
                 wall, used = self.timed(lambda step=step: keeper.flush(step))
                 found.setdefault("snapshot + flush", []).append((wall, used + keeper.cpu_s() - keeper_cpu))
+                take("save", lambda step=step: save(step))
                 for name, work in (
                     ("raw read", lambda: raw_read(True)),
                     ("raw O_DIRECT read", lambda: raw_read(False)),
