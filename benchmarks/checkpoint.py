@@ -1,11 +1,12 @@
 """What checkpoints cost, side by side in one run: the raw disk, PyTorch DCP, and this project's saves, snapshots and loads.
 
-    python benchmarks/checkpoint.py [--mib 1024] [--rounds 5] [--dir DIR] [--part disk|stall|reshard|training ...]
+    python benchmarks/checkpoint.py [--mib 2304] [--rounds 5] [--dir DIR] [--part disk|stall|reshard|training ...]
 
-- disk: two ranks save and load the same state durably, cold: raw O_DIRECT and write + fsync, DCP, `checkpoint.save`, a snapshot
-that   the keeper flushes; CPU seconds and extra memory with each; - stall: how long training stands still for a snapshot,
-against a copy of the same bytes between warm buffers; - reshard: bytes read against bytes needed, loading onto other layouts; -
-training: tokens per second of the trainer with a snapshot in RAM at every step, against none.
+disk      two ranks save and load the same state durably, cold: raw O_DIRECT and write + fsync, DCP, `checkpoint.save`,
+          a snapshot that the keeper flushes; CPU seconds with each
+stall     how long training stands still for a snapshot, against a copy of the same bytes between warm buffers
+reshard   bytes read against bytes needed, loading onto other layouts
+training  tokens per second of the trainer with a snapshot in RAM at every step, against none
 
 Contestants take turns, round after round, and medians of ratios within a round are told. Cold reads need root (drop_caches);
 without it they say so and are warm.
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +39,13 @@ from torch.distributed.tensor import DTensor, Shard
 
 import checkpoint
 from checkpoint import direct, layout
+from checkpoint.piece import part_of
 from checkpoint.source import DirectorySource
 from checkpoint.tiers import session
 
 RANKS = 2
-ROW = 4096  # bytes of a row: 1024 fp32
+WIDTH = 1024
+WEIGHTS = {"qkv": (3 * WIDTH, WIDTH), "out": (WIDTH, WIDTH), "up": (4 * WIDTH, WIDTH), "down": (WIDTH, 4 * WIDTH)}
 RUN = 8 << 20
 
 
@@ -89,20 +93,19 @@ def rank_main(rank: int, store: str, mib: int, rounds: int, parts: list[str], ba
 
 
 class Bench:
-    """One rank's share of a state like a GPT's: 48 stacked arrays, each layer's rows over the ranks."""
+    """One rank's share of a GPT's parameters and moments: each layer's weights, their rows over the ranks."""
 
     def __init__(self, rank: int, mib: int, base: Path) -> None:
         self.rank, self.base = rank, base
         mesh = init_device_mesh("cpu", (RANKS,))
-        layers, arrays = 8, 48
-        rows = (mib << 20) // ROW // layers // arrays // RANKS * RANKS
-        self.layers = layers
+        self.layers = max(1, round((mib << 20) / (3 * 12 * WIDTH**2 * 4)))
         generator = torch.Generator().manual_seed(rank)
         self.state: dict[str, DTensor] = {}
-        for array in range(arrays):
-            for layer in range(layers):
-                local = torch.randn(rows // RANKS, ROW // 4, generator=generator)
-                self.state[f"a{array}.{layer}"] = DTensor.from_local(local, mesh, [Shard(0)])
+        for kind in ("model", "moment1", "moment2"):
+            for name, shape in WEIGHTS.items():
+                for layer in range(self.layers):
+                    local = torch.randn(shape[0] // RANKS, shape[1], generator=generator)
+                    self.state[f"{kind}/{name}.{layer}"] = DTensor.from_local(local, mesh, [Shard(0)])
         self.local_bytes = sum(each.to_local().numel() * 4 for each in self.state.values())
         self.bytes = self.local_bytes * RANKS
 
@@ -110,7 +113,7 @@ class Bench:
         found = []
         for name, tensor in (state or self.state).items():
             array, layer = name.split(".")
-            found.append(checkpoint.pieces_of(f"model/{array}", tensor, stack=(int(layer), self.layers)))
+            found.append(checkpoint.pieces_of(array, tensor, stack=(int(layer), self.layers)))
         return found
 
     def timed(self, work: Callable[[], object]) -> tuple[float, float]:
@@ -241,27 +244,30 @@ class Bench:
                 read(source, shard, slot, target)
 
             DirectorySource.read = count  # type: ignore[method-assign]
-            rows = next(iter(self.state.values())).shape[0]
-            for name, low, high, dim in (
-                ("rank 1 of 3", rows // 3, 2 * rows // 3, 0),
-                ("rank 2 of 4", rows // 2, 3 * rows // 4, 0),
-                ("rank 3 of 7", 3 * rows // 7, 4 * rows // 7, 0),
-                ("the whole", 0, rows, 0),
-                ("half of the columns", 0, 512, 1),
-            ):
-                wanted = []
-                for key, tensor in self.state.items():
-                    array, layer = key.split(".")
-                    shape = (self.layers, *tensor.shape)
-                    extent = (1, high - low, shape[2]) if dim == 0 else (1, shape[1], high - low)
-                    offset = (int(layer), low, 0) if dim == 0 else (int(layer), 0, low)
-                    wanted.append(checkpoint.Piece(f"model/{array}", shape, offset, torch.empty(extent), (1, 1, 1)))
-                counted = 0
-                checkpoint.load(self.base / "reshard/step-00000001", wanted)
-                found[name] = counted / sum(piece.data.numel() * 4 for piece in wanted)
+            for splits, tp in ((3, 1), (4, 1), (7, 1), (1, 1), (1, 2), (2, 2), (3, 2)):
+                counted = needed = 0
+                for where in product(range(splits), range(tp)):
+                    wanted = [self.part(key, tensor, (splits, tp), where) for key, tensor in self.state.items()]
+                    checkpoint.load(self.base / "reshard/step-00000001", wanted)
+                    needed += sum(piece.data.nbytes for piece in wanted)
+                found[f"data {splits} tensor {tp}"] = counted / needed
             DirectorySource.read = read  # type: ignore[method-assign]
         dist.barrier()
         return found
+
+    def part(self, key: str, tensor: DTensor, splits: tuple[int, int], where: tuple[int, int]) -> checkpoint.Piece:
+        """What a rank of another layout wants: rows over data ranks, and rows or columns over tensor ranks before that."""
+        array, layer = key.split(".")
+        rows, columns = tensor.shape
+        along = 1 if array.endswith(("out", "down")) else 0
+        low, length = part_of((rows, columns)[along], [splits[1]], [where[1]])
+        if along == 0:
+            first, count = part_of(length, [splits[0]], [where[0]])
+            offset, extent = (low + first, 0), (count, columns)
+        else:
+            first, count = part_of(rows, [splits[0]], [where[0]])
+            offset, extent = (first, low), (count, length)
+        return checkpoint.Piece(array, (self.layers, rows, columns), (int(layer), *offset), torch.empty((1, *extent)), (1, 1, 1))
 
 
 class Keeper:
@@ -396,7 +402,7 @@ def tell_disk(found: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--mib", type=int, default=2304)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", type=Path)
     parts = ("disk", "stall", "reshard", "training")

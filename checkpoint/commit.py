@@ -12,7 +12,7 @@ from pathlib import Path
 
 import crc32c
 
-from checkpoint import manifest, points
+from checkpoint import direct, manifest, points
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.fence import fsync_directory, guard
 from checkpoint.layout import Shard
@@ -59,7 +59,8 @@ def open_temporary(root: Path, step: int, generation: int, shards: Iterable[Shar
     for shard in shards:
         with (temporary / shard.path).open("xb") as file:
             file.write(shard.index)
-            file.truncate(shard.size_bytes)
+            file.truncate(shard.size_bytes)  # which writes the index out first
+            direct.preallocate(file.fileno(), 0, shard.size_bytes)
     points.reached("indices_written")
     return temporary
 

@@ -259,9 +259,8 @@ def _piece(item: WriteItem, info: ArrayInfo, data: torch.Tensor) -> Piece:
 def _tasks(piece: Piece, info: ArrayInfo) -> Iterator[Task]:
     if piece.data.numel():
         block = Block(piece, info)
-        for chunk in info.touched(piece.offset, piece.extent):
-            shard, slot = info.locate(chunk)
-            yield Task(shard, slot, block, chunk)
+        for strip in info.strips(piece.offset, piece.extent):
+            yield Task(strip, block)
 
 
 def _shards(arrays: Iterable[ArrayInfo]) -> list[Shard]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import crc32c
 import numpy as np
@@ -23,7 +23,10 @@ from checkpoint.elements import Element, element
 
 PAGE_BYTES = 4096
 CRC_BYTES = 4
-CHUNK_TARGET_BYTES = 4 << 20
+CHUNK_TARGET_BYTES = 512 << 10
+CHUNK_LEAST_BYTES = 128 << 10
+CHUNKS_IN_UNIT = 64
+SEGMENT_BYTES = 4 << 10
 SHARD_LIMIT_BYTES = 16 << 30
 
 Shape = tuple[int, ...]
@@ -45,22 +48,34 @@ def arrange(name: str, dtype: str, shape: Shape, unit: Shape) -> "ArrayInfo":
     return ArrayInfo(name, dtype, shape, chunk, tuple(per_shard))
 
 
-def chunk_shape(shape: Shape, element_bytes: int, unit: Shape) -> Shape:
-    """The chunks of an array: `unit`, cut along its first dimensions by divisors until a chunk is about 4 MiB at most."""
+def chunk_shape(shape: Shape, element_bytes: int, unit: Shape, target_bytes: int | None = None) -> Shape:
+    """The chunks of an array: tiles that divide `unit`, so small that another layout needs few bytes beyond its own.
+
+    Args:
+        target_bytes: about the most that a chunk has; None for a 64th of the unit, between 128 and 512 KiB.
+    """
     chunk = [max(1, min(part, full)) for part, full in zip(unit, shape, strict=True)]
-    for dim, (part, full) in enumerate(zip(unit, shape, strict=True)):
+    if target_bytes is None:
+        unit_bytes = element_bytes * math.prod(chunk)
+        target_bytes = min(CHUNK_TARGET_BYTES, max(CHUNK_LEAST_BYTES, unit_bytes // CHUNKS_IN_UNIT))
+    segment = max(1, min(SEGMENT_BYTES, target_bytes) // element_bytes)  # shorter ones are slow to copy
+    last = [(len(chunk) - 1, segment)] if chunk else []
+    for dim, least in [*last, *((dim, 1) for dim in range(len(chunk)))]:
         size = element_bytes * math.prod(chunk)
-        if size <= CHUNK_TARGET_BYTES:
+        if size <= target_bytes:
             break
-        wanted = max(1, chunk[dim] * CHUNK_TARGET_BYTES // size)
-        # What nobody shards may be cut anywhere.
-        chunk[dim] = _even(chunk[dim], wanted) if part >= full else _divisor(chunk[dim], wanted)
+        wanted = max(least, chunk[dim] * target_bytes // size)
+        if wanted < chunk[dim]:
+            chunk[dim] = _cut(chunk[dim], wanted, free=unit[dim] >= shape[dim])
     return tuple(chunk)
 
 
-def _even(length: int, wanted: int) -> int:
-    """About `wanted`, so that as many parts as needed are about equal."""
-    return -(-length // -(-length // wanted))
+def _cut(length: int, wanted: int, *, free: bool) -> int:
+    """About `wanted`; a divisor of the length, unless nobody shards it (`free`) and there is none near."""
+    part = _divisor(length, wanted)
+    if free and not wanted <= 2 * part <= 4 * wanted:
+        return -(-length // -(-length // wanted))  # in about equal parts
+    return part
 
 
 def _divisor(length: int, wanted: int) -> int:
@@ -68,7 +83,7 @@ def _divisor(length: int, wanted: int) -> int:
     small = [number for number in range(1, math.isqrt(length) + 1) if length % number == 0]
     divisors = small + [length // number for number in small]
     below = max(number for number in divisors if number <= wanted)
-    if 8 * below >= wanted:
+    if 32 * below >= wanted:
         return below
     above = min(number for number in divisors if number > wanted)
     return above if above <= 4 * wanted else length
@@ -80,6 +95,44 @@ def _slot_bytes(chunk_bytes: int) -> int:
 
 def _page_up(size_bytes: int) -> int:
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+class Strip(NamedTuple):
+    """Chunks whose slots are neighbours in a shard file: `length` of them from `slot` on."""
+
+    shard: "Shard"
+    slot: int
+    length: int
+
+    def part(self, first: int, last: int) -> "Strip":
+        """What it has between two slots, the last one exclusive."""
+        low, high = max(first, self.slot), min(last, self.slot + self.length)
+        return Strip(self.shard, low, max(0, high - low))
+
+    def boxes(self) -> Iterator[tuple[Shape, Shape]]:
+        """The same chunks as boxes: place of the first one in the grid of all chunks, chunks along each dimension."""
+        corner = [place * count for place, count in zip(self.shard.place, self.shard.array.per_shard, strict=True)]
+        for place, counts in _boxes(self.slot, self.length, self.shard.array.per_shard):
+            yield tuple(start + inside for start, inside in zip(corner, place, strict=True)), counts
+
+
+def _boxes(first: int, count: int, grid: Shape) -> Iterator[tuple[Shape, Shape]]:
+    """Numbers in a row, counted through a grid with the last dimension fastest, as boxes of it."""
+    if not grid:
+        yield (), ()
+        return
+    inner, last = math.prod(grid[1:]), first + count
+    while first < last:
+        place, rest = divmod(first, inner)
+        if rest == 0 and last - first >= inner:
+            rows = (last - first) // inner
+            yield (place, *(0,) * len(grid[1:])), (rows, *grid[1:])
+            first += rows * inner
+        else:
+            part = min(inner - rest, last - first)
+            for inside, counts in _boxes(rest, part, grid[1:]):
+                yield (place, *inside), (1, *counts)
+            first += part
 
 
 @dataclass(frozen=True)
@@ -162,6 +215,27 @@ class ArrayInfo:
     def touched(self, offset: Shape, extent: Shape) -> Iterator[Shape]:
         """The chunks that a block touches, by their place in the grid of chunks, last dimension fastest."""
         return product(*self.span(offset, extent))
+
+    def strips(self, offset: Shape, extent: Shape) -> Iterator[Strip]:
+        """The chunks that a block touches, as strips as long as can be."""
+        spans = self.span(offset, extent)
+        if not all(spans):
+            return
+        counts = self.per_shard
+        files = (range(part.start // count, -(-part.stop // count)) for part, count in zip(spans, counts, strict=True))
+        for place in product(*files):
+            inside = [
+                range(max(part.start - at * count, 0), min(part.stop - at * count, count))
+                for part, at, count in zip(spans, place, counts, strict=True)
+            ]
+            dim = len(inside) - 1
+            while dim > 0 and len(inside[dim]) == counts[dim]:
+                dim -= 1
+            for lead in product(*(part[: 1 if number == dim else None] for number, part in enumerate(inside[: dim + 1]))):
+                slot = 0
+                for number, count in enumerate(counts):
+                    slot = slot * count + (lead[number] if number <= dim else 0)
+                yield Strip(self.shards[place], slot, math.prod(map(len, inside[dim:])) if inside else 1)
 
     def span(self, offset: Shape, extent: Shape) -> list[range]:
         """The chunks that a block touches along each dimension; none of an empty block."""

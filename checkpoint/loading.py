@@ -4,49 +4,36 @@ Owns the path from the shard files into tensors: only chunks that a piece touche
 is compared with its checksum, and a bad one is looked for in the next source. No communication takes place.
 """
 
-import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-import crc32c
 import torch
 
-from checkpoint import direct, manifest, metadata
+from checkpoint import direct, manifest, metadata, slots
 from checkpoint.block import Block
 from checkpoint.errors import CheckpointMismatch, DamagedCheckpoint
-from checkpoint.layout import CRC_BYTES, ArrayInfo, Shape, Shard
+from checkpoint.layout import Shard, Strip
 from checkpoint.metadata import Contents
 from checkpoint.piece import Piece
 from checkpoint.source import DirectorySource, Source
 from checkpoint.state import JSON
+from checkpoint.threads import for_each
 
-RUN_BYTES = 8 << 20
-THREADS = 3
+THREADS = 2
 
 Seals = dict[str, dict[int, int]]
 """crc32c of each chunk that was read, by the shard file's path and slot."""
 
 
-@dataclass(frozen=True)
-class _Task:
-    """One chunk to read, for all blocks that touch it."""
+class _Run(NamedTuple):
+    """Slots that are neighbours in one source, to be read at once, and the blocks that want something of them."""
 
-    slot: int
-    chunk: Shape
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Chunks whose slots are neighbours in one source, to be read at once."""
-
-    shard: Shard
-    tasks: Sequence[_Task]
-    sources: Sequence[Source]  # the first has all of them
+    strip: Strip
+    wanted: Sequence[tuple[Strip, Block]]
+    source: Source
 
 
 def read_state(path: Path) -> Mapping[str, JSON]:
@@ -106,15 +93,8 @@ def fill(path: Path, contents: Contents, sources: Sequence[Source], pieces: Sequ
     for piece in pieces:
         _check(path, contents, piece)
     runs = list(_runs(path, contents, sources, [piece for piece in pieces if piece.data.numel()]))
-    reader = _Reader(path)
-    if runs:
-        with ThreadPoolExecutor(min(threads, len(runs)), thread_name_prefix="checkpoint-load") as pool:
-            work = [pool.submit(reader.read, run) for run in runs]
-            try:
-                for each in work:
-                    each.result()
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+    reader = _Reader(sources, max((run.strip.length * run.strip.shard.array.slot_bytes for run in runs), default=0))
+    for_each(runs, reader.worker, min(threads, len(runs)), "checkpoint-load")
     return reader.seals
 
 
@@ -134,89 +114,104 @@ def _check(path: Path, contents: Contents, piece: Piece) -> None:
 
 def _runs(path: Path, contents: Contents, sources: Sequence[Source], pieces: Sequence[Piece]) -> Iterator[_Run]:
     """What to read, by file and offset."""
-    wanted: dict[Shard, dict[int, tuple[Shape, list[Block]]]] = {}
+    wanted: dict[Shard, list[tuple[Strip, Block]]] = {}
     for piece in pieces:
         info = contents.arrays[piece.array]
         block = Block(piece, info)
-        for chunk in info.touched(piece.offset, piece.extent):
-            shard, slot = info.locate(chunk)
-            wanted.setdefault(shard, {}).setdefault(slot, (chunk, []))[1].append(block)
-    for shard, slots in wanted.items():
-        at_once = max(1, RUN_BYTES // shard.array.slot_bytes)
-        run: list[_Task] = []
-        among: list[Source] = []
-        for slot, (chunk, blocks) in sorted(slots.items()):
-            holders = [source for source in sources if source.holds(shard, slot)]
-            if not holders:
-                raise DamagedCheckpoint(path, f"chunk {chunk} of {shard.array.name} is nowhere to be had")
-            if run and (slot != run[-1].slot + 1 or len(run) == at_once or holders != among):
-                yield _Run(shard, run, among)
-                run = []
-            among = holders
-            run.append(_Task(slot, chunk, blocks))
-        yield _Run(shard, run, among)
+        for strip in info.strips(piece.offset, piece.extent):
+            wanted.setdefault(strip.shard, []).append((strip, block))
+    for shard, strips in wanted.items():
+        strips.sort(key=lambda each: each[0].slot)
+        at_once = max(1, slots.RUN_BYTES // shard.array.slot_bytes)
+        for whole in _together(strip for strip, _ in strips):
+            slot, end = whole.slot, whole.slot + whole.length
+            while slot < end:
+                next_ones = whole.part(slot, slot + at_once)
+                source, count = next(
+                    ((source, count) for source in sources if (count := source.stretch(next_ones))), (sources[0], 0)
+                )
+                if not count:
+                    raise DamagedCheckpoint(path, f"{_chunk(shard, slot)} is nowhere to be had")
+                run = next_ones.part(slot, slot + count)
+                yield _Run(run, [each for each in strips if each[0].part(slot, slot + count).length], source)
+                slot += count
+
+
+def _together(strips: Iterable[Strip]) -> Iterator[Strip]:
+    """Strips of one file, ascending, as few that have the same chunks; each chunk once."""
+    before: Strip | None = None
+    for strip in strips:
+        if before is not None and strip.slot <= before.slot + before.length:
+            end = max(before.slot + before.length, strip.slot + strip.length)
+            before = Strip(before.shard, before.slot, end - before.slot)
+        else:
+            if before is not None:
+                yield before
+            before = strip
+    if before is not None:
+        yield before
+
+
+def _chunk(shard: Shard, slot: int) -> str:
+    """What messages call a chunk."""
+    place, _ = next(Strip(shard, slot, 1).boxes())
+    return f"chunk {place} of {shard.array.name} (slot {slot} of {shard.path})"
 
 
 class _Reader:
     """Reads runs; each thread has one buffer, for fresh pages would cost more than the reading."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._own = threading.local()
+    def __init__(self, sources: Sequence[Source], run_bytes: int) -> None:
+        self._sources = sources
+        self._run_bytes = run_bytes
         self.seals: Seals = {}
         self._lock = threading.Lock()
 
-    def read(self, run: _Run) -> None:
-        """Fill the tensors from one run. Raises DamagedCheckpoint."""
-        try:
-            self._read(run.shard, run.tasks, run.sources[0])
-        except DamagedCheckpoint as error:
-            if len(run.sources) == 1:
-                raise
-            self._one_by_one(run, error)
+    def worker(self) -> Callable[[_Run], None]:
+        """What one thread does with a run: fill the tensors from it. It raises DamagedCheckpoint."""
+        buffer = torch.frombuffer(direct.memory(self._run_bytes), dtype=torch.uint8)
 
-    def _one_by_one(self, run: _Run, error: DamagedCheckpoint) -> None:
+        def read(run: _Run) -> None:
+            try:
+                self._read(run.strip, run.wanted, run.source, buffer)
+            except DamagedCheckpoint as error:
+                if len(self._sources) == 1:
+                    raise
+                self._one_by_one(run, buffer, error)
+
+        return read
+
+    def _one_by_one(self, run: _Run, buffer: torch.Tensor, error: DamagedCheckpoint) -> None:
         """Each chunk from the first source in which it is sound."""
-        for task in run.tasks:
-            for source in run.sources:
+        shard = run.strip.shard
+        for slot in range(run.strip.slot, run.strip.slot + run.strip.length):
+            for source in self._sources:
                 try:
-                    self._read(run.shard, [task], source)
-                    break
+                    if source.holds(shard, slot):
+                        self._read(Strip(shard, slot, 1), run.wanted, source, buffer)
+                        break
                 except DamagedCheckpoint as another:
                     error = another
             else:
                 raise error
 
-    def _read(self, shard: Shard, tasks: Sequence[_Task], source: Source) -> None:
-        array = shard.array
-        whole = self._buffer(len(tasks) * array.slot_bytes)
+    def _read(self, strip: Strip, wanted: Sequence[tuple[Strip, Block]], source: Source, buffer: torch.Tensor) -> None:
+        shard, first, count = strip
+        size = shard.array.slot_bytes
+        whole = buffer[: count * size]
         view = whole.numpy().data
-        source.read(shard, tasks[0].slot, view)
-        seals = {}
-        for number, task in enumerate(tasks):
-            start = number * array.slot_bytes
-            seals[task.slot] = self._sound(shard, task, source, view[start : start + array.slot_bytes])
-            for block in task.blocks:
-                block.scatter(task.chunk, whole[start : start + array.chunk_bytes])
+        source.read(shard, first, view)
+        bad = slots.unsound(shard.array, view)
+        if bad is not None:
+            raise DamagedCheckpoint(source.path, f"{_chunk(shard, first + bad[0])} {bad[1]}")
+        seals = dict(zip(range(first, first + count), slots.seals(shard.array, view), strict=True))
+        for slot, seal in seals.items():
+            if source.expected(shard, slot) not in (None, seal):
+                raise DamagedCheckpoint(source.path, f"{_chunk(shard, slot)} is sound, but not the one that was written")
+        for each, block in wanted:
+            part = each.part(first, first + count)
+            if part.length:
+                start = (part.slot - first) * size
+                block.scatter(part, whole[start : start + part.length * size])
         with self._lock:
             self.seals.setdefault(shard.path, {}).update(seals)
-
-    def _sound(self, shard: Shard, task: _Task, source: Source, slot: memoryview) -> int:
-        """The checksum of a slot's chunk, if all of the slot is as it must be."""
-        array: ArrayInfo = shard.array
-        end = array.chunk_bytes
-        where = f"chunk {task.chunk} of {array.name} (slot {task.slot} of {shard.path})"
-        seal: int = struct.unpack_from("<I", slot, end)[0]
-        if crc32c.crc32c(slot[:end]) != seal:
-            raise DamagedCheckpoint(source.path, f"{where} has a wrong checksum")
-        if source.expected(shard, task.slot) not in (None, seal):
-            raise DamagedCheckpoint(source.path, f"{where} is sound, but not the one that was written")
-        if any(slot[end + CRC_BYTES :]):
-            raise DamagedCheckpoint(source.path, f"{where} is followed by something else than zeros")
-        return seal
-
-    def _buffer(self, size: int) -> torch.Tensor:
-        buffer: torch.Tensor | None = getattr(self._own, "buffer", None)
-        if buffer is None or len(buffer) < size:
-            buffer = self._own.buffer = torch.frombuffer(direct.memory(max(size, RUN_BYTES)), dtype=torch.uint8)
-        return buffer[:size]

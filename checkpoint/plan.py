@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkpoint.errors import CheckpointError
-from checkpoint.layout import ArrayInfo, Shape, arrange
+from checkpoint.layout import ArrayInfo, Shape, Strip, arrange
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,22 @@ def plan(claims: Sequence[Sequence[Claim]]) -> tuple[ArrayInfo, ...]:
     return tuple(_array(name, by_array[name]) for name in sorted(names))
 
 
-def share(info: ArrayInfo, ordinal: int, claim: Claim) -> Iterator[Shape]:
-    """The chunks of a block that this replica writes.
+def share(info: ArrayInfo, ordinal: int, claim: Claim) -> Iterator[Strip]:
+    """The chunks of a block that this replica writes: of n replicas every one an n-th, in a row.
 
     Args:
         ordinal: the array's place among all arrays; it turns the distribution, so that arrays of few chunks are spread too.
     """
-    turn = ordinal + sum(part.start for part in info.span(claim.offset, claim.extent))
-    for number, chunk in enumerate(info.touched(claim.offset, claim.extent)):
-        if (number + turn) % claim.replicas == claim.replica:
-            yield chunk
+    spans = info.span(claim.offset, claim.extent)
+    part = (claim.replica - ordinal - sum(each.start for each in spans)) % claim.replicas
+    count = math.prod(map(len, spans))
+    low, high = part * count // claim.replicas, (part + 1) * count // claim.replicas
+    begin = 0
+    for strip in info.strips(claim.offset, claim.extent):
+        mine = strip.part(strip.slot + low - begin, strip.slot + high - begin)
+        if mine.length:
+            yield mine
+        begin += strip.length
 
 
 def _array(name: str, claims: Sequence[tuple[int, Claim]]) -> ArrayInfo:

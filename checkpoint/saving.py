@@ -162,9 +162,7 @@ def _write(root: Path, step: int, generation: int, layout: Layout, pieces: Seque
             ordinal = layout.ordinals[piece.array]
             info = layout.arrays[ordinal]
             block = Block(piece, info)
-            for chunk in plan.share(info, ordinal, claim(piece)):
-                shard, slot = info.locate(chunk)
-                tasks.append(Task(shard, slot, block, chunk))
+            tasks += [Task(strip, block) for strip in plan.share(info, ordinal, claim(piece))]
     pinned = any(piece.data.is_cuda for piece in pieces)
     return writing.write(temporary_path(root, step, generation), tasks, pinned=pinned)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
 import crc32c
+import numpy as np
 
 from checkpoint import direct, manifest, metadata
 from checkpoint.errors import DamagedCheckpoint
@@ -169,22 +170,21 @@ def _checksums(
     chunks = 0
     for offset in range(0, array.first_slot, len(buffer)):
         whole = crc32c.crc32c(_read(fd, offset, buffer[: min(len(buffer), array.first_slot - offset)], progress), whole)
-    used = set(shard.slots.tolist())
     at_once = max(1, len(buffer) // array.slot_bytes)
     last = int(shard.slots[-1]) + 1
+    used = np.zeros(last, bool)
+    used[shard.slots] = True
     for slot in range(0, last, at_once):
         count = min(at_once, last - slot)
         block = _read(fd, array.offset(slot), buffer[: count * array.slot_bytes], progress)
         whole = crc32c.crc32c(block, whole)
-        for number in range(count):
-            if slot + number in used:
-                seal = number * array.slot_bytes + array.chunk_bytes
-                chunks = crc32c.crc32c(block[seal : seal + CRC_BYTES], chunks)
+        rows = np.frombuffer(block, np.uint8).reshape(count, array.slot_bytes)[used[slot : slot + count]]
+        chunks = crc32c.crc32c(rows[:, array.chunk_bytes : array.chunk_bytes + CRC_BYTES].tobytes(), chunks)
     return whole, chunks
 
 
 def _read(fd: int, offset: int, target: memoryview, progress: Callable[[int], None]) -> memoryview:
-    if direct.read(fd, target, offset) < len(target):
+    if direct.read(fd, [target], offset) < len(target):
         raise OSError(None, "it ends early")
     progress(len(target))
     return target

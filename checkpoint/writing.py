@@ -5,35 +5,37 @@ lie in the file and written with one call. Never touches a slot that is another 
 """
 
 import os
-import struct
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-import crc32c
 import torch
 
-from checkpoint import direct, points
+from checkpoint import direct, points, slots
 from checkpoint.block import Block
-from checkpoint.layout import Shape, Shard
+from checkpoint.layout import Strip
+from checkpoint.threads import for_each
 
-RUN_BYTES = 8 << 20
-THREADS = 3
+THREADS = 2
+_FSYNC_THREADS = 8
 
 Checksums = dict[str, dict[int, int]]
 """crc32c of each chunk that was written, by the shard file's path and slot."""
 
 
 class Task(NamedTuple):
-    """One chunk to write."""
+    """Chunks of one block to write."""
 
-    shard: Shard
-    slot: int
+    strip: Strip
     block: Block
-    chunk: Shape
+
+
+class _Run(NamedTuple):
+    """Slots that are neighbours in a file, to be written at once."""
+
+    strip: Strip
+    tasks: Sequence[Task]
 
 
 def write(directory: Path, tasks: Sequence[Task], *, pinned: bool = False, threads: int = THREADS) -> Checksums:
@@ -49,83 +51,89 @@ def write(directory: Path, tasks: Sequence[Task], *, pinned: bool = False, threa
     checksums: Checksums = {}
     with ExitStack() as stack:
         files = {}
-        for shard in dict.fromkeys(run[0].shard.path for run in runs):
+        for shard in dict.fromkeys(run.strip.shard.path for run in runs):
             files[shard] = direct.open_to_write(directory / shard)
             stack.callback(os.close, files[shard])
-        writer = _Writer(files, max(map(_run_bytes, runs), default=0), pinned)
-        if runs:
-            with ThreadPoolExecutor(min(threads, len(runs)), thread_name_prefix="checkpoint-write") as pool:
-                work = [pool.submit(writer.write, run) for run in runs[: len(runs) // 2]]
-                try:
-                    for each in work:
-                        each.result()
-                    points.reached("half_of_chunks_written")
-                    work = [pool.submit(writer.write, run) for run in runs[len(runs) // 2 :]]
-                    for each in work:
-                        each.result()
-                    points.reached("chunks_written")
-                    list(pool.map(os.fsync, files.values()))
-                finally:
-                    pool.shutdown(wait=True, cancel_futures=True)
-        for run, sums in writer.written:
-            checksums.setdefault(run[0].shard.path, {}).update(zip((task.slot for task in run), sums, strict=True))
+        writer = _Writer(files, max((_bytes(run.strip) for run in runs), default=0), pinned, max(1, len(runs) // 2))
+        for_each(runs, writer.worker, min(threads, len(runs)), "checkpoint-write")
+        points.reached("chunks_written")
+        for_each(files.values(), lambda: os.fsync, min(_FSYNC_THREADS, len(files)), "checkpoint-fsync")
+        for strip, sums in writer.written:
+            checksums.setdefault(strip.shard.path, {}).update(zip(range(strip.slot, strip.slot + strip.length), sums, strict=True))
     points.reached("chunks_durable")
     return checksums
 
 
-def _runs(tasks: Sequence[Task]) -> Iterator[list[Task]]:
-    """Chunks whose slots are neighbours, about RUN_BYTES at once."""
-    run: list[Task] = []
-    for task in sorted(tasks, key=lambda task: (task.shard.path, task.slot)):
-        same = run and task.shard.path == run[-1].shard.path and task.slot == run[-1].slot + 1
-        if run and (not same or _run_bytes(run) + task.shard.array.slot_bytes > RUN_BYTES):
-            yield run
-            run = []
-        run.append(task)
-    if run:
-        yield run
+def _runs(tasks: Sequence[Task]) -> Iterator[_Run]:
+    """Chunks whose slots are neighbours, about slots.RUN_BYTES at once."""
+    begun: list[Task] = []
+    for task in sorted(tasks, key=lambda task: (task.strip.shard.path, task.strip.slot)):
+        most = max(1, slots.RUN_BYTES // task.strip.shard.array.slot_bytes)
+        first, end = task.strip.slot, task.strip.slot + task.strip.length
+        while first < end:
+            last = begun[-1].strip if begun else None
+            if last is not None:
+                room = most - (last.slot + last.length - begun[0].strip.slot)
+                if last.shard is not task.strip.shard or last.slot + last.length != first or room <= 0:
+                    yield _run(begun)
+                    begun, room = [], most
+            else:
+                room = most
+            part = task.strip.part(first, first + room)
+            begun.append(Task(part, task.block))
+            first += part.length
+    if begun:
+        yield _run(begun)
 
 
-def _run_bytes(run: Sequence[Task]) -> int:
-    return len(run) * run[0].shard.array.slot_bytes
+def _run(tasks: Sequence[Task]) -> _Run:
+    shard, slot, _ = tasks[0].strip
+    return _Run(Strip(shard, slot, sum(task.strip.length for task in tasks)), tasks)
+
+
+def _bytes(strip: Strip) -> int:
+    return strip.length * strip.shard.array.slot_bytes
 
 
 class _Writer:
     """Writes runs; each thread has one buffer, for fresh pages would cost more than the writing."""
 
-    def __init__(self, files: Mapping[str, int], run_bytes: int, pinned: bool) -> None:
+    def __init__(self, files: Mapping[str, int], run_bytes: int, pinned: bool, half: int) -> None:
         self._files = files
         self._run_bytes = run_bytes
         self._pinned = pinned
-        self._own = threading.local()
-        self.written: list[tuple[Sequence[Task], list[int]]] = []
+        self._half = half
+        self.written: list[tuple[Strip, list[int]]] = []
 
-    def write(self, run: Sequence[Task]) -> None:
-        """Lay out a run and write it. Raises OSError."""
-        array = run[0].shard.array
+    def worker(self) -> Callable[[_Run], None]:
+        """What one thread does with a run. It raises OSError."""
         buffer = self._buffer()
+
+        def write(run: _Run) -> None:
+            self.written.append((run.strip, self._write(run, buffer)))
+            if len(self.written) == self._half:
+                points.reached("half_of_chunks_written")
+
+        return write
+
+    def _write(self, run: _Run, buffer: torch.Tensor) -> list[int]:
+        """Lay out a run and write it; its chunks' checksums."""
+        array = run.strip.shard.array
         view = buffer.numpy().data
-        sums = []
-        for number, task in enumerate(run):
-            start = number * array.slot_bytes
-            end = start + array.chunk_bytes
-            task.block.gather(task.chunk, buffer[start:end])
-            sums.append(crc32c.crc32c(view[start:end]))
-            struct.pack_into("<I", view, end, sums[-1])
-            buffer[end + 4 : start + array.slot_bytes].zero_()
-        direct.write(self._files[run[0].shard.path], view[: _run_bytes(run)], array.offset(run[0].slot))
-        self.written.append((run, sums))
+        sums: list[int] = []
+        for strip, block in run.tasks:
+            start = (strip.slot - run.strip.slot) * array.slot_bytes
+            end = start + _bytes(strip)
+            block.gather(strip, buffer[start:end])
+            sums += slots.seal(array, view[start:end])
+        direct.write(self._files[run.strip.shard.path], view[: _bytes(run.strip)], array.offset(run.strip.slot))
+        return sums
 
     def _buffer(self) -> torch.Tensor:
-        buffer: torch.Tensor | None = getattr(self._own, "buffer", None)
-        if buffer is None:
-            if self._pinned:
-                raw = torch.empty(self._run_bytes + direct.PAGE_BYTES, dtype=torch.uint8, pin_memory=True)
-                buffer = raw[-raw.data_ptr() % direct.PAGE_BYTES :]
-            else:
-                buffer = torch.frombuffer(direct.memory(self._run_bytes), dtype=torch.uint8)
-            self._own.buffer = buffer
-        return buffer
+        if self._pinned:
+            raw = torch.empty(self._run_bytes + direct.PAGE_BYTES, dtype=torch.uint8, pin_memory=True)
+            return raw[-raw.data_ptr() % direct.PAGE_BYTES :]
+        return torch.frombuffer(direct.memory(self._run_bytes), dtype=torch.uint8)
 
 
 def merged(shares: Sequence[Mapping[str, Mapping[int, int]]]) -> Checksums:

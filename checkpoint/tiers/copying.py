@@ -7,24 +7,22 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-import crc32c
-
-from checkpoint import commit, direct, manifest, metadata, points
+from checkpoint import commit, direct, manifest, metadata, points, slots
 from checkpoint import part as parts
 from checkpoint.commit import fsync_file
 from checkpoint.errors import CheckpointError, DamagedCheckpoint
 from checkpoint.fence import fsync_directory, guard, raise_fence
-from checkpoint.layout import ArrayInfo, Shard
-from checkpoint.loading import RUN_BYTES
+from checkpoint.layout import ArrayInfo, Shard, Strip
 from checkpoint.manifest import Manifest
 from checkpoint.naming import stale, step_path, temporary_path
 from checkpoint.part import Part
 from checkpoint.pruning import prune, remove
 from checkpoint.source import Source
+from checkpoint.threads import for_each
 from checkpoint.tiers.pace import Pace
 
 THREADS = 3
@@ -226,42 +224,72 @@ def _write_chunks(
     done: Callable[[str], None],
 ) -> None:
     """Write the part's chunks of these shard files; the files are there at full size and with their index afterwards."""
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint-copy") as pool:
-        tail = None
-        for number, name in enumerate(names):
-            if number == len(names) // 2:
+    files = [_File(target / name, shards[name], part.chunks.get(name, {}), partial(done, name)) for name in names]
+    half = len(files) // 2
+
+    def runs() -> Iterator[tuple[_File, Strip | None]]:
+        for number, file in enumerate(files):
+            if number == half:
                 points.reached("half_of_copy_written")
-            shard, sums = shards[name], part.chunks.get(name, {})
-            path = target / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fd = direct.open_to_write(path, create=True)
-            try:
-                if os.fstat(fd).st_size != shard.size_bytes:
-                    os.ftruncate(fd, shard.size_bytes)
-                work = [pool.submit(_write_head, fd, shard)] if shard.array.sharded else []
-                work += [pool.submit(_write_run, fd, source, shard, run, sums, copy) for run in _runs(shard, sorted(sums))]
-                try:
-                    for each in work:
-                        each.result()
-                finally:
-                    for each in work:
-                        each.cancel()
-            except BaseException:
-                os.close(fd)
-                raise
-            if tail is not None:
-                tail.result()
-            tail = pool.submit(_settle, fd, name, done)  # while the next file is being written
-        if tail is not None:
-            tail.result()
+            file.open()
+            yield from ((file, run) for run in file.runs)
 
+    def write(item: tuple[_File, Strip | None]) -> None:
+        file, run = item
+        if run is None:
+            _write_head(file.fd, file.shard)
+        else:
+            _write_run(file.fd, source, run, file.sums, copy)
+        file.finished()
 
-def _settle(fd: int, name: str, done: Callable[[str], None]) -> None:
     try:
-        os.fsync(fd)
+        for_each(runs(), lambda: write, THREADS, "checkpoint-copy")
     finally:
-        os.close(fd)
-    done(name)
+        for file in files:
+            file.close()
+
+
+class _File:
+    """A shard file that is being written: when all its runs are, it is made durable."""
+
+    def __init__(self, path: Path, shard: Shard, sums: Mapping[int, int], done: Callable[[], None]) -> None:
+        self.path, self.shard, self.sums = path, shard, sums
+        self.runs: list[Strip | None] = [None] if shard.array.sharded else []  # the head
+        self.runs += _runs(shard, sorted(sums))
+        self.fd = -1
+        self._done = done
+        self._left = len(self.runs)
+        self._lock = threading.Lock()
+
+    def open(self) -> None:
+        """Make it, at full size. Raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.fd = direct.open_to_write(self.path, create=True)
+        if os.fstat(self.fd).st_size != self.shard.size_bytes:
+            os.ftruncate(self.fd, self.shard.size_bytes)
+            for first, count in parts.runs(sorted(self.sums)):
+                direct.preallocate(self.fd, self.shard.array.offset(first), count * self.shard.array.slot_bytes)
+        if not self.runs:
+            self._settle()
+
+    def finished(self) -> None:
+        """One more run is written. Raises OSError."""
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._settle()
+
+    def _settle(self) -> None:
+        os.fsync(self.fd)
+        self.close()
+        self._done()
+
+    def close(self) -> None:
+        """Close it, if it is open."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def _write_head(fd: int, shard: Shard) -> None:
@@ -270,26 +298,26 @@ def _write_head(fd: int, shard: Shard) -> None:
     direct.write(fd, head, 0)
 
 
-def _runs(shard: Shard, slots: list[int]) -> Iterator[tuple[int, int]]:
-    at_once = max(1, RUN_BYTES // shard.array.slot_bytes)
-    for first, count in parts.runs(slots):
-        for start in range(0, count, at_once):
-            yield first + start, min(at_once, count - start)
+def _runs(shard: Shard, held: list[int]) -> Iterator[Strip]:
+    at_once = max(1, slots.RUN_BYTES // shard.array.slot_bytes)
+    for first, count in parts.runs(held):
+        for start in range(first, first + count, at_once):
+            yield Strip(shard, start, min(at_once, first + count - start))
 
 
-def _write_run(fd: int, source: Source, shard: Shard, run: tuple[int, int], sums: Mapping[int, int], copy: Copy) -> None:
+def _write_run(fd: int, source: Source, run: Strip, sums: Mapping[int, int], copy: Copy) -> None:
     if copy.cancelled.is_set():
         raise Cancelled
-    first, count = run
-    array = shard.array
+    shard, first, count = run
     view = source.view(shard, first, count)
     if not source.trusted:
-        for number in range(count):
-            start = number * array.slot_bytes
-            if crc32c.crc32c(view[start : start + array.chunk_bytes]) != sums[first + number]:
-                raise DamagedCheckpoint(source.path, f"slot {first + number} of {shard.path} has a wrong checksum")
+        bad = slots.unsound(shard.array, view)
+        if bad is not None:
+            raise DamagedCheckpoint(source.path, f"slot {first + bad[0]} of {shard.path} {bad[1]}")
+        if slots.seals(shard.array, view) != [sums[slot] for slot in range(first, first + count)]:
+            raise DamagedCheckpoint(source.path, f"slots of {shard.path} from {first} on are not those that were written")
     copy.pace.wait(len(view), copy.cancelled)
     if copy.cancelled.is_set():
         raise Cancelled
-    direct.write(fd, view, array.offset(first))
+    direct.write(fd, view, shard.array.offset(first))
     copy.moved(len(view))

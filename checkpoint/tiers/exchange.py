@@ -82,7 +82,7 @@ class Server:
         target: memoryview = direct.memory(request["length"])
         fd = direct.open_to_read(path)
         try:
-            return target[: direct.read(fd, target, request["offset"])]
+            return target[: direct.read(fd, [target], request["offset"])]
         finally:
             os.close(fd)
 

@@ -119,6 +119,7 @@ class Keeper:
         self._inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._group: Group | None = None
         self._sealing: set[asyncio.Task[None]] = set()
+        self._forgetting: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._seal_pool = ThreadPoolExecutor(SEAL_THREADS, thread_name_prefix="seal")
         self._out = threading.Lock()
@@ -155,6 +156,7 @@ class Keeper:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._sealing.discard(task)
+        self._forgetting.discard(task)
         if not task.cancelled() and task.exception() is not None:
             # A defect. The agent starts another keeper, which finds on the disk what this one has done.
             log.error("the keeper ends", exc_info=task.exception())
@@ -200,10 +202,10 @@ class Keeper:
                 await self._clear(message["tiers"])
 
     async def _settle(self) -> None:
-        """Until what the workers have said by now is done."""
+        """Until what the workers have said by now is done, and what was to be forgotten is gone."""
         self._receive()
-        while self._sealing:
-            await asyncio.wait(set(self._sealing))
+        while self._sealing or self._forgetting:
+            await asyncio.wait(self._sealing | self._forgetting)
 
     def _begin(self, message: Message) -> None:
         first = message["first_rank"]
@@ -267,7 +269,7 @@ class Keeper:
             self._slabs.keep(needed)
             self._offer()
         roots = [root for name, root in self._roots() if name == message["tier"]]
-        self._background(asyncio.to_thread(_forget, roots, needed))
+        self._forgetting.add(self._background(asyncio.to_thread(_forget, roots, needed)))
 
     async def _clear(self, names: Iterable[str]) -> None:
         for tier in (*self._tiers.values(), self._replicas):

@@ -12,7 +12,6 @@ import json
 import mmap
 import os
 import shutil
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -22,7 +21,7 @@ from pathlib import Path
 import crc32c
 
 from checkpoint import part as parts
-from checkpoint import points
+from checkpoint import points, slots
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.layout import Shard
 from checkpoint.manifest import FileEntry
@@ -153,7 +152,7 @@ class Slabs:
         points.reached("slab_taken")
         views = {path: slab.view(blueprint.shards[path]) for path in blueprint.slots}
         paths = sorted(blueprint.slots, key=lambda path: -len(blueprint.slots[path]))
-        sums = list(pool.map(lambda path: _seal(blueprint.shards[path], blueprint.slots[path], views[path]), paths))
+        sums = list(pool.map(lambda path: _seal(blueprint.shards[path], blueprint.stretches(path), views[path]), paths))
         points.reached("slab_summed")
         state = json.loads((slab.directory / STATE).read_bytes())
         root = with_attributes(blueprint.documents[METADATA].encode(), step, generation, state)
@@ -226,15 +225,13 @@ class Slabs:
         points.reached("slab_ready")
 
 
-def _seal(shard: Shard, slots: Sequence[int], view: memoryview) -> Mapping[int, int]:
+def _seal(shard: Shard, stretches: Sequence[Sequence[int]], view: memoryview) -> Mapping[int, int]:
     """Write the checksum of each chunk behind it."""
-    array = shard.array
-    sums = {}
-    for slot in slots:
-        start = array.offset(slot)
-        end = start + array.chunk_bytes
-        sums[slot] = crc32c.crc32c(view[start:end])
-        struct.pack_into("<I", view, end, sums[slot])
+    sums: dict[int, int] = {}
+    for first, count in stretches:
+        start = shard.array.offset(first)
+        sealed = slots.seal(shard.array, view[start : start + count * shard.array.slot_bytes])
+        sums.update(zip(range(first, first + count), sealed, strict=True))
     return sums
 
 

@@ -6,7 +6,6 @@ out.
 """
 
 import json
-import math
 import mmap
 import os
 import socket
@@ -23,7 +22,8 @@ import torch.distributed as dist
 from checkpoint import direct, plan, points, state
 from checkpoint import part as parts
 from checkpoint.agreement import Ranks
-from checkpoint.layout import ArrayInfo, Shard
+from checkpoint.block import Block
+from checkpoint.layout import ArrayInfo, Shard, Strip
 from checkpoint.piece import Piece
 from checkpoint.plan import Claim
 from checkpoint.saving import agree, claim
@@ -94,8 +94,8 @@ class Snapshots:
         ]
         slots: dict[str, list[int]] = {}
         for share in self._shares:
-            for shard, slot, _, _ in share.targets:
-                slots.setdefault(shard.path, []).append(slot)
+            for shard, slot, count in share.strips:
+                slots.setdefault(shard.path, []).extend(range(slot, slot + count))
         blueprint.write_slots(directory, self._ranks.rank, self.session.generation, digest, slots)
         self._slabs = {}
         self._tell({"say": "layout", "digest": digest})
@@ -210,24 +210,14 @@ class Snapshots:
 
 @dataclass(frozen=True)
 class _Share:
-    """The chunks of one piece that this rank writes: file, slot, box in the chunk, box in the block."""
+    """The chunks of one piece that this rank writes."""
 
     info: ArrayInfo
-    targets: Sequence[tuple[Shard, int, tuple[slice, ...], tuple[slice, ...]]]
+    strips: Sequence[Strip]
 
     @classmethod
     def of(cls, piece: Piece, info: ArrayInfo, ordinal: int) -> "_Share":
-        targets = []
-        if piece.data.numel():
-            for chunk in plan.share(info, ordinal, claim(piece)):
-                shard, slot = info.locate(chunk)
-                in_chunk, in_block = [], []
-                for place, part, offset, extent in zip(chunk, info.chunk, piece.offset, piece.extent, strict=True):
-                    low, high = max(place * part, offset), min((place + 1) * part, offset + extent)
-                    in_chunk.append(slice(low - place * part, high - place * part))
-                    in_block.append(slice(low - offset, high - offset))
-                targets.append((shard, slot, tuple(in_chunk), tuple(in_block)))
-        return cls(info, targets)
+        return cls(info, list(plan.share(info, ordinal, claim(piece))) if piece.data.numel() else [])
 
 
 class _Mapped:
@@ -238,16 +228,13 @@ class _Mapped:
         self.inode = directory.stat().st_ino
         self._shares = shares
         self._maps: dict[str, mmap.mmap] = {}
-        self._targets: list[list[torch.Tensor] | None] = [None] * len(shares)
-        self._sources: list[list[torch.Tensor]] = [[] for _ in shares]
+        self._pairs: list[list[tuple[Any, Any]]] = [[] for _ in shares]
         self._known: list[tuple[Any, ...]] = [() for _ in shares]
         self.size_bytes = 0
         self._pinned: list[int] = []
         for share in shares:
-            array = share.info
-            for first, count in _stretches(share):
-                area = self._area(first[0])
-                direct.populate(area, array.offset(first[1]), count * array.slot_bytes)
+            for shard, slot, count in share.strips:
+                direct.populate(self._area(shard), shard.array.offset(slot), count * shard.array.slot_bytes)
 
     def _area(self, shard: Shard) -> mmap.mmap:
         area = self._maps.get(shard.path)
@@ -262,15 +249,15 @@ class _Mapped:
     def _pin(self) -> None:
         """Page-lock the slab, so that a GPU copies into it by itself; where that is refused, copies take longer."""
         for shard, area in self._maps_of_shards():
-            slots = [slot for share in self._shares for other, slot, _, _ in share.targets if other is shard]
-            start = shard.array.offset(min(slots)) // direct.PAGE_BYTES * direct.PAGE_BYTES
-            size = shard.array.offset(max(slots) + 1) - start
+            strips = [strip for share in self._shares for strip in share.strips if strip.shard is shard]
+            start = shard.array.offset(min(strip.slot for strip in strips)) // direct.PAGE_BYTES * direct.PAGE_BYTES
+            size = shard.array.offset(max(strip.slot + strip.length for strip in strips)) - start
             address = torch.frombuffer(area, dtype=torch.uint8, offset=start).data_ptr()
             if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:  # type: ignore[no-untyped-call]
                 self._pinned.append(address)
 
     def _maps_of_shards(self) -> list[tuple[Shard, mmap.mmap]]:
-        shards = {shard.path: shard for share in self._shares for shard, *_ in share.targets}
+        shards = {strip.shard.path: strip.shard for share in self._shares for strip in share.strips}
         return [(shards[path], area) for path, area in self._maps.items()]
 
     def close(self) -> None:
@@ -289,27 +276,21 @@ class _Mapped:
             data = piece.data.detach()
             key = (data.data_ptr(), data.dtype, data.stride(), data.device)
             if self._known[number] != key:
-                self._targets[number] = [self._target(share.info, data.dtype, *target[:3]) for target in share.targets]
-                self._sources[number] = [data[in_block] for *_, in_block in share.targets]
+                block = Block(piece, share.info) if share.strips else None
+                self._pairs[number] = [pair for strip in share.strips if block for pair in block.pairs(strip, self._slots(strip))]
                 self._known[number] = key
-            targets = self._targets[number]
-            if targets:
-                torch._foreach_copy_(targets, self._sources[number], non_blocking=data.is_cuda)
-                self.size_bytes += sum(each.numel() for each in targets) * data.element_size()
+            if data.is_cuda and self._pairs[number]:
+                targets, sources = zip(*self._pairs[number], strict=True)
+                torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
+            else:
+                for target, source in self._pairs[number]:
+                    target[...] = source
+            self.size_bytes += sum(source.nbytes for _, source in self._pairs[number])
         if onto_host:
             torch.cuda.synchronize()
 
-    def _target(self, info: ArrayInfo, dtype: torch.dtype, shard: Shard, slot: int, box: tuple[slice, ...]) -> torch.Tensor:
-        whole = torch.frombuffer(self._area(shard), dtype=dtype, count=math.prod(info.chunk), offset=info.offset(slot))
-        return whole.reshape(info.chunk)[box]
-
-
-def _stretches(share: _Share) -> list[tuple[tuple[Shard, int], int]]:
-    """Neighbouring slots: the first one, and how many."""
-    found: list[tuple[tuple[Shard, int], int]] = []
-    for shard, slot, _, _ in share.targets:
-        if found and found[-1][0][0] is shard and found[-1][0][1] + found[-1][1] == slot:
-            found[-1] = (found[-1][0], found[-1][1] + 1)
-        else:
-            found.append(((shard, slot), 1))
-    return found
+    def _slots(self, strip: Strip) -> torch.Tensor:
+        """The bytes of a strip's slots."""
+        array = strip.shard.array
+        size = strip.length * array.slot_bytes
+        return torch.frombuffer(self._area(strip.shard), dtype=torch.uint8, count=size, offset=array.offset(strip.slot))

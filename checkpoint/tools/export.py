@@ -102,9 +102,8 @@ def _zarr(path: Path, output: Path, only: Sequence[str], float32: bool, progress
     import zarr
     from zarr.codecs import BytesCodec
 
-    from checkpoint import manifest
+    from checkpoint import layout, manifest
     from checkpoint.elements import BITS_OF, element
-    from checkpoint.layout import chunk_shape
     from checkpoint.loading import Opened
     from checkpoint.metadata import ATTRIBUTE
     from checkpoint.tools import stream
@@ -118,7 +117,9 @@ def _zarr(path: Path, output: Path, only: Sequence[str], float32: bool, progress
         info = contents.arrays[name]
         widened = float32 and getattr(torch, info.dtype).is_floating_point
         kind = element("float32") if widened else info.element
-        chunk = chunk_shape(info.shape, kind.size_bytes, tuple(max(1, length) for length in info.shape))
+        chunk = layout.chunk_shape(
+            info.shape, kind.size_bytes, tuple(max(1, length) for length in info.shape), 4 * layout.CHUNK_TARGET_BYTES
+        )
         array = root.create_array(
             name,
             shape=info.shape,

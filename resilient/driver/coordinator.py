@@ -404,6 +404,7 @@ class Coordinator:
             case "replace_node" | "restart_workers":
                 was_running = self.state is not State.GATHERING
                 self.state = State.GATHERING
+                self.custody.hold()
                 for index, node in enumerate(self._nodes):
                     if not node.joined:
                         yield Launch(index)

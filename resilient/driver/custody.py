@@ -133,6 +133,7 @@ class Custody:
         self._replications: dict[str, Replication] = {}
         self._protected: dict[str, Key] = {}  # the newest step of which the buddies have all parts
         self._decided = 0
+        self._holding = True
         self._numbers = itertools.count(1)
         self._troubles: dict[tuple[int, str], _Trouble] = {}
         self._faults = 0
@@ -178,6 +179,10 @@ class Custody:
 
     # -- a generation --------------------------------------------------------------------------------------------------
 
+    def hold(self) -> None:
+        """Let keepers forget nothing until the next generation goes on: what they say they have is what it may need."""
+        self._holding = True
+
     def begin(self, generation: int) -> list[Effect]:
         """A generation begins; all nodes have told their inventories. What was under way starts anew, on its behalf."""
         self._generation = generation
@@ -197,7 +202,8 @@ class Custody:
 
     def resumed(self, step: int, now: float) -> list[Effect]:
         """The workers go on from this step: what is newer belongs to a past that was left."""
-        self._decided = step
+        self._decided = max(self._decided, step)
+        self._holding = False
         for key in [key for key in self._snapshots if key[0] > step and key[1] < self._generation]:
             del self._snapshots[key]
         for tier, keys in self._complete.items():
@@ -416,6 +422,8 @@ class Custody:
     # -- what may be forgotten -----------------------------------------------------------------------------------------
 
     def _keep(self, tier: str, nodes: Sequence[int] | None = None) -> Iterator[Effect]:
+        if self._holding:
+            return
         plan = self.plan.tier(tier)
         complete = list(reversed(self._complete[tier]))
         wanted = complete[:1]

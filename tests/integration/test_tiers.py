@@ -231,7 +231,9 @@ def test_a_durable_tier_that_fails_does_not_stop_training_and_comes_back_by_itse
                 for number in range(3000):
                     (filler / str(number)).touch()
         else:
-            subprocess.run(["mount", "-o", "remount,ro", str(where)], check=True)
+            # Busy for as long as the keeper, which does not stand still, has a file open there.
+            remount = ["mount", "-o", "remount,ro", str(where)]
+            wait_for(lambda: subprocess.run(remount, check=False, stderr=subprocess.DEVNULL).returncode == 0, "the remount")
     fault = wait_for(lambda: storage_faults(run), "the fault of the tier")[0]
     assert "durable" in fault["detail"]
     run.reach(run.step() + 2)  # training goes on

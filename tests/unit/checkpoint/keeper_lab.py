@@ -219,6 +219,7 @@ class Lab:
         """A generation: workers restore; what each of them says. One of them dies at the point `armed`."""
         self.generation += 1
         raise_fence(self.root, self.generation)
+        self.custody.hold()
         for node in self.nodes:
             node.inventoried = False
             node.send({"do": "inventory"})
@@ -306,9 +307,10 @@ class Lab:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited in vain: {why}; {self.events[-3:]}")
 
-    def reported(self, event: str, tier: str) -> int:
-        """The newest step that was reported."""
-        return max((e.fields["step"] for e in self.events if e.event == event and e.fields.get("tier") == tier), default=0)
+    def reported(self, event: str, tier: str, since: int = 0) -> int:
+        """The newest step that was reported, in the events from the one of number `since`."""
+        events = self.events[since:]
+        return max((e.fields["step"] for e in events if e.event == event and e.fields.get("tier") == tier), default=0)
 
     def wait_durable(self, step: int) -> None:
         self.wait(lambda: self.reported("committed", "durable") >= step, f"step {step} is not durable")

@@ -2,7 +2,8 @@
 
 import math
 import struct
-from itertools import pairwise
+from collections.abc import Iterable
+from itertools import pairwise, product
 
 import crc32c
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import CheckpointError, crc, layout
-from checkpoint.layout import arrange, chunk_shape
+from checkpoint.layout import ArrayInfo, Strip, arrange, chunk_shape
 from checkpoint.piece import Piece, granule, part_of
 from checkpoint.plan import Claim, plan, share
 from checkpoint.retention import superseded
@@ -40,9 +41,12 @@ def test_crc_of_joined_bytes_follows_from_the_parts(first: bytes, second: bytes,
         ((100_000_007,), (100_000_007,)),
     ],
 )
-def test_chunks_are_about_four_mebibytes_and_respect_the_unit(shape: tuple[int, ...], unit: tuple[int, ...]) -> None:
+def test_chunks_are_tiles_of_at_most_about_half_a_mebibyte_and_respect_the_unit(
+    shape: tuple[int, ...], unit: tuple[int, ...]
+) -> None:
     chunk = chunk_shape(shape, 4, unit)
-    assert MIB // 2 <= 4 * math.prod(chunk) <= 16 * MIB
+    assert MIB // 32 <= 4 * math.prod(chunk) <= 4 * MIB
+    assert 4 * chunk[-1] >= min(4 * shape[-1], 2048)
     for part, granted, length in zip(chunk, unit, shape, strict=True):
         assert granted % part == 0 or granted >= length
     padded = math.prod(-(-length // part) * part for length, part in zip(shape, chunk, strict=True))
@@ -75,19 +79,20 @@ def test_slots_depend_on_shape_element_and_unit_alone() -> None:
     """The numbers are part of the format: another one would misplace what older versions wrote."""
     info = arrange("layers/up", "float32", (3, 2048, 1024), (1, 1024, 1024))
     shard, slot = info.locate((2, 1, 0))
-    assert (info.chunk, info.grid, shard.path, slot) == ((1, 1024, 1024), (3, 2, 1), "layers/up/c.0.0.0", 5)
-    assert (info.index_bytes, info.first_slot, info.slot_bytes) == (16 * 6 + 4, 4096, 4 * MIB + 4096)
-    assert info.offset(5) == 4096 + 5 * (4 * MIB + 4096)
-    entries = struct.unpack("<12Q", shard.index[:-4])
-    assert entries[10:] == (info.offset(5), 4 * MIB + 4)
+    size = MIB // 8
+    assert (info.chunk, info.grid, shard.path, slot) == ((1, 32, 1024), (3, 64, 1), "layers/up/c.0.0.0", 129)
+    assert (info.index_bytes, info.first_slot, info.slot_bytes) == (16 * 192 + 4, 4096, size + 4096)
+    assert info.offset(129) == 4096 + 129 * (size + 4096)
+    entries = struct.unpack("<384Q", shard.index[:-4])
+    assert entries[258:260] == (info.offset(129), size + 4)
 
 
 def test_above_the_limit_an_array_has_several_shard_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "SHARD_LIMIT_BYTES", 30 * MIB)
     info = arrange("a", "float32", (20, 1024, 1024), (1, 1024, 1024))
-    assert info.per_shard == (7, 1, 1)
+    assert (info.chunk, info.per_shard) == ((1, 32, 1024), (7, 32, 1))
     assert [shard.path for shard in info.shards.values()] == ["a/c.0.0.0", "a/c.1.0.0", "a/c.2.0.0"]
-    assert len(info.shards[2, 0, 0].slots) == 6
+    assert len(info.shards[2, 0, 0].slots) == 6 * 32
 
 
 @given(st.integers(1, 200), st.lists(st.integers(1, 5), max_size=3))
@@ -140,14 +145,42 @@ def test_replicas_share_a_block_evenly_and_write_each_chunk_once(replicas: int, 
         patch.setattr(layout, "CHUNK_TARGET_BYTES", 1)
         (info,) = plan([[each] for each in held])
     written = [list(share(info, ordinal, each)) for each in held]
-    assert sorted(chunk for each in written for chunk in each) == sorted(info.touched((0, 0), shape))
-    assert max(map(len, written)) - min(map(len, written)) <= 1
+    assert sorted(chunk for each in written for chunk in chunks(each)) == sorted(info.touched((0, 0), shape))
+    counts = [sum(strip.length for strip in each) for each in written]
+    assert max(counts) - min(counts) <= 1
+
+
+def chunks(strips: Iterable[Strip]) -> list[tuple[int, ...]]:
+    """Places in the grid of chunks."""
+    found = []
+    for strip in strips:
+        for place, counts in strip.boxes():
+            found += product(*(range(start, start + count) for start, count in zip(place, counts, strict=True)))
+    return found
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), max_size=3), st.integers(1, 12), st.data())
+def test_strips_have_the_chunks_of_a_block_once_and_in_the_order_of_slots(
+    grid: list[tuple[int, int]], most: int, data: st.DataObject
+) -> None:
+    shape = tuple(count * part - data.draw(st.integers(0, part - 1)) for count, part in grid)
+    chunk = tuple(part for _, part in grid)
+    info = ArrayInfo("a", "int8", shape, chunk, tuple(data.draw(st.integers(1, count)) for count, _ in grid))
+    offset = tuple(data.draw(st.integers(0, length - 1)) for length in shape)
+    extent = tuple(data.draw(st.integers(1, length - start)) for length, start in zip(shape, offset, strict=True))
+    strips = list(info.strips(offset, extent))
+    assert sorted(chunks(strips)) == sorted(info.touched(offset, extent))
+    for strip in strips:
+        parts = [strip.part(slot, slot + most) for slot in range(strip.slot, strip.slot + strip.length, most)]
+        assert [info.locate(each) for each in chunks(parts)] == [(strip.shard, strip.slot + n) for n in range(strip.length)]
+    if len(info.shards) == 1 and extent == shape:
+        assert len(strips) == 1
 
 
 def test_small_arrays_of_many_layers_are_spread_over_replicas() -> None:
     norms = [Claim("norm", "float32", (32, 64), (layer, 0), (1, 64), (1, 64), 0, 4) for layer in range(32)]
     (info,) = plan([[Claim(**{**vars(each), "replica": rank}) for each in norms] for rank in range(4)])
-    assert sum(len(list(share(info, 0, each))) for each in norms) == 8
+    assert sum(strip.length for each in norms for strip in share(info, 0, each)) == 8
 
 
 @pytest.mark.parametrize(

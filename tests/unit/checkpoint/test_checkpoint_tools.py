@@ -406,7 +406,7 @@ def test_export_to_zarr(mixed: Path, tmp_path: Path, small_chunks: None, monkeyp
             assert (other.dtype, dict(other.attrs)) == (np.float32, {})
             wanted = torch.from_numpy(np.asarray(one[...]).view(np.int16)).view(torch.bfloat16).float().numpy()
             assert np.array_equal(other[...], wanted)
-            assert other.chunks == (3, 20)
+            assert other.chunks == (10, 20)
         else:
             assert dict(other.attrs) == dict(one.attrs)
             assert np.array_equal(other[...], np.asarray(one[...]).astype(other.dtype))

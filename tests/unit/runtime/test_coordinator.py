@@ -341,12 +341,24 @@ def committed(play: Play, order: dict[str, Any]) -> list[Effect]:
 
 
 def test_a_snapshot_is_told_once_every_node_holds_its_part(play):
+    play.beat(0, 5)
     play.held(0, 5)
     assert not play.events("snapshot")
     play.held(1, 5)
     (told,) = play.events("snapshot")
     assert (told["step"], told["tier"], told["bytes"]) == (5, "ram", 200)
     assert {node: order["steps"] for node, order in play.orders("keep")} == {0: [5], 1: [5]}
+
+
+def test_nothing_is_forgotten_from_a_fault_until_the_ranks_go_on(play):
+    play.beat(0, 5)
+    for step in (5, 6):
+        play.held(0, step), play.held(1, step)
+    assert play.orders("keep")
+    effects = [*play.exit(1), *play.held(0, 7), *play.held(1, 7), *play.join(0), *play.join(1)]
+    assert play.sent("start", effects) and not play.orders("keep", effects)
+    effects = play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 6, "tier": "ram"}]])
+    assert play.orders("keep", effects)
 
 
 def test_a_step_is_durable_when_all_have_flushed_and_one_has_committed(play):
