@@ -158,10 +158,9 @@ class Bench:
                 os.preadv(fd, [buffer], offset)
             os.close(fd)
 
-        def dcp_save() -> None:
-            dcp.save(
-                self.state, storage_writer=dcp.FileSystemWriter(self.base / "dcp", thread_count=2, sync_files=True, overwrite=True)
-            )
+        def dcp_save(threads: int = 1) -> None:
+            writer = dcp.FileSystemWriter(self.base / "dcp", thread_count=threads, sync_files=True, overwrite=True)
+            dcp.save(self.state, storage_writer=writer)
 
         def dcp_load() -> None:
             dcp.load(load, storage_reader=dcp.FileSystemReader(self.base / "dcp"))
@@ -184,8 +183,9 @@ class Bench:
                 step = number + 2
                 take("raw write + fsync", lambda: raw_write(True))
                 take("raw O_DIRECT write", lambda: raw_write(False))
-                self.clear_directory("dcp")
-                take("DCP save", dcp_save)
+                for name, threads in (("DCP save", 1), ("DCP, 2 threads", 2)):
+                    self.clear_directory("dcp")
+                    take(name, lambda threads=threads: dcp_save(threads))
                 keeper_cpu = keeper.cpu_s()
                 wall, used = self.timed(lambda step=step: keeper.flush(step))
                 found.setdefault("snapshot + flush", []).append((wall, used + keeper.cpu_s() - keeper_cpu))
@@ -388,7 +388,12 @@ def tell_disk(found: dict[str, Any]) -> None:
     print(f"\ndurable, {size / 2**20:.0f} MiB, two ranks, against the faster raw way of the same round")
     walls = {name: [wall for wall, _ in each] for name, each in times.items()}
     for kind, names, raws, peer in (
-        ("write", ("DCP save", "save", "snapshot + flush"), ("raw write + fsync", "raw O_DIRECT write"), "DCP save"),
+        (
+            "write",
+            ("DCP save", "DCP, 2 threads", "save", "snapshot + flush"),
+            ("raw write + fsync", "raw O_DIRECT write"),
+            "DCP save",
+        ),
         ("read, cold", ("DCP load", "restore"), ("raw read", "raw O_DIRECT read"), "DCP load"),
     ):
         best = [min(pair) for pair in zip(*(walls[raw] for raw in raws), strict=True)]

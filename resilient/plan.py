@@ -16,6 +16,7 @@ from rich.table import Table
 from resilient import storage
 from resilient.config import Config, ConfigError, Layout, Problem
 from resilient.driver.driver import DRAIN_S, FENCE_S
+from resilient.driver.watchdog import FACTOR, STOPPED_S
 from resilient.policy import ordinal
 
 
@@ -106,6 +107,11 @@ def timeouts(config: Config) -> dict[str, object]:
     return {
         "drain on SIGTERM, Ctrl-C": f"{drain:.0f} s, then workers are killed",
         "agent without its driver": f"kills its workers after {fence:.0f} s",
+        "silent rank": (
+            f"suspected after {FACTOR:g} times the longest silence seen, {resilience.hang_floor_s:g} s at least, "
+            f"{resilience.hang_ceiling_s:g} s at most"
+        ),
+        "stopped process": f"suspected after {STOPPED_S:g} s, unless all are",
         "restarts": f"at most {resilience.max_restarts_per_hour} an hour",
         "same failure at the same step": f"gives up the {ordinal(resilience.give_up_after_same_step)} time",
     }

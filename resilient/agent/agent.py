@@ -25,7 +25,7 @@ from resilient.agent.rendezvous import DriverRendezvous, Generation
 from resilient.agent.storage import KeeperProcess
 from resilient.agent.workers import Workers, keeper_directory, page_directory, salvaged
 from resilient.faults import WorkerEnd
-from resilient.page import AgentPage, Pulse
+from resilient.page import AgentPage
 from resilient.wire import Connection, Disconnected, Message
 from resilient.worker import GENERATION_VARIABLE, RUN_DIR_VARIABLE, SESSION_VARIABLE
 
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.05  # how often the pages are read
 BEAT_S = 0.25  # how often what they say is told, at the least when something has changed
 QUIET_S = 1.0  # and when nothing has
+UNWATCHED_S = 1.0  # an agent that did not look at the pages for so long does not know who was silent meanwhile
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -64,7 +65,8 @@ class NodeAgent(LocalElasticAgent):
         # Told to the driver, not yet in the ledger; with each the page, and the place in it, that it came from.
         self._unkept: deque[tuple[spill.Item, AgentPage, int]] = deque()
         self._pages = page_directory(settings.run_dir, settings.node)
-        self._told: dict[int, Pulse] = {}
+        self._told: dict[int, tuple[float, str]] = {}
+        self._looked_t = time.monotonic()
         self._told_t = 0.0
         self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready)
         self._selector = selectors.DefaultSelector()
@@ -212,6 +214,8 @@ class NodeAgent(LocalElasticAgent):
                     self._send("proposed", checked=self._workers.propose(target, reason))
                 case {"type": "arm", "target": target}:
                     self._workers.arm(target)
+                case {"type": "look"}:
+                    self._send("looked", ranks={str(rank): asdict(look) for rank, look in self._workers.look().items()})
             self._tell_records()
             self._tell_pulses()
             for end in self._workers.reap():
@@ -295,11 +299,17 @@ class NodeAgent(LocalElasticAgent):
     def _tell_pulses(self) -> None:
         assert self._workers is not None
         now = time.monotonic()
-        pulses = self._workers.pulses()
-        if now - self._told_t < (BEAT_S if pulses != self._told else QUIET_S):
+        if now - self._looked_t > UNWATCHED_S:
+            self._workers.watch_from_now()
+        self._looked_t = now
+        if now - self._told_t < BEAT_S:
             return
-        self._told, self._told_t = pulses, now
-        self._send("beat", ranks={str(rank): asdict(pulse) for rank, pulse in pulses.items()})
+        signs = self._workers.signs()
+        news = {rank: (sign.mark, sign.state) for rank, sign in signs.items()}
+        if news == self._told and now - self._told_t < QUIET_S:
+            return
+        self._told, self._told_t = news, now
+        self._send("beat", ranks={str(rank): asdict(sign) for rank, sign in signs.items()})
 
     def _tell_end(self, end: WorkerEnd) -> None:
         assert self._workers is not None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from resilient import worker
+from resilient.agent import looks
 from resilient.exits import Exit
 from resilient.lifeline import die_with_parent
 
@@ -31,6 +32,7 @@ class WorkerSpec:
 
     environ: Mapping[str, str]
     log: Path
+    stacks: Path
     config: Path
     entrypoint: str
 
@@ -43,6 +45,7 @@ def run_rank(spec: WorkerSpec) -> None:
         signal.signal(sig, signal.SIG_IGN)
     os.register_at_fork(after_in_child=_unshield)
     _redirect(spec.log)
+    looks.answer_with_stacks(spec.stacks)
     os.environ.update(spec.environ)
     try:
         worker.init()

@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from resilient import worker
-from resilient.agent import preload
+from resilient.agent import looks, preload
 from resilient.agent.bootstrap import RAISED, WorkerSpec, run_rank
 from resilient.faults import Raised, WorkerEnd
 from resilient.page import AgentPage, Pulse, Record, salvage
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 # A killed process that is not gone after so long sits in the kernel (state D); it is left behind rather than waited for.
 REAP_S = 10.0
+SILENT_S = 1.0  # a worker that has given no sign for so long has its process looked at
 
 
 def start_fork_server(entry_module: str) -> None:
@@ -61,6 +62,27 @@ class Rank:
                 self.records.append(record)
 
 
+@dataclass(frozen=True)
+class Sign:
+    """The last sign of a worker.
+
+    Attributes:
+        beat_t: when it finished a step, unix seconds.
+        mark: changes with every sign.
+        silent_s: how long ago it was; 0 if there never was one.
+        state: of its process, once it has been silent for a while.
+        phased: whether it ever told a phase.
+    """
+
+    step: int
+    phase: str
+    beat_t: float
+    mark: float
+    silent_s: float
+    state: str
+    phased: bool
+
+
 class Workers:
     """The ranks of one node in one generation.
 
@@ -84,6 +106,7 @@ class Workers:
         entrypoint: str,
     ) -> None:
         self._node = node
+        self._watched_t = 0.0
         self._ranks: list[Rank] = []
         context = multiprocessing.get_context("forkserver")
         for environ in environs:
@@ -92,6 +115,7 @@ class Workers:
             spec = WorkerSpec(
                 environ={**environ, worker.PAGE_VARIABLE: str(page.path)},
                 log=log_dir / f"rank{number}.log",
+                stacks=_stacks_of(page),
                 config=config,
                 entrypoint=entrypoint,
             )
@@ -136,6 +160,28 @@ class Workers:
         """What the pages say now, by global rank."""
         return {rank.rank: rank.page.pulse() for rank in self._ranks}
 
+    def signs(self) -> dict[int, Sign]:
+        """When each worker that runs gave its last sign, and where; by global rank."""
+        now = time.time()
+        found = {}
+        for rank in self._ranks:
+            if rank.end is None:
+                pulse = rank.page.pulse()
+                mark = max(pulse.beat_t, pulse.phase_t)
+                silent_s = now - max(mark, self._watched_t) if mark else 0.0
+                state = looks.state_of(rank.process.pid or 0) if silent_s > SILENT_S else ""
+                found[rank.rank] = Sign(pulse.step, pulse.phase, pulse.beat_t, mark, max(0.0, silent_s), state, pulse.phase_t > 0)
+        return found
+
+    def watch_from_now(self) -> None:
+        """Nobody has watched for a while: silence from before is not to be counted."""
+        self._watched_t = time.time()
+
+    def look(self) -> dict[int, looks.Look]:
+        """What the workers that run are doing, by global rank; takes a moment."""
+        running = [rank for rank in self._ranks if rank.end is None and max(rank.page.pulse().beat_t, rank.page.pulse().phase_t)]
+        return looks.look({rank.rank: (rank.process.pid or 0, _stacks_of(rank.page)) for rank in running})
+
     def take_records(self) -> Iterator[tuple[int, Record, AgentPage]]:
         """The records that came since the last call, with their rank and the page to tell once they are kept."""
         for rank in self._ranks:
@@ -169,10 +215,15 @@ class Workers:
         """Kill what still runs and give the pages back."""
         self.kill()
         for rank in self._ranks:
+            _stacks_of(rank.page).unlink(missing_ok=True)
             rank.page.close()
             with contextlib.suppress(ValueError):  # still running: see kill
                 rank.process.close()
         self._ranks = []
+
+
+def _stacks_of(page: AgentPage) -> Path:
+    return page.path.with_suffix(".stacks")
 
 
 def page_directory(run_dir: Path, node: int) -> Path:

@@ -121,6 +121,10 @@ def _cluster(config: Config) -> Iterator[Problem]:
     if config.cluster.min_nodes > config.cluster.nodes:
         message = f"must be at most cluster.nodes = {config.cluster.nodes}"
         yield Problem("cluster.min_nodes", config.cluster.min_nodes, message)
+    resilience = config.resilience
+    if resilience.hang_floor_s > resilience.hang_ceiling_s:
+        message = f"must be at most resilience.hang_ceiling_s = {resilience.hang_ceiling_s:g}"
+        yield Problem("resilience.hang_floor_s", resilience.hang_floor_s, message)
 
 
 def _not_yet(config: Config) -> Iterator[Problem]:

@@ -253,6 +253,10 @@ class Resilience(Section):
     link_grace_s: Seconds | Auto = "auto"
     fence_s: Seconds | Auto = Field("auto", description="an agent without its driver for so long kills its workers")
     drain_s: Seconds | Auto = Field("auto", description="time that a stop on request may take before workers are killed")
+    hang_floor_s: Seconds = Field(
+        10.0, description="a rank is suspected of being hung after five times the longest silence that was seen, but not sooner"
+    )
+    hang_ceiling_s: Seconds = Field(600.0, description="and not later, nor in phases of which nothing is known yet")
     max_restarts_per_hour: NonNegative = 30
     give_up_after_same_step: Count = 3
 

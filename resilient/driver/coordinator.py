@@ -13,7 +13,7 @@ keeper). Messages to an agent: `start`, `stop`, `propose`, `arm`, `kept` (so man
 `shutdown`, `storage` (an order for its keeper).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -21,7 +21,8 @@ from typing import Any
 from checkpoint.tiers.cadence import mean_time_between_failures
 from resilient.driver.custody import Custody, News, StoragePlan
 from resilient.driver.drain import Drain, fits
-from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
+from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
+from resilient.driver.watchdog import PATIENCE_S, Limits, Suspicion, Watchdog
 from resilient.exits import Exit
 from resilient.faults import Fault, Raised, WorkerEnd, blames_a_peer, from_ends
 from resilient.page import NOT_BEATEN
@@ -45,6 +46,7 @@ class Job:
     budget: Budget
     drain_s: float
     silence_s: float  # a node that has not been heard of for so long is lost
+    hang: Limits
 
     @property
     def world_size(self) -> int:
@@ -97,6 +99,16 @@ class Ending:
     troubled_t: float | None = None
 
 
+@dataclass
+class Looking:
+    """All ranks are looked at, because some are suspected; judged when all agents have answered, or at the deadline."""
+
+    suspicion: Suspicion
+    deadline_t: float
+    waiting: set[int]
+    looks: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+
+
 class Coordinator:
     """See the module. Every method that takes news returns the effects to carry out, in order; `now` is unix seconds."""
 
@@ -115,6 +127,8 @@ class Coordinator:
         self.custody = Custody(job.storage, job.nodes)
         self._ending: Ending | None = None
         self._began_t = 0.0
+        self._watchdog = Watchdog(job.hang)
+        self._looking: Looking | None = None
 
     # -- news ----------------------------------------------------------------------------------------------------------
 
@@ -153,7 +167,9 @@ class Coordinator:
             case "started":
                 return list(self._propose_to(index))
             case "beat":
-                return list(self._beat(message["ranks"], now))
+                return [*self._beat(message["ranks"], now), *self._watch(message["ranks"], now)]
+            case "looked":
+                return list(self._looked(index, message["ranks"], now))
             case "records":
                 effects = [effect for item in message["items"] for effect in self._record(node, now, *item)]
                 return [*effects, Send(index, {"type": "kept", "count": len(message["items"])})]
@@ -239,6 +255,8 @@ class Coordinator:
                 effects += self.lost(index, f"silent for {now - node.heard_t:.0f} s", now)
         if self.state is State.SETTLING and self._run is not None and now >= self._run.settle_until:
             effects += self._blame(now)
+        if self._looking is not None and now >= self._looking.deadline_t:
+            effects += self._judge(now)
         if self.state is State.SAVING:
             effects += self._saved(now)
         elif self._drain is not None and self.custody.behind and now >= self._drain.deadline_t - self._reserve_s():
@@ -266,6 +284,7 @@ class Coordinator:
         self.generation += 1
         self.state = State.RUNNING
         self._run = Run(started_t=now)
+        self._watchdog.begin()
         yield RaiseFence(self.generation)
         yield from self.custody.begin(self.generation)
         mtbf_s = mean_time_between_failures(len(self.faults), now - self._began_t)
@@ -350,6 +369,7 @@ class Coordinator:
             return
         run.ends.append(end)
         run.stopped |= stopped
+        self._watchdog.ended(end.rank)
         if end.failed:
             if not blames_a_peer(end.raised):
                 yield from self._blame(now)
@@ -361,6 +381,40 @@ class Coordinator:
                 yield from self._conclude(Exit.STOPPED, f"stopped by {self._drain.signal} at step {self._last_step}", now)
             else:
                 yield from self._conclude(Exit.OK, "", now)
+
+    def _watch(self, ranks: Mapping[str, Mapping[str, Any]], now: float) -> Iterator[Effect]:
+        """Tell the watchdog; have all ranks looked at if it suspects one."""
+        for rank, pulse in ranks.items():
+            self._watchdog.heard(int(rank), pulse)
+        if self.state is not State.RUNNING or self._looking is not None:
+            return
+        suspicion = self._watchdog.suspects()
+        if suspicion is not None:
+            self._looking = Looking(suspicion, now + PATIENCE_S, set(range(self.job.nodes)))
+            for index in range(self.job.nodes):
+                yield Send(index, {"type": "look"})
+
+    def _looked(self, index: int, ranks: Mapping[str, Mapping[str, Any]], now: float) -> Iterator[Effect]:
+        if self._looking is not None:
+            self._looking.looks.update((int(rank), each) for rank, each in ranks.items())
+            self._looking.waiting.discard(index)
+            if not self._looking.waiting:
+                yield from self._judge(now)
+
+    def _judge(self, now: float) -> Iterator[Effect]:
+        """All that can be known of a suspicion is known."""
+        assert self._looking is not None
+        suspicion, looks, self._looking = self._looking.suspicion, self._looking.looks, None
+        if self.state is not State.RUNNING or (suspicion.kind == "hang" and not self._watchdog.still(suspicion)):
+            return
+        fault = self._watchdog.fault(self._fault_id(), suspicion, looks, self.job.procs_per_node)
+        if fault is None:
+            self._watchdog.excuse(suspicion)
+            return
+        for rank, each in sorted(looks.items()):
+            about = f"rank {rank}: state {each['state'] or 'none'}, {each['cpu']:.0%} of a core\n\n"
+            yield WriteText(f"incidents/{fault.fault_id}/rank{rank}.txt", about + each["stacks"])
+        yield from self._fault(fault, now - fault.detect_s, now)
 
     def _blame(self, now: float) -> Iterator[Effect]:
         run = self._run
@@ -404,6 +458,7 @@ class Coordinator:
             case "replace_node" | "restart_workers":
                 was_running = self.state is not State.GATHERING
                 self.state = State.GATHERING
+                self._looking = None
                 self.custody.hold()
                 for index, node in enumerate(self._nodes):
                     if not node.joined:

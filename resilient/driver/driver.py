@@ -27,10 +27,11 @@ from resilient.config import Config, ConfigError, Layout, dump
 from resilient.driver.coordinator import Coordinator, Job
 from resilient.driver.custody import StoragePlan, TierPlan
 from resilient.driver.display import Display
-from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
+from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
 from resilient.driver.launch import AgentCommand, LocalLauncher
 from resilient.driver.prepare import PrepareFailed, run_prepare
 from resilient.driver.tensorboard import ScalarWriter
+from resilient.driver.watchdog import Limits
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.policy import Budget
 from resilient.spill import take_in
@@ -111,6 +112,7 @@ class Driver:
                 budget=Budget(config.resilience.max_restarts_per_hour, config.resilience.give_up_after_same_step),
                 drain_s=self._drain_s,
                 silence_s=fence_s + 5.0,
+                hang=Limits(config.resilience.hang_floor_s, config.resilience.hang_ceiling_s),
             ),
             last_generation=ledger.last_generation(self._run_dir),
         )
@@ -282,6 +284,13 @@ class Driver:
                             return  # the generation that was to start behind it does not
                         # A tier that cannot be written is closed to everybody; whoever flushes raises the fence first.
                         log.warning("the checkpoint fence could not be raised: %s", error)
+                case WriteText(name, text):
+                    path = self._config.run_dir / name
+                    try:
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        path.write_text(text)
+                    except OSError as error:
+                        log.warning("%s could not be written: %s", path, error)
                 case Finish():
                     assert self._finished is not None
                     if not self._finished.done():

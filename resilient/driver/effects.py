@@ -49,6 +49,14 @@ class WriteMetrics:
 
 
 @dataclass(frozen=True)
+class WriteText:
+    """Leave evidence for people in a file of the run directory."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Finish:
     """End the run with this exit code; `message` is for the person, empty where there is nothing to explain."""
 
@@ -56,4 +64,4 @@ class Finish:
     message: str
 
 
-Effect = Launch | Send | RaiseFence | WriteEvent | WriteMetrics | Finish
+Effect = Launch | Send | RaiseFence | WriteEvent | WriteMetrics | WriteText | Finish

@@ -26,7 +26,8 @@ def count(config: worker.Config) -> None:
     """Count to `train.steps`; every `checkpoint.every_steps` the count is saved.
 
     args: step_s: time of a step; raise_at / exit_at / kill_at: what rank `bad_rank` does at that step, in every generation;
-    once: only in the first generation; deaf: rank `bad_rank` never asks whether to stop.
+    hang_at: it hangs there, `hang` says how; once: only in the first generation; deaf: rank `bad_rank` never asks whether to
+    stop; slow_every / slow_s: every so many steps one takes so long.
     """
     args = {"step_s": 0.02, "bad_rank": 1, "once": False, **config.args}
     ctx = worker.init()
@@ -40,6 +41,8 @@ def count(config: worker.Config) -> None:
     while step < config.train.steps:
         if not (bad and args.get("deaf")) and worker.should_stop() is not None:
             break
+        if bad and args.get("hang_at") == step + 1:
+            _hang(args["hang"])
         with worker.phase("step"):
             if bad and args.get("raise_at") == step + 1:
                 raise ValueError(f"bad sample at step {step + 1}")
@@ -49,7 +52,7 @@ def count(config: worker.Config) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             value = torch.full((1,), float(ctx.rank + step))
             dist.all_reduce(value)
-            time.sleep(args["step_s"])
+            time.sleep(args["slow_s"] if args.get("slow_every") and step % args["slow_every"] == 5 else args["step_s"])
         step += 1
         if ctx.rank == 0:
             worker.report({"step": step, "loss": 1.0 / step + value.item(), "step_s": args["step_s"]})
@@ -59,6 +62,22 @@ def count(config: worker.Config) -> None:
     if step > start:
         _save_together(ctx, state, step)
     dist.destroy_process_group()
+
+
+def _hang(how: str) -> None:
+    """Never return."""
+    if how == "loader":
+        with worker.phase("data"):
+            wait_for_a_sample()
+    with worker.phase("step"):
+        while how == "spin":
+            sum(range(1000))
+        while how == "collective":  # the others are at another one
+            dist.broadcast(torch.zeros(1), src=1 - dist.get_rank())
+
+
+def wait_for_a_sample() -> None:
+    time.sleep(600)
 
 
 def _save_together(ctx: worker.Context, state: Path, step: int) -> None:

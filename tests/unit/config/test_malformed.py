@@ -89,6 +89,7 @@ BAD = [
     Bad("odd heads for rope", "model: {hidden: 24, heads: 8}\n", 1, ("model.heads = 8", "even")),
     Bad("tp that does not divide", "parallel:\n  tp: 3\n", 2, ("parallel.tp = 3", "model.heads = 8")),
     Bad("more stages than layers", "parallel:\n  pp: 9\n", 2, ("parallel.pp = 9", "model.layers is 6", "at most 6")),
+    Bad("patience without end", "resilience:\n  hang_floor_s: 700\n", 2, ("resilience.hang_floor_s = 700", "at most")),
     Bad("floor above the rate", "optimizer:\n  min_lr: 0.1\n", 2, ("optimizer.min_lr = 0.1", "at most")),
     Bad("warm-up beyond the end", "train: {steps: 2}\noptimizer: {warmup_samples: 320}\n", 2, ("= 320", "the 32 samples")),
     Bad("both units of warm-up", "optimizer: {warmup_samples: 1, warmup_tokens: 256}\n", 1, ("warmup_tokens = 256", "not both")),

@@ -7,7 +7,8 @@ import pytest
 
 from resilient.driver.coordinator import LAUNCH_ATTEMPTS, SETTLE_S, Coordinator, Job, State
 from resilient.driver.custody import Custody, StoragePlan, TierPlan
-from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
+from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
+from resilient.driver.watchdog import PATIENCE_S, Limits
 from resilient.exits import Exit
 from resilient.faults import Raised, WorkerEnd
 from resilient.policy import Budget
@@ -23,7 +24,7 @@ class Play:
         limits = {"max_restarts_per_hour": 30, "give_up_after_same_step": 3, **budget}
         buddies = tuple((node + 1) % nodes for node in range(nodes))
         storage = StoragePlan(TierPlan("ram", 1), (), TierPlan("scratch", 3), 2, buddies)
-        job = Job(nodes, 1, {"dp": nodes}, storage, Budget(**limits), drain_s=20.0, silence_s=30.0)
+        job = Job(nodes, 1, {"dp": nodes}, storage, Budget(**limits), drain_s=20.0, silence_s=30.0, hang=Limits(10.0, 600.0))
         self.nodes = nodes
         self.coordinator = Coordinator(job, last_generation=4)
         self.now = 1000.0
@@ -66,8 +67,11 @@ class Play:
         for node in range(self.nodes):
             self.join(node)
 
-    def beat(self, node: int, step: int) -> list[Effect]:
-        return self.tell(node, "beat", ranks={str(node): {"step": step, "beat_t": self.now}})
+    def beat(self, node: int, step: int, *, silent_s: float = 0.0, state: str = "", phase: str = "step") -> list[Effect]:
+        """A rank has finished a step so long ago, and given no sign since."""
+        t = self.now - silent_s
+        sign = {"step": step, "beat_t": t, "mark": t, "silent_s": silent_s, "phase": phase, "state": state, "phased": True}
+        return self.tell(node, "beat", ranks={str(node): sign})
 
     def exit(self, rank: int, exitcode: int = -9, raised: Raised | None = None, stopped: bool = False, step: int = 7):
         end = WorkerEnd(rank, rank, 77, exitcode, self.now, step, "step", raised)
@@ -324,6 +328,52 @@ def test_the_generation_is_announced_once_with_the_step_it_resumed_from(play):
     play.beat(0, 21)
     (started,) = play.events("generation_started")
     assert (started["resumed_step"], started["tier"], started["world_size"]) == (20, "scratch", 2)
+
+
+# -- workers that do not get on ------------------------------------------------------------------------------------------
+
+IDLE = {"state": "S", "cpu": 0.0, "stacks": 'Current thread 0x1 (most recent call first):\n  File "data.py", line 1 in wait\n'}
+AT_A_COLLECTIVE = {**IDLE, "stacks": IDLE["stacks"].replace("data.py", "torch/distributed/x.py")}
+
+
+def hang(play: Play, silent_s: float = 11.0) -> list[Effect]:
+    """Both ranks do some steps and say nothing more."""
+    for step in range(10):
+        for node in (0, 1):
+            play.now += 0.1
+            play.beat(node, step)
+    play.now += silent_s
+    return [*play.beat(0, 9, silent_s=silent_s, state="S"), *play.beat(1, 9, silent_s=silent_s, state="S")]
+
+
+def test_a_silent_rank_is_looked_at_and_the_culprit_named(play):
+    effects = hang(play)
+    assert [send.node for send in play.sent("look", effects)] == [0, 1]
+    assert not play.tell(0, "looked", ranks={"0": AT_A_COLLECTIVE})
+    effects = play.tell(1, "looked", ranks={"1": IDLE})
+    (fault,) = play.events("fault")
+    assert (fault["kind"], fault["ranks"], fault["step"], fault["detect_s"]) == ("hang", [1], 10, 11.0)
+    assert [effect.path for effect in effects if isinstance(effect, WriteText)] == [
+        f"incidents/{fault['fault_id']}/rank{rank}.txt" for rank in (0, 1)
+    ]
+    assert len(play.sent("stop", effects)) == 2
+
+
+def test_a_node_that_does_not_answer_a_look_is_not_waited_for(play):
+    hang(play)
+    play.tell(0, "looked", ranks={"0": AT_A_COLLECTIVE})
+    play.now += PATIENCE_S
+    play.do("tick")
+    (fault,) = play.events("fault")
+    assert (fault["kind"], fault["ranks"]) == ("hang", [1])
+
+
+def test_ranks_that_go_on_while_they_are_looked_at_are_left_alone(play):
+    hang(play)
+    for node in (0, 1):
+        play.beat(node, 10)
+        play.tell(node, "looked", ranks={str(node): IDLE})
+    assert not play.events("fault")
 
 
 # -- what keepers hold ---------------------------------------------------------------------------------------------------

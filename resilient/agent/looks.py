@@ -1,0 +1,89 @@
+"""A look at workers: what their processes are doing, and where in the code.
+
+Owns the reading of /proc and the asking for stacks. faulthandler answers in the worker, at a signal that nobody else uses and
+without the interpreter's help, so that a worker which is stuck anywhere but in the kernel still says where.
+"""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+STACKS_SIGNAL = signal.SIGRTMIN + 7
+WINDOW_S = 0.2  # over which the processor time is measured, and in which stacks are expected
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen of one worker.
+
+    Attributes:
+        state: of the process, as /proc tells it (R, S, D, T, t, Z); "" if there is none.
+        cpu: share of one core that it used while it was looked at.
+        stacks: of all threads, most recent call first; empty where it did not answer.
+    """
+
+    state: str
+    cpu: float
+    stacks: str
+
+
+def answer_with_stacks(path: Path) -> None:
+    """In a worker: write the stacks of all threads to this file whenever they are asked for."""
+    file = path.open("w")  # open for as long as the process lives
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
+
+
+def state_of(pid: int) -> str:
+    """State of a process as /proc tells it; "" if there is none."""
+    return _stat(pid)[0]
+
+
+def look(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Look]:
+    """Look at workers that answer: process id and file of stacks, by rank. Those that are stopped are continued for it."""
+    before: dict[int, tuple[str, float, int]] = {}
+    for rank, (pid, stacks) in workers.items():
+        state, cpu_s = _stat(pid)
+        before[rank] = (state, cpu_s, _size(stacks))
+    began = time.monotonic()
+    for pid, _ in workers.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, STACKS_SIGNAL)
+            os.kill(pid, signal.SIGCONT)
+    time.sleep(WINDOW_S)
+    found = {}
+    for rank, (pid, stacks) in workers.items():
+        state, cpu_s, size = before[rank]
+        used = (_stat(pid)[1] - cpu_s) / (time.monotonic() - began)
+        found[rank] = Look(state, round(max(0.0, used), 2), _from(stacks, size))
+    return found
+
+
+def _stat(pid: int) -> tuple[str, float]:
+    """State, and seconds of processor time."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", 0.0
+    return fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _from(path: Path, offset: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,214 @@
+"""Who is suspected, after how long, and who is named."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilient.agent import looks
+from resilient.driver.watchdog import FACTOR, STOPPED_S, Limits, Suspicion, Watchdog, doing, innermost
+
+LIMITS = Limits(floor_s=2.0, ceiling_s=100.0)
+
+
+def sign(step: int, *, phase: str = "step", t: float = 0.0, silent_s: float = 0.0, state: str = "", phased: bool = True):
+    return {"step": step, "phase": phase, "beat_t": t, "mark": t, "silent_s": silent_s, "state": state, "phased": phased}
+
+
+def warm(ranks: int = 2, step_s: float = 0.1, *, phased: bool = True) -> Watchdog:
+    """Ranks that have done ten steps."""
+    watchdog = Watchdog(LIMITS)
+    watchdog.begin()
+    for step in range(11):
+        for rank in range(ranks):
+            watchdog.heard(rank, sign(step, t=step * step_s, phased=phased))
+    return watchdog
+
+
+def silent(watchdog: Watchdog, seconds: float, *ranks: int, phase: str = "step", state: str = "S", phased: bool = True) -> None:
+    for rank in ranks:
+        watchdog.heard(rank, sign(10, t=1.0, silent_s=seconds, phase=phase, state=state, phased=phased))
+
+
+@pytest.mark.parametrize(
+    ("step_s", "timeout_s"), [(0.1, 2.0), (1.0, FACTOR), (60.0, 100.0)], ids=["the floor", "learned", "the ceiling"]
+)
+def test_a_rank_is_suspected_after_a_multiple_of_the_longest_silence(step_s: float, timeout_s: float):
+    watchdog = warm(step_s=step_s)
+    assert watchdog.timeout_s(0) == pytest.approx(timeout_s)
+    silent(watchdog, timeout_s - 0.1, 0, 1)
+    assert watchdog.suspects() is None
+    silent(watchdog, timeout_s + 0.1, 1)
+    assert watchdog.suspects() == Suspicion("hang", (1,), timeout_s + 0.1, 10)
+
+
+def test_a_silence_that_was_no_hang_teaches():
+    watchdog = warm()
+    silent(watchdog, 1.5, 0)
+    watchdog.heard(0, sign(11, t=2.6))
+    assert watchdog.timeout_s(0) == pytest.approx(FACTOR * 1.6)
+
+
+@pytest.mark.parametrize("phase", ["eval", "start"])
+def test_where_nothing_is_known_there_is_time(phase: str):
+    watchdog = warm()
+    silent(watchdog, 50.0, 0, phase=phase)
+    assert watchdog.suspects() is None
+    silent(watchdog, 101.0, 0, phase=phase)
+    assert watchdog.suspects() is not None
+
+
+def test_what_was_learned_outlives_a_generation_but_its_first_steps_have_more_time():
+    watchdog = warm(step_s=0.5)
+    watchdog.begin()
+    watchdog.heard(0, sign(10, t=100.0))
+    watchdog.heard(0, sign(11, t=100.5))
+    assert watchdog.timeout_s(0) == LIMITS.ceiling_s  # of these nothing is known
+    for step in range(12, 16):
+        watchdog.heard(0, sign(step, t=95 + step / 2))
+    assert watchdog.timeout_s(0) == pytest.approx(FACTOR * 0.5)
+
+
+def test_a_rank_that_tells_no_phase_has_more_time():
+    watchdog = warm(step_s=0.1, phased=False)
+    silent(watchdog, 20.0, 0, phase="start", phased=False)
+    assert watchdog.suspects() is None
+    silent(watchdog, 61.0, 0, phase="start", phased=False)
+    assert watchdog.suspects() is not None
+
+
+def test_a_rank_that_never_finished_a_step_is_not_watched():
+    watchdog = Watchdog(LIMITS)
+    for silent_s in (0.0, 1000.0):
+        watchdog.heard(0, sign(-1, phase="start", silent_s=silent_s, phased=False))
+    assert watchdog.suspects() is None
+
+
+def test_a_stopped_rank_is_suspected_at_once_and_a_suspended_job_never():
+    watchdog = warm()
+    silent(watchdog, STOPPED_S, 1, state="T")
+    assert watchdog.suspects() == Suspicion("stopped", (1,), STOPPED_S, 10)
+    silent(watchdog, 50.0, 0, 1, state="T")
+    assert watchdog.suspects() is None
+    silent(watchdog, 51.0, 0, 1, state="R")  # continued a moment ago
+    assert watchdog.suspects() is None
+    for rank in (0, 1):
+        watchdog.heard(rank, sign(11, t=60.0))
+    assert watchdog.timeout_s(0) == LIMITS.floor_s  # and nothing was learned from it
+
+
+def test_a_rank_that_has_ended_is_not_silent():
+    watchdog = warm()
+    watchdog.ended(1)
+    silent(watchdog, 50.0, 1)
+    assert watchdog.suspects() is None
+
+
+MAIN = "Current thread 0x00007f00 (most recent call first):\n"
+OTHER = 'Thread 0x00007f11 (most recent call first):\n  File "/x/threading.py", line 320 in wait\n\n'
+COLLECTIVE = MAIN + (
+    '  File "/x/torch/distributed/distributed_c10d.py", line 2501 in all_reduce\n'
+    '  File "/x/torch/distributed/c10d_logger.py", line 81 in wrapper\n  File "/y/train.py", line 10 in main\n'
+)
+LOADER = OTHER + MAIN + '  File "/y/data.py", line 7 in __getitem__\n  File "/y/train.py", line 9 in main\n'
+COMPILER = MAIN + '  File "/x/torch/_inductor/codecache.py", line 1 in load\n  File "/y/train.py", line 11 in main\n'
+
+
+def seen(stacks: str, state: str = "S", cpu: float = 0.0) -> dict[str, Any]:
+    return {"state": state, "cpu": cpu, "stacks": stacks}
+
+
+@pytest.mark.parametrize(
+    ("looks_by_rank", "kind", "ranks", "said"),
+    [
+        ({0: seen(COLLECTIVE), 1: seen(LOADER)}, "hang", (1,), 'rank 1 is blocked in File "/y/data.py", line 7'),
+        ({0: seen(LOADER, "R", 0.99), 1: seen(COLLECTIVE)}, "hang", (0,), "rank 0 is spinning in"),
+        ({0: seen(COLLECTIVE), 1: seen(LOADER, "D")}, "hang", (1,), "state D"),
+        ({0: seen(COLLECTIVE), 1: seen(COLLECTIVE, "T")}, "stopped", (1,), "rank 1 is stopped (state T)"),
+        ({0: seen(COLLECTIVE), 1: seen(COLLECTIVE)}, "collective_timeout", (0, 1), "ranks 0, 1 are waiting in a collective"),
+        ({0: seen(COLLECTIVE)}, "hang", (1,), "does not answer"),
+        ({0: seen(LOADER), 1: seen(LOADER)}, "hang", (0, 1), "ranks 0, 1 are blocked"),
+    ],
+    ids=["loader", "spinning", "kernel", "stopped", "all wait", "no answer", "all"],
+)
+def test_the_culprit_is_whoever_is_not_waiting_for_others(
+    looks_by_rank: dict[int, Any], kind: str, ranks: tuple[int, ...], said: str
+):
+    watchdog = warm()
+    silent(watchdog, 3.0, 0, 1)
+    suspicion = watchdog.suspects()
+    assert suspicion is not None
+    fault = watchdog.fault("g1-1", suspicion, looks_by_rank, 1)
+    assert fault is not None
+    assert (fault.kind, fault.ranks, fault.nodes, fault.step) == (kind, ranks, ranks, 11)
+    assert said in fault.detail and "silent for 3.0 s" in fault.detail
+    assert fault.detect_s == 3.0
+
+
+def test_of_ranks_that_all_wait_the_one_a_step_behind_is_to_blame():
+    watchdog = warm()
+    watchdog.heard(0, sign(11, t=1.1))
+    watchdog.heard(0, sign(11, t=1.1, silent_s=3.0))
+    silent(watchdog, 3.1, 1)
+    suspicion = watchdog.suspects()
+    assert suspicion is not None
+    fault = watchdog.fault("g1-1", suspicion, {0: seen(COLLECTIVE), 1: seen(COLLECTIVE)}, 1)
+    assert fault is not None and fault.ranks == (1,)
+
+
+def test_a_rank_that_compiles_is_no_fault_and_gets_more_time():
+    watchdog = warm()
+    silent(watchdog, 3.0, 0, 1)
+    suspicion = watchdog.suspects()
+    assert suspicion is not None
+    assert watchdog.fault("g1-1", suspicion, {0: seen(COLLECTIVE), 1: seen(COMPILER)}, 1) is None
+    watchdog.excuse(suspicion)
+    silent(watchdog, 99.0, 0, 1)
+    assert watchdog.suspects() is None
+
+
+def test_doings_of_threads_beside_the_main_one_count():
+    assert doing(seen(LOADER.replace("threading.py", "torch/distributed/fsdp.py"))).what == "waiting"
+    assert innermost(LOADER).startswith('File "/y/data.py"')
+    assert innermost("") == ""
+
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from resilient.agent.looks import answer_with_stacks
+answer_with_stacks(Path(sys.argv[1]))
+print("ready", flush=True)
+def here():
+    while sys.argv[2] == "spin":
+        pass
+    time.sleep(60)
+here()
+"""
+
+
+@pytest.mark.parametrize(("how", "state", "cpu"), [("sleep", "S", 0.0), ("spin", "R", 1.0), ("stop", "T", 0.0)])
+def test_a_look_at_a_real_process(tmp_path: Path, how: str, state: str, cpu: float):
+    path = tmp_path / "stacks"
+    process = subprocess.Popen([sys.executable, "-c", WORKER, str(path), how], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        time.sleep(0.2)
+        if how == "stop":
+            os.kill(process.pid, 19)
+            while looks.state_of(process.pid) != "T":
+                time.sleep(0.01)
+        for _ in range(2):  # what was written before is not told again
+            found = looks.look({3: (process.pid, path)})[3]
+            assert found.stacks.count("in here") == 1
+        assert found.state == ("S" if how == "stop" else state)  # a look has continued it
+        assert (found.cpu > 0.5) == (cpu > 0.5)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert looks.look({3: (process.pid, path)})[3].state == ""
