@@ -45,16 +45,21 @@ def state_of(pid: int) -> str:
 
 
 def look(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Look]:
-    """Look at workers that answer: process id and file of stacks, by rank. Those that are stopped are continued for it."""
+    """Look at workers that answer: process id and file of stacks, by rank.
+
+    A worker that is stopped is continued for it, unless all are: then the job may have been suspended.
+    """
     before: dict[int, tuple[str, float, int]] = {}
     for rank, (pid, stacks) in workers.items():
         state, cpu_s = _stat(pid)
         before[rank] = (state, cpu_s, _size(stacks))
     began = time.monotonic()
+    suspended = all(state == "T" for state, _, _ in before.values())
     for pid, _ in workers.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, STACKS_SIGNAL)
-            os.kill(pid, signal.SIGCONT)
+            if not suspended:
+                os.kill(pid, signal.SIGCONT)
     time.sleep(WINDOW_S)
     found = {}
     for rank, (pid, stacks) in workers.items():

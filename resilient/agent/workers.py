@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 # A killed process that is not gone after so long sits in the kernel (state D); it is left behind rather than waited for.
 REAP_S = 10.0
-SILENT_S = 1.0  # a worker that has given no sign for so long has its process looked at
+SILENT_S = 1.0  # once a worker has given no sign for so long, the states of the processes are told
 
 
 def start_fork_server(entry_module: str) -> None:
@@ -42,7 +42,7 @@ def start_fork_server(entry_module: str) -> None:
     forkserver.ensure_running()
 
 
-@dataclass
+@dataclass(eq=False)
 class Rank:
     """One worker: its process, its page, and what was found on the page so far."""
 
@@ -70,7 +70,7 @@ class Sign:
         beat_t: when it finished a step, unix seconds.
         mark: changes with every sign.
         silent_s: how long ago it was; 0 if there never was one.
-        state: of its process, once it has been silent for a while.
+        state: of its process, once a worker of the node has been silent for a while.
         phased: whether it ever told a phase.
     """
 
@@ -163,15 +163,22 @@ class Workers:
     def signs(self) -> dict[int, Sign]:
         """When each worker that runs gave its last sign, and where; by global rank."""
         now = time.time()
-        found = {}
-        for rank in self._ranks:
-            if rank.end is None:
-                pulse = rank.page.pulse()
-                mark = max(pulse.beat_t, pulse.phase_t)
-                silent_s = now - max(mark, self._watched_t) if mark else 0.0
-                state = looks.state_of(rank.process.pid or 0) if silent_s > SILENT_S else ""
-                found[rank.rank] = Sign(pulse.step, pulse.phase, pulse.beat_t, mark, max(0.0, silent_s), state, pulse.phase_t > 0)
-        return found
+        pulses = {rank: rank.page.pulse() for rank in self._ranks if rank.end is None}
+        marks = {rank: max(pulse.beat_t, pulse.phase_t) for rank, pulse in pulses.items()}
+        silent = {rank: max(0.0, now - max(mark, self._watched_t)) if mark else 0.0 for rank, mark in marks.items()}
+        worth_it = any(seconds > SILENT_S for seconds in silent.values())
+        return {
+            rank.rank: Sign(
+                step=pulse.step,
+                phase=pulse.phase,
+                beat_t=pulse.beat_t,
+                mark=marks[rank],
+                silent_s=silent[rank],
+                state=looks.state_of(rank.process.pid or 0) if worth_it else "",
+                phased=pulse.phase_t > 0,
+            )
+            for rank, pulse in pulses.items()
+        }
 
     def watch_from_now(self) -> None:
         """Nobody has watched for a while: silence from before is not to be counted."""

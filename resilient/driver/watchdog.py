@@ -16,8 +16,9 @@ from resilient.faults import Fault, Kind
 from resilient.page import NOT_BEATEN
 
 FACTOR = 5.0  # a phase may take so many times the longest that was seen
-FIRST_FACTOR = 15.0  # and the first steps of a generation, in which kernels are compiled and caches filled
-FIRST_FLOOR_S = 60.0
+EVERY_STEP = ("step", "data")
+SELDOM_FACTOR = 15.0  # for phases that come seldom, and the first steps of a generation, where kernels are compiled
+SELDOM_FLOOR_S = 60.0
 WARM_STEPS = 3
 STOPPED_S = 1.0
 PATIENCE_S = 2.0  # for agents to answer how their workers look
@@ -96,7 +97,7 @@ class Watchdog:
                 known.first_step != NOT_BEATEN and steps > 0 and not known.excused
             ):  # what happens in every step takes no longer than a step
                 step_s = (pulse["beat_t"] - known.pulse["beat_t"]) / steps
-                for key in ("step", "data") if known.pulse["phased"] else ("first start",):
+                for key in EVERY_STEP if known.pulse["phased"] else ("first start",):
                     self._learn(key, *[step_s] * min(steps, _NEEDED))
             known.excused = False
         if known.first_step == NOT_BEATEN:
@@ -113,10 +114,10 @@ class Watchdog:
 
     def _timeout_s(self, key: str) -> float:
         seen = self._longest.get(key, ())
-        first = key.startswith("first ")
-        if key == "start" or len(seen) < (1 if first else _NEEDED):  # nobody says what a worker does outside of all phases
+        often = key in EVERY_STEP
+        if key == "start" or len(seen) < (_NEEDED if often else 1):  # nobody says what a worker does outside of all phases
             return self.limits.ceiling_s
-        wanted = max(FIRST_FLOOR_S, FIRST_FACTOR * max(seen)) if first else FACTOR * max(seen)
+        wanted = FACTOR * max(seen) if often else max(SELDOM_FLOOR_S, SELDOM_FACTOR * max(seen))
         return min(self.limits.ceiling_s, max(self.limits.floor_s, wanted))
 
     def suspects(self) -> Suspicion | None:
@@ -157,7 +158,7 @@ class Watchdog:
     def fault(
         self, fault_id: str, suspicion: Suspicion, looks: Mapping[int, Mapping[str, Any]], procs_per_node: int
     ) -> Fault | None:
-        """Whose fault it is, from how all ranks look; None if a rank compiles, which may take long.
+        """Whose fault it is, from how all ranks look; None if a rank compiles, which may take long, or the job is suspended.
 
         Args:
             looks: of those ranks whose agents have answered: `state`, `cpu`, `stacks`.
@@ -167,6 +168,8 @@ class Watchdog:
         if suspicion.kind == "hang" and any(each.waiting == "compiling" for each in doings.values()):
             return None
         culprits = [rank for rank, each in doings.items() if each.what == "stopped" and rank in alive]
+        if len(culprits) == len(alive) > 1:
+            return None
         if not culprits:
             culprits = [rank for rank in alive if rank not in doings]  # not even its agent answers
         if not culprits:

@@ -126,7 +126,7 @@ class Campaign:
         """Process id by rank of the generation that runs."""
         found: dict[int, int] = {}
         for process in self.processes():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError, ProcessLookupError):
                 environ = _environ_of(process.pid)
                 if environ is not None:
                     found[environ] = process.pid

@@ -1,9 +1,11 @@
 """Who is suspected, after how long, and who is named."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,14 @@ def test_the_culprit_is_whoever_is_not_waiting_for_others(
     assert fault.detect_s == 3.0
 
 
+def test_a_job_that_turns_out_to_be_suspended_is_no_fault():
+    watchdog = warm()
+    silent(watchdog, STOPPED_S, 1, state="T")  # the other node has not told yet
+    suspicion = watchdog.suspects()
+    assert suspicion is not None
+    assert watchdog.fault("g1-1", suspicion, {0: seen("", "T"), 1: seen("", "T")}, 1) is None
+
+
 def test_of_ranks_that_all_wait_the_one_a_step_behind_is_to_blame():
     watchdog = warm()
     watchdog.heard(0, sign(11, t=1.1))
@@ -191,24 +201,56 @@ here()
 """
 
 
-@pytest.mark.parametrize(("how", "state", "cpu"), [("sleep", "S", 0.0), ("spin", "R", 1.0), ("stop", "T", 0.0)])
-def test_a_look_at_a_real_process(tmp_path: Path, how: str, state: str, cpu: float):
-    path = tmp_path / "stacks"
-    process = subprocess.Popen([sys.executable, "-c", WORKER, str(path), how], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Callable[[str], tuple[int, Path]]]:
+    """A process that answers: its id, and where."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(how: str) -> tuple[int, Path]:
+        path = tmp_path / f"stacks{len(started)}"
+        started.append(subprocess.Popen([sys.executable, "-c", WORKER, str(path), how], stdout=subprocess.PIPE))
+        out = started[-1].stdout
+        assert out is not None and out.readline() == b"ready\n"
         time.sleep(0.2)
-        if how == "stop":
-            os.kill(process.pid, 19)
-            while looks.state_of(process.pid) != "T":
-                time.sleep(0.01)
-        for _ in range(2):  # what was written before is not told again
-            found = looks.look({3: (process.pid, path)})[3]
-            assert found.stacks.count("in here") == 1
-        assert found.state == ("S" if how == "stop" else state)  # a look has continued it
-        assert (found.cpu > 0.5) == (cpu > 0.5)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    assert looks.look({3: (process.pid, path)})[3].state == ""
+        return started[-1].pid, path
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+        if each.stdout is not None:
+            each.stdout.close()
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    while looks.state_of(pid) != "T":
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("how", "state", "busy"), [("sleep", "S", False), ("spin", "R", True)])
+def test_a_look_at_a_real_process(worker: Callable[[str], tuple[int, Path]], how: str, state: str, busy: bool):
+    mine = worker(how)
+    for _ in range(2):  # what was written before is not told again
+        found = looks.look({3: mine})[3]
+        assert found.stacks.count("in here") == 1
+        assert (found.state, found.cpu > 0.5) == (state, busy)
+
+
+def test_a_stopped_process_says_where_it_was_unless_all_are_stopped(worker: Callable[[str], tuple[int, Path]]):
+    one, other = worker("sleep"), worker("sleep")
+    stop(one[0])
+    found = looks.look({0: one, 1: other})
+    assert (found[0].state, found[1].state) == ("T", "S")
+    assert "in here" in found[0].stacks
+    for pid, _ in (one, other):
+        stop(pid)
+    found = looks.look({0: one, 1: other})
+    assert [look.state for look in found.values()] == ["T", "T"]
+    assert looks.state_of(one[0]) == "T"  # it is left as it is
+
+
+def test_a_look_at_nobody(tmp_path: Path):
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert looks.look({3: (process.pid, tmp_path / "none")}) == {3: looks.Look("", 0.0, "")}
