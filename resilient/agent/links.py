@@ -25,7 +25,7 @@ IB_COUNTERS = ("link_downed", *IB_ERRORS)
 
 TCP_WINDOW_S = 1.0
 TCP_WINDOW_IN_BURST_S = 10.0  # retransmissions that go on are told no more often
-BURST_TIMEOUTS = 5  # retransmission timers that ran out: rare where packets are only late or dropped by a full queue
+BURST_TIMEOUTS = 2  # timers that ran out, which one connection to nowhere makes in a second; rare while anything gets through
 BURST_RETRANSMITTED = 20  # segments, and they are ...
 BURST_SHARE = 0.01  # ... at least so much of all that was sent
 

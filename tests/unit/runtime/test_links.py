@@ -63,7 +63,7 @@ def test_two_samples_tell_what_happened_between_them(was, now, changes):
 
 @pytest.mark.parametrize(
     ("sent", "retransmitted", "timeouts", "told"),
-    [(1000, 0, 0, False), (1000, 19, 4, False), (1000, 20, 0, True), (1_000_000, 9_000, 4, False), (0, 5, 5, True)],
+    [(1000, 0, 0, False), (1000, 19, 1, False), (1000, 20, 0, True), (1_000_000, 9_000, 1, False), (0, 2, 2, True)],
 )
 def test_retransmissions_are_told_when_they_are_conspicuous(sent, retransmitted, timeouts, told):
     found = burst(Tcp(0.0, 7, 7, 7), Tcp(1.0, 7 + sent, 7 + retransmitted, 7 + timeouts))
@@ -237,6 +237,18 @@ def test_counters_that_a_port_lacks_or_does_not_count_are_no_trouble(tmp_path: P
     assert states(links.look()) == [("efa_0:1", "down")]
 
 
+def test_each_outage_of_a_link_is_measured_by_itself(tmp_path: Path, watch):
+    where = infiniband(tmp_path, "mlx5_0", None)
+    now = [100.0]
+    links = watch([], ports_of({}, sys=tmp_path), sys=tmp_path, proc=tmp_path, clock=lambda: now[0])
+    told = []
+    for t, state in [(101.0, "1: DOWN"), (104.0, "4: ACTIVE"), (110.0, "2: INIT"), (115.0, "4: ACTIVE")]:
+        now[0] = t
+        (where / "state").write_text(f"{state}\n")
+        told += [(change.state, change.down_s) for change in links.look()]
+    assert told == [("down", None), ("up", 3.0), ("down", None), ("up", 5.0)]
+
+
 def snmp(proc: Path, sent: int, retransmitted: int, timeouts: int) -> None:
     (proc / "net").mkdir(exist_ok=True)
     (proc / "net/snmp").write_text(f"Ip: A\nIp: 1\nTcp: RtoMin OutSegs RetransSegs\nTcp: 200 {sent} {retransmitted}\n")
@@ -275,6 +287,36 @@ while True:
 """
 
 
+# Answers every byte, in the far namespace.
+ANSWERER = """
+import socket
+server = socket.create_server(("10.77.0.2", 0))
+print(server.getsockname()[1], flush=True)
+peer, _ = server.accept()
+while data := peer.recv(4096):
+    peer.sendall(data)
+"""
+
+# Asks it without end, and tells of TCP.
+ASKER = """
+import json, socket, sys, threading
+from dataclasses import asdict
+from resilient.agent.links import LinkWatch
+peer = socket.create_connection(("10.77.0.2", int(sys.argv[1])))
+def ask():
+    while True:
+        peer.sendall(b"?")
+        peer.recv(1)
+links = LinkWatch(["near"])
+threading.Thread(target=ask, daemon=True).start()
+print("[]", flush=True)
+while True:
+    threading.Event().wait(0.25)
+    if changes := links.look():
+        print(json.dumps([asdict(change) for change in changes]), flush=True)
+"""
+
+
 class Namespace:
     """A network namespace with one end of a veth pair, `near` at 10.77.0.1, the other end, `far`, in a second namespace."""
 
@@ -294,7 +336,11 @@ class Namespace:
         ip("-n", self.name if end == "near" else self.far, "link", "set", end, state)
 
     def looker(self, interval_s: float = 0.0) -> subprocess.Popen[str]:
-        command = ["ip", "netns", "exec", self.name, sys.executable, "-c", LOOKER, str(interval_s)]
+        return self.python(self.name, LOOKER, str(interval_s))
+
+    def python(self, where: str, code: str, *arguments: str) -> subprocess.Popen[str]:
+        """A Python process in one of the namespaces."""
+        command = ["ip", "netns", "exec", where, sys.executable, "-c", code, *arguments]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def close(self) -> None:
@@ -401,3 +447,23 @@ def test_at_four_looks_a_second_an_outage_of_a_second_is_measured(namespace: Nam
         (up,) = looker.next()
         assert (down["state"], up["state"]) == ("down", "up")
         assert up["down_s"] == pytest.approx(took_s, abs=0.5)
+
+
+@NAMESPACES
+def test_real_retransmissions_on_a_link_that_looks_well_are_told(namespace: Namespace):
+    processes = [namespace.python(namespace.far, ANSWERER)]
+    try:
+        assert processes[0].stdout is not None
+        processes.append(namespace.python(namespace.name, ASKER, processes[0].stdout.readline().strip()))
+        assert processes[1].stdout is not None
+        assert json.loads(processes[1].stdout.readline()) == []
+        # From now on, what is sent goes to a station that is not there.
+        nowhere = ["lladdr", "02:00:00:00:00:99", "nud", "permanent"]
+        ip("-n", namespace.name, "neigh", "replace", "10.77.0.2", "dev", "near", *nowhere)
+        (change,) = json.loads(processes[1].stdout.readline())
+        assert (change["interface"], change["state"], change["down_s"]) == (None, "retransmissions", None)
+        assert 1 <= change["counters"]["TCPTimeouts"] <= change["counters"]["RetransSegs"]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
