@@ -151,14 +151,19 @@ def in_use(
         return any(ip in own for ip in ips) or _named(f"={gloo}", name) or bool(ips and _named(nccl, name))
 
     found = [name for name, ips in addresses.items() if chosen(name, ips)]
-    if any(not _all(addresses[name], "is_loopback") for name in found):
+    if any(not _is_loopback(addresses[name]) for name in found):
         return found
-    others = [name for name, ips in addresses.items() if ips and name not in bridges]
-    return found + [n for n in others if not _all(addresses[n], "is_loopback") and not _all(addresses[n], "is_link_local")]
+    return found + [name for name, ips in addresses.items() if _leads_away(ips) and name not in bridges]
 
 
-def _all(ips: Collection[str], what: str) -> bool:
-    return bool(ips) and all(getattr(ipaddress.ip_address(ip), what) for ip in ips)
+def _is_loopback(ips: Collection[str]) -> bool:
+    return bool(ips) and all(ipaddress.ip_address(ip).is_loopback for ip in ips)
+
+
+def _leads_away(ips: Collection[str]) -> bool:
+    """Whether one of the addresses can be reached from elsewhere."""
+    found = map(ipaddress.ip_address, ips)
+    return any(not ip.is_loopback and not ip.is_link_local for ip in found)
 
 
 def _named(pattern: str, name: str) -> bool:
