@@ -6,6 +6,7 @@ and acts on orders only; torchelastic's own decision to restart is not used.
 
 import contextlib
 import logging
+import os
 import selectors
 import signal
 import socket
@@ -21,6 +22,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from resilient import spill
+from resilient.agent.links import LinkWatch, interfaces_of, ports_of
 from resilient.agent.rendezvous import DriverRendezvous, Generation
 from resilient.agent.storage import KeeperProcess
 from resilient.agent.workers import Workers, keeper_directory, page_directory, salvaged
@@ -35,6 +37,7 @@ LOOK_S = 0.05  # how often the pages are read
 BEAT_S = 0.25  # how often what they say is told, at the least when something has changed
 QUIET_S = 1.0  # and when nothing has
 UNWATCHED_S = 1.0  # an agent that did not look at the pages for so long does not know who was silent meanwhile
+LINKS_S = 0.25  # how often the links are looked at
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -68,6 +71,9 @@ class NodeAgent(LocalElasticAgent):
         self._told: dict[int, tuple[float, str]] = {}
         self._looked_t = time.monotonic()
         self._told_t = 0.0
+        self._links = LinkWatch(interfaces_of(settings.addr, os.environ), ports_of(os.environ))
+        self._links_t = time.monotonic()
+        log.info("watching the links %s", ", ".join(self._links.names))
         self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready)
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
@@ -158,6 +164,7 @@ class NodeAgent(LocalElasticAgent):
         if self._clear:
             self._keeper.clear(self._clear)
         self._keeper.close()
+        self._links.close()
 
     # -- one generation ------------------------------------------------------------------------------------------------
 
@@ -247,7 +254,7 @@ class NodeAgent(LocalElasticAgent):
         for each in watched:
             self._selector.register(each, selectors.EVENT_READ)
         try:
-            ready = [key.fileobj for key, _ in self._selector.select(timeout_s)]
+            ready = [key.fileobj for key, _ in self._selector.select(min(timeout_s, LINKS_S))]
         finally:
             for each in watched:
                 self._selector.unregister(each)
@@ -257,6 +264,7 @@ class NodeAgent(LocalElasticAgent):
         if self._signals in ready:
             for name in self._signals.take():
                 self._send("signal", name=name)
+        self._tell_links()
         try:
             messages = self._connection.receive() if self._connection in ready else []
         except Disconnected as error:
@@ -310,6 +318,15 @@ class NodeAgent(LocalElasticAgent):
             return
         self._told, self._told_t = news, now
         self._send("beat", ranks={str(rank): asdict(sign) for rank, sign in signs.items()})
+
+    def _tell_links(self) -> None:
+        now = time.monotonic()
+        if now - self._links_t < LINKS_S:
+            return
+        self._links_t = now
+        changes = self._links.look()
+        if changes:
+            self._send("link", t=time.time(), changes=[asdict(change) for change in changes])
 
     def _tell_end(self, end: WorkerEnd) -> None:
         assert self._workers is not None

@@ -8,9 +8,9 @@ generation before, and say `ready`. *Running*: all were told to `start`. *Settli
 peer, and for a moment the peer may still be heard of. Then the policy's action leads back to gathering, or to the end.
 *Saving*: no worker runs any more, and what the keepers hold is made durable.
 
-Messages of an agent: `hello`, `ready`, `started`, `beat`, `records`, `proposed`, `exited`, `signal`, `storage` (news of its
-keeper). Messages to an agent: `start`, `stop`, `propose`, `arm`, `kept` (so many records are in the ledger), `ping`,
-`shutdown`, `storage` (an order for its keeper).
+Messages of an agent: `hello`, `ready`, `started`, `beat`, `records`, `proposed`, `exited`, `signal`, `link` (changes of its
+links), `storage` (news of its keeper). Messages to an agent: `start`, `stop`, `propose`, `arm`, `kept` (so many records are in
+the ledger), `ping`, `shutdown`, `storage` (an order for its keeper).
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,6 +22,7 @@ from checkpoint.tiers.cadence import mean_time_between_failures
 from resilient.driver.custody import Custody, News, StoragePlan
 from resilient.driver.drain import Drain, fits
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
+from resilient.driver.links import Links
 from resilient.driver.watchdog import PATIENCE_S, Limits, Suspicion, Watchdog
 from resilient.exits import Exit
 from resilient.faults import Fault, Raised, WorkerEnd, blames_a_peer, from_ends
@@ -125,6 +126,7 @@ class Coordinator:
         self._pinged_t = 0.0
         self._last_step = 0
         self.custody = Custody(job.storage, job.nodes)
+        self.links = Links()
         self._ending: Ending | None = None
         self._began_t = 0.0
         self._watchdog = Watchdog(job.hang)
@@ -164,6 +166,8 @@ class Coordinator:
                 return list(self._storage(index, message["news"], now))
             case "signal":
                 return self.stop(message["name"], now)
+            case "link":
+                return [self._link(index, change, message["t"], now) for change in message["changes"]]
             case "started":
                 return list(self._propose_to(index))
             case "beat":
@@ -190,6 +194,7 @@ class Coordinator:
                 return self._finish(Exit.UNUSABLE, f"the agent of node {index} does not start ({detail})", now)
             return [Launch(index)]
         run = self._run
+        self.links.forget(index)
         self._nodes[index] = Node(host=node.host, heard_t=now)
         if self.state is State.SAVING:  # there are no workers to start anew, but what the node holds is still needed
             assert self._ending is not None
@@ -360,6 +365,12 @@ class Coordinator:
             yield WriteMetrics(fields, self.generation, t)
         else:
             yield WriteEvent(event, fields, self.generation, t, node.host)
+
+    def _link(self, index: int, change: dict[str, Any], t: float, now: float) -> Effect:
+        self.links.heard(index, change, now)
+        down_s = change["down_s"]
+        fields = {"node": index, **change, "down_s": round(down_s, 3) if down_s is not None else None}
+        return WriteEvent("link", fields, self.generation, t, self._nodes[index].host)
 
     # -- ends and faults -----------------------------------------------------------------------------------------------
 

@@ -55,10 +55,24 @@ def describe(line: Line) -> str | None:
             return f"recovered at step {line['step']} after {line['downtime_s']:.2f} s{again}"
         case "checkpoint_rejected":
             return f"checkpoint of step {line['step']} refused: {line['reason']}"
+        case "link":
+            return _describe_link(line)
         case "validation":
             return f"step {line['step']}: validation loss {line['val_loss']:.4f}"
         case "drain":
             return f"stopped by {line['signal']} after step {line['step']}, in {line['took_s']:.1f} s"
+    return None
+
+
+def _describe_link(line: Line) -> str | None:
+    link = f"link {line['interface']} of node {line['node']} ({line['host']})"
+    match line["state"]:
+        case "down":
+            return f"{link} is down: {line['detail']}"
+        case "up":
+            return f"{link} is up again after {line['down_s']:.2f} s"
+        case "flapped":
+            return f"{link} flapped: down for {line['down_s']:.2f} s at most"
     return None
 
 

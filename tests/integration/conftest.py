@@ -47,14 +47,16 @@ class Campaign:
         self.process: subprocess.Popen[str] | None = None
         self.family: dict[int, psutil.Process] = {}
         self.output = ""
+        self.within: list[str] = []  # a command that runs the command that follows it
 
     def start(self, *overrides: str) -> "Campaign":
         """Start `resilient run`; returns at once."""
-        environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+        # The code beside these tests, wherever an installation of it may point.
+        environ = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}{ROOT}"}
         self._out = (self.directory / "output").open("a+")
         self._out_from = self._out.seek(0, os.SEEK_END)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "resilient", "run", str(self.path), *overrides],
+            [*self.within, sys.executable, "-m", "resilient", "run", str(self.path), *overrides],
             stdout=self._out,
             stderr=subprocess.STDOUT,
             env=environ,

@@ -376,6 +376,35 @@ def test_ranks_that_go_on_while_they_are_looked_at_are_left_alone(play):
     assert not play.events("fault")
 
 
+# -- links ---------------------------------------------------------------------------------------------------------------
+
+DOWN = {"interface": "eth0", "state": "down", "down_s": None, "detail": "no carrier", "counters": {"carrier_down_count": 1}}
+UP = {"interface": "eth0", "state": "up", "down_s": 2.00049, "detail": "", "counters": {"carrier_up_count": 1}}
+
+
+def test_changes_of_links_are_written_with_their_own_time_and_host_and_restart_nothing(play):
+    effects = play.tell(1, "link", t=12.5, changes=[DOWN, UP])
+    assert effects == [
+        WriteEvent("link", {"node": 1, **DOWN}, 5, 12.5, "n1"),
+        WriteEvent("link", {"node": 1, **UP, "down_s": 2.0}, 5, 12.5, "n1"),
+    ]
+
+
+def test_a_link_that_is_down_or_just_came_back_is_known_while_it_matters(play):
+    play.tell(1, "link", t=12.5, changes=[DOWN])
+    play.now += 2
+    assert [(outage.node, outage.down_s) for outage in play.coordinator.links.outages(play.now, within_s=3.0)] == [(1, 2.0)]
+    play.tell(1, "link", t=14.5, changes=[UP])
+    assert play.coordinator.links.outages(play.now + 3, within_s=3.0)
+    assert not play.coordinator.links.outages(play.now + 4, within_s=3.0)
+
+
+def test_links_of_a_lost_node_are_not_down_for_ever(play):
+    play.tell(1, "link", t=12.5, changes=[DOWN])
+    play.do("lost", 1, "process 9 ended by SIGKILL")
+    assert not play.coordinator.links.outages(play.now, within_s=3.0)
+
+
 # -- what keepers hold ---------------------------------------------------------------------------------------------------
 
 

@@ -60,6 +60,20 @@ def test_faults_and_what_was_done_are_always_told():
     assert "recovered at step 6 after 0.81 s, 1 step computed again" in text(out)
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"state": "down", "down_s": None, "detail": "no carrier"}, "link eth0 of node 3 (n0) is down: no carrier"),
+        ({"state": "up", "down_s": 1.034}, "link eth0 of node 3 (n0) is up again after 1.03 s"),
+        ({"state": "flapped", "down_s": 0.25}, "link eth0 of node 3 (n0) flapped: down for 0.25 s at most"),
+        ({"state": "ib_errors", "down_s": None}, None),
+        ({"state": "retransmissions", "down_s": None, "interface": None}, None),
+    ],
+)
+def test_a_link_that_went_down_or_came_back_is_one_line(fields, words):
+    assert describe({**BASE, "event": "link", "node": 3, "interface": "eth0", **fields}) == words
+
+
 def test_a_terminal_shows_one_line_that_moves_with_checkpoint_and_faults():
     out = console(terminal=True)
     display = Display("auto", 100, console=out)
