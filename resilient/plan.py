@@ -15,7 +15,7 @@ from rich.table import Table
 
 from resilient import storage
 from resilient.config import Config, ConfigError, Layout, Problem
-from resilient.driver.driver import DRAIN_S, FENCE_S
+from resilient.driver.driver import DRAIN_S, FENCE_S, LINK_GRACE_S
 from resilient.driver.watchdog import FACTOR, STOPPED_S
 from resilient.policy import ordinal
 
@@ -103,6 +103,7 @@ def timeouts(config: Config) -> dict[str, object]:
     """How long things may take before something is done about them."""
     resilience = config.resilience
     fence = FENCE_S if resilience.fence_s == "auto" else resilience.fence_s
+    grace = LINK_GRACE_S if resilience.link_grace_s == "auto" else resilience.link_grace_s
     drain = DRAIN_S if resilience.drain_s == "auto" else resilience.drain_s
     return {
         "drain on SIGTERM, Ctrl-C": f"{drain:.0f} s, then workers are killed",
@@ -111,6 +112,7 @@ def timeouts(config: Config) -> dict[str, object]:
             f"suspected after {FACTOR:g} times the longest silence seen, {resilience.hang_floor_s:g} s at least, "
             f"{resilience.hang_ceiling_s:g} s at most"
         ),
+        "ranks that wait for a link": f"{grace:g} s, then workers are restarted",
         "stopped process": f"suspected after {STOPPED_S:g} s, unless all are",
         "restarts": f"at most {resilience.max_restarts_per_hour} an hour",
         "same failure at the same step": f"gives up the {ordinal(resilience.give_up_after_same_step)} time",

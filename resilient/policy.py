@@ -9,7 +9,7 @@ from typing import Literal
 
 from resilient.faults import Fault
 
-ActionName = Literal["restart_workers", "replace_node", "finish_drain", "give_up"]
+ActionName = Literal["wait", "restart_workers", "replace_node", "finish_drain", "give_up"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Situation:
         earlier: (unix seconds, fault) of this job, oldest first, without `fault`.
         draining: a stop was asked for.
         now: unix seconds.
+        outage: what a link of the group does or did a moment ago; None where all are well.
+        link_grace_s: how long a stall may last before a link is no excuse any more.
     """
 
     fault: Fault
@@ -44,6 +46,8 @@ class Situation:
     budget: Budget
     draining: bool
     now: float
+    outage: str | None = None
+    link_grace_s: float = 0.0
 
     @property
     def same(self) -> int:
@@ -70,6 +74,11 @@ TABLE: tuple[Row, ...] = (
         lambda s: s.draining,
         "finish_drain",
         lambda s: "a stop was asked for: the newest checkpoint is the state",
+    ),
+    Row(
+        lambda s: s.fault.kind == "collective_timeout" and s.outage is not None and s.fault.detect_s < s.link_grace_s,
+        "wait",
+        lambda s: f"{s.outage}: transports go on by themselves; up to {s.link_grace_s:.0f} s are granted",
     ),
     Row(
         lambda s: s.fault.final is not None,

@@ -140,5 +140,3 @@ def _not_yet(config: Config) -> Iterator[Problem]:
         yield refuse("cluster.spares", cluster.spares, "0")
     if 1 < cluster.min_nodes < cluster.nodes:
         yield refuse("cluster.min_nodes", cluster.min_nodes, f"1, or cluster.nodes = {cluster.nodes}")
-    if config.resilience.link_grace_s != "auto":
-        yield refuse("resilience.link_grace_s", config.resilience.link_grace_s, "auto")

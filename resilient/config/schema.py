@@ -250,7 +250,9 @@ class Checkpoint(Section):
 class Resilience(Section):
     """How patient the supervisor is, and when it gives up."""
 
-    link_grace_s: Seconds | Auto = "auto"
+    link_grace_s: Seconds | Auto = Field(
+        "auto", description="ranks may wait for each other so long while a link is down or has just come back; auto: 60"
+    )
     fence_s: Seconds | Auto = Field("auto", description="an agent without its driver for so long kills its workers")
     drain_s: Seconds | Auto = Field("auto", description="time that a stop on request may take before workers are killed")
     hang_floor_s: Seconds = Field(

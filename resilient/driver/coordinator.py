@@ -9,12 +9,12 @@ peer, and for a moment the peer may still be heard of. Then the policy's action 
 *Saving*: no worker runs any more, and what the keepers hold is made durable.
 
 Messages of an agent: `hello`, `ready`, `started`, `beat`, `records`, `proposed`, `exited`, `signal`, `link` (changes of its
-links), `storage` (news of its keeper). Messages to an agent: `start`, `stop`, `propose`, `arm`, `kept` (so many records are in
-the ledger), `ping`, `shutdown`, `storage` (an order for its keeper).
+links), `looked` (what its workers were doing), `storage` (news of its keeper). Messages to an agent: `start`, `stop`, `propose`,
+`arm`, `look`, `kept` (so many records are in the ledger), `ping`, `shutdown`, `storage` (an order for its keeper).
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -22,7 +22,7 @@ from checkpoint.tiers.cadence import mean_time_between_failures
 from resilient.driver.custody import Custody, News, StoragePlan
 from resilient.driver.drain import Drain, fits
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
-from resilient.driver.links import Links
+from resilient.driver.links import Links, Outage
 from resilient.driver.watchdog import PATIENCE_S, Limits, Suspicion, Watchdog
 from resilient.exits import Exit
 from resilient.faults import Fault, Raised, WorkerEnd, blames_a_peer, from_ends
@@ -33,6 +33,8 @@ from resilient.wire import Message
 SETTLE_S = 0.3  # how long a failure that blames a peer waits for that peer's own failure
 PING_S = 1.0
 LAUNCH_ATTEMPTS = 3
+LINK_MEMORY_S = 15.0  # a stall that began so soon after a link came back may be its doing
+LOOK_AGAIN_S = 5.0  # at ranks that wait for a link
 RESERVE_S = 1.0  # of a drain, for what is neither copying nor writing
 
 
@@ -48,6 +50,7 @@ class Job:
     drain_s: float
     silence_s: float  # a node that has not been heard of for so long is lost
     hang: Limits
+    link_grace_s: float  # how long ranks may wait for each other while a link is down, or has just come back
 
     @property
     def world_size(self) -> int:
@@ -131,6 +134,8 @@ class Coordinator:
         self._began_t = 0.0
         self._watchdog = Watchdog(job.hang)
         self._looking: Looking | None = None
+        self._waited: list[tuple[Fault, float]] = []  # stalls that a link explains, and when they began
+        self._patient_until = 0.0
 
     # -- news ----------------------------------------------------------------------------------------------------------
 
@@ -356,6 +361,11 @@ class Coordinator:
                     self.generation,
                 )
             self._unrecovered = []
+            for fault, t in self._waited:
+                waited_s = round(pulse["beat_t"] - t, 3)
+                fields = {"fault_id": fault.fault_id, "step": run.step, "downtime_s": waited_s, "lost_steps": 0}
+                yield WriteEvent("recovered", fields, self.generation)
+            self._waited = []
 
     def _record(self, node: Node, now: float, rank: int, t: float, event: str | None, fields: dict[str, Any]) -> Iterator[Effect]:
         if event == "resumed":
@@ -397,7 +407,7 @@ class Coordinator:
         """Tell the watchdog; have all ranks looked at if it suspects one."""
         for rank, pulse in ranks.items():
             self._watchdog.heard(int(rank), pulse)
-        if self.state is not State.RUNNING or self._looking is not None:
+        if self.state is not State.RUNNING or self._looking is not None or now < self._patient_until:
             return
         suspicion = self._watchdog.suspects()
         if suspicion is not None:
@@ -422,10 +432,13 @@ class Coordinator:
         if fault is None:
             self._watchdog.excuse(suspicion)
             return
+        outage = next(iter(self.links.outages(now, within_s=LINK_MEMORY_S + suspicion.silent_s)), None)
+        if outage is not None:
+            fault = replace(fault, detail=f"{fault.detail}; {outage}")
         for rank, each in sorted(looks.items()):
             about = f"rank {rank}: state {each['state'] or 'none'}, {each['cpu']:.0%} of a core\n\n"
             yield WriteText(f"incidents/{fault.fault_id}/rank{rank}.txt", about + each["stacks"])
-        yield from self._fault(fault, now - fault.detect_s, now)
+        yield from self._fault(fault, now - fault.detect_s, now, outage)
 
     def _blame(self, now: float) -> Iterator[Effect]:
         run = self._run
@@ -433,12 +446,19 @@ class Coordinator:
         fault = from_ends(self._fault_id(), run.ends, resumed_step=run.resumed_step or 0, now=now)
         yield from self._fault(fault, now - fault.detect_s, now)
 
-    def _fault(self, fault: Fault, happened_t: float, now: float) -> Iterator[Effect]:
+    def _fault(self, fault: Fault, happened_t: float, now: float, outage: Outage | None = None) -> Iterator[Effect]:
         yield from self._announce(None, None, now)
-        situation = Situation(fault, self.faults, self.job.budget, self._drain is not None, now)
-        action = decide(situation)
-        self.faults.append((now, fault))
-        self._unrecovered.append((fault, happened_t))
+        why = None if outage is None else str(outage)
+        draining = self._drain is not None
+        action = decide(Situation(fault, self.faults, self.job.budget, draining, now, why, self.job.link_grace_s))
+        if action.name == "wait":
+            self._patient_until = now + max(1.0, min(LOOK_AGAIN_S, self.job.link_grace_s - fault.detect_s))
+            if self._waited:
+                return  # it is told already
+            self._waited.append((fault, happened_t))
+        else:
+            self.faults.append((now, fault))
+            self._unrecovered.append((fault, happened_t))
         yield WriteEvent(
             "fault",
             {

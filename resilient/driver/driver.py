@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 FENCE_S = 30.0
 DRAIN_S = 25.0
+LINK_GRACE_S = 60.0  # TCP and InfiniBand, as most sites set them, have gone on by then or given up
 FENCE_RAISE_S = 30.0  # for a commit that is under way; the workers that could make one are dead by then
 SHUTDOWN_S = 3.0
 LOCK_WAIT_S = 10.0  # the processes of a driver that was killed a moment ago are gone long before
@@ -112,6 +113,7 @@ class Driver:
                 budget=Budget(config.resilience.max_restarts_per_hour, config.resilience.give_up_after_same_step),
                 drain_s=self._drain_s,
                 silence_s=fence_s + 5.0,
+                link_grace_s=LINK_GRACE_S if config.resilience.link_grace_s == "auto" else config.resilience.link_grace_s,
                 hang=Limits(config.resilience.hang_floor_s, config.resilience.hang_ceiling_s),
             ),
             last_generation=ledger.last_generation(self._run_dir),

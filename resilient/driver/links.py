@@ -22,6 +22,11 @@ class Outage:
     down_s: float
     back_t: float | None
 
+    def __str__(self) -> str:
+        lasted = f"{self.down_s:.1f} s"
+        state = f"has been down for {lasted}" if self.back_t is None else f"was down for {lasted} and is back"
+        return f"link {self.interface} of node {self.node} {state}"
+
 
 class Links:
     """The links of all nodes. A link that nobody has told of is up."""

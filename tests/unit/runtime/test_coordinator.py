@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from resilient.driver.coordinator import LAUNCH_ATTEMPTS, SETTLE_S, Coordinator, Job, State
+from resilient.driver.coordinator import LAUNCH_ATTEMPTS, LOOK_AGAIN_S, SETTLE_S, Coordinator, Job, State
 from resilient.driver.custody import Custody, StoragePlan, TierPlan
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
 from resilient.driver.watchdog import PATIENCE_S, Limits
@@ -24,7 +24,17 @@ class Play:
         limits = {"max_restarts_per_hour": 30, "give_up_after_same_step": 3, **budget}
         buddies = tuple((node + 1) % nodes for node in range(nodes))
         storage = StoragePlan(TierPlan("ram", 1), (), TierPlan("scratch", 3), 2, buddies)
-        job = Job(nodes, 1, {"dp": nodes}, storage, Budget(**limits), drain_s=20.0, silence_s=30.0, hang=Limits(10.0, 600.0))
+        job = Job(
+            nodes,
+            1,
+            {"dp": nodes},
+            storage,
+            Budget(**limits),
+            drain_s=20.0,
+            silence_s=30.0,
+            hang=Limits(10.0, 600.0),
+            link_grace_s=60.0,
+        )
         self.nodes = nodes
         self.coordinator = Coordinator(job, last_generation=4)
         self.now = 1000.0
@@ -366,6 +376,47 @@ def test_a_node_that_does_not_answer_a_look_is_not_waited_for(play):
     play.do("tick")
     (fault,) = play.events("fault")
     assert (fault["kind"], fault["ranks"]) == ("hang", [1])
+
+
+def look_at_waiting_ranks(play: Play) -> list[Effect]:
+    return [effect for node in (0, 1) for effect in play.tell(node, "looked", ranks={str(node): AT_A_COLLECTIVE})]
+
+
+def tell_link(play: Play, node: int, state: str, down_s: float) -> None:
+    change = {"interface": "ib0", "state": state, "down_s": down_s, "detail": "", "counters": {}}
+    play.tell(node, "link", t=play.now, changes=[change])
+
+
+def test_a_stall_while_a_link_is_down_is_waited_for_and_told_once(play):
+    tell_link(play, 1, "down", 0.0)
+    hang(play)
+    look_at_waiting_ranks(play)
+    (action,) = play.events("action")
+    assert action["name"] == "wait" and "link ib0 of node 1 has been down for 13.0 s" in action["reason"]
+    play.now += LOOK_AGAIN_S
+    for node in (0, 1):
+        play.beat(node, 9, silent_s=16.0, state="S")
+    look_at_waiting_ranks(play)
+    assert len(play.events("fault")) == 1 and not play.sent("stop")
+    tell_link(play, 1, "up", 14.0)
+    play.beat(0, 10)
+    (recovered,) = play.events("recovered")
+    assert recovered["lost_steps"] == 0
+
+
+def test_a_stall_that_outlasts_the_grace_of_a_link_is_a_fault(play):
+    tell_link(play, 1, "down", 0.0)
+    hang(play, 61.0)
+    look_at_waiting_ranks(play)
+    assert [action["name"] for action in play.events("action")] == ["restart_workers"]
+
+
+def test_a_link_is_no_excuse_for_a_rank_that_does_not_wait(play):
+    tell_link(play, 1, "flapped", 0.2)
+    hang(play)
+    play.tell(0, "looked", ranks={"0": AT_A_COLLECTIVE})
+    play.tell(1, "looked", ranks={"1": IDLE})
+    assert [action["name"] for action in play.events("action")] == ["restart_workers"]
 
 
 def test_ranks_that_go_on_while_they_are_looked_at_are_left_alone(play):

@@ -16,6 +16,11 @@ def situation(fault: Fault = FAULT, earlier: list[tuple[float, Fault]] | None = 
     return Situation(fault, earlier or [], BUDGET, draining, NOW)
 
 
+def stalled(waited_s: float, *, kind: str = "collective_timeout", outage: str | None = "link ib0 of node 1 is down") -> Situation:
+    fault = replace(FAULT, kind=kind, detect_s=waited_s)
+    return replace(situation(fault), outage=outage, link_grace_s=60.0)
+
+
 other_steps = [(NOW - 10 * k, replace(FAULT, step=100 + k)) for k in range(5)]
 same = [(NOW - 50, FAULT), (NOW - 20, FAULT)]
 lost = replace(FAULT, kind="node_lost")
@@ -34,6 +39,11 @@ ROWS = [
     (situation(lost, [(NOW - 50, lost), (NOW - 20, lost)]), "give_up"),
     (situation(replace(FAULT, kind="exception", cause="ValueError")), "restart_workers"),
     (situation(replace(FAULT, kind="collective_timeout")), "restart_workers"),
+    (stalled(20.0), "wait"),
+    (stalled(61.0), "restart_workers"),
+    (stalled(20.0, outage=None), "restart_workers"),
+    (stalled(20.0, kind="hang"), "restart_workers"),
+    (replace(stalled(20.0), draining=True), "finish_drain"),
 ]
 
 
