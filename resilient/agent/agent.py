@@ -6,6 +6,7 @@ and acts on orders only; torchelastic's own decision to restart is not used.
 
 import contextlib
 import logging
+import os
 import selectors
 import signal
 import socket
@@ -25,6 +26,7 @@ from resilient.agent.rendezvous import DriverRendezvous, Generation
 from resilient.agent.storage import KeeperProcess
 from resilient.agent.workers import Workers, keeper_directory, page_directory, salvaged
 from resilient.faults import WorkerEnd
+from resilient.network import dump_files
 from resilient.page import AgentPage, Pulse
 from resilient.wire import Connection, Disconnected, Message
 from resilient.worker import GENERATION_VARIABLE, RUN_DIR_VARIABLE, SESSION_VARIABLE
@@ -180,6 +182,7 @@ class NodeAgent(LocalElasticAgent):
             GENERATION_VARIABLE: str(told.generation),
             RUN_DIR_VARIABLE: str(self._settings.run_dir),
             SESSION_VARIABLE: str(self._keeper.session_path),
+            **dump_files(os.environ, self._settings.run_dir / "logs" / f"g{told.generation}"),
         }
 
     def _ready(self, store_port: int) -> Generation:

@@ -20,6 +20,7 @@ def check(config: Config) -> list[Problem]:
         *_data(config),
         *_checkpoint(config),
         *_cluster(config),
+        *_network(config),
         *_not_yet(config),
     ]
 
@@ -121,6 +122,14 @@ def _cluster(config: Config) -> Iterator[Problem]:
     if config.cluster.min_nodes > config.cluster.nodes:
         message = f"must be at most cluster.nodes = {config.cluster.nodes}"
         yield Problem("cluster.min_nodes", config.cluster.min_nodes, message)
+
+
+def _network(config: Config) -> Iterator[Problem]:
+    network = config.network
+    for name in ("ib_timeout", "ib_retries"):
+        value = getattr(network, name)
+        if network.link_down_s is not None and value is not None:
+            yield Problem(f"network.{name}", value, "link_down_s chooses it; give either link_down_s or this")
 
 
 def _not_yet(config: Config) -> Iterator[Problem]:

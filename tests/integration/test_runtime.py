@@ -289,6 +289,18 @@ def test_an_entry_point_that_does_not_exist_is_a_config_error(counting: Counting
     assert "Traceback" not in run.output
 
 
+def test_every_rank_finds_the_environment_of_communication(counting: Counting, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NCCL_IB_TIMEOUT", "22")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    names = ["NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "GLOO_SOCKET_IFNAME", "TORCH_FR_DUMP_TEMP_FILE"]
+    run = counting("tell_environment", args={"names": names}, network={"ib_retries": 6})
+    assert run.run() == 0, run.output + run.logs()
+    logs = run.run_dir / "logs" / "g1"
+    for rank in range(2):
+        found = json.loads((logs / f"rank{rank}.log").read_text())
+        assert found == dict(zip(names, ["22", "6", "lo", f"{logs}/nccl_trace_rank_"], strict=True))
+
+
 def test_an_error_before_the_first_step_gives_up_soon(counting: Counting):
     run = counting("no_such_module")
     assert run.run() == 70

@@ -79,6 +79,12 @@ def with_children(config: worker.Config) -> None:
     count(config)
 
 
+def tell_environment(config: worker.Config) -> None:
+    """Print what NCCL and gloo would find in the environment, as JSON."""
+    worker.init()
+    print(json.dumps({name: os.environ.get(name) for name in config.args["names"]}))
+
+
 def no_such_module(config: worker.Config) -> None:
     """Fails before the first step."""
     import a_module_that_is_not_there  # noqa: F401
