@@ -23,7 +23,7 @@ from resilient.driver.custody import Custody, News, StoragePlan
 from resilient.driver.drain import Drain, fits
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
 from resilient.exits import Exit
-from resilient.faults import Fault, Raised, WorkerEnd, blames_a_peer, from_ends
+from resilient.faults import Fault, Raised, WorkerEnd, from_ends, is_victim
 from resilient.page import NOT_BEATEN
 from resilient.policy import Action, Budget, Situation, decide
 from resilient.wire import Message
@@ -351,7 +351,7 @@ class Coordinator:
         run.ends.append(end)
         run.stopped |= stopped
         if end.failed:
-            if not blames_a_peer(end.raised):
+            if not is_victim(end):
                 yield from self._blame(now)
             elif self.state is State.RUNNING:
                 self.state, run.settle_until = State.SETTLING, now + SETTLE_S
@@ -379,6 +379,7 @@ class Coordinator:
             {
                 "fault_id": fault.fault_id,
                 "kind": fault.kind,
+                "class": fault.verdict,
                 "ranks": list(fault.ranks),
                 "nodes": list(fault.nodes),
                 "step": fault.step,

@@ -103,6 +103,16 @@ def test_an_exit_with_a_status_is_a_fault(counting: Counting):
     assert run.events("fault")[0]["detail"] == "exit code 3"
 
 
+def test_the_last_lines_of_its_log_explain_a_rank_that_left_without_an_exception(counting: Counting):
+    words = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus."
+    run = counting(args={"exit_at": 15, "once": True, "last_words": words})
+    assert run.run() == 0
+    (fault,) = run.events("fault")
+    assert (fault["class"], fault["ranks"]) == ("node", [1])
+    assert fault["detail"] == "exit code 3; a GPU has fallen off the bus (Xid 79)"
+    assert fault["evidence"].endswith(words)
+
+
 def test_the_restart_budget_ends_the_run(counting: Counting):
     run = counting(args={"raise_at": 15}, resilience={"max_restarts_per_hour": 1, "give_up_after_same_step": 9})
     assert run.run() == 70

@@ -26,7 +26,7 @@ def count(config: worker.Config) -> None:
     """Count to `train.steps`; every `checkpoint.every_steps` the count is saved.
 
     args: step_s: time of a step; raise_at / exit_at / kill_at: what rank `bad_rank` does at that step, in every generation;
-    once: only in the first generation; deaf: rank `bad_rank` never asks whether to stop.
+    once: only in the first generation; last_words: printed before it exits; deaf: rank `bad_rank` never asks whether to stop.
     """
     args = {"step_s": 0.02, "bad_rank": 1, "once": False, **config.args}
     ctx = worker.init()
@@ -44,6 +44,7 @@ def count(config: worker.Config) -> None:
             if bad and args.get("raise_at") == step + 1:
                 raise ValueError(f"bad sample at step {step + 1}")
             if bad and args.get("exit_at") == step + 1:
+                print(args.get("last_words", ""))
                 os._exit(3)
             if bad and args.get("kill_at") == step + 1:
                 os.kill(os.getpid(), signal.SIGKILL)
