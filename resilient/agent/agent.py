@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from resilient import spill
-from resilient.agent.rendezvous import DriverRendezvous, Generation
+from resilient.agent.rendezvous import CalledOff, DriverRendezvous, Generation
 from resilient.agent.storage import KeeperProcess
 from resilient.agent.workers import Workers, keeper_directory, page_directory, salvaged
 from resilient.faults import WorkerEnd
@@ -68,7 +68,7 @@ class NodeAgent(LocalElasticAgent):
         self._pages = page_directory(settings.run_dir, settings.node)
         self._told: dict[int, Pulse] = {}
         self._told_t = 0.0
-        self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready)
+        self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready, self._pause, settings.fence_s)
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
         self._signals = _Signals()
@@ -202,6 +202,18 @@ class NodeAgent(LocalElasticAgent):
                     master_port=message["master_port"],
                     storage=message["storage"],
                 )
+
+    def _pause(self, seconds: float) -> None:
+        """Wait between two tries to join the generation's store, or until something comes from the driver.
+
+        Raises:
+            CalledOff: the driver has given the generation up.
+        """
+        self._wait(seconds)
+        if any(message["type"] in ("stop", "shutdown") for message in self._inbox):
+            while (message := self._next(0.0)) is None or message["type"] != "stop":
+                pass  # nothing else matters to a generation that does not start; a shutdown raises
+            raise CalledOff
 
     def _watch(self) -> None:
         """Watch the workers and answer the driver until it says stop."""
