@@ -3,11 +3,17 @@
 import os
 from pathlib import Path
 
+from resilient import network
 from resilient.config import Config, Layout, layout
 
 
 def machine_layout(config: Config) -> Layout:
-    """The layout with every `auto` settled for this machine. Raises ConfigError if it does not come out even."""
+    """The layout with every `auto` settled for this machine.
+
+    Raises:
+        ConfigError: it does not come out even, or the environment has a value for communication that is out of range.
+    """
+    network.environment(config.network, os.environ, one_machine=True)
     return layout(config, cpu_count=len(os.sched_getaffinity(0)), gpu_count=gpu_count())
 
 

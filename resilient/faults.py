@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from resilient import symptoms
+
 Kind = Literal[
     "exit",
     "exception",
@@ -48,6 +50,7 @@ class WorkerEnd:
         exitcode: as `multiprocessing` gives it: negative for a signal.
         noticed_t: when its agent saw it, unix seconds.
         step: the last step that it finished, -1 if none in its generation.
+        log: the last lines of its log, where it failed.
     """
 
     rank: int
@@ -58,6 +61,7 @@ class WorkerEnd:
     step: int
     phase: str
     raised: Raised | None = None
+    log: str = ""
 
     @property
     def failed(self) -> bool:
@@ -73,6 +77,7 @@ class Fault:
         cause: short and the same whenever the same thing happens again; `detail` is for people.
         detect_s: from the moment it showed on its node until it was known here.
         final: the exit code of the run where trying again cannot help.
+        verdict: the class of the cause, where `resilient.symptoms` knows it.
     """
 
     fault_id: str
@@ -85,6 +90,7 @@ class Fault:
     evidence: str
     detect_s: float
     final: int | None = None
+    verdict: symptoms.Class | None = None
 
     @property
     def signature(self) -> tuple[str, str, int | None]:
@@ -92,29 +98,38 @@ class Fault:
         return self.kind, self.cause, self.step
 
 
-# How an exception reads in a rank whose peer has gone (samples of gloo, NCCL and the store are in the tests). A rank that
-# raised one of these is a victim as long as there is anyone else to blame.
+# A rank that raised one of these, or what the table of symptoms has of lost peers, is a victim as long as there is anyone else to
+# blame.
 _PEER_GONE_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
-_PEER_GONE_TEXTS = (
-    "[/pytorch/third_party/gloo",
-    "gloo/transport",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Broken pipe",
-    "Software caused connection abort",
-    "NCCL communicator was aborted",
-    "remote process exited",
-    "Socket Timeout",
-)
-_TIMED_OUT_TEXTS = ("Timed out waiting", "Watchdog caught collective operation timeout", "wait timeout after")
 
 
 def blames_a_peer(raised: Raised | None) -> bool:
     """Whether this exception is what a rank raises when another rank, or the link to it, has gone."""
     if raised is None:
         return False
-    return raised.type in _PEER_GONE_TYPES or any(text in raised.message for text in _PEER_GONE_TEXTS + _TIMED_OUT_TEXTS)
+    found = symptoms.read(raised.message)
+    return found.symptom.blames_a_peer if found is not None else raised.type in _PEER_GONE_TYPES
+
+
+def is_victim(end: WorkerEnd) -> bool:
+    """Whether a worker ended because another rank, or the link to it, has gone: it said so, or NCCL's watchdog did and ended it."""
+    if end.raised is not None or not _aborted(end):
+        return blames_a_peer(end.raised)
+    found = symptoms.read(end.log)
+    return found is not None and found.symptom.blames_a_peer
+
+
+def _aborted(end: WorkerEnd) -> bool:
+    return end.exitcode == -signal.SIGABRT
+
+
+def _diagnose(end: WorkerEnd) -> symptoms.Finding | None:
+    """What the end of a worker says of its cause."""
+    if end.raised is not None:
+        return symptoms.diagnose(f"{end.raised.type}: {end.raised.message}", end.log)
+    found = symptoms.diagnose(None, end.log)
+    # What was killed from outside, or left by itself, did not end of a peer that it had lost.
+    return None if found is not None and found.symptom.blames_a_peer and not _aborted(end) else found
 
 
 def culprit(ends: Sequence[WorkerEnd]) -> WorkerEnd:
@@ -122,7 +137,7 @@ def culprit(ends: Sequence[WorkerEnd]) -> WorkerEnd:
 
     def order(end: WorkerEnd) -> tuple[bool, float, int]:
         when = end.raised.t if end.raised is not None else end.noticed_t
-        return blames_a_peer(end.raised), when, end.rank
+        return is_victim(end), when, end.rank
 
     return min((end for end in ends if end.failed), key=order)
 
@@ -142,19 +157,23 @@ def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int, no
         now: unix seconds.
     """
     first = culprit(ends)
+    found = _diagnose(first) if first.raised is None or first.raised.final is None else None
     if first.raised is not None:
-        timed_out = any(text in first.raised.message for text in _TIMED_OUT_TEXTS)
-        kind: Kind = "collective_timeout" if timed_out else "exception"
+        kind: Kind = "collective_timeout" if symptoms.waited_in_vain(first.raised.message) else "exception"
         cause = first.raised.type
         detail = f"{cause}: {first.raised.message.partition(chr(10))[0]}"
         evidence = first.raised.traceback if first.raised.final is None else first.raised.message
         since = first.raised.t
     else:
-        kind = "exit"
+        kind = "collective_timeout" if _aborted(first) and symptoms.waited_in_vain(first.log) else "exit"
         cause = _signal_name(-first.exitcode) if first.exitcode < 0 else f"exit code {first.exitcode}"
         detail = cause
         evidence = f"process {first.pid} of rank {first.rank} ended by {detail} in phase {first.phase}"
         since = first.noticed_t
+    if found is not None:
+        detail += f"; {found.symptom.meaning}"
+        if found.line not in evidence:
+            evidence = f"{evidence.rstrip()}\nin its log: {found.line}"
     return Fault(
         fault_id=fault_id,
         kind=kind,
@@ -166,4 +185,5 @@ def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int, no
         evidence=evidence,
         detect_s=max(0.0, now - since),
         final=first.raised.final if first.raised is not None else None,
+        verdict=found.symptom.verdict if found is not None else None,
     )

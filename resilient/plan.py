@@ -13,11 +13,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from resilient import storage
+from resilient import network, storage
 from resilient.config import Config, ConfigError, Layout, Problem
 from resilient.driver.driver import DRAIN_S, FENCE_S, LINK_GRACE_S
 from resilient.driver.watchdog import FACTOR, STOPPED_S
 from resilient.policy import ordinal
+
+TCP_RETRIES = Path("/proc/sys/net/ipv4/tcp_retries2")
+DEFAULT_TCP_RETRIES = 15  # of Linux
 
 
 def show(config: Config, layout: Layout) -> None:
@@ -116,7 +119,18 @@ def timeouts(config: Config) -> dict[str, object]:
         "stopped process": f"suspected after {STOPPED_S:g} s, unless all are",
         "restarts": f"at most {resilience.max_restarts_per_hour} an hour",
         "same failure at the same step": f"gives up the {ordinal(resilience.give_up_after_same_step)} time",
+        "link that is down": _links(config),
     }
+
+
+def _links(config: Config) -> str:
+    """How long a link may be down before a transport gives up; a collective's own timeout may come before."""
+    environ = {**os.environ, **network.environment(config.network, os.environ, one_machine=True)}
+    try:
+        retries = int(TCP_RETRIES.read_text())
+    except OSError:
+        retries = DEFAULT_TCP_RETRIES
+    return network.covered(environ, retries)
 
 
 def _entry_plan(config: Config) -> Mapping[str, Mapping[str, object]]:

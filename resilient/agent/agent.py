@@ -23,10 +23,11 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from resilient import spill
 from resilient.agent.links import LinkWatch, interfaces_of, ports_of
-from resilient.agent.rendezvous import DriverRendezvous, Generation
+from resilient.agent.rendezvous import CalledOff, DriverRendezvous, Generation
 from resilient.agent.storage import KeeperProcess
 from resilient.agent.workers import Workers, keeper_directory, page_directory, salvaged
 from resilient.faults import WorkerEnd
+from resilient.network import dump_files
 from resilient.page import AgentPage
 from resilient.wire import Connection, Disconnected, Message
 from resilient.worker import GENERATION_VARIABLE, RUN_DIR_VARIABLE, SESSION_VARIABLE
@@ -74,7 +75,7 @@ class NodeAgent(LocalElasticAgent):
         self._links = LinkWatch(interfaces_of(settings.addr, os.environ), ports_of(os.environ))
         self._links_t = time.monotonic()
         log.info("watching the links %s", ", ".join(self._links.names))
-        self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready)
+        self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready, self._pause, settings.fence_s)
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
         self._signals = _Signals()
@@ -189,6 +190,7 @@ class NodeAgent(LocalElasticAgent):
             GENERATION_VARIABLE: str(told.generation),
             RUN_DIR_VARIABLE: str(self._settings.run_dir),
             SESSION_VARIABLE: str(self._keeper.session_path),
+            **dump_files(os.environ, self._settings.run_dir / "logs" / f"g{told.generation}"),
         }
 
     def _ready(self, store_port: int) -> Generation:
@@ -208,6 +210,18 @@ class NodeAgent(LocalElasticAgent):
                     master_port=message["master_port"],
                     storage=message["storage"],
                 )
+
+    def _pause(self, seconds: float) -> None:
+        """Wait between two tries to join the generation's store, or until something comes from the driver.
+
+        Raises:
+            CalledOff: the driver has given the generation up.
+        """
+        self._wait(seconds)
+        if any(message["type"] in ("stop", "shutdown") for message in self._inbox):
+            while (message := self._next(0.0)) is None or message["type"] != "stop":
+                pass  # nothing else matters to a generation that does not start; a shutdown raises
+            raise CalledOff
 
     def _watch(self) -> None:
         """Watch the workers and answer the driver until it says stop."""

@@ -2,17 +2,66 @@
 
 A restarted rank that reads what a dead attempt left in a shared store hangs or meets dead addresses; here nothing is shared:
 each agent opens a new, empty store before each generation, and the one that is given node rank 0 lends its store to all.
+
+A store that does not answer is tried again with growing, jittered pauses, up to a limit, or until the driver gives up on it.
+Process groups are not tried again on a store where an attempt has failed: that takes a new generation, with its new store.
 """
 
+import logging
+import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from tenacity import Retrying, before_sleep_log, retry_if_exception_type, stop_before_delay, wait_random_exponential
+from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 STORE_TIMEOUT = timedelta(seconds=60)
+TRY_S = 5.0  # of one try to reach a store
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+
+log = logging.getLogger(__name__)
+
+
+class CalledOff(Exception):
+    """The driver has given the generation up before this node had joined it."""
+
+
+def join_store(host: str, port: int, *, timeout_s: float, pause: Callable[[float], None] = time.sleep) -> TCPStore:
+    """A client of the store at this address.
+
+    Every try knocks with a plain socket first: c10d's client overruns its timeout twofold, and prints a stack for each refusal.
+
+    Args:
+        timeout_s: for how long tries are made.
+        pause: waits between two tries, for so many seconds or less; what it raises ends the tries.
+
+    Raises:
+        OSError: nobody listened there in that time.
+        DistError: somebody did, but not a store.
+    """
+
+    def attempt() -> TCPStore:
+        socket.create_connection((host, port), timeout=min(TRY_S, timeout_s)).close()
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=min(TRY_S, timeout_s)))
+
+    store = _retrying(timeout_s, pause)(attempt)
+    store.set_timeout(STORE_TIMEOUT)
+    return store
+
+
+def _retrying(timeout_s: float, pause: Callable[[float], None]) -> Retrying:
+    return Retrying(
+        retry=retry_if_exception_type((OSError, DistError)),
+        wait=wait_random_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
+        stop=stop_before_delay(timeout_s),
+        sleep=pause,
+        before_sleep=before_sleep_log(log, logging.INFO),
+        reraise=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -34,11 +83,15 @@ class DriverRendezvous(RendezvousHandler):
         run_id: name of the campaign.
         ready: tells the driver that this node is ready and at which port its new store listens; returns when the next
             generation starts. Raises RendezvousGracefulExitError when there will be none.
+        pause: waits so many seconds or less; raises CalledOff when the driver has given the generation up.
+        timeout_s: for how long another node's store is tried.
     """
 
-    def __init__(self, run_id: str, ready: Callable[[int], Generation]) -> None:
+    def __init__(self, run_id: str, ready: Callable[[int], Generation], pause: Callable[[float], None], timeout_s: float) -> None:
         self._run_id = run_id
         self._ready = ready
+        self._pause = pause
+        self._timeout_s = timeout_s
         self._store: TCPStore | None = None
         self.current: Generation | None = None
 
@@ -50,13 +103,12 @@ class DriverRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        self._store = None  # closes the port of the generation before: a rank left over from it talks to nobody
-        own = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
-        told = self._ready(own.port)
-        if told.node_rank == 0:
-            self._store = own
-        else:
-            self._store = TCPStore(told.master_addr, told.master_port, is_master=False, timeout=STORE_TIMEOUT)
+        while True:
+            try:
+                told, self._store = self._join()
+                break
+            except CalledOff:
+                log.info("the generation was called off before its store was reached")
         self.current = told
         return RendezvousInfo(
             PrefixStore(f"generation-{told.generation}", self._store),
@@ -64,6 +116,14 @@ class DriverRendezvous(RendezvousHandler):
             told.nodes,
             RendezvousStoreInfo(told.master_addr, told.master_port),
         )
+
+    def _join(self) -> tuple[Generation, TCPStore]:
+        self._store = None  # closes the port of the generation before: a rank left over from it talks to nobody
+        own = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
+        told = self._ready(own.port)
+        if told.node_rank == 0:
+            return told, own
+        return told, join_store(told.master_addr, told.master_port, timeout_s=self._timeout_s, pause=self._pause)
 
     def is_closed(self) -> bool:
         return False

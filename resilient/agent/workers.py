@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 # A killed process that is not gone after so long sits in the kernel (state D); it is left behind rather than waited for.
 REAP_S = 10.0
 SILENT_S = 1.0  # once a worker has given no sign for so long, the states of the processes are told
+TAIL_BYTES = 8192  # of a failed worker's log, which may tell what its exception does not
 
 
 def start_fork_server(entry_module: str) -> None:
@@ -49,6 +50,7 @@ class Rank:
     rank: int
     process: BaseProcess
     page: AgentPage
+    log: Path
     records: list[Record] = field(default_factory=list)
     raised: Raised | None = None
     end: WorkerEnd | None = None
@@ -121,7 +123,7 @@ class Workers:
             )
             process = context.Process(target=run_rank, args=(spec,), name=f"rank{number}")
             process.start()
-            self._ranks.append(Rank(number, process, page))
+            self._ranks.append(Rank(number, process, page, spec.log))
 
     @property
     def pids(self) -> dict[int, int]:
@@ -153,6 +155,7 @@ class Workers:
             step=pulse.step,
             phase=pulse.phase,
             raised=rank.raised,
+            log=_tail(rank.log) if rank.process.exitcode != 0 else "",
         )
         return rank.end
 
@@ -268,6 +271,16 @@ def salvaged(pages: Path) -> Iterator[tuple[int, int, list[Record]]]:
             with contextlib.suppress(ValueError):  # cut off before it was a page
                 yield int(name[1]), int(name[2]), [record for record in salvage(path) if record.event != RAISED]
         path.unlink()
+
+
+def _tail(log_file: Path) -> str:
+    """The last lines of a log; nothing where it cannot be read."""
+    try:
+        with log_file.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _kill_tree(pid: int | None, *, leader: bool = True) -> None:

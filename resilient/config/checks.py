@@ -20,6 +20,7 @@ def check(config: Config) -> list[Problem]:
         *_data(config),
         *_checkpoint(config),
         *_cluster(config),
+        *_network(config),
         *_not_yet(config),
     ]
 
@@ -125,6 +126,14 @@ def _cluster(config: Config) -> Iterator[Problem]:
     if resilience.hang_floor_s > resilience.hang_ceiling_s:
         message = f"must be at most resilience.hang_ceiling_s = {resilience.hang_ceiling_s:g}"
         yield Problem("resilience.hang_floor_s", resilience.hang_floor_s, message)
+
+
+def _network(config: Config) -> Iterator[Problem]:
+    network = config.network
+    for name in ("ib_timeout", "ib_retries"):
+        value = getattr(network, name)
+        if network.link_down_s is not None and value is not None:
+            yield Problem(f"network.{name}", value, "link_down_s chooses it; give either link_down_s or this")
 
 
 def _not_yet(config: Config) -> Iterator[Problem]:

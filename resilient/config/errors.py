@@ -15,7 +15,7 @@ class Problem:
         key: dotted, as in `train.steps`; empty for the file as a whole.
         value: what stands there; None where there is nothing to show.
         message: what is wrong and what is allowed.
-        file, line: where; a problem without a file came from the command line, or is not yet attributed.
+        file, line: where; a problem without a file came from the command line or the environment, or is not yet attributed.
     """
 
     key: str
@@ -30,14 +30,17 @@ class Problem:
             place = f"{self.file}:{self.line}: " if self.line is not None else f"{self.file}: "
         elif self.line == COMMAND_LINE:
             place = "command line: "
+        elif self.line == ENVIRONMENT:
+            place = "environment: "
         what = self.key
         if self.key and self.value is not None:
             what = f"{self.key} = {_shown(self.value)}"
         return f"{place}{what}: {self.message}" if what else f"{place}{self.message}"
 
 
-# The "line" of a key that was set on the command line.
+# The "line" of a key that was set on the command line, and of a variable of the environment.
 COMMAND_LINE = 0
+ENVIRONMENT = -1
 
 
 def _shown(value: object) -> str:

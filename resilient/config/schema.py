@@ -29,6 +29,11 @@ Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValida
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
 
+# Of InfiniBand: the unit of a timeout, its exponents that NCCL documents, and the retries that three bits hold.
+IB_TICK_S = 4.096e-6
+IB_TIMEOUTS = (1, 22)
+IB_RETRIES = (0, 7)
+
 
 class Section(BaseModel):
     """Base of every section: frozen, and a key that is not declared is an error."""
@@ -263,6 +268,42 @@ class Resilience(Section):
     give_up_after_same_step: Count = 3
 
 
+class Network(Section):
+    """How communication bears links that fail. What is null is left to the environment, which is held to the same ranges."""
+
+    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:@,-]*$")] | None = Field(
+        None, description="name of the interface for NCCL's and gloo's sockets; null: loopback while all agents are on one machine"
+    )
+    link_down_s: Annotated[Seconds, Field(le=120)] | None = Field(
+        None, description="so long an InfiniBand port may be down without an error of NCCL: chooses ib_timeout, with 7 retries"
+    )
+    ib_timeout: Annotated[int, Field(ge=IB_TIMEOUTS[0], le=IB_TIMEOUTS[1], strict=True)] | None = Field(
+        None, description="NCCL_IB_TIMEOUT t: a try takes 4.096 µs × 2^t"
+    )
+    ib_retries: Annotated[int, Field(ge=IB_RETRIES[0], le=IB_RETRIES[1], strict=True)] | None = Field(
+        None, description="NCCL_IB_RETRY_CNT"
+    )
+    ucx_rc_timeout_s: Seconds | None = Field(None, description="UCX_RC_TIMEOUT, of one try; for programs that use UCX beside NCCL")
+    async_error_handling: Annotated[int, Field(ge=0, le=3, strict=True)] | None = Field(
+        None, description="TORCH_NCCL_ASYNC_ERROR_HANDLING: 0 none, 1 abort and exit, 2 abort, 3 exit, which is torch's own choice"
+    )
+    heartbeat_s: Count | None = Field(
+        None, description="TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC: torch ends a process whose NCCL watchdog is stuck for so long"
+    )
+    flight_recorder: NonNegative | None = Field(
+        None, description="TORCH_FR_BUFFER_SIZE: collectives remembered for a dump; torch keeps 2000 by itself"
+    )
+    dump_on_timeout: Flag | None = Field(
+        None, description="TORCH_NCCL_DUMP_ON_TIMEOUT: the flight recorder is written beside the ranks' logs"
+    )
+    nccl_debug: Literal["version", "warn", "info", "trace"] | None = Field(
+        None, description="NCCL_DEBUG; warn says in the log which link failed, and costs nothing"
+    )
+    torch_debug: Literal["info", "detail"] | None = Field(
+        None, description="TORCH_DISTRIBUTED_DEBUG; detail checks every collective on all ranks, and is slow"
+    )
+
+
 class Slurm(Section):
     """What a job of the chain asks Slurm for."""
 
@@ -307,5 +348,6 @@ class Config(Section):
     optimizer: Optimizer = Optimizer()
     checkpoint: Checkpoint = Checkpoint()
     resilience: Resilience = Resilience()
+    network: Network = Network()
     slurm: Slurm = Slurm()
     logging: Logging = Logging()

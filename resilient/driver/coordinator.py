@@ -25,7 +25,7 @@ from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, W
 from resilient.driver.links import Links, Outage
 from resilient.driver.watchdog import PATIENCE_S, Limits, Suspicion, Watchdog
 from resilient.exits import Exit
-from resilient.faults import Fault, Raised, WorkerEnd, blames_a_peer, from_ends
+from resilient.faults import Fault, Raised, WorkerEnd, from_ends, is_victim
 from resilient.page import NOT_BEATEN
 from resilient.policy import Action, Budget, Situation, decide
 from resilient.wire import Message
@@ -392,7 +392,7 @@ class Coordinator:
         run.stopped |= stopped
         self._watchdog.ended(end.rank)
         if end.failed:
-            if not blames_a_peer(end.raised):
+            if not is_victim(end):
                 yield from self._blame(now)
             elif self.state is State.RUNNING:
                 self.state, run.settle_until = State.SETTLING, now + SETTLE_S
@@ -464,6 +464,7 @@ class Coordinator:
             {
                 "fault_id": fault.fault_id,
                 "kind": fault.kind,
+                "class": fault.verdict,
                 "ranks": list(fault.ranks),
                 "nodes": list(fault.nodes),
                 "step": fault.step,

@@ -22,7 +22,7 @@ from typing import Any
 from checkpoint.errors import CheckpointError
 from checkpoint.fence import raise_fence
 from checkpoint.naming import steps
-from resilient import ledger, storage
+from resilient import ledger, network, storage
 from resilient.config import Config, ConfigError, Layout, dump
 from resilient.driver.coordinator import Coordinator, Job
 from resilient.driver.custody import StoragePlan, TierPlan
@@ -165,9 +165,10 @@ class Driver:
         return task
 
     def _agent_command(self, address: str) -> AgentCommand:
-        environ = {"OMP_NUM_THREADS": str(self._layout.threads_per_proc)}
-        if "GLOO_SOCKET_IFNAME" not in os.environ:
-            environ["GLOO_SOCKET_IFNAME"] = "lo"  # all agents are on this machine, whatever its name resolves to
+        environ = {
+            "OMP_NUM_THREADS": str(self._layout.threads_per_proc),
+            **network.environment(self._config.network, os.environ, one_machine=True),
+        }
         return AgentCommand(
             driver=address,
             procs=self._layout.procs_per_node,

@@ -103,6 +103,16 @@ def test_an_exit_with_a_status_is_a_fault(counting: Counting):
     assert run.events("fault")[0]["detail"] == "exit code 3"
 
 
+def test_the_last_lines_of_its_log_explain_a_rank_that_left_without_an_exception(counting: Counting):
+    words = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus."
+    run = counting(args={"exit_at": 15, "once": True, "last_words": words})
+    assert run.run() == 0
+    (fault,) = run.events("fault")
+    assert (fault["class"], fault["ranks"]) == ("node", [1])
+    assert fault["detail"] == "exit code 3; a GPU has fallen off the bus (Xid 79)"
+    assert fault["evidence"].endswith(words)
+
+
 def test_the_restart_budget_ends_the_run(counting: Counting):
     run = counting(args={"raise_at": 15}, resilience={"max_restarts_per_hour": 1, "give_up_after_same_step": 9})
     assert run.run() == 70
@@ -287,6 +297,18 @@ def test_an_entry_point_that_does_not_exist_is_a_config_error(counting: Counting
     assert "config.yaml:" in run.output
     assert "no_such_function" in run.output
     assert "Traceback" not in run.output
+
+
+def test_every_rank_finds_the_environment_of_communication(counting: Counting, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NCCL_IB_TIMEOUT", "22")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    names = ["NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "GLOO_SOCKET_IFNAME", "TORCH_FR_DUMP_TEMP_FILE"]
+    run = counting("tell_environment", args={"names": names}, network={"ib_retries": 6})
+    assert run.run() == 0, run.output + run.logs()
+    logs = run.run_dir / "logs" / "g1"
+    for rank in range(2):
+        found = json.loads((logs / f"rank{rank}.log").read_text())
+        assert found == dict(zip(names, ["22", "6", "lo", f"{logs}/nccl_trace_rank_"], strict=True))
 
 
 def test_an_error_before_the_first_step_gives_up_soon(counting: Counting):

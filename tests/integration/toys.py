@@ -26,8 +26,8 @@ def count(config: worker.Config) -> None:
     """Count to `train.steps`; every `checkpoint.every_steps` the count is saved.
 
     args: step_s: time of a step; raise_at / exit_at / kill_at: what rank `bad_rank` does at that step, in every generation;
-    hang_at: it hangs there, `hang` says how; once: only in the first generation; deaf: rank `bad_rank` never asks whether to
-    stop; slow_every / slow_s: every so many steps one takes so long.
+    last_words: printed before it exits; hang_at: it hangs there, `hang` says how; once: only in the first generation; deaf: rank
+    `bad_rank` never asks whether to stop; slow_every / slow_s: every so many steps one takes so long.
     """
     args = {"step_s": 0.02, "bad_rank": 1, "once": False, **config.args}
     ctx = worker.init()
@@ -47,6 +47,7 @@ def count(config: worker.Config) -> None:
             if bad and args.get("raise_at") == step + 1:
                 raise ValueError(f"bad sample at step {step + 1}")
             if bad and args.get("exit_at") == step + 1:
+                print(args.get("last_words", ""))
                 os._exit(3)
             if bad and args.get("kill_at") == step + 1:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -96,6 +97,12 @@ def with_children(config: worker.Config) -> None:
     for _ in range(2):
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
     count(config)
+
+
+def tell_environment(config: worker.Config) -> None:
+    """Print what NCCL and gloo would find in the environment, as JSON."""
+    worker.init()
+    print(json.dumps({name: os.environ.get(name) for name in config.args["names"]}))
 
 
 def no_such_module(config: worker.Config) -> None:

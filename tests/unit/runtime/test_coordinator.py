@@ -83,8 +83,10 @@ class Play:
         sign = {"step": step, "beat_t": t, "mark": t, "silent_s": silent_s, "phase": phase, "state": state, "phased": True}
         return self.tell(node, "beat", ranks={str(node): sign})
 
-    def exit(self, rank: int, exitcode: int = -9, raised: Raised | None = None, stopped: bool = False, step: int = 7):
-        end = WorkerEnd(rank, rank, 77, exitcode, self.now, step, "step", raised)
+    def exit(
+        self, rank: int, exitcode: int = -9, raised: Raised | None = None, stopped: bool = False, step: int = 7, log: str = ""
+    ):
+        end = WorkerEnd(rank, rank, 77, exitcode, self.now, step, "step", raised, log)
         return self.tell(rank, "exited", end=asdict(end), stopped=stopped)
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -152,6 +154,18 @@ def test_a_victim_waits_for_the_culprit_and_the_culprit_is_blamed(play):
     assert play.sent("stop", play.exit(1, 1, BUG))
     assert play.events("fault")[0]["ranks"] == [1]
     assert play.events("fault")[0]["evidence"] == "culprit's traceback"
+
+
+def test_a_rank_that_nccls_watchdog_ended_waits_for_the_culprit_as_well(play):
+    log = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580)\n"
+    assert not play.sent("stop", play.exit(0, -6, log=log))
+    assert play.sent("stop", play.exit(1, -9))
+    assert play.events("fault")[0]["ranks"] == [1]
+
+
+def test_a_fault_is_written_with_the_class_of_its_cause(play):
+    play.exit(1, -9, log="slurmstepd: error: Detected 1 oom_kill event in StepId=1130.0.\n")
+    assert play.events("fault")[0]["class"] == "deterministic"
 
 
 def test_a_victim_alone_is_blamed_after_a_moment(play):

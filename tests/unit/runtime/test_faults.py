@@ -1,8 +1,10 @@
 """Who is to blame: samples of what ranks raise when a peer has gone, and the choice of the culprit."""
 
+from dataclasses import replace
+
 import pytest
 
-from resilient.faults import Raised, WorkerEnd, blames_a_peer, culprit, from_ends
+from resilient.faults import Raised, WorkerEnd, blames_a_peer, culprit, from_ends, is_victim
 
 PEER_GONE = [
     (
@@ -92,3 +94,62 @@ def test_the_same_exception_with_other_words_is_the_same_failure():
     first = from_ends("a", [end(0, why=raised("ValueError", "at 0x7f01"))], resumed_step=0, now=10.0)
     second = from_ends("b", [end(1, why=raised("ValueError", "at 0x7f02"))], resumed_step=0, now=11.0)
     assert first.signature == second.signature
+
+
+WATCHDOG = "ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580)"
+
+
+def test_a_fault_has_the_class_of_its_cause_and_says_what_it_means():
+    why = raised("RuntimeError", "CUDA error: uncorrectable ECC error encountered")
+    fault = from_ends("x", [end(0, why=why)], resumed_step=0, now=10.0)
+    assert fault.verdict == "node"
+    assert fault.detail == (
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered; a GPU has an uncorrectable memory or link error"
+    )
+    assert from_ends("x", [end(0, why=raised("ValueError", "boom"))], resumed_step=0, now=10.0).verdict is None
+
+
+def test_the_line_of_the_log_that_explains_an_exception_is_evidence():
+    line = "NCCL WARN NET/IB : Got completion from peer 10.0.0.1<33> with status=12 opcode=0 len=0 vendor err 129 (Send)"
+    failed = replace(end(0, why=raised(*PEER_GONE[5])), log=f"noise\n{line}\nnoise")
+    fault = from_ends("x", [failed], resumed_step=0, now=10.0)
+    assert fault.evidence.endswith(f"\nin its log: {line}")
+    assert fault.verdict == "transient"
+
+
+def test_a_rank_that_nccls_watchdog_ended_is_a_victim_and_its_kind_a_timeout():
+    aborted = replace(end(0, exitcode=-6, t=10.0), log=f"{WATCHDOG}\nterminate called\n")
+    assert is_victim(aborted)
+    assert from_ends("x", [aborted], resumed_step=0, now=10.0).kind == "collective_timeout"
+    assert culprit([aborted, end(1, exitcode=-9, t=10.1)]).rank == 1
+    assert not is_victim(replace(aborted, log="assertion failed\n"))
+
+
+def test_what_stands_in_the_log_of_a_killed_rank_about_peers_is_not_its_cause():
+    killed = replace(end(0, exitcode=-9), log=f"{WATCHDOG}\n")
+    assert not is_victim(killed)
+    fault = from_ends("x", [killed], resumed_step=0, now=10.0)
+    assert (fault.kind, fault.detail, fault.verdict) == ("exit", "SIGKILL", None)
+
+
+def test_a_rank_killed_for_the_nodes_memory_says_so():
+    killed = replace(end(0, exitcode=-9), log="slurmstepd: error: Detected 1 oom_kill event in StepId=1130.0.\n")
+    fault = from_ends("x", [killed], resumed_step=0, now=10.0)
+    assert (fault.detail, fault.verdict) == ("SIGKILL; the node's memory is too small for this", "deterministic")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "NCCL error in: NCCLUtils.cpp:77, invalid usage, NCCL version 2.26.2\nncclInvalidUsage: Duplicate GPU detected",
+        "The server socket has failed to listen on any local network address. port: 29500, name: EADDRINUSE",
+    ],
+)
+def test_an_error_of_communication_that_is_a_ranks_own_blames_nobody_else(message: str):
+    assert not blames_a_peer(raised("DistBackendError", message))
+
+
+def test_the_end_of_a_run_that_cannot_go_on_is_told_with_its_own_words_alone():
+    why = Raised("UnrecoverableError", "no space left on device", "Traceback ...", 10.0, final=70)
+    fault = from_ends("x", [end(0, why=why)], resumed_step=0, now=10.0)
+    assert (fault.verdict, fault.evidence) == (None, "no space left on device")

@@ -1,0 +1,145 @@
+"""Joining a store: a refused port, a server that comes late, a generation that is called off; with real sockets and stores."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+
+import pytest
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
+
+from resilient.agent.agent import NodeAgent
+from resilient.agent.rendezvous import LONGEST_PAUSE_S, CalledOff, DriverRendezvous, Generation, join_store
+
+
+def refused_port() -> int:
+    """A port at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_refused_port_is_tried_with_jittered_pauses_and_given_up_in_time():
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        time.sleep(seconds)
+
+    began = time.monotonic()
+    with pytest.raises(ConnectionRefusedError):
+        join_store("127.0.0.1", refused_port(), timeout_s=1.0, pause=pause)
+    assert time.monotonic() - began < 1.5
+    assert len(pauses) >= 3
+    assert len(set(pauses)) == len(pauses)
+    assert all(0 <= seconds <= LONGEST_PAUSE_S for seconds in pauses)
+
+
+def test_a_store_that_comes_late_is_joined():
+    port = refused_port()
+    opened: list[TCPStore] = []
+
+    def pause(seconds: float) -> None:
+        if not opened:
+            opened.append(TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False))
+        time.sleep(seconds)
+
+    store = join_store("127.0.0.1", port, timeout_s=30.0, pause=pause)
+    store.set("key", "value")
+    assert opened[0].get("key") == b"value"
+    assert store.timeout.total_seconds() == 60
+
+
+ONE_CALLER = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+server.accept()
+"""
+
+
+def test_a_server_that_dies_between_the_knock_and_the_store_is_tried_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("resilient.agent.rendezvous.TRY_S", 1.0)
+    opened: list[TCPStore] = []
+    with subprocess.Popen([sys.executable, "-c", ONE_CALLER], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+
+        def pause(seconds: float) -> None:
+            server.wait()
+            if not opened:
+                opened.append(TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False))
+            time.sleep(seconds)
+
+        join_store("127.0.0.1", port, timeout_s=60.0, pause=pause).set("key", "value")
+    assert opened[0].get("key") == b"value"
+
+
+def test_what_ends_the_pause_ends_the_tries():
+    def pause(seconds: float) -> None:
+        raise CalledOff
+
+    with pytest.raises(CalledOff):
+        join_store("127.0.0.1", refused_port(), timeout_s=30.0, pause=pause)
+
+
+def test_a_generation_that_is_called_off_leads_to_the_next_with_a_new_store():
+    with_store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    masters = [refused_port(), with_store.port]
+    said: list[int] = []
+
+    def ready(port: int) -> Generation:
+        said.append(port)
+        number = len(said)
+        return Generation(number, node_rank=1, nodes=2, master_addr="127.0.0.1", master_port=masters[number - 1])
+
+    def pause(seconds: float) -> None:
+        raise CalledOff
+
+    rendezvous = DriverRendezvous("test", ready, pause, timeout_s=30.0)
+    info = rendezvous.next_rendezvous()
+    info.store.set("key", "value")
+    assert with_store.get("generation-2/key") == b"value"
+    assert rendezvous.current is not None
+    assert rendezvous.current.generation == 2
+    assert len(set(said)) == 2
+
+
+def test_the_node_of_rank_0_lends_its_own_store():
+    said: list[int] = []
+
+    def ready(port: int) -> Generation:
+        said.append(port)
+        return Generation(1, node_rank=0, nodes=1, master_addr="127.0.0.1", master_port=port)
+
+    info = DriverRendezvous("test", ready, time.sleep, timeout_s=1.0).next_rendezvous()
+    info.store.set("key", "value")
+    assert join_store("127.0.0.1", said[0], timeout_s=5.0).get("generation-1/key") == b"value"
+
+
+def agent_with(*messages: str) -> NodeAgent:
+    """An agent, without its processes, to which the driver has sent this while it paused."""
+    agent = NodeAgent.__new__(NodeAgent)
+    agent._inbox = deque({"type": kind, "clear": []} for kind in messages)
+    agent._wait = lambda timeout_s: None
+    return agent
+
+
+def test_an_agent_gives_a_generation_up_that_the_driver_stops_and_hears_what_comes_after():
+    agent = agent_with("propose", "stop", "start")
+    with pytest.raises(CalledOff):
+        agent._pause(1.0)
+    assert [message["type"] for message in agent._inbox] == ["start"]
+
+
+def test_an_agent_that_joins_a_store_still_ends_when_the_driver_does():
+    with pytest.raises(RendezvousGracefulExitError):
+        agent_with("propose", "shutdown")._pause(1.0)
+
+
+def test_an_agent_that_joins_a_store_keeps_what_is_for_its_workers():
+    agent = agent_with("propose", "arm")
+    agent._pause(1.0)
+    assert [message["type"] for message in agent._inbox] == ["propose", "arm"]
