@@ -7,17 +7,18 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Never
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from resilient import ledger
+from resilient.account import PARTS, account
 from resilient.driver.display import describe, duration
 from resilient.exits import EnvironmentUnusable
 
@@ -47,6 +48,10 @@ class Summary:
     lost_steps: int = 0
     validation_loss: float | None = None
     last_exit_code: int | None = None
+    goodput: float | None = None
+    wall_s: float = 0.0
+    rank_seconds: dict[str, float] = field(default_factory=dict)
+    incidents: list[dict[str, Any]] = field(default_factory=list)
     recent: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -61,6 +66,7 @@ def summarize(events: Iterable[Line], metrics: Iterable[Line], *, locked: bool, 
         now: unix seconds.
     """
     summary = Summary()
+    events, metrics = list(events), list(metrics)
     recent: list[dict[str, Any]] = []
     for line in events:
         summary.generation = max(summary.generation, int(line.get("generation", 0)))
@@ -98,6 +104,9 @@ def summarize(events: Iterable[Line], metrics: Iterable[Line], *, locked: bool, 
         summary.state = _STATES.get(summary.last_exit_code, "ended")
     elif summary.name:
         summary.state = "running" if locked else "interrupted"
+    found = account(events, metrics, now=now if locked else None)
+    summary.goodput, summary.wall_s, summary.rank_seconds = found.goodput, found.wall_s, found.seconds
+    summary.incidents = [asdict(incident) for incident in found.incidents]
     return summary
 
 
@@ -140,6 +149,7 @@ def render(summary: Summary) -> Group:
             else f"step {summary.checkpoint_step}, {duration(summary.checkpoint_age_s or 0)} ago",
         ),
         ("generation", str(summary.generation)),
+        ("goodput", None if summary.goodput is None else f"{summary.goodput:.1%} of {duration(summary.wall_s)}"),
         (
             "faults",
             f"{summary.faults}, of which {summary.recovered} recovered; {summary.downtime_s:.1f} s down, "
@@ -153,7 +163,32 @@ def render(summary: Summary) -> Group:
         Text(f"{time.strftime('%m-%d %H:%M:%S', time.localtime(line['t']))}  {describe(line)}", overflow="ellipsis")
         for line in summary.recent
     ]
-    return Group(table, *([Text(""), *recent] if recent else []))
+    blocks: list[Sequence[RenderableType]] = [_times(summary), _incidents(summary), recent]
+    return Group(table, *[each for block in blocks if block for each in (Text(""), *block)])
+
+
+def _times(summary: Summary) -> list[Table]:
+    """Where the time went."""
+    total = sum(summary.rank_seconds.values())
+    if not total:
+        return []
+    table = Table("part", Column("s x ranks", justify="right"), Column("share", justify="right"), "", box=None, pad_edge=False)
+    for part, seconds in sorted(summary.rank_seconds.items(), key=lambda item: -item[1]):
+        if seconds > 0:
+            table.add_row(part, f"{seconds:,.1f}", f"{seconds / total:.2%}", Text(PARTS[part], style="dim"))
+    return [table]
+
+
+def _incidents(summary: Summary) -> list[Table]:
+    """What each of the last faults has cost."""
+    if not summary.incidents:
+        return []
+    table = Table("incident", "kind", "ranks", "action", Column("lost steps", justify="right"), "seconds", box=None, pad_edge=False)
+    for each in summary.incidents[-RECENT:]:
+        costs = ", ".join(f"{part} {seconds:.2f}" for part, seconds in each["seconds"].items() if seconds >= 0.005)
+        lost = "" if each["lost_steps"] is None else str(each["lost_steps"])
+        table.add_row(each["fault_id"], each["kind"], ", ".join(map(str, each["ranks"])), each["action"], lost, costs)
+    return [table]
 
 
 def show(run_dir: Path, *, as_json: bool) -> None:

@@ -21,7 +21,7 @@ SELDOM_FACTOR = 15.0  # for phases that come seldom, and the first steps of a ge
 SELDOM_FLOOR_S = 60.0
 WARM_STEPS = 3
 STOPPED_S = 1.0
-PATIENCE_S = 2.0  # for agents to answer how their workers look
+PATIENCE_S = 5.0  # for agents to answer how their workers look
 _KEPT = 512
 _NEEDED = 3
 
@@ -179,7 +179,7 @@ class Watchdog:
             last = [rank for rank, pulse in alive.items() if pulse["step"] == behind]
             culprits = last if len(last) < len(alive) else culprits or list(suspicion.ranks)
         first = min(culprits)
-        mine = doings.get(first, Doing("silent", "silent, and its agent does not answer", None))
+        mine = doings.get(first, _NO_SIGN if not alive[first]["mark"] else _NO_ANSWER)
         others = [rank for rank in alive if rank not in culprits]
         waiting = [rank for rank in others if rank in doings and doings[rank].waiting == "collective"]
         kind: Kind = "stopped" if mine.what == "stopped" else "hang" if mine.waiting is None else "collective_timeout"
@@ -206,6 +206,10 @@ class Doing:
     what: str
     text: str
     waiting: Waiting | None
+
+
+_NO_SIGN = Doing("silent", "without a sign since its start", None)
+_NO_ANSWER = Doing("silent", "silent, and its agent does not answer", None)
 
 
 def doing(look: Mapping[str, Any]) -> Doing:

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from conftest import Campaign, alive, wait_for
 
+from resilient.account import account
 from resilient.agent.workers import page_directory
 
 Counting = Callable[..., Campaign]
@@ -56,6 +57,10 @@ def test_killed_workers_cost_a_generation_each_and_nothing_else(counting: Counti
     assert all(fault["detail"] == "SIGKILL" for fault in faults)
     assert len(run.events("recovered")) == rounds
     assert run.events("generation_started")[-1]["generation"] == rounds + 1
+    found, events = account(run.events(), run.metrics()), run.events()
+    assert found.rank_s == pytest.approx(2 * (events[-1]["t"] - events[0]["t"]), rel=0.005)
+    assert [incident.fault_id for incident in found.incidents] == [fault["fault_id"] for fault in faults]
+    assert all(incident.lost_steps is not None and incident.seconds["restart"] > 0 for incident in found.incidents)
 
 
 def test_the_rank_that_was_killed_is_the_one_that_is_named(counting: Counting):

@@ -1,0 +1,126 @@
+"""Every second has a name, and the names sum to the whole."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilient.account import PARTS, account
+
+
+def event(t: float, what: str, generation: int = 1, **fields: Any) -> dict[str, Any]:
+    return {"t": t, "event": what, "generation": generation, **fields}
+
+
+def step(t: float, number: int, step_s: float = 1.0, generation: int = 1, **fields: Any) -> dict[str, Any]:
+    return {"t": t, "step": number, "step_s": step_s, "generation": generation, **fields}
+
+
+def started(t: float, generation: int = 1, world: int = 2, resumed: int | None = 0) -> dict[str, Any]:
+    return event(t, "generation_started", generation, world_size=world, resumed_step=resumed)
+
+
+def fault(t: float, detect_s: float, number: int = 1, kind: str = "exit", generation: int = 1) -> dict[str, Any]:
+    where = {"ranks": [1], "nodes": [0], "step": 3}
+    return event(t, "fault", generation, fault_id=f"f{number}", kind=kind, detail="SIGKILL", detect_s=detect_s, **where)
+
+
+def action(t: float, name: str, number: int = 1) -> dict[str, Any]:
+    return event(t, "action", fault_id=f"f{number}", name=name, reason="")
+
+
+def parts(events: list[dict[str, Any]], metrics: list[dict[str, Any]], **options: Any) -> dict[str, float]:
+    found = account(events, metrics, **options)
+    assert found.rank_s == pytest.approx(sum(found.seconds.values()))
+    return {name: round(seconds, 6) for name, seconds in found.seconds.items() if seconds > 1e-9}
+
+
+def test_a_job_without_faults():
+    events = [
+        event(0.0, "run_started"),
+        started(2.0),
+        event(7.3, "snapshot", step=2, tier="ram", stall_s=0.25),
+        event(7.4, "snapshot", step=2, tier="scratch", stall_s=0.25),
+        event(9.0, "validation", step=3),
+        event(12.0, "run_finished"),
+    ]
+    metrics = [step(5.0, 1, data_s=0.5), step(6.0, 2), step(7.5, 3), step(11.0, 4)]
+    # 1 s of start, 2 s to the first step; gaps: 0, 0.5 (0.25 of it a snapshot), 2.5 of validation; 1 s to the end
+    wall = {"start": 4.0, "data": 0.5, "productive": 3.5, "snapshot": 0.25, "idle": 0.25, "evaluation": 2.5, "finish": 1.0}
+    assert parts(events, metrics) == {name: 2 * seconds for name, seconds in wall.items()}
+    found = account(events, metrics)
+    assert found.wall_s == 12.0 and found.goodput == pytest.approx(3.5 / 12)
+
+
+def test_a_fault_its_recovery_and_what_is_computed_again():
+    events = [
+        event(0.0, "run_started"),
+        started(0.0),
+        fault(3.7, 0.3),
+        action(3.7, "restart_workers"),
+        started(4.0, 2, resumed=1),
+        event(7.0, "recovered", 2, fault_id="f1", lost_steps=1, downtime_s=3.6, step=2),
+        event(8.0, "run_finished", 2),
+    ]
+    metrics = [step(2.0, 1), step(3.0, 2), step(6.5, 2, generation=2), step(7.5, 3, generation=2)]
+    wall = {"start": 1.0, "productive": 3.0, "detection": 0.3, "restart": 0.3, "restore": 1.5, "rework": 1.4, "finish": 0.5}
+    assert parts(events, metrics) == {name: pytest.approx(2 * seconds) for name, seconds in wall.items()}
+    (incident,) = account(events, metrics).incidents
+    assert (incident.action, incident.lost_steps, incident.ranks) == ("restart_workers", 1, [1])
+    assert {name: round(seconds, 6) for name, seconds in incident.seconds.items() if seconds} == {
+        **{"detection": 0.3, "restart": 0.3, "restore": 1.5, "rework": 1.0},
+    }
+
+
+def test_a_stall_that_was_waited_for_is_the_links():
+    events = [event(0.0, "run_started"), started(0.0), fault(15.0, 12.0, kind="collective_timeout"), action(15.0, "wait")]
+    events += [event(20.0, "recovered", fault_id="f1", lost_steps=0, downtime_s=17.0, step=4), event(21.0, "run_finished")]
+    metrics = [step(1.0, 1), step(2.0, 2), step(3.0, 3), step(20.0, 4, step_s=17.0), step(21.0, 5)]
+    assert parts(events, metrics) == {"productive": 10.0, "link": 32.0}
+
+
+def test_a_driver_that_was_killed_leaves_what_it_has_told_and_the_next_job_goes_on():
+    events = [event(0.0, "run_started"), started(0.0), event(100.0, "run_started"), started(100.0, 2, resumed=1)]
+    metrics = [step(1.0, 1), step(2.0, 2), step(104.0, 2, generation=2), step(105.0, 3, generation=2)]
+    assert parts(events, metrics) == {"productive": 6.0, "restore": 6.0, "rework": 2.0}
+    assert account(events, metrics, now=107.0).seconds["productive"] == 10.0
+    assert account([], []).goodput is None
+
+
+def test_a_tier_in_trouble_costs_no_time():
+    events = [event(0.0, "run_started"), started(0.0), fault(1.5, 0.0, kind="storage"), event(2.0, "run_finished")]
+    found = account(events, [step(1.0, 1), step(2.0, 2)])
+    assert not found.incidents and found.goodput == 1.0
+
+
+names = st.sampled_from(["step", "fault", "wait", "generation", "snapshot", "validation", "recovered", "started", "finished"])
+
+
+@given(st.lists(st.tuples(names, st.floats(0, 5), st.floats(0, 9)), max_size=40), st.integers(1, 8))
+def test_whatever_happens_the_parts_sum_to_the_time_of_all_ranks(happened: list[tuple[str, float, float]], world: int):
+    events, metrics, t, generation = [event(0.0, "run_started"), started(0.0, world=world)], [], 0.0, 1
+    ends = False
+    for number, (name, pause_s, seconds) in enumerate(happened):
+        t += pause_s
+        if name == "step":
+            metrics.append(step(t, number % 7, seconds, generation, data_s=seconds / 2))
+        elif name in ("fault", "wait"):
+            events += [fault(t, seconds, number, generation=generation)]
+            events += [action(t, "wait" if name == "wait" else "restart_workers", number)]
+        elif name == "generation":
+            generation += 1
+            events.append(started(t, generation, world, resumed=number % 2))
+        elif name == "snapshot":
+            events.append(event(t, "snapshot", generation, step=number % 7, tier="ram", stall_s=seconds))
+        elif name == "validation":
+            events.append(event(t, "validation", generation, step=number % 7))
+        elif name == "recovered":
+            events.append(event(t, "recovered", generation, fault_id=f"f{number - 1}", lost_steps=1))
+        elif name == "finished" and number == len(happened) - 1:
+            events.append(event(t, "run_finished", generation))
+            ends = True
+    found = account(events, metrics, now=None if ends else t)
+    assert found.wall_s == pytest.approx(t)
+    assert found.rank_s == pytest.approx(t * world)
+    assert found.seconds.keys() == PARTS.keys() and min(found.seconds.values()) >= 0
