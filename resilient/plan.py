@@ -4,7 +4,6 @@ The runtime knows layout, timeouts and exit budget; what a rank holds is asked o
 `plan(config)`, where it has one, returns a mapping of titles to mappings of names to values.
 """
 
-import importlib
 import os
 import sys
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from resilient import network, storage
+from resilient import entry, network, storage
 from resilient.config import Config, ConfigError, Layout, Problem
 from resilient.driver.driver import DRAIN_S, FENCE_S, LINK_GRACE_S
 from resilient.driver.watchdog import FACTOR, STOPPED_S
@@ -98,7 +97,7 @@ def _bytes(count: int) -> str:
 
 
 def _size(config: Config) -> tuple[int, int] | None:
-    hook = getattr(importlib.import_module(config.entrypoint.partition(":")[0]), "checkpoint_size", None)
+    hook = getattr(entry.find(entry.parse(config.entrypoint))[0], "checkpoint_size", None)
     return hook(config) if hook is not None else None
 
 
@@ -134,11 +133,9 @@ def _links(config: Config) -> str:
 
 
 def _entry_plan(config: Config) -> Mapping[str, Mapping[str, object]]:
-    name = config.entrypoint.partition(":")[0]
     sys.path.insert(0, str(Path.cwd()))  # where the ranks will look for it, too
-    try:
-        module = importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError([Problem(key="entrypoint", value=config.entrypoint, message=f"cannot be imported: {error}")]) from None
+    module, problem = entry.find(entry.parse(config.entrypoint))
+    if problem is not None:
+        raise ConfigError([Problem(key="entrypoint", value=config.entrypoint, message=problem)])
     hook = getattr(module, "plan", None)
     return hook(config) if hook is not None else {}

@@ -4,7 +4,6 @@ Runs in the forked child. It shields the worker from signals that are for the dr
 its output to the rank's log, and leaves the exception that ended it on the page before anything is torn down.
 """
 
-import importlib
 import os
 import signal
 import sys
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from resilient import worker
+from resilient import entry, worker
 from resilient.agent import looks
 from resilient.exits import Exit
 from resilient.lifeline import die_with_parent
@@ -49,18 +48,24 @@ def run_rank(spec: WorkerSpec) -> None:
     os.environ.update(spec.environ)
     try:
         worker.init()
-        module, _, function = spec.entrypoint.partition(":")
-        config = worker.load_config(spec.config)
-        getattr(importlib.import_module(module), function)(config)
+        entry.run(entry.parse(spec.entrypoint), lambda: worker.load_config(spec.config))
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is evidence
-        if isinstance(error, SystemExit) and error.code in (0, None):
-            _leave(0)
+        if isinstance(error, SystemExit):
+            _leave(_status(error))
         text = traceback.format_exc()
         record = {"type": type(error).__name__, "message": str(error), "traceback": text, "t": time.time()}
         worker.report({**record, "final": _final(error)}, event=RAISED)
         sys.stderr.write(text)
         _leave(1)
     _leave(0)
+
+
+def _status(error: SystemExit) -> int:
+    """What the interpreter would end with; a text is printed."""
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    sys.stderr.write(f"{error.code}\n")
+    return 1
 
 
 def _final(error: BaseException) -> int | None:

@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+from resilient import entry
 from resilient.agent.workers import start_fork_server
 from resilient.lifeline import die_with_parent
 from resilient.wire import Connection
@@ -22,7 +23,7 @@ def main() -> int:
     parser.add_argument("--procs", type=int, required=True, help="workers on this node")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--run-id", required=True)
-    parser.add_argument("--entrypoint", required=True, metavar="MODULE:FUNCTION")
+    parser.add_argument("--entrypoint", required=True, metavar="ENTRYPOINT")
     parser.add_argument("--fence-s", type=float, required=True)
     parser.add_argument("--addr", required=True, help="address at which the other nodes reach this one")
     parser.add_argument("--parent", type=int, help="end when this parent process does")
@@ -34,7 +35,7 @@ def main() -> int:
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("torch").setLevel(logging.WARNING)
     token = os.environ.pop(TOKEN_VARIABLE, "")  # for this process alone, not for what it starts
-    start_fork_server(args.entrypoint.partition(":")[0])
+    start_fork_server(entry.ahead(entry.parse(args.entrypoint)))
 
     # All ranks of the group are alike, which spares torchelastic a round through the store.
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"

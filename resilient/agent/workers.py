@@ -32,9 +32,9 @@ SILENT_S = 1.0  # once a worker has given no sign for so long, the states of the
 TAIL_BYTES = 8192  # of a failed worker's log, which may tell what its exception does not
 
 
-def start_fork_server(entry_module: str) -> None:
+def start_fork_server(entry_modules: Sequence[str]) -> None:
     """Start importing, in the background, what the workers will need. Call it from the main thread, once."""
-    os.environ[preload.MODULES_VARIABLE] = entry_module
+    os.environ[preload.MODULES_VARIABLE] = ",".join(entry_modules)
     os.environ[preload.AGENT_VARIABLE] = str(os.getpid())
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload.__name__])
@@ -94,7 +94,7 @@ class Workers:
         pages: existing directory in RAM for the pages.
         log_dir: existing directory for `rank<r>.log`.
         config: the resolved config's file.
-        entrypoint: `module:function`.
+        entrypoint: see `resilient.entry`.
     """
 
     def __init__(

@@ -336,8 +336,8 @@ class Config(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
     run_dir: Path = Path("runs/${name}")
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 42
-    entrypoint: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] = Field(
-        "trainer.main:train", description="module:function that every rank calls"
+    entrypoint: Annotated[str, Field(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|.+\.py\b.*)$")] = Field(
+        "trainer.main:train", description="module:function that every rank calls, or a script with its arguments"
     )
     args: dict[str, Any] = Field({}, description="free values for an entry point of your own")
     cluster: Cluster = Cluster()

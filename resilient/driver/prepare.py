@@ -6,7 +6,6 @@ that process. It speaks JSON lines: progress, and at the end an error if there w
 """
 
 import asyncio
-import importlib
 import json
 import os
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from resilient import entry
 from resilient.config import ConfigError, Problem, load
 from resilient.lifeline import die_with_parent
 
@@ -69,14 +69,9 @@ def _understand(message: Any, progress: Progress) -> None:
 
 def _hook(config_path: Path, entrypoint: str) -> dict[str, object] | None:
     """Run the hook in this process; the message to send about it, None if all went well."""
-    module_name, _, function = entrypoint.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # noqa: BLE001 - a user's module may raise anything while it is imported
-        problem = f"cannot be imported: {type(error).__name__}: {error}"
-        return {"problems": [["entrypoint", entrypoint, problem]], "trace": traceback.format_exc()}
-    if not callable(getattr(module, function, None)):
-        return {"problems": [["entrypoint", entrypoint, f"module {module_name} has no function {function!r}"]]}
+    module, problem = entry.find(entry.parse(entrypoint), trace=sys.stderr)
+    if problem is not None:
+        return {"problems": [["entrypoint", entrypoint, problem]]}
     prepare = getattr(module, "prepare", None)
     if prepare is None:
         return None
@@ -99,7 +94,6 @@ def main() -> int:
     die_with_parent(int(parent))
     message = _hook(Path(config_path), entrypoint)
     if message is not None:
-        sys.stderr.write(str(message.get("trace", "")))
         _say(message)
     return 0
 

@@ -316,6 +316,54 @@ def test_every_rank_finds_the_environment_of_communication(counting: Counting, m
         assert found == dict(zip(names, ["22", "6", "lo", f"{logs}/nccl_trace_rank_"], strict=True))
 
 
+def test_a_script_that_knows_five_calls_is_restarted_and_goes_on_where_it_was(campaign: Callable[..., Campaign], tmp_path: Path):
+    script = Path(__file__).parents[2] / "examples/plain_pytorch.py"
+    states = tmp_path / "states with a space"
+    run = campaign(
+        entrypoint=f"{script} '{states}' 60", cluster={"procs_per_node": 2, "device": "cpu"}, train={"steps": 60}
+    ).start()
+    run.reach(12)
+    os.kill(run.workers()[1], signal.SIGKILL)
+    assert run.wait() == 0, run.output + run.logs()
+    (fault,) = run.events("fault")
+    assert (fault["kind"], fault["ranks"]) == ("exit", [1])
+    assert run.events("generation_started")[1]["resumed_step"] >= 10
+    assert all(len(values) == 1 for values in run.losses().values()) and len(run.losses()) == 60
+    assert (states / "step-00000060").is_dir()
+
+
+def test_a_script_without_any_call_is_restarted_too(campaign: Callable[..., Campaign], tmp_path: Path):
+    (tmp_path / "plain.py").write_text(PLAIN)
+    run = campaign(entrypoint="plain.py 3", cluster={"procs_per_node": 2, "device": "cpu"})
+    assert run.run() == 0, run.output + run.logs()
+    assert [fault["detail"] for fault in run.events("fault")] == ["exit code 3"] and run.events("fault")[0]["ranks"] == [1]
+    assert "the second time" in (run.run_dir / "logs/g2/rank0.log").read_text()
+
+
+PLAIN = """
+import os, sys, time
+from pathlib import Path
+
+first = not Path("been-here").exists()
+if first and os.environ["RANK"] == "1":
+    time.sleep(0.5)
+    Path("been-here").touch()
+    sys.exit(int(sys.argv[1]))
+time.sleep(60 if first else 0.1)
+print("the second time")
+"""
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "said"), [("nowhere.py", "nowhere.py cannot be read: No such file"), ("broken.py 1", "broken.py is not Python")]
+)
+def test_a_script_that_cannot_run_is_a_config_error(campaign: Callable[..., Campaign], tmp_path: Path, entrypoint: str, said: str):
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    run = campaign(entrypoint=entrypoint, cluster={"procs_per_node": 2, "device": "cpu"})
+    assert run.run() == 78, run.output
+    assert said in run.output and "entrypoint" in run.output
+
+
 def test_an_error_before_the_first_step_gives_up_soon(counting: Counting):
     run = counting("no_such_module")
     assert run.run() == 70

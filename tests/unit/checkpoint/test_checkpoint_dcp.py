@@ -404,7 +404,7 @@ def run_example(root: Path, last_step: int, *launcher: str) -> list[str]:
 
 
 def test_the_example_goes_on_where_it_ended(tmp_path: Path) -> None:
-    assert len(EXAMPLE.read_text().splitlines()) <= 60
+    assert len(EXAMPLE.read_text().splitlines()) <= 75
     straight = run_example(tmp_path / "straight", 10)
     assert run_example(tmp_path / "resumed", 7) == straight[:7]
     assert run_example(tmp_path / "resumed", 10) == straight[5:]
