@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from resilient import entry, network, storage
-from resilient.config import Config, ConfigError, Layout, Problem
-from resilient.driver.driver import DRAIN_S, FENCE_S, LINK_GRACE_S
+from resilient.config import Config, ConfigError, Layout, Problem, layouts
+from resilient.driver.driver import DRAIN_S, FENCE_S, LINK_GRACE_S, REJOIN_S
 from resilient.driver.watchdog import FACTOR, STOPPED_S
 from resilient.policy import ordinal
 
@@ -42,12 +42,25 @@ def runtime_layout(config: Config, layout: Layout) -> dict[str, object]:
     return {
         "world size": f"{layout.world_size} = tp {layout.tp} × {context}pp {layout.pp} × dp {layout.dp}",
         "nodes": f"{layout.nodes} with {layout.procs_per_node} ranks each, {layout.threads_per_proc} threads a rank",
+        "when nodes are lost": _fewer(config, layout),
         "global batch": (
             f"{config.train.global_batch_size} = micro batch {layout.micro_batch_size} × dp {layout.dp}"
             f" × {layout.accumulation} accumulated"
         ),
         "run directory": config.run_dir,
     }
+
+
+def _fewer(config: Config, layout: Layout) -> str:
+    """What takes the place of nodes that are gone."""
+    spares = config.cluster.spares
+    words = [f"{spares} spare{'s' * (spares > 1)} stand{'s' * (spares == 1)} by"] if spares else []
+    smaller = sorted(layouts(config, layout), reverse=True)[1:]
+    if smaller:
+        words.append("then the run goes on with " + " or ".join(map(str, smaller)) + f" node{'s' * (smaller[0] > 1)}")
+    else:
+        words.append("the run waits for them to return")
+    return ", ".join(words)
 
 
 def tiers(config: Config, layout: Layout, size: tuple[int, int] | None) -> dict[str, object]:
@@ -57,7 +70,7 @@ def tiers(config: Config, layout: Layout, size: tuple[int, int] | None) -> dict[
         size: bytes and files of one checkpoint, where the entry point knows them.
     """
     in_ram = {tier.path: storage.lies_in_ram(tier.path) for tier in config.checkpoint.tiers}
-    found = storage.arrange(config, layout.nodes, "", in_ram)
+    found = storage.arrange(config, config.cluster.slots, "", in_ram)
     rows: dict[str, object] = {}
     for tier in found.tiers:
         copies = found.slabs if tier.kind == "memory" else tier.keep_last + 1
@@ -107,9 +120,11 @@ def timeouts(config: Config) -> dict[str, object]:
     fence = FENCE_S if resilience.fence_s == "auto" else resilience.fence_s
     grace = LINK_GRACE_S if resilience.link_grace_s == "auto" else resilience.link_grace_s
     drain = DRAIN_S if resilience.drain_s == "auto" else resilience.drain_s
+    rejoin = REJOIN_S if resilience.rejoin_s == "auto" else resilience.rejoin_s
     return {
         "drain on SIGTERM, Ctrl-C": f"{drain:.0f} s, then workers are killed",
         "agent without its driver": f"kills its workers after {fence:.0f} s",
+        "lost node": f"is waited for {rejoin:g} s where no spare is there and fewer nodes can go on",
         "silent rank": (
             f"suspected after {FACTOR:g} times the longest silence seen, {resilience.hang_floor_s:g} s at least, "
             f"{resilience.hang_ceiling_s:g} s at most"

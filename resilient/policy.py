@@ -9,7 +9,7 @@ from typing import Literal
 
 from resilient.faults import Fault
 
-ActionName = Literal["wait", "restart_workers", "replace_node", "finish_drain", "give_up"]
+ActionName = Literal["wait", "restart_agent", "restart_workers", "replace_node", "finish_drain", "give_up"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Situation:
         now: unix seconds.
         outage: what a link of the group does or did a moment ago; None where all are well.
         link_grace_s: how long a stall may last before a link is no excuse any more.
+        stand_in: what becomes of the place of a node that is gone, in words.
     """
 
     fault: Fault
@@ -48,6 +49,7 @@ class Situation:
     now: float
     outage: str | None = None
     link_grace_s: float = 0.0
+    stand_in: str = ""
 
     @property
     def same(self) -> int:
@@ -70,6 +72,11 @@ class Row:
 
 
 TABLE: tuple[Row, ...] = (
+    Row(
+        lambda s: s.fault.kind == "node_lost" and not s.fault.ranks,
+        "restart_agent",
+        lambda s: "no rank ran there: its agent is started anew",
+    ),
     Row(
         lambda s: s.draining,
         "finish_drain",
@@ -98,7 +105,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         lambda s: s.fault.kind == "node_lost",
         "replace_node",
-        lambda s: f"node {', '.join(map(str, s.fault.nodes))} is gone: its agent is started anew",
+        lambda s: f"node {', '.join(map(str, s.fault.nodes))} is gone: {s.stand_in}",
     ),
     Row(
         lambda s: True,

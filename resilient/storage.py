@@ -55,13 +55,13 @@ class Storage:
 
     Attributes:
         slabs: snapshots that memory has room for on each node.
-        buddies: of each node the one that keeps its replicas.
+        domains: failure domain of each node; empty where the config names none.
     """
 
     identity: str
     tiers: tuple[Place, ...]
     slabs: int
-    buddies: tuple[int | None, ...]
+    domains: tuple[str, ...]
 
     @property
     def memory(self) -> Place:
@@ -76,6 +76,7 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
     """What the config's tiers come to.
 
     Args:
+        nodes: of the allocation, spares included.
         in_ram: of each tier's path whether a file system in RAM is under it.
     """
     checkpoint = config.checkpoint
@@ -112,7 +113,7 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
     end = place(last, "durable", (str(last.path),), 3, checkpoint.every_steps)
     # One is being written; and in a tier that people ask for, one more is on its way to a slower tier.
     slabs = first.keep_last + (2 if memory is not None else 1)
-    return Storage(identity, (first, *middle, end), slabs, buddies(nodes, config.cluster.domains))
+    return Storage(identity, (first, *middle, end), slabs, tuple(config.cluster.domains or ()))
 
 
 def buddies(nodes: int, domains: Sequence[str] | None = None) -> tuple[int | None, ...]:

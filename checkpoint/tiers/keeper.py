@@ -75,7 +75,7 @@ class Tier:
 
 @dataclass
 class Group:
-    """The workers of this node in one generation."""
+    """The workers of this node in one generation, in which it is the `node`-th; so parts are numbered, whoever holds them."""
 
     generation: int
     node: int
@@ -118,6 +118,7 @@ class Keeper:
         self._slabs = self._open_slabs()
         self._inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._group: Group | None = None
+        self._preparing = asyncio.Lock()
         self._sealing: set[asyncio.Task[None]] = set()
         self._forgetting: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -209,9 +210,11 @@ class Keeper:
 
     def _begin(self, message: Message) -> None:
         first = message["first_rank"]
-        self._group = Group(message["generation"], self._node, message["nodes"], frozenset(range(first, first + message["ranks"])))
+        ranks = frozenset(range(first, first + message["ranks"]))
+        self._group = Group(message["generation"], message["node_rank"], message["nodes"], ranks)
         self._last = None
         self._slabs.rescan()
+        self._slabs.retire()
         self._slabs.keep(lambda part: True)
         if message.get("renew"):
             self._slabs.renew()
@@ -235,7 +238,8 @@ class Keeper:
         """Every part that is here."""
         self._slabs.rescan()
         found = [
-            self._entry(self._memory, self._slabs.root / f"step-{step:08d}", part) for step, part in self._slabs.parts().items()
+            self._entry(self._memory, self._slabs.root / f"step-{step:08d}", part, replica=False)
+            for step, part in self._slabs.parts().items()
         ]
         for name, root in self._roots():
             for directory in (root, *root.glob("replica-*")):
@@ -244,7 +248,7 @@ class Keeper:
                     if path.is_symlink():
                         continue
                     with contextlib.suppress(DamagedCheckpoint):
-                        found.append(self._entry(name, path, parts.read(path)))
+                        found.append(self._entry(name, path, parts.read(path), replica=directory != root))
         return found
 
     def _roots(self) -> list[tuple[str, Path]]:
@@ -252,21 +256,25 @@ class Keeper:
         return [(self._memory, self._slabs.root), *((t.name, t.root) for t in self._tiers.values() if not t.durable)]
 
     @staticmethod
-    def _entry(tier: str, path: Path, part: Part) -> dict[str, object]:
+    def _entry(tier: str, path: Path, part: Part, *, replica: bool) -> dict[str, object]:
         return {
             **{"tier": tier, "directory": str(path), "step": part.step, "generation": part.generation},
-            **{"owner": part.node, "nodes": part.nodes, "bytes": part.size_bytes},
+            **{"owner": part.node, "nodes": part.nodes, "bytes": part.size_bytes, "replica": replica},
         }
 
     def _keep(self, message: Message) -> None:
-        """Nothing of a tier but these steps is needed, as far as `upto`, and nothing of older generations."""
+        """Of a tier nothing but these steps is needed as far as `upto`; beyond it, what is of today and was not left out."""
         wanted, upto, generation = set(message["steps"]), message["upto"], message["generation"]
+        left_out = set(message["left_out"])
 
         def needed(part: Part) -> bool:
-            return part.step in wanted or (part.generation >= generation and part.step > upto)
+            coming = part.generation >= generation and part.step > upto and part.step not in left_out
+            return coming or part.step in wanted
 
         if message["tier"] == self._memory:
             self._slabs.keep(needed)
+            if self._slabs.misfits and self._group is not None:
+                self._background(self._prepare(self._group))
             self._offer()
         roots = [root for name, root in self._roots() if name == message["tier"]]
         self._forgetting.add(self._background(asyncio.to_thread(_forget, roots, needed)))
@@ -305,6 +313,11 @@ class Keeper:
 
     async def _prepare(self, group: Group) -> None:
         """Make slabs for what the workers have announced, in the first place that has room."""
+        async with self._preparing:
+            if group is self._group:
+                await self._make_slabs(group)
+
+    async def _make_slabs(self, group: Group) -> None:
         first = next(iter(group.layouts.values()))
         plan = blueprint.read(self._directory, first["digest"], group.ranks)
         for place in self._places:
@@ -315,6 +328,8 @@ class Keeper:
                 _point(self._directory / SLABS, place)
             except OSError as error:
                 self._say("trouble", tier=self._memory, detail=f"no slabs in {place}: {error.strerror or error}", errno=error.errno)
+                if self._slabs.parts():
+                    return  # of a generation with other nodes; there is room once they are not needed any more
                 await asyncio.to_thread(self._slabs.clear)
                 continue
             self._offer()
@@ -386,9 +401,7 @@ class Keeper:
             self._last = part
             self._say(
                 "held",
-                **{"tier": self._memory, "step": step, "generation": group.generation, "owner": self._node},
-                directory=str(step_path(self._slabs.root, step)),
-                bytes=part.size_bytes,
+                **self._entry(self._memory, step_path(self._slabs.root, step), part, replica=False),
                 stall_s=max(message["stall_s"] for message in taken.values()),
                 write_s=time.monotonic() - began,
                 wants=sorted({name for message in taken.values() for name in message["tiers"]}),
@@ -458,7 +471,7 @@ class Keeper:
         except (CheckpointError, OSError, Cancelled, ValueError) as error:
             fields = {name: message[name] for name in ("tier", "step", "generation", "id") if name in message}
             reason = "cancelled" if cancelled.is_set() else f"{error}"
-            self._say("failed", job=kind, **fields, owner=message.get("owner", self._node), detail=reason)
+            self._say("failed", job=kind, **fields, owner=message["owner"], detail=reason)
         else:
             if tier.trouble_t is not None:
                 self._say("well", tier=tier.name, down_s=time.monotonic() - tier.trouble_t)
@@ -472,18 +485,18 @@ class Keeper:
             self._say("trouble", tier=tier.name, detail=detail, errno=number)
 
     def _source(self, message: Message, slab: Slab | None) -> tuple[Source, Part, dict[str, bytes]]:
-        """This node's part of a step, from the nearest tier that has it."""
-        step, generation = message["step"], message["generation"]
-        if slab is not None and slab.part is not None and (slab.part.step, slab.part.generation) == (step, generation):
-            return SlabSource(slab), slab.part, _documents(slab.directory, slab.part)
-        owner = message.get("owner", self._node)
+        """A part of a step, its own or a replica, from the nearest tier that has it."""
+        step, generation, owner = message["step"], message["generation"], message["owner"]
+        held = slab.part if slab is not None else None
+        if slab is not None and held is not None and (held.step, held.generation, held.node) == (step, generation, owner):
+            return SlabSource(slab), held, _documents(slab.directory, held)
         for _, root in self._roots():
             for path in (step_path(root, step), step_path(root / f"replica-{owner}", step)):
                 with contextlib.suppress(DamagedCheckpoint):
                     part = parts.read(path)
                     if (part.generation, part.node) == (generation, owner):
                         return DirectorySource(path, chunks=part.chunks), part, _documents(path, part)
-        raise CheckpointError(f"node {self._node} does not hold step {step} of node {owner}")
+        raise CheckpointError(f"node {self._node} does not hold part {owner} of step {step}")
 
     def _copy(self, tier: Tier, message: Message, slab: Slab | None, copy: Copy) -> None:
         began = time.monotonic()
@@ -492,7 +505,7 @@ class Keeper:
         with contextlib.closing(source):
             target = step_path(tier.root, part.step)
             copying.to_tier(source, part, documents, target, copy)
-        self._held(tier, part, target, began, message)
+        self._held(tier, part, target, began, message, replica=False)
 
     def _replicate(self, tier: Tier, message: Message, slab: Slab | None, copy: Copy) -> None:
         """Fetch a part of the node whose buddy this is."""
@@ -506,15 +519,14 @@ class Keeper:
             spare = target.with_name(SPARE)
             copying.to_tier(source, part, _fetched(source, spare), target, copy, spare=spare)
             points.reached("replica_held")
-        self._held(tier, part, target, began, message)
+        self._held(tier, part, target, began, message, replica=True)
 
-    def _held(self, tier: Tier, part: Part, target: Path, began: float, message: Message) -> None:
+    def _held(self, tier: Tier, part: Part, target: Path, began: float, message: Message, *, replica: bool) -> None:
         self._say(
             "held",
             id=message["id"],
-            **{"tier": tier.name, "step": part.step, "generation": part.generation, "owner": part.node},
-            directory=str(target),
-            **{"bytes": part.size_bytes, "stall_s": 0.0, "write_s": time.monotonic() - began, "wants": []},
+            **self._entry(tier.name, target, part, replica=replica),
+            **{"stall_s": 0.0, "write_s": time.monotonic() - began, "wants": []},
         )
 
     def _flush(self, tier: Tier, message: Message, slab: Slab | None, copy: Copy) -> None:
@@ -541,7 +553,7 @@ class Keeper:
         self._say(
             "committed",
             id=message["id"],
-            **{"tier": tier.name, "step": part.step, "generation": part.generation},
+            **{"tier": tier.name, "step": part.step, "generation": part.generation, "owner": part.node},
             **{"bytes": size, "files": len(contents.files) + 1, "write_s": time.monotonic() - began},
         )
 

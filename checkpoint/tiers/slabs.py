@@ -44,6 +44,7 @@ class Slab:
     Attributes:
         part: what it holds, once sealed.
         lent: workers may be writing into it.
+        fits: it is laid out for the workers of today.
         pins: copies that are being made of it.
     """
 
@@ -51,6 +52,7 @@ class Slab:
     directory: Path
     part: Part | None = None
     lent: bool = False
+    fits: bool = False
     pins: int = 0
     maps: dict[str, mmap.mmap] = field(default_factory=dict)
 
@@ -64,6 +66,14 @@ class Slab:
             finally:
                 os.close(fd)
         return memoryview(area)
+
+
+def fingerprint(directory: Path) -> str:
+    """What a slab is laid out for; empty where that is not known."""
+    try:
+        return (directory / _PRINT).read_text()
+    except FileNotFoundError:
+        return ""
 
 
 class Slabs:
@@ -114,24 +124,36 @@ class Slabs:
         self._keep = wanted
 
     def prepare(self, blueprint: Blueprint) -> None:
-        """Make every slab fit; those that do stay as they are. Raises OSError where there is no room."""
-        self.blueprint = blueprint
+        """Make every slab fit that holds nothing which is needed. They may be lent afterwards.
+
+        Raises OSError where there is no room.
+        """
         for slab in self._slabs:
-            if self._printed(slab) != blueprint.digest:
+            slab.fits = fingerprint(slab.directory) == blueprint.digest
+            if not slab.fits and not (slab.pins or (slab.part and self._keep(slab.part))):
                 self._make(slab, blueprint)
+                slab.fits = True
+        self.blueprint = blueprint
+
+    @property
+    def misfits(self) -> bool:
+        """Whether there are slabs of another layout: of a generation with other nodes."""
+        return self.blueprint is not None and not all(slab.fits for slab in self._slabs)
+
+    def retire(self) -> None:
+        """Lend nothing until slabs are prepared again: the next workers may need others."""
+        self.blueprint = None
 
     def renew(self) -> None:
-        """Drop what was lent and not sealed: somebody may still write into it. Raises OSError."""
+        """Drop what was lent and not sealed: somebody may still write into it."""
         for slab in self._slabs:
             if slab.part is None:
                 slab.maps = {}
                 shutil.rmtree(slab.directory, ignore_errors=True)
-                if self.blueprint is not None:
-                    self._make(slab, self.blueprint)
 
     def lend(self) -> int | None:
         """Choose a slab for the next snapshot: an empty one, or the oldest that need not be kept; None where there is none."""
-        free = [slab for slab in self._slabs if not (slab.lent or slab.pins or (slab.part and self._keep(slab.part)))]
+        free = [slab for slab in self._slabs if slab.fits and not (slab.lent or slab.pins or (slab.part and self._keep(slab.part)))]
         if self.blueprint is None or not free:
             return None
         slab = min(free, key=lambda each: (each.part is not None, each.part.step if each.part else 0))
@@ -195,12 +217,6 @@ class Slabs:
         new.unlink(missing_ok=True)
         new.symlink_to(slab.directory.name)
         new.replace(step_path(self.root, step))
-
-    def _printed(self, slab: Slab) -> str:
-        try:
-            return (slab.directory / _PRINT).read_text()
-        except FileNotFoundError:
-            return ""
 
     def _make(self, slab: Slab, blueprint: Blueprint) -> None:
         slab.maps, slab.part = {}, None

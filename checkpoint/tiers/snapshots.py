@@ -31,7 +31,7 @@ from checkpoint.state import JSON
 from checkpoint.tiers import blueprint, session
 from checkpoint.tiers.cadence import Clock
 from checkpoint.tiers.session import Control, Session
-from checkpoint.tiers.slabs import STATE
+from checkpoint.tiers.slabs import STATE, fingerprint
 
 READY_S = 60.0
 _POLL_S = 0.001
@@ -158,8 +158,11 @@ class Snapshots:
         while True:
             loan, index = self._control.lent()
             if index is not None and loan > self._used:
-                for path in sorted((self.session.directory / session.SLABS).glob("slab-*")):
-                    self._mapped(int(path.name.removeprefix("slab-")))
+                slabs = self.session.directory / session.SLABS
+                like = fingerprint(slabs / f"slab-{index}")
+                for path in sorted(slabs.glob("slab-*")):
+                    if fingerprint(path) == like:  # others hold what workers of another layout have left
+                        self._mapped(int(path.name.removeprefix("slab-")))
                 return True
             if time.monotonic() > deadline:
                 return False

@@ -151,7 +151,7 @@ class KeeperProcess:
         tiers = [{name: tier[name] for name in ("name", "every_steps", "every_s")} for tier in self._storage["tiers"]]
         said = {**common, "node": node_rank, "directory": str(self._directory), "tiers": tiers}
         session.write(self.session_path, {**said, "mtbf_s": told["mtbf_s"], "candidates": holdings})
-        self._session = {"do": "session", **common}
+        self._session = {"do": "session", **common, "node_rank": node_rank}
         self.send({**self._session, "renew": renew})
 
     def _known(self, holding: Mapping[str, Any]) -> dict[str, Any]:

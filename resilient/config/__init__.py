@@ -3,8 +3,8 @@ must fit together)."""
 
 from resilient.config.checks import spans
 from resilient.config.errors import ConfigError, Problem
-from resilient.config.parallelism import Layout, layout, settle
+from resilient.config.parallelism import Layout, layout, layouts, settle
 from resilient.config.schema import Config
 from resilient.config.source import attribute, dump, load
 
-__all__ = ["Config", "ConfigError", "Layout", "Problem", "attribute", "dump", "layout", "load", "settle", "spans"]
+__all__ = ["Config", "ConfigError", "Layout", "Problem", "attribute", "dump", "layout", "layouts", "load", "settle", "spans"]

@@ -117,8 +117,10 @@ def _checkpoint(config: Config) -> Iterator[Problem]:
 
 def _cluster(config: Config) -> Iterator[Problem]:
     domains = config.cluster.domains
-    if domains is not None and len(domains) != config.cluster.nodes:
-        yield Problem("cluster.domains", domains, f"must name a failure domain for each of {config.cluster.nodes} nodes")
+    slots = config.cluster.slots
+    if domains is not None and len(domains) != slots:
+        spares = ", spares included" if config.cluster.spares else ""
+        yield Problem("cluster.domains", domains, f"must name a failure domain for each of {slots} nodes{spares}")
     if config.cluster.min_nodes > config.cluster.nodes:
         message = f"must be at most cluster.nodes = {config.cluster.nodes}"
         yield Problem("cluster.min_nodes", config.cluster.min_nodes, message)
@@ -145,7 +147,3 @@ def _not_yet(config: Config) -> Iterator[Problem]:
     cluster = config.cluster
     if cluster.launcher == "slurm":
         yield refuse("cluster.launcher", "slurm", "auto, local")
-    if cluster.spares:
-        yield refuse("cluster.spares", cluster.spares, "0")
-    if 1 < cluster.min_nodes < cluster.nodes:
-        yield refuse("cluster.min_nodes", cluster.min_nodes, f"1, or cluster.nodes = {cluster.nodes}")

@@ -4,6 +4,7 @@ Pure. What is wrong is said with the key, and with the nearest values that work.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from resilient.config.errors import ConfigError, Problem
@@ -49,6 +50,15 @@ def layout(config: Config, *, cpu_count: int, gpu_count: int) -> Layout:
         procs = cluster.procs_per_node
     threads = max(1, cpu_count // (cluster.nodes * procs)) if cluster.threads_per_proc == "auto" else cluster.threads_per_proc
     return _settle(config, cluster.nodes, procs, threads)
+
+
+def layouts(config: Config, largest: Layout) -> dict[int, Layout]:
+    """The layouts that the run can go on with, by number of nodes: tp × cp × pp stays, and so does the global batch."""
+    found = {largest.nodes: largest}
+    for nodes in range(config.cluster.min_nodes, largest.nodes):
+        with suppress(ConfigError):
+            found[nodes] = _settle(config, nodes, largest.procs_per_node, largest.threads_per_proc)
+    return found
 
 
 def settle(config: Config, world_size: int) -> Layout:

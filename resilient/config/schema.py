@@ -47,11 +47,18 @@ class Cluster(Section):
     launcher: Literal["auto", "local", "slurm"] = "auto"
     nodes: Count = Field(1, description="agents to start; on one machine several agents stand for several nodes")
     procs_per_node: Count | Auto = Field("auto", description="ranks per node; auto: one per GPU, else 1")
-    domains: list[str] | None = Field(None, description="failure domain of each node; replicas are kept in another one")
-    spares: NonNegative = 0
-    min_nodes: Count = 1
+    domains: list[str] | None = Field(
+        None, description="failure domain of each node, then of each spare; replicas are kept in another one"
+    )
+    spares: NonNegative = Field(0, description="nodes beside these that stand by, warm, to take over from one that is lost")
+    min_nodes: Count = Field(1, description="with so many left, and no spare, the run goes on with less data parallelism")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads_per_proc: Count | Auto = Field("auto", description="CPU threads of a rank; auto: cores / procs_per_node")
+
+    @property
+    def slots(self) -> int:
+        """Nodes of the allocation: those that compute, and spares."""
+        return self.nodes + self.spares
 
 
 class Parallel(Section):
@@ -259,6 +266,9 @@ class Resilience(Section):
         "auto", description="ranks may wait for each other so long while a link is down or has just come back; auto: 60"
     )
     fence_s: Seconds | Auto = Field("auto", description="an agent without its driver for so long kills its workers")
+    rejoin_s: Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_bool)] | Auto = Field(
+        "auto", description="a lost node is waited for so long, where no spare is there, before fewer nodes go on; auto: 30"
+    )
     drain_s: Seconds | Auto = Field("auto", description="time that a stop on request may take before workers are killed")
     hang_floor_s: Seconds = Field(
         10.0, description="a rank is suspected of being hung after five times the longest silence that was seen, but not sooner"

@@ -23,6 +23,7 @@ from resilient.driver.custody import Custody, News, StoragePlan
 from resilient.driver.drain import Drain, fits
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
 from resilient.driver.links import Links, Outage
+from resilient.driver.membership import Membership, Node
 from resilient.driver.watchdog import PATIENCE_S, Limits, Suspicion, Watchdog
 from resilient.exits import Exit
 from resilient.faults import Fault, Raised, WorkerEnd, from_ends, is_victim
@@ -32,7 +33,6 @@ from resilient.wire import Message
 
 SETTLE_S = 0.3  # how long a failure that blames a peer waits for that peer's own failure
 PING_S = 1.0
-LAUNCH_ATTEMPTS = 3
 LINK_MEMORY_S = 15.0  # a stall that began so soon after a link came back may be its doing
 LOOK_AGAIN_S = 5.0  # at ranks that wait for a link
 RESERVE_S = 1.0  # of a drain, for what is neither copying nor writing
@@ -40,21 +40,24 @@ RESERVE_S = 1.0  # of a drain, for what is neither copying nor writing
 
 @dataclass(frozen=True)
 class Job:
-    """What the coordinator must know of the campaign."""
+    """What the coordinator must know of the campaign.
 
-    nodes: int
+    Attributes:
+        layouts: by number of nodes, those that a generation may be of; the largest is what is asked for.
+        spares: nodes that stand by.
+        rejoin_s: how long a node that is gone is waited for, where no spare is there and fewer nodes would do.
+    """
+
+    layouts: Mapping[int, Mapping[str, int]]
+    spares: int
+    rejoin_s: float
     procs_per_node: int
-    layout: dict[str, int]
     storage: StoragePlan
     budget: Budget
     drain_s: float
     silence_s: float  # a node that has not been heard of for so long is lost
     hang: Limits
     link_grace_s: float  # how long ranks may wait for each other while a link is down, or has just come back
-
-    @property
-    def world_size(self) -> int:
-        return self.nodes * self.procs_per_node
 
 
 class State(Enum):
@@ -63,18 +66,6 @@ class State(Enum):
     SETTLING = auto()
     SAVING = auto()
     FINISHED = auto()
-
-
-@dataclass
-class Node:
-    """An agent, as far as the coordinator knows it."""
-
-    joined: bool = False
-    ready_port: int | None = None
-    host: str = ""
-    addr: str = ""
-    heard_t: float = 0.0
-    failed_launches: int = 0
 
 
 @dataclass
@@ -121,14 +112,14 @@ class Coordinator:
         self.generation = last_generation
         self.state = State.GATHERING
         self.faults: list[tuple[float, Fault]] = []
-        self._nodes = [Node() for _ in range(job.nodes)]
+        self.membership = Membership(job.layouts, job.spares, job.rejoin_s)
         self._prepared = False
         self._run: Run | None = None
         self._drain: Drain | None = None
         self._unrecovered: list[tuple[Fault, float]] = []
         self._pinged_t = 0.0
         self._last_step = 0
-        self.custody = Custody(job.storage, job.nodes)
+        self.custody = Custody(job.storage)
         self.links = Links()
         self._ending: Ending | None = None
         self._began_t = 0.0
@@ -136,14 +127,25 @@ class Coordinator:
         self._looking: Looking | None = None
         self._waited: list[tuple[Fault, float]] = []  # stalls that a link explains, and when they began
         self._patient_until = 0.0
+        self._grown_from: int | None = None  # the newest snapshot when nodes came to stand by that were missing
+
+    @property
+    def _nodes(self) -> list[Node]:
+        return self.membership.nodes
+
+    @property
+    def _members(self) -> tuple[int, ...]:
+        return self.membership.members
 
     # -- news ----------------------------------------------------------------------------------------------------------
 
     def begin(self, now: float) -> list[Effect]:
         self._began_t = now
-        for node in self._nodes:
-            node.heard_t = now
-        return [Launch(index) for index in range(self.job.nodes)]
+        self.membership.begin(now)
+        return list(self._launch(now))
+
+    def _launch(self, now: float) -> Iterator[Effect]:
+        return (Launch(index) for index in self.membership.launches(now))
 
     def prepared(self, now: float) -> list[Effect]:
         """What the entry point prepares once per job is there: generations may start."""
@@ -159,13 +161,14 @@ class Coordinator:
             return []
         match message["type"]:
             case "hello":
-                node.joined, node.host, node.addr = True, message["host"], message["addr"]
+                self.membership.hello(index, message["host"], message["addr"], now)
                 return []
             case "ready":
-                node.ready_port, node.failed_launches = message["store_port"], 0
+                self.membership.is_ready(index, message["store_port"])
                 self.custody.inventory(index, message["storage"])
                 if self.state is State.SAVING:
                     return [self._sync(index)]
+                self._grown_from = self._newest_step if self.membership.can_grow() else None
                 return list(self._gather(now))
             case "storage":
                 return list(self._storage(index, message["news"], now))
@@ -193,30 +196,34 @@ class Coordinator:
         node = self._nodes[index]
         if self.state is State.FINISHED:
             return []
+        self.membership.lost(index, detail, now)
         if not node.joined:
-            node.failed_launches += 1
-            if node.failed_launches >= LAUNCH_ATTEMPTS:
-                return self._finish(Exit.UNUSABLE, f"the agent of node {index} does not start ({detail})", now)
-            return [Launch(index)]
+            return [*self._launch(now), *self._gather(now)]
         run = self._run
         self.links.forget(index)
-        self._nodes[index] = Node(host=node.host, heard_t=now)
+        if self.membership.is_member(index):
+            self.custody.hold()
+        effects = self.custody.lost(index)
         if self.state is State.SAVING:  # there are no workers to start anew, but what the node holds is still needed
             assert self._ending is not None
-            self._ending.waiting.add(index)
-            return [Launch(index)]
+            if self.membership.is_member(index):
+                self._ending.waiting.add(index)
+            return [*effects, *self._launch(now)]
         fault = Fault(
             fault_id=self._fault_id(),
             kind="node_lost",
             cause=f"node {index}",
-            ranks=tuple(range(index * self.job.procs_per_node, (index + 1) * self.job.procs_per_node)),
+            ranks=self.membership.ranks(index, self.job.procs_per_node),
             nodes=(index,),
             step=max(run.step, run.resumed_step or 0) + 1 if run is not None else None,
             detail=f"the agent of node {index} on {node.host} is gone: {detail}",
             evidence=detail,
             detect_s=max(0.0, now - node.heard_t),
         )
-        return list(self._fault(fault, now, now))
+        if self.membership.is_member(index):
+            return [*effects, *self._fault(fault, now, now)]
+        effects += self._told(fault, decide(self._situation(fault, now, None)), now)
+        return [*effects, *self._launch(now), *self._gather(now)]
 
     def stop(self, signal_name: str, now: float) -> list[Effect]:
         """A stop is asked for. The first drains, the second ends the run at once."""
@@ -224,7 +231,7 @@ class Coordinator:
             return []
         if self._drain is not None:
             return self._finish(Exit.STOPPED, f"stopped at once by a second {signal_name}", now)
-        self._drain = Drain(signal_name, now, now + self.job.drain_s, self.job.nodes)
+        self._drain = Drain(signal_name, now, now + self.job.drain_s, self._members)
         if self.state is State.SAVING:
             assert self._ending is not None
             self._ending.deadline_t = min(self._ending.deadline_t or self._drain.deadline_t, self._drain.deadline_t)
@@ -234,7 +241,7 @@ class Coordinator:
         effects: list[Effect] = []
         if not self._time_for_a_snapshot():
             effects += self.custody.save_newest(now)
-        return [*effects, *(effect for index in range(self.job.nodes) for effect in self._propose_to(index))]
+        return [*effects, *(effect for index in self._members for effect in self._propose_to(index))]
 
     def _reserve_s(self) -> float:
         """How long before the end of a drain the workers must have stopped, so that what is held can be made durable."""
@@ -256,13 +263,15 @@ class Coordinator:
         """Time has passed."""
         if self.state is State.FINISHED:
             return []
-        effects: list[Effect] = []
+        effects: list[Effect] = list(self._launch(now))
         if now - self._pinged_t >= PING_S:
             self._pinged_t = now
             effects += [Send(index, {"type": "ping"}) for index, node in enumerate(self._nodes) if node.joined]
         for index, node in enumerate(self._nodes):
             if node.joined and now - node.heard_t > self.job.silence_s:
                 effects += self.lost(index, f"silent for {now - node.heard_t:.0f} s", now)
+        if self.state is State.GATHERING:
+            effects += self._gather(now)
         if self.state is State.SETTLING and self._run is not None and now >= self._run.settle_until:
             effects += self._blame(now)
         if self._looking is not None and now >= self._looking.deadline_t:
@@ -287,33 +296,85 @@ class Coordinator:
 
     def _gather(self, now: float) -> Iterator[Effect]:
         """Start the next generation if nothing is missing."""
-        if self.state is not State.GATHERING or not self._prepared:
+        if self.state is not State.GATHERING:
             return
-        if any(node.ready_port is None for node in self._nodes):
+        before, members = self._members, self.membership.choose(now) if self._prepared else None
+        if members is None:
+            why = self.membership.hopeless(now)
+            if why is not None:
+                yield from self._conclude(Exit.UNUSABLE, why, now)
             return
+        first = self._nodes[members[0]]
+        address = first.addr, first.ready_port
+        if len(members) < len(before):
+            yield from self._shrunk(len(members), now)
+        self.membership.start(members)
+        self._grown_from = None
         self.generation += 1
         self.state = State.RUNNING
         self._run = Run(started_t=now)
         self._watchdog.begin()
         yield RaiseFence(self.generation)
-        yield from self.custody.begin(self.generation)
+        yield from self.custody.begin(self.generation, members)
         mtbf_s = mean_time_between_failures(len(self.faults), now - self._began_t)
-        first = self._nodes[0]
-        for index in range(self.job.nodes):
+        for node_rank, index in enumerate(members):
             yield Send(
                 index,
                 {
                     "type": "start",
                     "generation": self.generation,
-                    "node_rank": index,
-                    "nodes": self.job.nodes,
-                    "master_addr": first.addr,
-                    "master_port": first.ready_port,
+                    "node_rank": node_rank,
+                    "nodes": len(members),
+                    "master_addr": address[0],
+                    "master_port": address[1],
                     "storage": {"candidates": self.custody.candidates(index), "mtbf_s": mtbf_s},
                 },
             )
-        for node in self._nodes:
-            node.ready_port = None
+
+    def _shrunk(self, count: int, now: float) -> Iterator[Effect]:
+        """The next generation has fewer nodes than the one before."""
+        gone = [index for index in self._members if not self._nodes[index].joined]
+        names = ", ".join(map(str, gone))
+        reason = f"no spare stands in for node {names}: {count} nodes go on, with the same global batch"
+        yield self._action("shrink", reason, now)
+
+    def _maybe_grow(self, now: float) -> Iterator[Effect]:
+        """Take in nodes that stand by, once a snapshot is there that is newer than they are: then next to nothing is lost."""
+        newest = self._newest_step
+        if self.state is not State.RUNNING or self._drain is not None or self._grown_from is None or newest <= self._grown_from:
+            return
+        if not self.membership.can_grow():
+            self._grown_from = None
+            return
+        yield self._action("grow", f"nodes have returned; all go on from step {newest}", now)
+        yield from self._regather(now)
+
+    @property
+    def _newest_step(self) -> int:
+        """The newest step that a generation could go on from."""
+        newest = self.custody.newest
+        return max(self.custody.durable_step, newest[0] if newest is not None else 0)
+
+    def _regather(self, now: float) -> Iterator[Effect]:
+        """End this generation, for the next one."""
+        was_running = self.state is not State.GATHERING
+        self.state = State.GATHERING
+        self._looking = None
+        self.custody.hold()
+        yield from self._launch(now)
+        for index in self._members if was_running else ():
+            if self._nodes[index].joined:
+                yield Send(index, {"type": "stop"})
+
+    def _action(self, name: str, reason: str, now: float) -> Effect:
+        """An action that follows from the loss of a node, not from a new fault."""
+        lost = [fault.fault_id for _, fault in self.faults if fault.kind == "node_lost"]
+        fields = {"fault_id": lost[-1] if lost else None, "name": name, "reason": reason}
+        return WriteEvent("action", fields, self.generation, now)
+
+    @property
+    def _world_size(self) -> int:
+        return len(self._members) * self.job.procs_per_node
 
     def _announce(self, resumed_step: int | None, tier: str | None, now: float) -> Iterator[Effect]:
         """Write `generation_started`, once it is known from which step."""
@@ -324,9 +385,9 @@ class Coordinator:
         yield WriteEvent(
             "generation_started",
             {
-                "nodes": [node.host for node in self._nodes],
-                "world_size": self.job.world_size,
-                "layout": self.job.layout,
+                "nodes": [self._nodes[index].host for index in self._members],
+                "world_size": self._world_size,
+                "layout": dict(self.job.layouts[len(self._members)]),
                 "resumed_step": resumed_step,
                 "tier": tier if resumed_step else None,
             },
@@ -396,7 +457,7 @@ class Coordinator:
                 yield from self._blame(now)
             elif self.state is State.RUNNING:
                 self.state, run.settle_until = State.SETTLING, now + SETTLE_S
-        elif len(run.ends) == self.job.world_size and self.state is State.RUNNING:
+        elif len(run.ends) == self._world_size and self.state is State.RUNNING:
             self._last_step = max(self._last_step, *(each.step for each in run.ends))
             if run.stopped and self._drain is not None:
                 yield from self._conclude(Exit.STOPPED, f"stopped by {self._drain.signal} at step {self._last_step}", now)
@@ -411,8 +472,8 @@ class Coordinator:
             return
         suspicion = self._watchdog.suspects()
         if suspicion is not None:
-            self._looking = Looking(suspicion, now + PATIENCE_S, set(range(self.job.nodes)))
-            for index in range(self.job.nodes):
+            self._looking = Looking(suspicion, now + PATIENCE_S, set(self._members))
+            for index in self._members:
                 yield Send(index, {"type": "look"})
 
     def _looked(self, index: int, ranks: Mapping[str, Mapping[str, Any]], now: float) -> Iterator[Effect]:
@@ -432,6 +493,7 @@ class Coordinator:
         if fault is None:
             self._watchdog.excuse(suspicion)
             return
+        fault = replace(fault, nodes=tuple(self._members[node_rank] for node_rank in fault.nodes))
         outage = next(iter(self.links.outages(now, within_s=LINK_MEMORY_S + suspicion.silent_s)), None)
         if outage is not None:
             fault = replace(fault, detail=f"{fault.detail}; {outage}")
@@ -449,8 +511,7 @@ class Coordinator:
     def _fault(self, fault: Fault, happened_t: float, now: float, outage: Outage | None = None) -> Iterator[Effect]:
         yield from self._announce(None, None, now)
         why = None if outage is None else str(outage)
-        draining = self._drain is not None
-        action = decide(Situation(fault, self.faults, self.job.budget, draining, now, why, self.job.link_grace_s))
+        action = decide(self._situation(fault, now, why))
         if action.name == "wait":
             self._patient_until = now + max(1.0, min(LOOK_AGAIN_S, self.job.link_grace_s - fault.detect_s))
             if self._waited:
@@ -459,6 +520,22 @@ class Coordinator:
         else:
             self.faults.append((now, fault))
             self._unrecovered.append((fault, happened_t))
+        yield from self._told(fault, action, now)
+        yield from self._act(action, fault, now)
+
+    def _situation(self, fault: Fault, now: float, outage: str | None) -> Situation:
+        return Situation(
+            fault=fault,
+            earlier=self.faults,
+            budget=self.job.budget,
+            draining=self._drain is not None,
+            now=now,
+            outage=outage,
+            link_grace_s=self.job.link_grace_s,
+            stand_in=self._stand_in(now),
+        )
+
+    def _told(self, fault: Fault, action: Action, now: float) -> Iterator[Effect]:
         yield WriteEvent(
             "fault",
             {
@@ -476,7 +553,6 @@ class Coordinator:
             now,
         )
         yield WriteEvent("action", {"fault_id": fault.fault_id, "name": action.name, "reason": action.reason}, self.generation, now)
-        yield from self._act(action, fault, now)
 
     def _act(self, action: Action, fault: Fault, now: float) -> Iterator[Effect]:
         match action.name:
@@ -488,15 +564,16 @@ class Coordinator:
             case "finish_drain":
                 yield from self._conclude(Exit.STOPPED, f"{fault.detail} while stopping: {action.reason}", now)
             case "replace_node" | "restart_workers":
-                was_running = self.state is not State.GATHERING
-                self.state = State.GATHERING
-                self._looking = None
-                self.custody.hold()
-                for index, node in enumerate(self._nodes):
-                    if not node.joined:
-                        yield Launch(index)
-                    elif was_running:
-                        yield Send(index, {"type": "stop"})
+                yield from self._regather(now)
+
+    def _stand_in(self, now: float) -> str:
+        """What becomes of the place of a node that is gone, in words."""
+        spare, fewer = self.membership.spare(), self.membership.fewer(now)
+        if spare is not None:
+            return f"spare node {spare} takes over"
+        if not fewer:
+            return "its agent is started anew"
+        return f"its agent is started anew, and if it is not back in {self.job.rejoin_s:g} s, {fewer} nodes go on"
 
     def _fault_id(self) -> str:
         return f"g{self.generation}-{len(self.faults) + 1}"
@@ -511,6 +588,7 @@ class Coordinator:
             yield from self._finish(Exit.UNUSABLE, message, now)
             return
         yield from self.custody.heard(index, news, now)
+        yield from self._maybe_grow(now)
         if self.state is State.SAVING and self._ending is not None:
             if news["what"] == "synced":
                 self._ending.waiting.discard(index)
@@ -529,11 +607,13 @@ class Coordinator:
         running = self.state in (State.RUNNING, State.SETTLING)
         self.state = State.SAVING
         deadline = self._drain.deadline_t if self._drain is not None else None if code is Exit.OK else now + self.job.drain_s
-        self._ending = Ending(code, message, deadline, set(range(self.job.nodes)))
-        for index, node in enumerate(self._nodes):
+        self._ending = Ending(code, message, deadline, set(self._members))
+        yield from self._launch(now)
+        for index in self._members:
+            node = self._nodes[index]
             if not node.joined:
-                yield Launch(index)
-            elif running and code is not Exit.OK:
+                continue
+            if running and code is not Exit.OK:
                 yield Send(index, {"type": "stop"})  # and once its workers are gone it says ready
             elif running or node.ready_port is not None:
                 yield self._sync(index)
@@ -542,6 +622,7 @@ class Coordinator:
         """End the job as soon as nothing more can be done for its state."""
         ending, custody = self._ending, self.custody
         assert ending is not None
+        ending.waiting -= self.membership.overdue(now)
         if not ending.waiting:
             yield from custody.save_newest(now)
             if not custody.behind:

@@ -1,8 +1,9 @@
 """Custody: who holds which part of which step, and what becomes of it; as a state machine without input or output.
 
-A step is *complete* on a tier once every node's part is there. What is complete in memory goes on to the tiers that want it, one
-job at a time on each, the newest first; to the durable tier in two rounds, for it counts only once all nodes have flushed and one
-of them has committed. Keepers forget nothing before they are told that something newer is complete.
+A snapshot is in parts, numbered by node rank in the generation that took it; nodes hold parts, their own and their buddies', and
+may leave and return. A step is *complete* on a tier once every part is there. What is complete in memory goes on to the tiers that
+want it, one job at a time on each, the newest first; to the durable tier in two rounds, for it counts only once all nodes have
+flushed and one of them has committed. Keepers forget nothing before they are told that something newer is complete.
 
 News of keepers go in (see `checkpoint.tiers.keeper`), effects come out.
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from resilient.driver.effects import Effect, Send, WriteEvent
+from resilient.storage import buddies
 
 Key = tuple[int, int]
 """A snapshot: its step, and the generation that took it."""
@@ -21,6 +23,7 @@ News = Mapping[str, Any]
 
 FAILURES = 3  # of a job, until its step is given up on that tier
 CANDIDATES = 6
+LOST = "a node was lost"
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class StoragePlan:
         others: the nodes' slower tiers.
         durable: which all nodes share.
         slabs: on each node.
-        buddies: of each node the one that keeps its replicas; None where there is nobody.
+        domains: failure domain of each node of the allocation; replicas are kept in another one. Empty: each is its own.
         durable_step: the newest step that is committed.
     """
 
@@ -54,7 +57,7 @@ class StoragePlan:
     others: tuple[TierPlan, ...]
     durable: TierPlan
     slabs: int
-    buddies: tuple[int | None, ...]
+    domains: tuple[str, ...] = ()
     durable_step: int = 0
 
     def tier(self, name: str) -> TierPlan:
@@ -63,12 +66,18 @@ class StoragePlan:
 
 @dataclass
 class Job:
-    """One step on its way to one tier."""
+    """One step on its way to one tier.
+
+    Attributes:
+        sources: of each part the node that copies it.
+        waiting: for these parts.
+    """
 
     number: int
     tier: str
     key: Key
     kind: Literal["copy", "flush", "commit"]
+    sources: dict[int, int]
     waiting: set[int]
     began_t: float
     ended_badly: str = ""
@@ -80,20 +89,28 @@ class Replication:
     """One step on its way to the buddies.
 
     Attributes:
-        waiting: number of the order for each owner whose part is under way.
+        waiting: of each part that is under way the number of the order, and the nodes it goes from and to.
     """
 
     key: Key
-    waiting: dict[int, int]
+    waiting: dict[int, tuple[int, int, int]]
     failed: bool = False
+
+
+@dataclass(frozen=True)
+class Held:
+    """Where a node has a part on one of its tiers, and whether only for another node."""
+
+    directory: str
+    replica: bool
 
 
 @dataclass
 class Snapshot:
-    """What is known of a snapshot: holders of each owner's part as (node, tier): directory, and what it cost."""
+    """What is known of a snapshot: of each part who holds it, by (node, tier), and what it cost."""
 
-    nodes: int
-    holders: dict[int, dict[tuple[int, str], str]] = field(default_factory=dict)
+    parts: int
+    holders: dict[int, dict[tuple[int, str], Held]] = field(default_factory=dict)
     size_bytes: int = 0
     stall_s: float = 0.0
     write_s: float = 0.0
@@ -101,12 +118,30 @@ class Snapshot:
     failures: dict[str, int] = field(default_factory=dict)
 
     def whole_on(self, tier: str) -> bool:
-        """Whether every node has its own part on a tier."""
-        return all((owner, tier) in self.holders.get(owner, {}) for owner in range(self.nodes))
+        """Whether a tier has every part, on whatever nodes."""
+        return all(any(on == tier for _, on in self.holders.get(part, {})) for part in range(self.parts))
 
     def whole(self) -> bool:
         """Whether somebody has every part, anywhere."""
-        return all(self.holders.get(owner) for owner in range(self.nodes))
+        return all(self.holders.get(part) for part in range(self.parts))
+
+    def sources(self) -> dict[int, int]:
+        """Of each part the node to copy it from: its own where that is there. Of a whole one."""
+
+        def best(part: int) -> int:
+            holders = self.holders[part]
+            return min(holders, key=lambda where: (holders[where].replica, where))[0]
+
+        return {part: best(part) for part in range(self.parts)}
+
+    def own(self, tier: str) -> dict[int, tuple[int, Held]]:
+        """Of each part the node that has it as its own on a tier, and where."""
+        return {
+            part: (node, held)
+            for part, holders in self.holders.items()
+            for (node, on), held in holders.items()
+            if on == tier and not held.replica
+        }
 
 
 @dataclass
@@ -119,11 +154,12 @@ class _Trouble:
 class Custody:
     """See the module. `now` is unix seconds."""
 
-    def __init__(self, plan: StoragePlan, nodes: int) -> None:
+    def __init__(self, plan: StoragePlan) -> None:
         self.plan = plan
         self.durable_step = plan.durable_step
         self.rate_bytes_per_s: float | None = None
-        self._nodes = nodes
+        self._members: tuple[int, ...] = ()
+        self._buddies: tuple[int | None, ...] = ()
         self._generation = 0
         self._addresses: dict[int, str] = {}
         self._snapshots: dict[Key, Snapshot] = {}
@@ -132,7 +168,9 @@ class Custody:
         self._pending: dict[str, Key] = {}
         self._replications: dict[str, Replication] = {}
         self._protected: dict[str, Key] = {}  # the newest step of which the buddies have all parts
+        self._unprotected: dict[str, Key] = {}  # what buddies could not get hold of
         self._decided = 0
+        self._left_out: set[int] = set()  # steps beyond the one that was decided on, which some node does not have
         self._holding = True
         self._numbers = itertools.count(1)
         self._troubles: dict[tuple[int, str], _Trouble] = {}
@@ -143,19 +181,46 @@ class Custody:
     def inventory(self, node: int, news: News) -> None:
         """All that a node holds; whatever was known of it before is forgotten."""
         self._addresses[node] = news["address"]
+        self._forget(node)
+        for entry in news["parts"]:
+            self._holds(node, entry)
+        self._still_complete()
+
+    def lost(self, node: int) -> list[Effect]:
+        """A node is gone, with what it holds, for as long as it does not return."""
+        self._addresses.pop(node, None)
+        self._forget(node)
+        self._still_complete()
+        effects: list[Effect] = []
+        for tier, job in list(self._jobs.items()):
+            gone = {part for part in job.waiting if job.sources[part] == node}
+            if gone:
+                job.waiting -= gone
+                effects += self._cancel(job, LOST)
+                if not job.waiting:
+                    del self._jobs[tier]
+                    self._pending.setdefault(tier, job.key)
+        for tier, replication in list(self._replications.items()):
+            for part, (number, *ends) in list(replication.waiting.items()):
+                if node in ends:
+                    effects += self._replicated(tier, part, number, failed=True)
+        return effects
+
+    def _forget(self, node: int) -> None:
         for snapshot in self._snapshots.values():
             for holders in snapshot.holders.values():
                 for where in [each for each in holders if each[0] == node]:
                     del holders[where]
-        for entry in news["parts"]:
-            self._holds(node, entry)
+
+    def _still_complete(self) -> None:
         for tier, keys in self._complete.items():
             self._complete[tier] = [key for key in keys if self._snapshots[key].whole_on(tier)]
 
     def _holds(self, node: int, entry: News) -> Snapshot:
         key = (entry["step"], entry["generation"])
-        snapshot = self._snapshots.setdefault(key, Snapshot(entry.get("nodes", self._nodes)))
-        snapshot.holders.setdefault(entry["owner"], {})[(node, entry["tier"])] = entry["directory"]
+        snapshot = self._snapshots.setdefault(key, Snapshot(entry["nodes"]))
+        held = Held(entry["directory"], entry["replica"])
+        snapshot.holders.setdefault(entry["owner"], {})[(node, entry["tier"])] = held
         return snapshot
 
     def candidates(self, node: int) -> list[dict[str, Any]]:
@@ -164,15 +229,15 @@ class Custody:
         found = []
         for key, snapshot in sorted(self._snapshots.items(), reverse=True):
             if snapshot.whole():
-                best = [min(order.index(tier) for _, tier in snapshot.holders[owner]) for owner in range(snapshot.nodes)]
+                best = [min(order.index(tier) for _, tier in snapshot.holders[part]) for part in range(snapshot.parts)]
                 holdings = []
-                for owner in range(snapshot.nodes):
-                    copies = sorted(snapshot.holders[owner].items(), key=lambda item: (item[0][0] != node, order.index(item[0][1])))
-                    for (holder, _), directory in copies:
+                for part in range(snapshot.parts):
+                    copies = sorted(snapshot.holders[part].items(), key=lambda item: (item[0][0] != node, order.index(item[0][1])))
+                    for (holder, _), held in copies:
                         if holder == node:
-                            holdings.append({"directory": directory})
+                            holdings.append({"directory": held.directory})
                         elif holder in self._addresses:
-                            holdings.append({"address": self._addresses[holder], "path": directory})
+                            holdings.append({"address": self._addresses[holder], "path": held.directory})
                 holdings.sort(key=lambda each: "address" in each)
                 found.append({"step": key[0], "tier": order[max(best)], "holdings": holdings})
         return found[:CANDIDATES]
@@ -183,16 +248,24 @@ class Custody:
         """Let keepers forget nothing until the next generation goes on: what they say they have is what it may need."""
         self._holding = True
 
-    def begin(self, generation: int) -> list[Effect]:
-        """A generation begins; all nodes have told their inventories. What was under way starts anew, on its behalf."""
+    def begin(self, generation: int, members: Sequence[int]) -> list[Effect]:
+        """A generation of these nodes, by node rank, begins; all have told their inventories.
+
+        What was under way starts anew, on its behalf.
+        """
         self._generation = generation
+        self._left_out = set()
+        self._members = tuple(members)
+        domains = [self.plan.domains[node] for node in members] if self.plan.domains else None
+        self._buddies = buddies(len(self._members), domains)
         self._decided = 0
         effects: list[Effect] = []
         for tier, job in list(self._jobs.items()):
             if tier not in self._pending or job.key > self._pending[tier]:
                 self._pending[tier] = job.key
-            effects += [self._order(node, {"do": "cancel", "tier": tier}) for node in range(self._nodes)]
-        self._jobs, self._replications, self._protected = {}, {}, {}
+            effects += [self._order(node, {"do": "cancel", "tier": tier}) for node in self._addresses]
+        self._jobs, self._replications = {}, {}
+        self._protected, self._unprotected = {}, {}
         for key in [key for key, snapshot in self._snapshots.items() if not snapshot.whole()]:
             del self._snapshots[key]
         for tier in self._complete:
@@ -226,7 +299,7 @@ class Custody:
             case "held":
                 return list(self._held(node, news, now))
             case "skipped" | "stale":
-                return list(self._left_out(node, news, now))
+                return list(self._skipped(node, news, now))
             case "flushed" | "committed" | "failed":
                 return list(self._job_news(node, news, now))
             case "trouble":
@@ -236,10 +309,10 @@ class Custody:
         return []
 
     def _held(self, node: int, news: News, now: float) -> Iterator[Effect]:
-        key, tier, owner = (news["step"], news["generation"]), news["tier"], news["owner"]
+        key, tier = (news["step"], news["generation"]), news["tier"]
         snapshot = self._holds(node, news)
-        if owner != node:
-            yield from self._replicated(tier, owner, news["id"])
+        if news["replica"]:
+            yield from self._replicated(tier, news["owner"], news["id"])
             return
         if tier == self.plan.memory.name:
             snapshot.size_bytes += news["bytes"]
@@ -247,7 +320,7 @@ class Custody:
             snapshot.write_s = max(snapshot.write_s, news["write_s"])
             snapshot.wants |= frozenset(news["wants"])
         if tier == self.plan.memory.name:
-            if snapshot.whole_on(tier):
+            if snapshot.whole_on(tier) and key[0] > self._decided:
                 yield from self._completed(tier, key, snapshot.write_s, now)
         else:
             yield from self._job_news(node, news, now)
@@ -267,7 +340,8 @@ class Custody:
         snapshot = self._snapshots[key]
         self._complete[tier] = [*self._complete[tier], key]
         if tier == self.plan.memory.name:
-            self._decided = max(self._decided, key[0])
+            self._decided = key[0]
+            self._left_out = {step for step in self._left_out if step > key[0]}
         yield self._snapshot_event(tier, key, snapshot, write_s)
         if tier == self.plan.memory.name:
             for other in (*self.plan.others, self.plan.durable):
@@ -286,26 +360,30 @@ class Custody:
         if not self.plan.tier(tier).replicas or tier in self._replications or not complete:
             return
         key = complete[-1]
-        if self._protected.get(tier) == key or self._nodes == 1:
+        own = self._snapshots[key].own(tier)
+        if key in (self._protected.get(tier), self._unprotected.get(tier)) or len(self._members) == 1:
             return
+        if {part: node for part, (node, _) in own.items()} != dict(enumerate(self._members)):
+            return  # of other nodes than those of today, who will soon have something newer
         replication = self._replications[tier] = Replication(key, {})
-        for owner, buddy in enumerate(self.plan.buddies):
+        for part, (node, held) in own.items():
+            buddy = self._buddies[part]
             assert buddy is not None
-            replication.waiting[owner] = next(self._numbers)
-            order = {"do": "replicate", "id": replication.waiting[owner], "tier": tier, "step": key[0], "generation": key[1]}
-            directory = self._snapshots[key].holders[owner][(owner, tier)]
-            yield self._order(buddy, {**order, "owner": owner, "address": self._addresses[owner], "directory": directory})
+            number = next(self._numbers)
+            replication.waiting[part] = (number, node, self._members[buddy])
+            order = {"do": "replicate", "id": number, "tier": tier, "step": key[0], "generation": key[1], "owner": part}
+            order |= {"address": self._addresses[node], "directory": held.directory}
+            yield self._order(self._members[buddy], order)
 
-    def _replicated(self, tier: str, owner: int, number: int, *, failed: bool = False) -> Iterator[Effect]:
+    def _replicated(self, tier: str, part: int, number: int, *, failed: bool = False) -> Iterator[Effect]:
         replication = self._replications.get(tier)
-        if replication is None or replication.waiting.get(owner) != number:
+        if replication is None or part not in replication.waiting or replication.waiting[part][0] != number:
             return
-        del replication.waiting[owner]
+        del replication.waiting[part]
         replication.failed |= failed
         if not replication.waiting:
             del self._replications[tier]
-            if not replication.failed:
-                self._protected[tier] = replication.key
+            (self._unprotected if replication.failed else self._protected)[tier] = replication.key
             yield from self._replicate(tier)
             yield from self._keep(tier)
 
@@ -314,8 +392,9 @@ class Custody:
         costs = {"stall_s": round(snapshot.stall_s, 6), "write_s": round(write_s, 4)}
         return WriteEvent("snapshot", {**fields, **costs}, key[1])
 
-    def _left_out(self, node: int, news: News, now: float) -> Iterator[Effect]:
-        self._decided = max(self._decided, news["step"])
+    def _skipped(self, node: int, news: News, now: float) -> Iterator[Effect]:
+        if news["generation"] == self._generation:
+            self._left_out.add(news["step"])
         if news["what"] == "stale":
             detail = f"step {news['step']} carries the same bytes as step {news['before']} although training went on: refused"
             yield self._fault(node, self.plan.memory.name, detail, now, step=news["step"])
@@ -337,34 +416,34 @@ class Custody:
             if tier is self.plan.durable and key[0] <= self.durable_step:
                 continue
             kind: Literal["copy", "flush"] = "flush" if tier is self.plan.durable else "copy"
-            job = Job(next(self._numbers), tier.name, key, kind, set(range(self._nodes)), now)
+            snapshot = self._snapshots[key]
+            if kind == "copy" and len(snapshot.own(self.plan.memory.name)) < snapshot.parts:
+                continue  # what is left of it are replicas, and those lie where they are to lie
+            sources = snapshot.sources()
+            job = Job(next(self._numbers), tier.name, key, kind, sources, set(sources), now)
             self._jobs[tier.name] = job
-            for node in range(self._nodes):
-                yield self._order(node, self._job_order(job))
+            for part, node in sources.items():
+                yield self._order(node, self._job_order(job, part))
 
     def _at_hand(self, key: Key) -> bool:
-        """Whether every node can still read its own part."""
+        """Whether nodes that are there have every part."""
         snapshot = self._snapshots.get(key)
-        return (
-            snapshot is not None
-            and snapshot.nodes == self._nodes
-            and all(any(holder == owner for holder, _ in snapshot.holders.get(owner, {})) for owner in range(self._nodes))
-        )
+        return snapshot is not None and snapshot.whole()
 
-    def _job_order(self, job: Job) -> dict[str, Any]:
+    def _job_order(self, job: Job, part: int) -> dict[str, Any]:
         order = {"do": job.kind, "id": job.number, "tier": job.tier, "step": job.key[0], "generation": job.key[1]}
-        return {**order, "attempt": self._generation}
+        return {**order, "owner": part, "attempt": self._generation}
 
     def _job_news(self, node: int, news: News, now: float) -> Iterator[Effect]:
         if news["what"] == "failed" and news["job"] == "replicate":
-            detail = f"the replica of node {news['owner']} of step {news['step']}: {news['detail']}"
+            detail = f"the replica of part {news['owner']} of step {news['step']}: {news['detail']}"
             yield self._fault(node, news["tier"], detail, now, step=news["step"])
             yield from self._replicated(news["tier"], news["owner"], news["id"], failed=True)
             return
         job = self._jobs.get(news["tier"])
         if job is None or job.number != news["id"]:
             return
-        job.waiting.discard(node)
+        job.waiting.discard(news["owner"])
         if news["what"] == "failed":
             if not job.ended_badly:
                 yield from self._cancel(job, news["detail"])
@@ -374,7 +453,9 @@ class Custody:
         snapshot = self._snapshots.get(job.key)
         if job.ended_badly:
             del self._jobs[job.tier]
-            if snapshot is not None and job.ended_badly not in ("superseded", "cancelled"):
+            if job.ended_badly == LOST:
+                self._pending.setdefault(job.tier, job.key)
+            elif snapshot is not None and job.ended_badly not in ("superseded", "cancelled"):
                 snapshot.failures[job.tier] = snapshot.failures.get(job.tier, 0) + 1
                 if snapshot.failures[job.tier] < FAILURES:
                     self._pending.setdefault(job.tier, job.key)
@@ -382,7 +463,7 @@ class Custody:
                     yield self._fault(node, job.tier, f"step {job.key[0]} is given up: {job.ended_badly}", now, step=job.key[0])
         elif job.kind == "flush":
             job.kind, job.waiting = "commit", {0}
-            yield self._order(0, self._job_order(job))
+            yield self._order(job.sources[0], self._job_order(job, 0))
             return
         else:
             del self._jobs[job.tier]
@@ -404,20 +485,21 @@ class Custody:
 
     def _cancel(self, job: Job, why: str) -> Iterator[Effect]:
         job.ended_badly = why
-        for node in job.waiting:
-            yield self._order(node, {"do": "cancel", "tier": job.tier})
+        for part in job.waiting:
+            yield self._order(job.sources[part], {"do": "cancel", "tier": job.tier})
 
     def _again(self, node: int) -> Iterator[Effect]:
         """A node's keeper is a new one: it is told once more what it has to do."""
         for tier in self._complete:
             yield from self._keep(tier, [node])
         for tier, replication in list(self._replications.items()):
-            for owner, number in list(replication.waiting.items()):
-                if node in (owner, self.plan.buddies[owner]):
-                    yield from self._replicated(tier, owner, number, failed=True)
+            for part, (number, *ends) in list(replication.waiting.items()):
+                if node in ends:
+                    yield from self._replicated(tier, part, number, failed=True)
         for job in self._jobs.values():
-            if node in job.waiting:
-                yield self._order(node, self._job_order(job))
+            for part in job.waiting:
+                if job.sources[part] == node:
+                    yield self._order(node, self._job_order(job, part))
 
     # -- what may be forgotten -----------------------------------------------------------------------------------------
 
@@ -443,7 +525,8 @@ class Custody:
         # What is newer than the newest that is complete may be on its way.
         upto = self._decided if tier == self.plan.memory.name else max((step for step, _ in complete), default=0)
         order = {"do": "keep", "tier": tier, "steps": sorted(step for step, _ in wanted), "upto": upto}
-        for node in nodes if nodes is not None else range(self._nodes):
+        order["left_out"] = sorted(self._left_out) if tier == self.plan.memory.name else []
+        for node in nodes if nodes is not None else list(self._addresses):
             yield self._order(node, {**order, "generation": self._generation})
 
     def _order(self, node: int, order: Mapping[str, Any]) -> Effect:
@@ -487,7 +570,7 @@ class Custody:
 
     @property
     def newest(self) -> Key | None:
-        """The newest snapshot of which every node can read its own part."""
+        """The newest snapshot of which nodes that are there have every part."""
         return max((key for key in self._snapshots if self._at_hand(key)), default=None)
 
     @property

@@ -5,6 +5,7 @@ boundary that any of them had passed by then. The first boundary beyond all of t
 every rank will see: the second round *arms* it. A rank holds for one round trip; no rank stops where another has gone on.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from resilient.driver.effects import Effect, Send
@@ -18,7 +19,7 @@ class Drain:
     signal: str
     asked_t: float
     deadline_t: float
-    nodes: int
+    nodes: Collection[int]
     armed: bool = False
     _checked: dict[int, int] = field(default_factory=dict)
 
@@ -29,11 +30,11 @@ class Drain:
     def proposed(self, node: int, checked: int) -> list[Effect]:
         """A node's answer; the second round's messages once all have answered."""
         self._checked[node] = checked
-        if self.armed or len(self._checked) < self.nodes:
+        if self.armed or not self._checked.keys() >= set(self.nodes):
             return []
         self.armed = True  # once and for all: a later target would part the ranks
         target = max(self._checked.values()) + 1
-        return [Send(index, {"type": "arm", "target": target}) for index in range(self.nodes)]
+        return [Send(index, {"type": "arm", "target": target}) for index in self.nodes]
 
 
 def fits(remaining_s: float, *, step_s: float, stall_s: float, size_bytes: int, rate_bytes_per_s: float) -> bool:

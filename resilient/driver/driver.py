@@ -23,7 +23,7 @@ from checkpoint.errors import CheckpointError
 from checkpoint.fence import raise_fence
 from checkpoint.naming import steps
 from resilient import ledger, network, storage
-from resilient.config import Config, ConfigError, Layout, dump
+from resilient.config import Config, ConfigError, Layout, dump, layouts
 from resilient.driver.coordinator import Coordinator, Job
 from resilient.driver.custody import StoragePlan, TierPlan
 from resilient.driver.display import Display
@@ -43,6 +43,7 @@ TICK_S = 0.1
 FENCE_S = 30.0
 DRAIN_S = 25.0
 LINK_GRACE_S = 60.0  # TCP and InfiniBand, as most sites set them, have gone on by then or given up
+REJOIN_S = 30.0  # an agent that was killed is back long before
 FENCE_RAISE_S = 30.0  # for a commit that is under way; the workers that could make one are dead by then
 SHUTDOWN_S = 3.0
 LOCK_WAIT_S = 10.0  # the processes of a driver that was killed a moment ago are gone long before
@@ -106,9 +107,10 @@ class Driver:
         self._drain_s = DRAIN_S if config.resilience.drain_s == "auto" else config.resilience.drain_s
         self._coordinator = Coordinator(
             Job(
-                nodes=layout.nodes,
+                layouts={nodes: _axes(each) for nodes, each in layouts(config, layout).items()},
+                spares=config.cluster.spares,
+                rejoin_s=REJOIN_S if config.resilience.rejoin_s == "auto" else config.resilience.rejoin_s,
                 procs_per_node=layout.procs_per_node,
-                layout={"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp},
                 storage=storage_plan(kept, config.checkpoint.tiers[-1].path),
                 budget=Budget(config.resilience.max_restarts_per_hour, config.resilience.give_up_after_same_step),
                 drain_s=self._drain_s,
@@ -119,7 +121,7 @@ class Driver:
             last_generation=ledger.last_generation(self._run_dir),
         )
         self._token = secrets.token_hex(16)
-        self._incarnations = dict.fromkeys(range(layout.nodes), 0)
+        self._incarnations = dict.fromkeys(range(config.cluster.slots), 0)
         self._alive: set[tuple[int, int]] = set()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._launches: set[asyncio.Task[None]] = set()
@@ -323,7 +325,11 @@ def storage_plan(kept: storage.Storage, durable: Path) -> StoragePlan:
 
     first, *middle, last = kept.tiers
     newest = max(steps(durable), default=0)
-    return StoragePlan(plan(first), tuple(map(plan, middle)), plan(last), kept.slabs, kept.buddies, newest)
+    return StoragePlan(plan(first), tuple(map(plan, middle)), plan(last), kept.slabs, kept.domains, newest)
+
+
+def _axes(layout: Layout) -> dict[str, int]:
+    return {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp}
 
 
 def _scalar_writer(config: Config) -> ScalarWriter:
@@ -345,7 +351,7 @@ def run_campaign(config: Config, layout: Layout, display: Display, explain: Call
     lock = RunLock(config.run_dir)
     try:
         try:
-            kept = storage.storage_of(config, layout.nodes)
+            kept = storage.storage_of(config, config.cluster.slots)
             storage.write(config.run_dir, kept)
         except OSError as error:
             raise EnvironmentUnusable(f"cannot write {error.filename}: {error.strerror}") from error

@@ -202,10 +202,9 @@ class Lab:
         self.custody = self._custody()
 
     def _custody(self) -> Custody:
-        buddies = tuple((index + 1) % self.count if self.count > 1 else None for index in range(self.count))
         memory, nvme = TierPlan("ram", self.slabs - 2, self.replicas), TierPlan("nvme", 2, self.replicas)
         durable = max(steps(self.root), default=0)
-        return Custody(StoragePlan(memory, (nvme,), TierPlan("durable", 3), self.slabs, buddies, durable), self.count)
+        return Custody(StoragePlan(memory, (nvme,), TierPlan("durable", 3), self.slabs, (), durable))
 
     def boot(self) -> None:
         """Everything is started anew, as after a crash of all."""
@@ -224,7 +223,7 @@ class Lab:
             node.inventoried = False
             node.send({"do": "inventory"})
         self.wait(lambda: all(node.inventoried for node in self.nodes), "inventories")
-        self._do(self.custody.begin(self.generation))
+        self._do(self.custody.begin(self.generation, range(self.count)))
         common = {"generation": self.generation, "nodes": self.count, "ranks": 1, "mtbf_s": 1e5}
         store = self.base / f"store-{self.generation}"
         for node in self.nodes:
@@ -235,7 +234,7 @@ class Lab:
                     holding["token"] = TOKEN
             told = {**common, "node": node.index, "first_rank": node.index, "directory": str(node.directory / "k")}
             session.write(path, {**told, "tiers": [{"name": "ram", "every_steps": 1}], "candidates": candidates})
-            node.session = {"do": "session", **common, "first_rank": node.index}
+            node.session = {"do": "session", **common, "first_rank": node.index, "node_rank": node.index}
             node.send(node.session)
             point = armed if node.index == 0 else None
             self.workers.append(Child(worker_child, str(store), str(path), str(self.root), node.index, self.count, point))

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from resilient.driver.coordinator import LAUNCH_ATTEMPTS, LOOK_AGAIN_S, SETTLE_S, Coordinator, Job, State
+from resilient.driver.coordinator import LOOK_AGAIN_S, SETTLE_S, Coordinator, Job, State
 from resilient.driver.custody import Custody, StoragePlan, TierPlan
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
+from resilient.driver.membership import LAUNCH_ATTEMPTS
 from resilient.driver.watchdog import PATIENCE_S, Limits
 from resilient.exits import Exit
 from resilient.faults import Raised, WorkerEnd
@@ -20,22 +21,21 @@ BUG = Raised("ValueError", "boom", "culprit's traceback", 9.2)
 class Play:
     """A coordinator with two nodes of one rank each, and a clock that the test moves."""
 
-    def __init__(self, nodes: int = 2, **budget: int) -> None:
+    def __init__(self, nodes: int = 2, *, spares: int = 0, fewer: tuple[int, ...] = (), **budget: int) -> None:
         limits = {"max_restarts_per_hour": 30, "give_up_after_same_step": 3, **budget}
-        buddies = tuple((node + 1) % nodes for node in range(nodes))
-        storage = StoragePlan(TierPlan("ram", 1), (), TierPlan("scratch", 3), 2, buddies)
         job = Job(
-            nodes,
-            1,
-            {"dp": nodes},
-            storage,
-            Budget(**limits),
+            layouts={size: {"dp": size} for size in (*fewer, nodes)},
+            spares=spares,
+            rejoin_s=20.0,
+            procs_per_node=1,
+            storage=StoragePlan(TierPlan("ram", 1), (), TierPlan("scratch", 3), 2),
+            budget=Budget(**limits),
             drain_s=20.0,
             silence_s=30.0,
             hang=Limits(10.0, 600.0),
             link_grace_s=60.0,
         )
-        self.nodes = nodes
+        self.nodes = nodes + spares
         self.coordinator = Coordinator(job, last_generation=4)
         self.now = 1000.0
         self.effects: list[Effect] = []
@@ -54,8 +54,10 @@ class Play:
 
     def held(self, node: int, step: int, *, wants: list[str] | None = None) -> list[Effect]:
         """A node's part of a snapshot is in memory."""
-        where = {"tier": "ram", "step": step, "generation": self.coordinator.generation, "owner": node, "directory": f"/ram/{step}"}
-        return self.news(node, "held", **where, bytes=100, stall_s=0.01, write_s=0.02, wants=wants or [])
+        where = {"tier": "ram", "step": step, "generation": self.coordinator.generation, "directory": f"/ram/{step}"}
+        members = self.coordinator.membership.members
+        part = {"owner": members.index(node), "nodes": len(members), "replica": False}
+        return self.news(node, "held", **where, **part, bytes=100, stall_s=0.01, write_s=0.02, wants=wants or [])
 
     def orders(self, kind: str, effects: list[Effect] | None = None) -> list[tuple[int, dict[str, Any]]]:
         """What keepers were told to do."""
@@ -102,6 +104,12 @@ class Play:
                 self.tell(node, "ready", store_port=1)
         (only,) = [e for e in self.effects if isinstance(e, Finish)]
         return only
+
+
+def part(step: int, owner: int, *, of: int = 2, replica: bool = False) -> dict[str, Any]:
+    """What a keeper says of a part that it has in memory, of the generation that every play begins with."""
+    where = {"tier": "ram", "directory": f"/ram/{'replica/' * replica}{step}"}
+    return {**where, "step": step, "generation": 5, "owner": owner, "nodes": of, "replica": replica}
 
 
 @pytest.fixture
@@ -481,7 +489,7 @@ def flushed(play: Play, order: dict[str, Any], nodes: tuple[int, ...] = (0, 1)) 
 
 def committed(play: Play, order: dict[str, Any]) -> list[Effect]:
     where = {name: order[name] for name in ("id", "tier", "step", "generation")}
-    return play.news(0, "committed", **where, bytes=200, files=81, write_s=0.1)
+    return play.news(0, "committed", **where, owner=0, bytes=200, files=81, write_s=0.1)
 
 
 def test_a_snapshot_is_told_once_every_node_holds_its_part(play):
@@ -547,8 +555,7 @@ def test_a_fault_during_a_drain_saves_what_the_agents_hold(play):
     play.do("stop", "SIGTERM")
     play.exit(1)
     for node in (0, 1):
-        parts = [{"tier": "ram", "directory": "/ram/9", "step": 9, "generation": 5, "owner": node, "nodes": 2, "bytes": 100}]
-        play.tell(node, "ready", store_port=1, storage={"parts": parts, "address": f"10.0.0.{node}:9"})
+        play.tell(node, "ready", store_port=1, storage={"parts": [part(9, node)], "address": f"10.0.0.{node}:9"})
     assert {order["step"] for _, order in play.orders("flush")} == {9}
     flushed(play, play.orders("flush")[0][1])
     committed(play, play.orders("commit")[0][1])
@@ -590,8 +597,7 @@ def test_a_flush_goes_on_in_the_next_generation_on_its_behalf(play):
     before = play.orders("flush")[0][1]
     play.exit(1)
     for node in (0, 1):
-        parts = [{"tier": "ram", "directory": "/ram/9", "step": 9, "generation": 5, "owner": node, "nodes": 2, "bytes": 100}]
-        play.tell(node, "ready", store_port=1, storage={"parts": parts, "address": f"10.0.0.{node}:9"})
+        play.tell(node, "ready", store_port=1, storage={"parts": [part(9, node)], "address": f"10.0.0.{node}:9"})
     candidates = play.sent("start")[-1].message["storage"]["candidates"]
     assert [(each["step"], each["tier"]) for each in candidates] == [(9, "ram")]
     effects = play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 9, "tier": "ram"}]])
@@ -604,8 +610,7 @@ def test_a_flush_goes_on_in_the_next_generation_on_its_behalf(play):
 def test_a_keeper_that_is_new_is_told_again_what_it_has_to_do(play):
     for node in (0, 1):
         play.held(node, 9, wants=["scratch"])
-    parts = [{"tier": "ram", "directory": "/ram/9", "step": 9, "generation": 5, "owner": 1, "nodes": 2, "bytes": 100}]
-    effects = play.news(1, "inventory", parts=parts, address="10.0.0.1:10")
+    effects = play.news(1, "inventory", parts=[part(9, 1)], address="10.0.0.1:10")
     assert [(node, order["step"]) for node, order in play.orders("flush", effects)] == [(1, 9)]
 
 
@@ -616,15 +621,17 @@ def test_no_room_anywhere_makes_the_environment_unusable(play):
 
 
 def test_a_part_on_its_way_to_a_disk_is_not_forgotten_meanwhile():
-    plan = StoragePlan(TierPlan("ram", 1), (TierPlan("nvme", 2),), TierPlan("scratch", 3), 3, (None,))
-    custody = Custody(plan, 1)
+    plan = StoragePlan(TierPlan("ram", 1), (TierPlan("nvme", 2),), TierPlan("scratch", 3), 3)
+    custody = Custody(plan)
     custody.inventory(0, {"parts": [], "address": ""})
-    custody.begin(1)
+    custody.begin(1, [0])
     held = {
         "what": "held",
         "tier": "ram",
         "generation": 1,
         "owner": 0,
+        "nodes": 1,
+        "replica": False,
         "bytes": 1,
         "stall_s": 0.0,
         "write_s": 0.0,
@@ -635,3 +642,138 @@ def test_a_part_on_its_way_to_a_disk_is_not_forgotten_meanwhile():
     assert [order["step"] for order in orders if order["do"] == "copy"] == [6]
     assert all(order["upto"] < 6 for order in orders if order["do"] == "keep" and order["tier"] == "nvme")
     assert any(order["upto"] == 6 for order in orders if order["do"] == "keep" and order["tier"] == "ram")
+
+
+# -- nodes that leave and return ------------------------------------------------------------------------------------------
+
+
+def ready(play: Play, *nodes: int, parts: dict[int, list[dict[str, Any]]] | None = None) -> list[Effect]:
+    """These nodes have ended their workers; what they hold."""
+    effects = []
+    for node in nodes:
+        held = {"parts": (parts or {}).get(node, []), "address": f"10.0.0.{node}:9"}
+        effects += play.tell(node, "ready", store_port=6000 + node, storage=held)
+    return effects
+
+
+def test_a_spare_takes_over_with_the_replicas_of_the_node_that_is_gone():
+    play = Play(spares=1)
+    play.start()
+    assert [send.node for send in play.sent("start")] == [0, 1]
+    effects = play.do("lost", 1, "process 9 ended by SIGKILL")
+    assert [send.node for send in play.sent("stop", effects)] == [0]
+    assert play.events("action")[0]["reason"] == "node 1 is gone: spare node 2 takes over"
+    effects = ready(play, 0, parts={0: [part(9, 0), part(9, 1, replica=True)]})
+    starts = play.sent("start", effects)
+    assert [(send.node, send.message["node_rank"]) for send in starts] == [(0, 0), (2, 1)]
+    (candidate,) = starts[1].message["storage"]["candidates"]
+    assert candidate["step"] == 9
+    assert [holding["address"] for holding in candidate["holdings"]] == ["10.0.0.0:9"] * 2
+    assert play.coordinator.custody.newest == (9, 5)
+
+
+def test_without_a_spare_fewer_nodes_go_on_once_the_time_to_return_is_over():
+    play = Play(fewer=(1,))
+    play.start()
+    play.do("lost", 1, "gone")
+    ready(play, 0)
+    assert len(play.sent("start")) == 2
+    play.now += 20.1
+    play.do("tick")
+    (start,) = play.sent("start")[2:]
+    assert (start.node, start.message["nodes"]) == (0, 1)
+    assert [action["name"] for action in play.events("action")] == ["replace_node", "shrink"]
+    play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 0}]])
+    assert play.events("generation_started")[-1]["layout"] == {"dp": 1}
+    play.exit(0, 0, step=300)  # one rank is all there are
+    assert play.finish().code is Exit.OK
+
+
+def shrunken() -> Play:
+    play = Play(fewer=(1,))
+    play.start()
+    play.do("lost", 1, "gone")
+    ready(play, 0)
+    play.now += 20.1
+    play.do("tick")
+    play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 0}]])
+    play.effects.clear()
+    return play
+
+
+def test_a_node_that_returns_is_taken_in_at_the_next_snapshot():
+    play = shrunken()
+    play.held(0, 7)
+    play.join(1)
+    assert not play.sent("stop")
+    effects = play.held(0, 8)
+    assert [send.node for send in play.sent("stop", effects)] == [0]
+    assert play.events("action") == [
+        {"fault_id": "g5-1", "name": "grow", "reason": "nodes have returned; all go on from step 8"},
+    ]
+    held = {**part(8, 0, of=1), "generation": play.coordinator.generation}
+    effects = ready(play, 0, parts={0: [held]})
+    assert [(send.node, send.message["node_rank"]) for send in play.sent("start", effects)] == [(0, 0), (1, 1)]
+    assert not play.events("fault")
+
+
+def test_nobody_is_taken_in_while_a_stop_is_under_way():
+    play = shrunken()
+    play.join(1)
+    play.do("stop", "SIGTERM")
+    assert not play.sent("stop", play.held(0, 8))
+
+
+def test_a_spare_that_is_lost_disturbs_nobody():
+    play = Play(spares=1)
+    play.start()
+    effects = play.do("lost", 2, "gone")
+    assert Launch(2) in effects
+    assert not play.sent("stop")
+    assert play.coordinator.state is State.RUNNING
+    assert play.events("action")[0]["name"] == "restart_agent"
+    assert not play.coordinator.faults  # it costs nothing of the restart budget
+
+
+def test_a_spare_that_is_lost_while_a_stop_is_under_way_does_not_end_it():
+    play = Play(spares=1)
+    play.start()
+    play.do("stop", "SIGTERM")
+    play.do("lost", 2, "gone")
+    assert play.coordinator.state is State.RUNNING
+
+
+def test_what_is_held_by_a_replica_is_flushed_from_there():
+    play = Play(spares=1)
+    play.start()
+    for node in (0, 1):
+        play.held(node, 9, wants=["scratch"])
+    play.do("lost", 1, "gone")
+    ready(play, 0, parts={0: [part(9, 0), part(9, 1, replica=True)]})
+    effects = play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 9, "tier": "ram"}]])
+    flushes = play.orders("flush", effects)
+    assert [(node, order["owner"]) for node, order in flushes] == [(0, 0), (0, 1)]
+    for _, order in flushes:
+        where = {name: order[name] for name in ("id", "tier", "step", "generation", "owner")}
+        play.news(0, "flushed", **where, bytes=100, write_s=0.1)
+    assert play.orders("commit")
+
+
+def test_what_a_skipped_step_leaves_is_let_go_but_not_the_steps_before_it(play):
+    play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 0}]])
+    effects = play.news(1, "skipped", step=8, generation=5, why="no slab was free")
+    keep = [order for _, order in play.orders("keep", effects)]
+    assert keep
+    assert all(order["upto"] < 7 and order["left_out"] == [8] for order in keep)
+    for node in (0, 1):
+        effects = play.held(node, 7)
+    assert [event["step"] for event in play.events("snapshot")] == [7]
+
+
+def test_the_run_ends_when_too_few_nodes_can_ever_be_had(play):
+    play.do("lost", 1, "gone")
+    ready(play, 0)
+    for _ in range(LAUNCH_ATTEMPTS):
+        play.do("lost", 1, "exit code 1")
+    assert play.finish().code is Exit.UNUSABLE
+    assert "node 1: exit code 1" in play.finish().message

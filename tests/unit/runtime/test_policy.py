@@ -26,6 +26,7 @@ same = [(NOW - 50, FAULT), (NOW - 20, FAULT)]
 lost = replace(FAULT, kind="node_lost")
 
 ROWS = [
+    (situation(replace(lost, ranks=()), draining=True), "restart_agent"),
     (situation(draining=True), "finish_drain"),
     (situation(replace(FAULT, final=70)), "give_up"),
     (situation(earlier=same, draining=True), "finish_drain"),

@@ -1,0 +1,161 @@
+"""Nodes that leave and return: spares that take over, generations that shrink and grow, and the numbers that come of it."""
+
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import EVERY, STEPS, Campaign, Training, alive, same, wait_for
+
+
+@pytest.fixture
+def ram() -> Iterator[Path]:
+    """A directory in RAM; nothing of the campaign may be left in it."""
+    path = Path(f"/dev/shm/resilient-test-{os.getpid()}-{random.randrange(1 << 30)}")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def tiers(run_dir: Path, ram: Path) -> dict[str, Any]:
+    """A snapshot in RAM at every step, with a copy on another node."""
+    where = str(run_dir / "checkpoints")
+    return {
+        "every_steps": EVERY,
+        "tiers": [{"name": "ram", "path": str(ram), "keep_last": 2, "replicas": 1}, {"name": "durable", "path": where}],
+    }
+
+
+def agents(run: Campaign) -> dict[int, psutil.Process]:
+    """The agents that are there, by node."""
+    found = {}
+    for process in run.processes():
+        try:
+            command = process.cmdline()
+        except psutil.NoSuchProcess:
+            continue
+        if "resilient.agent" in command:
+            found[int(command[command.index("--node") + 1])] = process
+    return found
+
+
+def crash(run: Campaign, node: int) -> None:
+    """A node is gone, with everything that runs on it and everything that it holds."""
+    agent = wait_for(lambda: agents(run).get(node), f"the agent of node {node}")
+    agent.suspend()  # so that nothing is started anew before everything is gone
+    family = agent.children(recursive=True)
+    for process in family:
+        process.suspend()
+    for process in family:
+        process.kill()
+    wait_for(lambda: not any(alive(process) for process in family), "the end of what ran on the node")
+    tiers = run.config["checkpoint"]["tiers"][:-1]
+    for tier in tiers:
+        for directory in Path(tier["path"]).glob(f"*/node{node}"):
+            shutil.rmtree(directory)
+    agent.kill()
+
+
+def replicated(ram: Path, since: int) -> bool:
+    """Whether some node has a replica of each of two parts of a step after this one."""
+    found = [path.parts[-3:-1] for path in ram.glob("*/node*/replica-*/step-*/part.json")]
+    newest = {replica: max(int(step[5:]) for name, step in found if name == replica) for replica, _ in found}
+    return len(newest) == 2 and min(newest.values()) > since
+
+
+def members(run: Campaign) -> list[int]:
+    """How many nodes each generation had."""
+    return [len(event["nodes"]) for event in run.events("generation_started")]
+
+
+def test_a_spare_takes_the_place_of_a_node_that_crashes_and_no_bit_is_different(
+    training: Training, twins, ram: Path, tmp_path: Path, rounds: int
+):
+    run = training(
+        cluster={"nodes": 2, "procs_per_node": 1, "spares": 1, "device": "cpu"},
+        checkpoint={**tiers(tmp_path / "disturbed/run", ram), "every_steps": 1000},  # nothing is durable before the end
+    ).start()
+    chance = random.Random(rounds)
+    for kill, step in enumerate(sorted(chance.sample(range(6, STEPS - 4), rounds))):
+        run.reach(step)
+        wait_for(lambda kill=kill: len(run.events("recovered")) >= kill, "recovery from the crash before")
+        since = run.events("generation_started")[-1]["resumed_step"]
+        wait_for(lambda since=since: replicated(ram, since), "replicas of what was computed since")
+        wait_for(lambda: len(agents(run)) == 3, "three agents")
+        crash(run, chance.choice(sorted(agents(run))))
+    assert run.wait() == 0, run.output + run.logs()
+    # A buddy that was fetching from the node says so before the node is known to be lost.
+    assert {fault["kind"] for fault in run.events("fault")} - {"storage"} == {"node_lost"}
+    assert set(members(run)) == {2}
+    same(run, twins("bf16"))
+    for event in run.events("generation_started")[1:]:
+        assert event["tier"] == "ram"
+
+
+def test_without_a_spare_the_run_goes_on_with_fewer_and_takes_the_node_in_again(
+    training: Training, twins, ram: Path, tmp_path: Path, rounds: int
+):
+    steps = {"steps": STEPS * 3}
+    run = training(
+        cluster={"nodes": 2, "procs_per_node": 1, "device": "cpu"},
+        checkpoint=tiers(tmp_path / "disturbed/run", ram),
+        resilience={"rejoin_s": 0},
+        train=steps,
+    ).start()
+    run.reach(10)
+    crash(run, 1)
+    wait_for(lambda: members(run)[-1] == 1, "a smaller generation")
+    wait_for(lambda: members(run)[-1] == 2, f"the return of the node\n{run.logs()}")
+    assert run.wait() == 0, run.output + run.logs()
+    assert members(run) == [2, 1, 2]
+    assert [event["name"] for event in run.events("action")] == ["replace_node", "shrink", "grow"]
+    assert [event["layout"]["dp"] for event in run.events("generation_started")] == [2, 1, 2]
+    shrunk, grown = run.events("generation_started")[1:]
+    assert shrunk["tier"] == "ram"  # of the buddy
+    assert grown["tier"] == "ram"
+    seen: dict[int, list[float]] = {}
+    for line in run.metrics():
+        seen.setdefault(line["step"], []).append(line["loss"])
+    assert sorted(seen) == list(range(1, STEPS * 3 + 1))
+    for step, losses in twins("bf16").losses().items():
+        expected = float(next(iter(losses)))
+        assert all(abs(loss - expected) < 2e-2 for loss in seen[step]), step
+    again = [step for step, losses in seen.items() if len(losses) > 1]
+    assert len(again) <= 4, again
+
+
+def test_a_worker_killed_while_a_spare_takes_over_costs_one_more_generation(training: Training, twins, ram: Path, tmp_path: Path):
+    run = training(
+        cluster={"nodes": 2, "procs_per_node": 1, "spares": 1, "device": "cpu"},
+        checkpoint=tiers(tmp_path / "disturbed/run", ram),
+    ).start()
+    run.reach(12)
+    wait_for(lambda: len(agents(run)) == 3, "three agents")
+    before = set(run.workers().values())
+    crash(run, 0)
+    fresh = wait_for(lambda: [pid for pid in run.workers().values() if pid not in before], "a worker that is new")
+    os.kill(fresh[0], signal.SIGKILL)
+    assert run.wait() == 0, run.output + run.logs()
+    assert set(members(run)) == {2}
+    same(run, twins("bf16"))
+
+
+def test_a_spare_that_dies_is_started_again_and_disturbs_nobody(training: Training, twins, ram: Path, tmp_path: Path):
+    run = training(
+        cluster={"nodes": 1, "procs_per_node": 2, "spares": 1, "device": "cpu"},
+        checkpoint={"every_steps": EVERY},
+    ).start()
+    run.reach(5)
+    first = wait_for(lambda: agents(run).get(1), "the spare's agent")
+    first.kill()
+    wait_for(lambda: (found := agents(run).get(1)) and found.pid != first.pid, "another one")
+    assert run.wait() == 0, run.output + run.logs()
+    (fault,) = run.events("fault")
+    assert (fault["kind"], fault["ranks"], fault["nodes"]) == ("node_lost", [], [1])
+    assert run.events("action")[0]["name"] == "restart_agent"
+    assert len(run.events("generation_started")) == 1
+    same(run, twins("bf16"))

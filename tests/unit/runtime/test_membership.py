@@ -1,0 +1,232 @@
+"""Who takes part: courses of joining, leaving and returning nodes, without a process."""
+
+import random
+
+import pytest
+
+from resilient.driver.membership import JOIN_S, LAUNCH_ATTEMPTS, LONGEST_PAUSE_S, READY_S, Membership
+
+REJOIN_S = 20.0
+
+
+class Nodes:
+    """Four nodes that compute, unless said otherwise, and a clock that the test moves."""
+
+    def __init__(self, sizes: tuple[int, ...] = (4,), spares: int = 0) -> None:
+        self.now = 1000.0
+        self.all = Membership(sizes, spares, REJOIN_S)
+        self.all.begin(self.now)
+        self.launched = self.all.launches(self.now)
+
+    def join(self, *nodes: int) -> None:
+        for node in nodes:
+            self.all.hello(node, f"n{node}", f"10.0.0.{node}", self.now)
+            self.all.is_ready(node, 5000 + node)
+
+    def lose(self, *nodes: int) -> None:
+        for node in nodes:
+            self.all.lost(node, "gone", self.now)
+
+    def start(self) -> tuple[int, ...]:
+        members = self.choose()
+        assert members is not None
+        self.all.start(members)
+        return members
+
+    def choose(self) -> tuple[int, ...] | None:
+        return self.all.choose(self.now)
+
+    def again(self, *nodes: int) -> None:
+        """These nodes have ended their workers and wait for the next generation."""
+        for node in nodes:
+            self.all.is_ready(node, 6000 + node)
+
+
+def running(sizes: tuple[int, ...] = (4,), spares: int = 0) -> Nodes:
+    nodes = Nodes(sizes, spares)
+    nodes.join(*range(4 + spares))
+    assert nodes.start() == (0, 1, 2, 3)
+    return nodes
+
+
+def test_all_nodes_are_started_and_the_first_generation_waits_for_those_that_compute():
+    nodes = Nodes(spares=1)
+    assert nodes.launched == [0, 1, 2, 3, 4]
+    nodes.join(0, 1, 3, 4)
+    assert nodes.choose() is None  # the spare does not push itself forward
+    nodes.join(2)
+    assert nodes.choose() == (0, 1, 2, 3)
+
+
+def test_a_spare_takes_the_rank_of_the_node_that_is_gone_and_the_others_keep_theirs():
+    nodes = running(spares=1)
+    nodes.lose(1)
+    nodes.again(0, 2)
+    assert nodes.choose() is None  # node 3 is ending its workers
+    nodes.again(3)
+    assert nodes.start() == (0, 4, 2, 3)
+    assert nodes.all.ranks(4, 2) == (2, 3)
+    assert nodes.all.ranks(1, 2) == ()
+
+
+def test_a_node_that_has_returned_is_the_next_spare():
+    nodes = running(spares=1)
+    nodes.lose(1)
+    nodes.again(0, 2, 3)
+    nodes.start()
+    nodes.join(1)
+    assert nodes.all.spare() == 1
+    assert not nodes.all.can_grow()
+    nodes.lose(4)
+    nodes.again(0, 2, 3)
+    assert nodes.start() == (0, 1, 2, 3)
+
+
+def test_a_returning_node_that_is_slower_than_the_spare_is_not_waited_for():
+    nodes = running(spares=1)
+    nodes.lose(1)
+    nodes.all.hello(1, "n1", "10.0.0.1", nodes.now)
+    nodes.again(0, 2, 3)
+    assert nodes.choose() == (0, 4, 2, 3)
+
+
+def test_without_a_spare_the_node_is_waited_for_and_then_fewer_go_on():
+    nodes = running(sizes=(1, 2, 4))
+    nodes.lose(1)
+    nodes.again(0, 2, 3)
+    nodes.now += REJOIN_S - 0.1
+    assert nodes.choose() is None
+    nodes.now += 0.2
+    assert nodes.start() == (0, 2)  # three are not among the sizes
+    assert nodes.all.spare() == 3
+
+
+def test_a_node_that_is_back_in_time_has_its_rank_again():
+    nodes = running(sizes=(2, 4))
+    nodes.lose(1)
+    nodes.again(0, 2, 3)
+    nodes.now += REJOIN_S - 0.1
+    nodes.join(1)
+    assert nodes.choose() == (0, 1, 2, 3)
+
+
+def test_a_node_that_has_said_hello_in_time_gets_time_to_be_ready():
+    nodes = running(sizes=(2, 4))
+    nodes.lose(1)
+    nodes.again(0, 2, 3)
+    nodes.now += REJOIN_S - 0.1
+    nodes.all.hello(1, "n1", "10.0.0.1", nodes.now)
+    nodes.now += READY_S - 0.1
+    assert nodes.choose() is None
+    nodes.now += 0.2
+    assert nodes.choose() == (0, 2)
+
+
+def test_a_node_that_cannot_be_started_is_not_waited_for():
+    nodes = running(sizes=(3, 4))
+    nodes.lose(1)
+    nodes.again(0, 2, 3)
+    for _ in range(LAUNCH_ATTEMPTS):
+        assert nodes.choose() is None
+        nodes.lose(1)
+    assert nodes.choose() == (0, 2, 3)
+
+
+def test_a_node_that_cannot_be_started_is_tried_again_with_growing_pauses():
+    nodes = running(sizes=(3, 4))
+    nodes.lose(1)
+    assert nodes.all.launches(nodes.now) == [1]
+    pauses = []
+    for _ in range(12):
+        nodes.lose(1)
+        start = nodes.now
+        while not nodes.all.launches(nodes.now):
+            nodes.now += 0.25
+        pauses.append(nodes.now - start)
+    assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert pauses[-1] == LONGEST_PAUSE_S
+
+
+def test_a_shrunken_run_can_grow_as_soon_as_a_larger_size_can_be_had():
+    nodes = running(sizes=(1, 2, 4))
+    nodes.lose(1, 3)
+    nodes.again(0, 2)
+    nodes.now += REJOIN_S + 1
+    assert nodes.start() == (0, 2)
+    nodes.join(3)
+    assert not nodes.all.can_grow()
+    nodes.join(1)
+    assert nodes.all.can_grow()
+    nodes.again(0, 2)
+    assert nodes.start() == (0, 2, 1, 3)
+
+
+def test_a_spare_whose_first_start_hangs_holds_nobody_up_for_long():
+    nodes = Nodes(sizes=(3, 4), spares=1)
+    nodes.join(0, 1, 2, 3)
+    nodes.start()
+    nodes.lose(1)
+    nodes.again(0, 2, 3)
+    nodes.now += REJOIN_S + 1
+    assert nodes.choose() == (0, 2, 3)
+
+
+def test_a_node_that_is_not_fit_is_left_out_and_looked_at_again_later():
+    nodes = Nodes(spares=1)
+    nodes.join(0, 2, 3, 4)
+    nodes.all.refused(1, "matmul gives wrong answers", nodes.now)
+    assert nodes.choose() == (0, 4, 2, 3)
+    assert not nodes.all.launches(nodes.now)
+    assert nodes.all.launches(nodes.now + LONGEST_PAUSE_S) == [1]
+
+
+def test_it_is_hopeless_when_too_few_can_ever_come_and_the_reasons_are_told():
+    nodes = Nodes(sizes=(3, 4))
+    nodes.join(0, 1)
+    for _ in range(LAUNCH_ATTEMPTS):
+        nodes.lose(2)
+    assert nodes.all.hopeless(nodes.now) is None
+    nodes.all.refused(3, "its disk is full", nodes.now)
+    why = nodes.all.hopeless(nodes.now)
+    assert why is not None
+    assert "node 2: gone" in why
+    assert "node 3: its disk is full" in why
+    assert "3 nodes at least" in why
+
+
+def test_nodes_that_never_come_are_given_up_in_the_end():
+    nodes = Nodes()
+    nodes.join(0, 1, 2)
+    assert nodes.all.hopeless(nodes.now + JOIN_S - 1) is None
+    assert nodes.all.hopeless(nodes.now + JOIN_S) is not None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_at_random_members_are_ready_distinct_of_a_size_that_may_be_and_ranks_stay_where_they_can(seed):
+    chance = random.Random(seed)
+    sizes, spares = tuple(sorted(chance.sample(range(1, 6), chance.randrange(1, 4)))), chance.randrange(3)
+    nodes = Nodes(sizes, spares)
+    slots = max(sizes) + spares
+    nodes.join(*range(slots))
+    before = nodes.start()
+    for _ in range(60):
+        nodes.now += chance.expovariate(0.1)
+        nodes.all.launches(nodes.now)
+        node = chance.randrange(slots)
+        if nodes.all.nodes[node].joined and chance.random() < 0.6:
+            nodes.lose(node)
+        elif not nodes.all.nodes[node].joined:
+            nodes.join(node)
+        nodes.again(*(each for each in before if nodes.all.nodes[each].joined))
+        chosen = nodes.choose()
+        ready = [each for each in range(slots) if nodes.all.nodes[each].ready]
+        if chosen is None:
+            assert len(ready) < max(sizes)
+            continue
+        assert len(chosen) in sizes
+        assert set(chosen) <= set(ready)
+        assert len(set(chosen)) == len(chosen)
+        if len(chosen) == len(before):
+            stayed = [each for each in before if each in ready]
+            assert len(chosen) < max(sizes) or all(chosen.index(each) == before.index(each) for each in stayed)
+        before = nodes.start()
