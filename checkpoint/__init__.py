@@ -51,13 +51,14 @@ from checkpoint.errors import (
 from checkpoint.naming import step_path, steps
 
 if TYPE_CHECKING:
+    from checkpoint.candidates import Candidate, Holding
     from checkpoint.dcp import ZarrReader, ZarrWriter
     from checkpoint.layout import ArrayInfo
     from checkpoint.loading import load, read_state
     from checkpoint.newest import newest_good
     from checkpoint.piece import Piece, pieces_of
     from checkpoint.pruning import prune
-    from checkpoint.restoring import Candidate, Holding, Restored, restore
+    from checkpoint.restoring import Restored, restore
     from checkpoint.saving import Saved, save
     from checkpoint.tiers.cadence import Clock, Every, mean_time_between_failures
     from checkpoint.tiers.snapshots import Snapshots, Taken
@@ -97,10 +98,10 @@ __all__ = [
 # What needs torch or NumPy is imported when it is asked for.
 _LAZY = {
     "ArrayInfo": "checkpoint.layout",
-    "Candidate": "checkpoint.restoring",
+    "Candidate": "checkpoint.candidates",
     "Clock": "checkpoint.tiers.cadence",
     "Every": "checkpoint.tiers.cadence",
-    "Holding": "checkpoint.restoring",
+    "Holding": "checkpoint.candidates",
     "Piece": "checkpoint.piece",
     "Restored": "checkpoint.restoring",
     "Saved": "checkpoint.saving",

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from checkpoint import manifest, metadata, part
 from checkpoint.agreement import Ranks
+from checkpoint.candidates import Candidate
 from checkpoint.errors import CheckpointMismatch, DamagedCheckpoint, NoUsableCheckpoint
 from checkpoint.loading import Seals, contents_of, fill
 from checkpoint.metadata import Contents
@@ -22,33 +23,6 @@ from checkpoint.state import JSON
 from checkpoint.verification import verify_rest
 
 PiecesFor = Callable[[Mapping[str, JSON]], Sequence[Piece]]
-
-
-@dataclass(frozen=True)
-class Holding:
-    """A copy of one node's part: `directory` on this node, or to be asked for at `address` (host:port)."""
-
-    directory: Path | None = None
-    address: str | None = None
-    remote_path: str = ""
-    token: str = field(default="", repr=False)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A step that may be gone on from.
-
-    Attributes:
-        step: that it is of.
-        tier: where it lies.
-        path: of a committed checkpoint; None where it lies in parts.
-        holdings: copies of the parts, nearest first.
-    """
-
-    step: int
-    tier: str
-    path: Path | None = None
-    holdings: Sequence[Holding] = ()
 
 
 @dataclass(frozen=True)

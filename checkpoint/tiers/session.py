@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from checkpoint.restoring import Candidate, Holding
+from checkpoint.candidates import Candidate, Holding
 from checkpoint.tiers.cadence import Every, every_of
 
 SLABS = "slabs"

@@ -21,7 +21,7 @@ from resilient import storage
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0  # a machine that starts many agents at once is slow
 MOST_STARTS, WITHIN_S = 10, 60.0
 
 News = dict[str, Any]
@@ -39,6 +39,7 @@ class KeeperProcess:
     def __init__(self, run_dir: Path, directory: Path, *, node: int, procs: int, host: str, token: str) -> None:
         self._storage = storage.read(run_dir)
         self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # a keeper that starts slowly holds up nobody who writes here
         self._node, self._procs, self._host, self._token = node, procs, host, token
         self._process: subprocess.Popen[bytes] | None = None
         self._pending = b""

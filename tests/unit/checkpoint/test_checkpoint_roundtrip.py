@@ -282,3 +282,9 @@ def test_importing_the_package_imports_neither_torch_nor_zarr() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
     assert json.loads(done.stdout) == []
+
+
+def test_a_keeper_imports_no_torch() -> None:
+    script = "import sys, checkpoint.tiers.keeper; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "False"
