@@ -314,6 +314,8 @@ class Custody:
         if news["replica"]:
             yield from self._replicated(tier, news["owner"], news["id"])
             return
+        if key in self._complete.get(tier, ()):
+            return  # the inventory was faster than the news
         if tier == self.plan.memory.name:
             snapshot.size_bytes += news["bytes"]
             snapshot.stall_s = max(snapshot.stall_s, news["stall_s"])

@@ -220,6 +220,8 @@ class Driver:
                 if (node, incarnation) in self._alive:
                     self._do(self._coordinator.message(message, time.time()))
         except (OSError, ValueError, KeyError) as error:
+            if not isinstance(error, OSError):  # a defect, of the agent or here: the node is started anew, but not in silence
+                log.error("the connection of node %d", node, exc_info=True)
             detail = f"its connection broke: {type(error).__name__}: {error}"
         finally:
             writer.close()

@@ -777,3 +777,17 @@ def test_the_run_ends_when_too_few_nodes_can_ever_be_had(play):
         play.do("lost", 1, "exit code 1")
     assert play.finish().code is Exit.UNUSABLE
     assert "node 1: exit code 1" in play.finish().message
+
+
+def test_news_of_a_part_that_the_inventory_has_told_already_mean_nothing(play):
+    for node in (0, 1):
+        play.held(node, 9)
+    play.exit(1)
+    ready(play, 0, 1, parts={0: [part(9, 0)], 1: [part(9, 1)]})
+    late = {**part(9, 0), "bytes": 100, "stall_s": 0.0, "write_s": 0.0, "wants": []}
+    play.news(0, "held", **late)
+    play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 9, "tier": "ram"}]])
+    for step in (10, 11):
+        for node in (0, 1):
+            play.held(node, step)
+    assert [event["step"] for event in play.events("snapshot")] == [9, 10, 11]

@@ -14,13 +14,12 @@ from trainer_ranks import steps, textbook, trained, write_config, write_dataset
 
 from resilient.worker import load_config
 
-STEPS = 20
 Sections = dict[str, dict[str, object]]
 
 # Large enough at the start that every weight has a gradient worth the name, and a rate that amplifies no rounding.
 BASE: Sections = {
     "model": {"layers": 4, "hidden": 32, "heads": 4, "seq_len": 16, "init_std": 0.1, "attention": "math"},
-    "train": {"steps": STEPS, "global_batch_size": 16, "micro_batch_size": 4, "precision": "fp32", "eval_interval": 0},
+    "train": {"steps": 8, "global_batch_size": 16, "micro_batch_size": 4, "precision": "fp32", "eval_interval": 0},
     "optimizer": {"lr": 2e-3, "clip_grad": 0.3, "warmup_samples": 24, "decay_samples": 400},
     "checkpoint": {"every_steps": 1000},
 }
@@ -93,23 +92,29 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def length(request: pytest.FixtureRequest) -> Sections:
+    """How long to train; longer in a soak."""
+    return {"train": {"steps": 20 if request.config.getoption("--rounds") >= 10 else 8}}
+
+
+@pytest.fixture(scope="module")
+def run(dataset: Path, tmp_path_factory: pytest.TempPathFactory, length: Sections) -> Run:
     def run(ranks: int, *many: Sections, **options: Any) -> Lines:
-        config = write_config(tmp_path_factory.mktemp("run"), dataset, **merged(BASE, *many))
+        config = write_config(tmp_path_factory.mktemp("run"), dataset, **merged(BASE, length, *many))
         return steps(trained(config, ranks, **options))
 
     return run
 
 
 @pytest.fixture(scope="module")
-def reference(dataset: Path, tmp_path_factory: pytest.TempPathFactory, run: Run) -> Callable[[str], Any]:
+def reference(dataset: Path, tmp_path_factory: pytest.TempPathFactory, length: Sections, run: Run) -> Callable[[str], Any]:
     """What one process gets: in fp32 from a plain loop, in bf16 from this trainer."""
 
     @cache
     def found(precision: str) -> Any:
         if precision == "bf16":
             return run(1, {"train": {"precision": "bf16"}})
-        return textbook(load_config(write_config(tmp_path_factory.mktemp("reference"), dataset, **BASE), []))
+        return textbook(load_config(write_config(tmp_path_factory.mktemp("reference"), dataset, **merged(BASE, length)), []))
 
     return found
 
@@ -117,7 +122,7 @@ def reference(dataset: Path, tmp_path_factory: pytest.TempPathFactory, run: Run)
 def test_every_layout_trains_like_one_process(run: Run, reference: Callable[[str], Any], layout, variant):
     tp, pp, dp = layout
     found = run(tp * pp * dp, spread(tp, pp), variant)
-    assert len(found) == STEPS
+    assert len(found) >= 8
     assert found == [pytest.approx(line, rel=1e-5) for line in reference("fp32")]
 
 

@@ -1,0 +1,35 @@
+"""What a generation may go on from: steps that are whole, and where the copies of their parts lie.
+
+Never imports torch, because keepers do not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A copy of one node's part: `directory` on this node, or to be asked for at `address` (host:port)."""
+
+    directory: Path | None = None
+    address: str | None = None
+    remote_path: str = ""
+    token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A step that may be gone on from.
+
+    Attributes:
+        step: that it is of.
+        tier: where it lies.
+        path: of a committed checkpoint; None where it lies in parts.
+        holdings: copies of the parts, nearest first.
+    """
+
+    step: int
+    tier: str
+    path: Path | None = None
+    holdings: Sequence[Holding] = ()
