@@ -1,19 +1,50 @@
 """What can be known of a campaign before anything is started: the layout on this machine, whether the target is reached."""
 
 import os
+import socket
 from pathlib import Path
 
 from resilient import network
 from resilient.config import Config, Layout, layout
+from resilient.exits import EnvironmentUnusable
+from resilient.slurm.allocation import JOB, Allocation
 
 
-def machine_layout(config: Config) -> Layout:
+def allocation_of(config: Config) -> Allocation | None:
+    """The allocation of Slurm to run in, if the config asks for it or there is one.
+
+    Raises:
+        EnvironmentUnusable: there is none, or it has too few nodes.
+    """
+    cluster = config.cluster
+    if cluster.launcher == "local" or (cluster.launcher == "auto" and JOB not in os.environ):
+        return None
+    if JOB not in os.environ:
+        raise EnvironmentUnusable(
+            "cluster.launcher is slurm, but this is no job of Slurm; use sbatch or salloc, or launcher: local"
+        )
+    found = Allocation.of(os.environ, socket.gethostname())
+    if len(found.hosts) < cluster.nodes:
+        names = ", ".join(found.hosts)
+        raise EnvironmentUnusable(f"the job has {len(found.hosts)} nodes ({names}), and cluster.nodes is {cluster.nodes}")
+    return found
+
+
+def fitted(config: Config, allocation: Allocation | None) -> Config:
+    """The config with as many spares as the allocation has left beside the nodes that compute."""
+    if allocation is None or len(allocation.hosts) >= config.cluster.slots:
+        return config
+    left = len(allocation.hosts) - config.cluster.nodes
+    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"spares": left})})
+
+
+def machine_layout(config: Config, allocation: Allocation | None = None) -> Layout:
     """The layout with every `auto` settled for this machine.
 
     Raises:
         ConfigError: it does not come out even, or the environment has a value for communication that is out of range.
     """
-    network.environment(config.network, os.environ, one_machine=True)
+    network.environment(config.network, os.environ, one_machine=allocation is None)
     return layout(config, cpu_count=len(os.sched_getaffinity(0)), gpu_count=gpu_count())
 
 

@@ -53,14 +53,18 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
     _stop_early_on_signals()
     from rich.console import Console
 
-    from resilient.campaign import already_reached, machine_layout
+    from resilient.campaign import allocation_of, already_reached, fitted, machine_layout
     from resilient.config import attribute, load
     from resilient.driver.display import Display
     from resilient.driver.driver import run_campaign
 
     given = overrides or []
     loaded = load(config, given)
-    layout = machine_layout(loaded)
+    allocation = allocation_of(loaded)
+    if allocation is not None and allocation.task > 0:
+        return  # one of many that srun has started; the first one starts an agent on each node
+    loaded = fitted(loaded, allocation)
+    layout = machine_layout(loaded, allocation)
     _log_to_stderr(loaded.logging.level)
     console = Console(highlight=False)
     reached = already_reached(loaded)
@@ -74,7 +78,7 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
         f" (tp {layout.tp}, pp {layout.pp}, dp {layout.dp}), {loaded.train.steps} steps, in {loaded.run_dir}"
     )
     try:
-        code, message = run_campaign(loaded, layout, display, lambda error: str(attribute(error, config, given)))
+        code, message = run_campaign(loaded, layout, display, lambda error: str(attribute(error, config, given)), allocation)
     finally:
         display.close()
     if message:

@@ -4,15 +4,18 @@ Owns their framing and the agent's end of the connection. Every message has a `t
 `resilient.driver.coordinator`.
 """
 
+import ipaddress
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 Message = dict[str, Any]
+
+TRY_S = 5.0  # of one address, where there are others
 
 LINE_LIMIT = 16 << 20  # bytes; a line longer than this is a broken peer
 
@@ -33,30 +36,63 @@ def decode(line: bytes) -> Message:
     return message
 
 
+def parse_addresses(text: str) -> list[tuple[str, int]]:
+    """`host:port,[address]:port` as pairs. Raises ValueError."""
+    pairs = [each.rpartition(":") for each in text.split(",")]
+    return [(host.strip("[]"), int(port)) for host, _, port in pairs]
+
+
+def _connect(addresses: Sequence[tuple[str, int]], timeout_s: float) -> socket.socket:
+    """The first address that answers; the others may be of networks that this node does not have."""
+    for address in addresses[:-1]:
+        try:
+            return socket.create_connection(address, timeout=min(timeout_s, TRY_S))
+        except OSError:
+            continue
+    return socket.create_connection(addresses[-1], timeout=timeout_s)
+
+
+def _elsewhere(addresses: Sequence[tuple[str, int]], here: str) -> str:
+    """An address of this very machine that others can use, too: where a name leads to the loopback, numbers do not."""
+    for host, _ in addresses:
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            continue
+        return host
+    return here
+
+
 class Connection:
     """An agent's connection to its driver.
 
     Args:
-        address: host and port of the driver.
+        addresses: hosts and ports of the driver, best first.
         timeout_s: how long to try to connect, and how long one send may block.
 
     Raises:
         OSError: the driver could not be reached in that time.
     """
 
-    def __init__(self, address: tuple[str, int], *, timeout_s: float) -> None:
+    def __init__(self, addresses: Sequence[tuple[str, int]], *, timeout_s: float) -> None:
         attempts = Retrying(
             retry=retry_if_exception_type(OSError),
             wait=wait_random_exponential(multiplier=0.05, max=2.0),
             stop=stop_after_delay(timeout_s),
             reraise=True,
         )
-        self._socket: socket.socket = attempts(socket.create_connection, address, timeout=timeout_s)
+        self._socket: socket.socket = attempts(_connect, addresses, timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._addresses = addresses
         self._pending = b""
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def own_address(self) -> str:
+        """This node's address on the network that leads to the driver, and on the driver's own node one that others reach."""
+        here, there = self._socket.getsockname()[0], self._socket.getpeername()[0]
+        return str(here if here != there or not here.startswith(("127.", "::1")) else _elsewhere(self._addresses, here))
 
     def send(self, message: Mapping[str, object]) -> None:
         """Raises Disconnected if it cannot be sent."""

@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from resilient import spill
-from resilient.agent.links import LinkWatch, interfaces_of, ports_of
+from resilient.agent.links import LinkWatch, interface_of, interfaces_of, ports_of
 from resilient.agent.rendezvous import CalledOff, DriverRendezvous, Generation
 from resilient.agent.storage import KeeperProcess
 from resilient.agent.workers import Workers, keeper_directory, page_directory, salvaged
@@ -74,6 +74,7 @@ class NodeAgent(LocalElasticAgent):
         self._told_t = 0.0
         self._links = LinkWatch(interfaces_of(settings.addr, os.environ), ports_of(os.environ))
         self._links_t = time.monotonic()
+        self._interface = interface_of(settings.addr)
         log.info("watching the links %s", ", ".join(self._links.names))
         self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready, self._pause, settings.fence_s)
         self._selector = selectors.DefaultSelector()
@@ -190,6 +191,7 @@ class NodeAgent(LocalElasticAgent):
             GENERATION_VARIABLE: str(told.generation),
             RUN_DIR_VARIABLE: str(self._settings.run_dir),
             SESSION_VARIABLE: str(self._keeper.session_path),
+            **({"GLOO_SOCKET_IFNAME": self._interface} if self._interface and "GLOO_SOCKET_IFNAME" not in os.environ else {}),
             **dump_files(os.environ, self._settings.run_dir / "logs" / f"g{told.generation}"),
         }
 
@@ -201,6 +203,9 @@ class NodeAgent(LocalElasticAgent):
             self._send("storage", news=news)
         while True:
             message = self._next(QUIET_S)
+            if time.monotonic() - self._told_t >= QUIET_S:
+                self._told_t = time.monotonic()
+                self._send("beat", ranks={})  # the lease of a node that waits, of a spare above all
             if message is not None and message["type"] == "start":
                 return Generation(
                     generation=message["generation"],

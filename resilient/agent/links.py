@@ -190,6 +190,14 @@ def interfaces_of(address: str, environ: Mapping[str, str], *, sys: Path = Path(
     return in_use(addresses, own, environ, bridges)
 
 
+def interface_of(address: str) -> str | None:
+    """The interface that has this address; None for a name, or where there is none."""
+    for name, found in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in found):
+            return name
+    return None
+
+
 def ports_of(environ: Mapping[str, str], *, sys: Path = Path("/sys")) -> list[Path]:
     """The directories of the InfiniBand (and RoCE) ports in use: those that NCCL_IB_HCA takes, else all."""
     ports = sorted((sys / "class/infiniband").glob("*/ports/*"))

@@ -5,11 +5,15 @@ import logging
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from resilient import entry
 from resilient.agent.workers import start_fork_server
 from resilient.lifeline import die_with_parent
-from resilient.wire import Connection
+from resilient.wire import Connection, parse_addresses
+
+if TYPE_CHECKING:
+    from resilient.agent.agent import AgentSettings
 
 TOKEN_VARIABLE = "RESILIENT_TOKEN"
 CONNECT_S = 30.0
@@ -18,14 +22,14 @@ CONNECT_S = 30.0
 def main() -> int:
     """Run an agent until the driver ends the run, is gone, or has been silent for too long."""
     parser = argparse.ArgumentParser(prog="python -m resilient.agent", description=__doc__)
-    parser.add_argument("--driver", required=True, metavar="HOST:PORT")
+    parser.add_argument("--driver", required=True, metavar="HOST:PORT[,…]", help="addresses of the driver, best first")
     parser.add_argument("--node", type=int, required=True, help="index of this node")
     parser.add_argument("--procs", type=int, required=True, help="workers on this node")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--run-id", required=True)
     parser.add_argument("--entrypoint", required=True, metavar="ENTRYPOINT")
     parser.add_argument("--fence-s", type=float, required=True)
-    parser.add_argument("--addr", required=True, help="address at which the other nodes reach this one")
+    parser.add_argument("--addr", help="address at which the other nodes reach this one; else the one that leads to the driver")
     parser.add_argument("--parent", type=int, help="end when this parent process does")
     parser.add_argument("--log-level", default="INFO")
     args = parser.parse_args()
@@ -39,10 +43,17 @@ def main() -> int:
 
     # All ranks of the group are alike, which spares torchelastic a round through the store.
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
-    from resilient.agent.agent import AgentSettings, NodeAgent  # imports torch, while the fork server does the same
+    from resilient.agent.agent import NodeAgent  # imports torch, while the fork server does the same
 
-    host, _, port = args.driver.rpartition(":")
-    settings = AgentSettings(
+    with Connection(parse_addresses(args.driver), timeout_s=CONNECT_S) as connection:
+        NodeAgent(_settings(args, token, args.addr or connection.own_address()), connection).run()
+    return 0
+
+
+def _settings(args: argparse.Namespace, token: str, addr: str) -> "AgentSettings":
+    from resilient.agent.agent import AgentSettings
+
+    return AgentSettings(
         node=args.node,
         procs=args.procs,
         run_dir=args.run_dir,
@@ -50,8 +61,5 @@ def main() -> int:
         entrypoint=args.entrypoint,
         fence_s=args.fence_s,
         token=token,
-        addr=args.addr,
+        addr=addr,
     )
-    with Connection((host, int(port)), timeout_s=CONNECT_S) as connection:
-        NodeAgent(settings, connection).run()
-    return 0

@@ -1,7 +1,6 @@
 """What must fit together in a config, across its sections. Pure: a config to a list of problems."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from resilient.config.errors import Problem
 from resilient.config.parallelism import divides, near, problems
@@ -21,7 +20,6 @@ def check(config: Config) -> list[Problem]:
         *_checkpoint(config),
         *_cluster(config),
         *_network(config),
-        *_not_yet(config),
     ]
 
 
@@ -136,14 +134,3 @@ def _network(config: Config) -> Iterator[Problem]:
         value = getattr(network, name)
         if network.link_down_s is not None and value is not None:
             yield Problem(f"network.{name}", value, "link_down_s chooses it; give either link_down_s or this")
-
-
-def _not_yet(config: Config) -> Iterator[Problem]:
-    """Keys whose work is not built yet: refused rather than ignored."""
-
-    def refuse(key: str, value: Any, only: str) -> Problem:
-        return Problem(key, value, f"not in this version; allowed: {only}")
-
-    cluster = config.cluster
-    if cluster.launcher == "slurm":
-        yield refuse("cluster.launcher", "slurm", "auto, local")

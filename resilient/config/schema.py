@@ -318,6 +318,9 @@ class Slurm(Section):
     """What a job of the chain asks Slurm for."""
 
     profile: str = "generic"
+    hostname_suffix: str = Field("", description="of a host's name on the fast network, as in jwb0001i")
+    interface: str | None = Field(None, description="on which the driver is reached; null: whatever its name leads to")
+    srun_args: list[str] = Field([], description="more options for the steps that run agents")
     signal_lead_s: Seconds | Auto = "auto"
     max_jobs: Count = 50
 

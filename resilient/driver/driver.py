@@ -28,12 +28,14 @@ from resilient.driver.coordinator import Coordinator, Job
 from resilient.driver.custody import StoragePlan, TierPlan
 from resilient.driver.display import Display
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
-from resilient.driver.launch import AgentCommand, LocalLauncher
+from resilient.driver.launch import AgentCommand, Launcher, LocalLauncher
 from resilient.driver.prepare import PrepareFailed, run_prepare
 from resilient.driver.tensorboard import ScalarWriter
 from resilient.driver.watchdog import Limits
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.policy import Budget
+from resilient.slurm.allocation import Allocation
+from resilient.slurm.launch import SlurmLauncher, addresses
 from resilient.spill import take_in
 from resilient.wire import LINE_LIMIT, decode, encode
 
@@ -86,6 +88,7 @@ class Driver:
         display: where a person looks.
         kept: what the config's tiers come to.
         explain: turns an error that is found after the config was read into a message that names file and line.
+        allocation: of Slurm, whose nodes are used; None: agents are processes of this machine.
     """
 
     def __init__(
@@ -95,8 +98,10 @@ class Driver:
         display: Display,
         kept: storage.Storage,
         explain: Callable[[ConfigError], str],
+        allocation: Allocation | None,
     ) -> None:
         self._config = config
+        self._allocation = allocation
         self._explain = explain
         self._layout = layout
         self._display = display
@@ -133,9 +138,8 @@ class Driver:
         self._finished = loop.create_future()
         for sig in STOP_SIGNALS:
             loop.add_signal_handler(sig, self._on_signal, sig)
-        server = await asyncio.start_server(self._serve, LocalLauncher.addr, 0, limit=LINE_LIMIT)
-        host, port = server.sockets[0].getsockname()[:2]
-        self._launcher = LocalLauncher(self._agent_command(f"{host}:{port}"), self._on_ended)
+        server = await self._listen()
+        self._launcher = self._make_launcher(server.sockets[0].getsockname()[1])
         self._scalars = _scalar_writer(self._config) if self._config.logging.tensorboard else None
         with ledger.Ledger(self._run_dir) as self._ledger:
             tasks = [self._background(work) for work in (self._tick(), self._prepare(), self._watch_duration())]
@@ -166,10 +170,27 @@ class Driver:
         task.add_done_callback(done)
         return task
 
+    async def _listen(self) -> asyncio.Server:
+        """Wait for agents; on one machine nobody else is let in."""
+        if self._allocation is None:
+            return await asyncio.start_server(self._serve, LocalLauncher.addr, 0, limit=LINE_LIMIT)
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        listener = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=1024)
+        return await asyncio.start_server(self._serve, sock=listener, limit=LINE_LIMIT)
+
+    def _make_launcher(self, port: int) -> Launcher:
+        allocation, slurm = self._allocation, self._config.slurm
+        if allocation is None:
+            return LocalLauncher(self._agent_command(f"{LocalLauncher.addr}:{port}"), self._on_ended)
+        reached = addresses(allocation.hosts[0], port, suffix=slurm.hostname_suffix, interface=slurm.interface)
+        command = self._agent_command(",".join(reached))
+        return SlurmLauncher(command, self._on_ended, allocation=allocation, extra=slurm.srun_args)
+
     def _agent_command(self, address: str) -> AgentCommand:
         environ = {
             "OMP_NUM_THREADS": str(self._layout.threads_per_proc),
-            **network.environment(self._config.network, os.environ, one_machine=True),
+            **network.environment(self._config.network, os.environ, one_machine=self._allocation is None),
         }
         return AgentCommand(
             driver=address,
@@ -339,7 +360,13 @@ def _scalar_writer(config: Config) -> ScalarWriter:
     return ScalarWriter(config.run_dir / "tensorboard", switches.tensorboard_queue_size, switches.log_interval)
 
 
-def run_campaign(config: Config, layout: Layout, display: Display, explain: Callable[[ConfigError], str] = str) -> tuple[Exit, str]:
+def run_campaign(
+    config: Config,
+    layout: Layout,
+    display: Display,
+    explain: Callable[[ConfigError], str] = str,
+    allocation: Allocation | None = None,
+) -> tuple[Exit, str]:
     """Run one job of the campaign in its run directory, which is made if need be; arguments as for `Driver`.
 
     Raises:
@@ -360,6 +387,6 @@ def run_campaign(config: Config, layout: Layout, display: Display, explain: Call
         written = config.run_dir / "config.yaml.new"
         written.write_text(dump(config))
         written.replace(config.run_dir / "config.yaml")
-        return asyncio.run(Driver(config, layout, display, kept, explain).run())
+        return asyncio.run(Driver(config, layout, display, kept, explain, allocation).run())
     finally:
         lock.close()

@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from resilient.agent.main import TOKEN_VARIABLE
 
 
 @dataclass(frozen=True)
 class AgentCommand:
-    """What every agent of a run is started with."""
+    """What every agent of a run is started with; `driver`: where to reach it, host:port, several with commas between."""
 
     driver: str
     procs: int
@@ -29,6 +30,25 @@ class AgentCommand:
     token: str
     environ: Mapping[str, str]
     log_level: str
+
+    def arguments(self, node: int, addr: str) -> list[str]:
+        """The command line of a node's agent. Args: addr: at which other nodes reach it; empty: it finds out."""
+        return [
+            *[sys.executable, "-m", "resilient.agent", "--driver", self.driver, "--node", str(node)],
+            *["--procs", str(self.procs), "--run-dir", str(self.run_dir), "--run-id", self.run_id],
+            *["--entrypoint", self.entrypoint, "--fence-s", str(self.fence_s), "--log-level", self.log_level],
+            *(["--addr", addr] if addr else []),
+        ]
+
+
+class Launcher(Protocol):
+    """How agents come to run on nodes; each tells by a callback that an agent has ended."""
+
+    async def launch(self, node: int, incarnation: int) -> None:
+        """Start the agent of a node; an earlier one that is still there is ended first."""
+
+    async def close(self, grace_s: float) -> None:
+        """Wait until the agents have ended by themselves, at most `grace_s`, then end those that are left."""
 
 
 class LocalLauncher:
@@ -54,10 +74,7 @@ class LocalLauncher:
         log = os.open(command.run_dir / "logs" / f"agent{node}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             process = await asyncio.create_subprocess_exec(
-                *[sys.executable, "-m", "resilient.agent", "--driver", command.driver, "--node", str(node)],
-                *["--procs", str(command.procs), "--run-dir", str(command.run_dir), "--run-id", command.run_id],
-                *["--entrypoint", command.entrypoint, "--fence-s", str(command.fence_s), "--addr", self.addr],
-                *["--parent", str(os.getpid()), "--log-level", command.log_level],
+                *[*command.arguments(node, self.addr), "--parent", str(os.getpid())],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -159,3 +159,19 @@ def test_a_spare_that_dies_is_started_again_and_disturbs_nobody(training: Traini
     assert run.events("action")[0]["name"] == "restart_agent"
     assert len(run.events("generation_started")) == 1
     same(run, twins("bf16"))
+
+
+def test_a_spare_that_waits_keeps_its_lease(training: Training, tmp_path: Path):
+    run = training(
+        cluster={"nodes": 1, "procs_per_node": 2, "spares": 1, "device": "cpu"},
+        checkpoint={"every_steps": EVERY},
+        resilience={"fence_s": 5},
+        train={"steps": STEPS * 100},
+    ).start()
+    run.reach(1)
+    began = run.metrics()[0]["t"]
+    # Longer than the fence and its margin.
+    wait_for(lambda: run.metrics()[-1]["t"] > began + 12.0, "some time to pass")
+    assert not [fault for fault in run.events("fault") if "silent" in fault["detail"]]
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75

@@ -143,8 +143,6 @@ BAD = [
         "domains without spares", "cluster: {spares: 1, domains: [a]}\n", 1, ("cluster.domains", "each of 2 nodes, spares included")
     ),
     Bad("variable that is not set", "run_dir: $NOWHERE/x\n", 1, ("run_dir = $NOWHERE/x", "NOWHERE is not set")),
-    # not built yet
-    Bad("slurm", "cluster: {launcher: slurm}\n", 1, ("cluster.launcher = slurm", "not in this version")),
     Bad("replicas of what is shared", "checkpoint: {tiers: [{name: a, path: /a, replicas: 1}]}\n", 1, ("shared by all nodes",)),
     Bad("two replicas", "checkpoint: {tiers: [{name: a, path: /a, replicas: 2}, {name: b, path: /b}]}\n", 1, ("0, or 1",)),
     Bad("two cadences", "checkpoint: {tiers: [{name: a, path: /a, every_s: 9, every_steps: 1}]}\n", 1, ("every_s = 9", "not both")),

@@ -1,0 +1,62 @@
+"""Slurm's compressed lists of host names, written out, without asking scontrol. Pure."""
+
+import re
+from collections.abc import Iterator
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def expand(text: str) -> list[str]:
+    """The names in a list such as `jwb[0001-0003,0007],login1`, in its order.
+
+    Several brackets in a name stand for all combinations; numbers keep their leading zeros.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    return [name for part in _parts(text) for name in _names(part)]
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The parts between commas that are outside of brackets."""
+    depth, start = 0, 0
+    for position, letter in enumerate(text):
+        depth += {"[": 1, "]": -1}.get(letter, 0)
+        if depth not in (0, 1):
+            break
+        if letter == "," and not depth:
+            yield text[start:position]
+            start = position + 1
+    if depth:
+        raise ValueError(f"brackets do not match in the host list {text!r}")
+    if text[start:]:
+        yield text[start:]
+
+
+def _names(part: str) -> Iterator[str]:
+    before, bracket, rest = part.partition("[")
+    if not bracket:
+        if not part:
+            raise ValueError("an empty name in a host list")
+        yield part
+        return
+    inside, _, after = rest.partition("]")
+    for piece in inside.split(","):
+        found = _RANGE.fullmatch(piece)
+        if found is None:
+            raise ValueError(f"{piece!r} is no number or range of numbers in the host list {part!r}")
+        first, last = found[1], found[2] or found[1]
+        for number in range(int(first), int(last) + 1):
+            for ending in _names(after) if after else ("",):
+                yield f"{before}{number:0{len(first)}}{ending}"
+
+
+def counts(text: str) -> list[int]:
+    """The numbers in a list such as `48(x3),24`, one for each node. Raises ValueError if it is no such list."""
+    found: list[int] = []
+    for piece in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", piece)
+        if match is None:
+            raise ValueError(f"{piece!r} is no count of CPUs")
+        found += [int(match[1])] * int(match[2] or 1)
+    return found

@@ -1,0 +1,138 @@
+"""Agents as steps of the job: one srun for each node.
+
+Owns the srun processes. A step ends when its agent does; an agent that does not end, or a node that does not answer, is left to
+Slurm after its srun was told to end the step.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import psutil
+
+from resilient.agent.main import TOKEN_VARIABLE
+from resilient.driver.launch import AgentCommand
+from resilient.slurm.allocation import Allocation
+
+GRACE_S = 5.0  # for srun to end its step
+
+# Options that a step would take over from the job or from a step around it, where the command line does not say otherwise.
+_INHERITED = ("NTASKS", "NPROCS", "NTASKS_PER_NODE", "TASKS_PER_NODE", "CPUS_PER_TASK", "CPU_BIND", "DISTRIBUTION", "MEM_BIND")
+_INHERITED_PREFIXES = ("SLURM_CPU_BIND", "SLURM_MEM_PER", "SLURM_STEP_", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER")
+
+
+class SlurmLauncher:
+    """Arguments as for `LocalLauncher`.
+
+    Args:
+        nodes: names of the nodes, by index, with the CPUs that the job has there.
+        extra: options for srun, from the config.
+    """
+
+    addr = ""  # an agent finds out at which address the others reach it
+    one_machine = False
+
+    def __init__(
+        self,
+        command: AgentCommand,
+        ended: Callable[[int, int, str], None],
+        *,
+        allocation: Allocation,
+        extra: Sequence[str] = (),
+    ) -> None:
+        self._command = command
+        self._ended = ended
+        self._allocation = allocation
+        self._extra = list(extra)
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+
+    def _arguments(self, node: int) -> list[str]:
+        allocation = self._allocation
+        return [
+            *["srun", "--jobid", allocation.job_id, "--job-name", f"agent{node}"],
+            *["--nodelist", allocation.hosts[node], "--nodes", "1", "--ntasks", "1", "--cpus-per-task", str(allocation.cpus[node])],
+            *["--overlap", "--mem", "0", "--cpu-bind", "none", "--no-kill", "--kill-on-bad-exit=0", "--input", "none", "--quiet"],
+            *["--export", "ALL", "--chdir", os.getcwd()],  # noqa: PTH109 - the shell's name for it, not where links lead
+            *self._extra,
+        ]
+
+    async def launch(self, node: int, incarnation: int) -> None:
+        """Start the agent of a node; an earlier one that is still there is ended first."""
+        await self._kill(node)
+        command = self._command
+        log = os.open(command.run_dir / "logs" / f"agent{node}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._arguments(node),
+                *command.arguments(node, self.addr),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**_own(os.environ), **command.environ, TOKEN_VARIABLE: f"{command.token}.{incarnation}"},
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._ended(node, incarnation, f"srun cannot be started: {error.strerror}")
+            return
+        finally:
+            os.close(log)
+        self._processes[node] = process
+        task = asyncio.create_task(self._watch(node, incarnation, process))
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+
+    async def _watch(self, node: int, incarnation: int, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        self._ended(node, incarnation, f"its step on {self._allocation.hosts[node]} ended by {how}")
+
+    async def _kill(self, node: int) -> None:
+        process = self._processes.pop(node, None)
+        if process is None or process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            process.terminate()  # srun ends the step
+        try:
+            await asyncio.wait_for(process.wait(), GRACE_S)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def close(self, grace_s: float) -> None:
+        """Wait until the agents have ended by themselves, at most `grace_s`, then end the steps that are left."""
+        waits = [asyncio.ensure_future(process.wait()) for process in self._processes.values()]
+        if waits:
+            await asyncio.wait(waits, timeout=grace_s)
+        await asyncio.gather(*(self._kill(node) for node in list(self._processes)))
+        for task in list(self._watchers):
+            task.cancel()
+
+
+def _own(environ: "os._Environ[str]") -> dict[str, str]:
+    """The environment without what would be options to srun."""
+    names = {f"{prefix}_{name}" for prefix in ("SLURM", "SRUN") for name in _INHERITED}
+    return {name: value for name, value in environ.items() if name not in names and not name.startswith(_INHERITED_PREFIXES)}
+
+
+def addresses(host: str, port: int, *, suffix: str = "", interface: str | None = None) -> list[str]:
+    """Where agents on other nodes may reach this one, best first.
+
+    Args:
+        host: Slurm's name for this node.
+        suffix: of the name that leads to the fast network, as sites with a name per network have it.
+        interface: the network to use; names are not asked then.
+    """
+    found = [] if interface is not None else [f"{host}{suffix}"]
+    for name, each in sorted(psutil.net_if_addrs().items()):
+        if interface not in (None, name):
+            continue
+        for address in each:
+            local = address.address.startswith(("127.", "::1", "fe80"))
+            if address.family in (socket.AF_INET, socket.AF_INET6) and not local:
+                found.append(f"[{address.address}]" if ":" in address.address else address.address)
+    return [f"{each}:{port}" for each in dict.fromkeys(found)]

@@ -1,0 +1,143 @@
+"""What Slurm's environment tells of a job, without Slurm."""
+
+import asyncio
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from resilient.campaign import allocation_of, fitted
+from resilient.config import Config
+from resilient.driver.launch import AgentCommand
+from resilient.exits import EnvironmentUnusable
+from resilient.slurm.allocation import Allocation, parse_end
+from resilient.slurm.hosts import counts, expand
+from resilient.slurm.launch import SlurmLauncher, addresses
+from resilient.wire import parse_addresses
+
+ENVIRON = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-3,7]", "SLURM_JOB_CPUS_PER_NODE": "48(x3),24", "SLURMD_NODENAME": "n2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n1,n2", ["n1", "n2"]),
+        ("jwb[0009-0011]", ["jwb0009", "jwb0010", "jwb0011"]),
+        ("a[1,3-4],b", ["a1", "a3", "a4", "b"]),
+        ("r[1-2]n[08-09]", ["r1n08", "r1n09", "r2n08", "r2n09"]),
+        ("n[1-2].site.eu,x[5]", ["n1.site.eu", "n2.site.eu", "x5"]),
+        ("", []),
+    ],
+)
+def test_a_host_list_is_written_out_in_its_order(text, names):
+    assert expand(text) == names
+
+
+@pytest.mark.parametrize("text", ["n[1-2", "n1]", "n[a-b]", "n[[1]]", "a,,b"])
+def test_what_is_no_host_list_is_refused(text):
+    with pytest.raises(ValueError, match="host list"):
+        expand(text)
+
+
+def test_counts_of_cpus_are_written_out():
+    assert counts("48(x2),24,1(x1)") == [48, 48, 24, 1]
+    with pytest.raises(ValueError, match="no count"):
+        counts("many")
+
+
+def test_the_batch_host_comes_first_with_its_own_cpus():
+    found = Allocation.of({**ENVIRON, "SLURMD_NODENAME": "n7"}, "elsewhere")
+    assert found.hosts == ("n7", "n1", "n2", "n3")
+    assert found.cpus == (24, 48, 48, 48)
+    assert found.task == 0
+
+
+def test_a_step_that_srun_has_started_knows_its_number():
+    assert Allocation.of({**ENVIRON, "SLURM_STEP_ID": "0", "SLURM_PROCID": "3"}, "n2").task == 3
+    assert Allocation.of({**ENVIRON, "SLURM_PROCID": "0"}, "n2").task == 0  # of the batch script
+
+
+@pytest.mark.parametrize(
+    "change", [{"SLURM_JOB_NODELIST": "n["}, {"SLURM_JOB_CPUS_PER_NODE": "48(x9)"}, {"SLURM_JOB_NODELIST": ""}]
+)
+def test_an_environment_that_does_not_fit_is_told(change):
+    with pytest.raises(EnvironmentUnusable, match="Slurm"):
+        Allocation.of({**ENVIRON, **change}, "n1")
+
+
+def config(**cluster: object) -> Config:
+    return Config.model_validate({"cluster": cluster, "run_dir": "run"})
+
+
+def test_agents_are_steps_where_there_is_a_job_unless_told_otherwise(monkeypatch):
+    for name, value in ENVIRON.items():
+        monkeypatch.setenv(name, value)
+    found = allocation_of(config())
+    assert found is not None
+    assert found.job_id == "77"
+    assert allocation_of(config(launcher="local")) is None
+    with pytest.raises(EnvironmentUnusable, match=r"4 nodes \(n2, n1, n3, n7\), and cluster.nodes is 5"):
+        allocation_of(config(nodes=5))
+
+
+def test_there_are_no_more_spares_than_the_job_has_nodes_left():
+    job = Allocation.of(ENVIRON, "n2")
+    assert fitted(config(nodes=3, spares=4), job).cluster.spares == 1
+    assert fitted(config(nodes=2, spares=1), job).cluster.spares == 1
+    assert fitted(config(nodes=2, spares=4), None).cluster.spares == 4
+
+
+def test_without_a_job_agents_are_processes_and_slurm_is_an_error(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert allocation_of(config()) is None
+    with pytest.raises(EnvironmentUnusable, match="no job of Slurm"):
+        allocation_of(config(launcher="slurm"))
+
+
+def test_the_end_of_the_job_is_read_or_unknown():
+    assert parse_end("2026-11-21T12:37:57 1:00\n") is not None
+    assert parse_end("NONE UNLIMITED") is None
+    assert parse_end("") is None
+
+
+def test_addresses_are_written_so_that_an_agent_can_read_them():
+    assert parse_addresses("n1i:80,10.0.0.1:80,[fd00::1]:80") == [("n1i", 80), ("10.0.0.1", 80), ("fd00::1", 80)]
+    assert addresses("n1", 80, suffix="i")[0] == "n1i:80"
+    assert all("127.0.0.1" not in each for each in addresses("n1", 80))
+    assert addresses("n1", 80, interface="no-such-interface") == []
+
+
+def test_an_agent_is_a_step_on_its_own_node_with_all_of_its_cpus_and_no_option_inherited(tmp_path: Path, monkeypatch):
+    """A real process in the place of srun writes down how it was called."""
+    srun = tmp_path / "srun"
+    srun.write_text(f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n")
+    srun.chmod(0o755)
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_CPU_BIND_TYPE", "mask_cpu")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    command = AgentCommand("n2:80", 4, tmp_path, "x", "trainer.main:train", 30.0, "secret", {"OMP_NUM_THREADS": "12"}, "INFO")
+    ended: list[tuple[int, int, str]] = []
+
+    async def play() -> None:
+        allocation = Allocation.of(ENVIRON, "n2")
+        launcher = SlurmLauncher(command, lambda *news: ended.append(news), allocation=allocation, extra=["--gres=gpu:4"])
+        await launcher.launch(3, 1)
+        while not ended:
+            await asyncio.sleep(0.01)
+        await launcher.close(1.0)
+
+    asyncio.run(play())
+    called, environ = json.loads((tmp_path / "logs/agent3.log").read_text())
+    options = dict(itertools.pairwise(called))
+    assert (options["--nodelist"], options["--cpus-per-task"], options["--cpu-bind"]) == ("n7", "24", "none")
+    assert {"--overlap", "--no-kill", "--gres=gpu:4"} <= set(called)
+    assert called[called.index("-m") + 1] == "resilient.agent"
+    assert "--parent" not in called
+    assert not {"SLURM_NTASKS", "SLURM_CPU_BIND_TYPE"} & environ.keys()
+    assert (environ["SLURM_JOB_ID"], environ["OMP_NUM_THREADS"], environ["RESILIENT_TOKEN"]) == ("77", "12", "secret.1")
+    assert ended == [(3, 1, "its step on n7 ended by exit code 0")]
