@@ -14,7 +14,7 @@ from rich.table import Table
 
 from resilient import entry, network, storage
 from resilient.config import Config, ConfigError, Layout, Problem
-from resilient.driver.driver import DRAIN_S, FENCE_S, LINK_GRACE_S
+from resilient.driver.driver import DRAIN_S, FENCE_S, LINK_GRACE_S, health_s
 from resilient.driver.watchdog import FACTOR, STOPPED_S
 from resilient.policy import ordinal
 
@@ -109,6 +109,7 @@ def timeouts(config: Config) -> dict[str, object]:
     return {
         "drain on SIGTERM, Ctrl-C": f"{drain:.0f} s, then workers are killed",
         "agent without its driver": f"kills its workers after {fence:.0f} s",
+        "health check of a node": f"at most {health_s(config):g} s, then it failed" if health_s(config) else "none",
         "silent rank": (
             f"suspected after {FACTOR:g} times the longest silence seen, {resilience.hang_floor_s:g} s at least, "
             f"{resilience.hang_ceiling_s:g} s at most"

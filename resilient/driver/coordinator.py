@@ -8,9 +8,10 @@ generation before, and say `ready`. *Running*: all were told to `start`. *Settli
 peer, and for a moment the peer may still be heard of. Then the policy's action leads back to gathering, or to the end.
 *Saving*: no worker runs any more, and what the keepers hold is made durable.
 
-Messages of an agent: `hello`, `ready`, `started`, `beat`, `records`, `proposed`, `exited`, `signal`, `link` (changes of its
-links), `looked` (what its workers were doing), `storage` (news of its keeper). Messages to an agent: `start`, `stop`, `propose`,
-`arm`, `look`, `kept` (so many records are in the ledger), `ping`, `shutdown`, `storage` (an order for its keeper).
+Messages of an agent: `hello`, `health` (what the check of its node has found), `ready`, `started`, `beat`, `records`, `proposed`,
+`exited`, `signal`, `link` (changes of its links), `looked` (what its workers were doing), `storage` (news of its keeper). Messages
+to an agent: `start`, `stop`, `propose`, `arm`, `look`, `kept` (so many records are in the ledger), `ping`, `shutdown`, `storage`
+(an order for its keeper).
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from enum import Enum, auto
 from typing import Any
 
 from checkpoint.tiers.cadence import mean_time_between_failures
+from resilient.driver import fitness
 from resilient.driver.custody import Custody, News, StoragePlan
 from resilient.driver.drain import Drain, fits
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
@@ -75,6 +77,7 @@ class Node:
     addr: str = ""
     heard_t: float = 0.0
     failed_launches: int = 0
+    skew_s: float = 0.0  # its clock is so far ahead of the driver's
 
 
 @dataclass
@@ -160,7 +163,10 @@ class Coordinator:
         match message["type"]:
             case "hello":
                 node.joined, node.host, node.addr = True, message["host"], message["addr"]
+                node.skew_s = message.get("t", now) - now
                 return []
+            case "health":
+                return list(self._health(index, message, now))
             case "ready":
                 node.ready_port, node.failed_launches = message["store_port"], 0
                 self.custody.inventory(index, message["storage"])
@@ -198,25 +204,38 @@ class Coordinator:
             if node.failed_launches >= LAUNCH_ATTEMPTS:
                 return self._finish(Exit.UNUSABLE, f"the agent of node {index} does not start ({detail})", now)
             return [Launch(index)]
-        run = self._run
         self.links.forget(index)
         self._nodes[index] = Node(host=node.host, heard_t=now)
         if self.state is State.SAVING:  # there are no workers to start anew, but what the node holds is still needed
             assert self._ending is not None
             self._ending.waiting.add(index)
             return [Launch(index)]
-        fault = Fault(
+        what = f"the agent of node {index} on {node.host} is gone: {detail}"
+        return list(self._fault(self._node_lost(index, what, detail, max(0.0, now - node.heard_t)), now, now))
+
+    def _node_lost(self, index: int, detail: str, evidence: str, detect_s: float, final: Exit | None = None) -> Fault:
+        run = self._run
+        return Fault(
             fault_id=self._fault_id(),
             kind="node_lost",
             cause=f"node {index}",
             ranks=tuple(range(index * self.job.procs_per_node, (index + 1) * self.job.procs_per_node)),
             nodes=(index,),
             step=max(run.step, run.resumed_step or 0) + 1 if run is not None else None,
-            detail=f"the agent of node {index} on {node.host} is gone: {detail}",
-            evidence=detail,
-            detect_s=max(0.0, now - node.heard_t),
+            detail=detail,
+            evidence=evidence,
+            detect_s=detect_s,
+            final=None if final is None else int(final),
         )
-        return list(self._fault(fault, now, now))
+
+    def _health(self, index: int, message: Message, now: float) -> Iterator[Effect]:
+        """A node has been checked. One that is not fit is as good as lost, but its agent lives, and may save what it holds."""
+        node = self._nodes[index]
+        found = fitness.judge(f"node {index} ({node.host})", message, node.skew_s)
+        if found.event is not None:
+            yield WriteEvent("health", {"node": index, **found.event}, self.generation, now, node.host)
+        if found.unfit is not None:
+            yield from self._fault(self._node_lost(index, found.unfit, found.unfit, 0.0, final=Exit.UNUSABLE), now, now)
 
     def stop(self, signal_name: str, now: float) -> list[Effect]:
         """A stop is asked for. The first drains, the second ends the run at once."""

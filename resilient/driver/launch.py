@@ -26,6 +26,9 @@ class AgentCommand:
     run_id: str
     entrypoint: str
     fence_s: float
+    health_s: float
+    world: int
+    device: str
     token: str
     environ: Mapping[str, str]
     log_level: str
@@ -58,6 +61,7 @@ class LocalLauncher:
                 *["--procs", str(command.procs), "--run-dir", str(command.run_dir), "--run-id", command.run_id],
                 *["--entrypoint", command.entrypoint, "--fence-s", str(command.fence_s), "--addr", self.addr],
                 *["--parent", str(os.getpid()), "--log-level", command.log_level],
+                *["--health-s", str(command.health_s), "--world", str(command.world), "--device", command.device],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -25,12 +25,13 @@ class Skew:
 
 
 def judge_skew(skew: Skew | None, whose: str) -> Finding:
-    """What it means that the clock of `whose` is so far off."""
+    """What it means that the clock of `whose`, which is not this machine, is so far off."""
     if skew is None:
-        return Finding("clock", "skip", f"{whose} did not tell the time")
+        return Finding("clock", "skip", f"{whose} does not tell the time")
     measured = {"skew_s": round(skew.seconds, 3)}
     off = abs(skew.seconds)
     if off < WARN_S:
-        return Finding("clock", "ok", f"agrees with that of {whose}", measured)
-    text = f"{whose} is {off:,.1f} s {'ahead' if skew.seconds > 0 else 'behind'}; have chrony or ntpd set the clocks"
+        return Finding("clock", "ok", f"{whose} has the same time as this machine", measured)
+    order = "ahead of" if skew.seconds > 0 else "behind"
+    text = f"{whose} is {off:,.1f} s {order} this machine; have chrony or ntpd set the clocks"
     return Finding("clock", "fail" if off >= FAIL_S else "warn", text, measured)

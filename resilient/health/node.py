@@ -8,9 +8,10 @@ import multiprocessing
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from resilient.health import compute, disk, gpus, machine
 from resilient.health.bounded import Examination, Task
@@ -85,8 +86,14 @@ def compute_tasks(procs: int, device: str, meeting: Path, limit_s: float, number
     return [Task(compute.names(rank), compute.check, (rank, ranks), limit_s) for rank in range(procs)]
 
 
+def tiers_of(stored: Mapping[str, Any], node: int) -> tuple[disk.TierSpec, ...]:
+    """The tiers of one node, out of what `resilient.storage` has written down."""
+    roots = [(tier["name"], Path(tier["roots"][0 if tier["durable"] else node])) for tier in stored["tiers"]]
+    return tuple(disk.TierSpec(name, root, measured=False) for name, root in roots)
+
+
 def _tier_tasks(spec: NodeSpec) -> list[Task]:
-    return [Task((tier.check,), disk.check, (replace(tier, measured=False), False), spec.limit_s) for tier in spec.tiers]
+    return [Task((tier.check,), disk.check, (tier, False), spec.limit_s) for tier in spec.tiers]
 
 
 def meeting_place() -> Path:
