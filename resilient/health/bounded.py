@@ -19,6 +19,8 @@ from typing import Any
 from resilient.health.report import Finding
 from resilient.lifeline import die_with_parent
 
+Clock = Callable[[], float]
+
 KILL_S = 2.0  # within which a killed process is gone, unless the kernel holds it
 
 
@@ -41,8 +43,8 @@ class Task:
 class _Probe:
     """The process of a task."""
 
-    def __init__(self, task: Task, context: ForkServerContext | SpawnContext, limit_s: float) -> None:
-        self.task = task
+    def __init__(self, task: Task, context: ForkServerContext | SpawnContext, limit_s: float, clock: Clock) -> None:
+        self._clock = clock
         self.owed = list(task.names)
         self.findings: list[Finding] = []
         self._limit_s = min(task.limit_s, limit_s)
@@ -50,7 +52,7 @@ class _Probe:
         self.process = context.Process(target=_serve, args=(writer, task.run, task.args), name=task.names[0], daemon=True)
         self.process.start()
         writer.close()
-        self.deadline = time.monotonic() + self._limit_s
+        self.deadline = clock() + self._limit_s
 
     def collect(self) -> None:
         """Take what has come; settle what is owed if nothing more will come."""
@@ -60,7 +62,7 @@ class _Probe:
         except (EOFError, OSError):
             self.process.join(KILL_S)
             self._owe_no_more(f"its process {_how(self.process.exitcode)} before it gave an answer")
-        if self.owed and time.monotonic() >= self.deadline:
+        if self.owed and self._clock() >= self.deadline:
             doing = _doing(self.process.pid or 0)
             self.kill()
             self._owe_no_more(f"no answer within {self._limit_s:g} s; its process was {doing} and was killed")
@@ -90,16 +92,20 @@ class Examination:
     Args:
         tasks: what to check.
         context: how processes come to be: a fork server has what it has imported, a fresh process takes longer.
-        limit_s: for all of them together, from now on.
+        limit_s: for all of them together.
+        clock: seconds, any origin.
     """
 
-    def __init__(self, tasks: Sequence[Task], context: ForkServerContext | SpawnContext, limit_s: float) -> None:
-        self._began_t = time.monotonic()
+    def __init__(
+        self, tasks: Sequence[Task], context: ForkServerContext | SpawnContext, limit_s: float, *, clock: Clock = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._began_t = clock()
         self._probes: list[_Probe] = []
         self.left_behind: list[int] = []
         try:
             for task in tasks:
-                self._probes.append(_Probe(task, context, limit_s))
+                self._probes.append(_Probe(task, context, limit_s, clock))
         except BaseException:
             self.close()
             raise
@@ -116,11 +122,11 @@ class Examination:
     @property
     def left_s(self) -> float:
         """Until the next time limit."""
-        return max(0.0, min((probe.deadline for probe in self._probes if probe.owed), default=0.0) - time.monotonic())
+        return max(0.0, min((probe.deadline for probe in self._probes if probe.owed), default=0.0) - self._clock())
 
     @property
     def took_s(self) -> float:
-        return time.monotonic() - self._began_t
+        return self._clock() - self._began_t
 
     @property
     def findings(self) -> list[Finding]:

@@ -4,10 +4,12 @@
 once, so that nothing is left behind wherever it is killed. `judge` is pure.
 """
 
+import errno
 import os
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +32,8 @@ class TierSpec:
     Attributes:
         path: where it is, or will be.
         needed_bytes, needed_files: what it must hold, where that is known.
-        held_in: directories whose files count as room, since what must be held may be there already.
+        held: pattern of the directories whose files count as room, since what must be held may be there already; the last
+            `held_newest` of them.
         measured: whether the speed is wanted, too.
     """
 
@@ -38,7 +41,8 @@ class TierSpec:
     path: Path
     needed_bytes: int | None = None
     needed_files: int | None = None
-    held_in: tuple[Path, ...] = ()
+    held: str = ""
+    held_newest: int = 1
     measured: bool = True
 
     @property
@@ -80,27 +84,29 @@ def check(tier: TierSpec, clock_too: bool) -> Iterator[Finding]:
 
 def look(tier: TierSpec) -> Look:
     """Look at a tier; may take as long as its file system pleases."""
-    place = next(each for each in (tier.path, *tier.path.parents) if each.exists())
+    place = tier.path
     try:
+        place = next(each for each in (place, *place.parents) if each.exists())
+        free = os.statvfs(place)
         fd, skew = _nameless(place)
     except OSError as error:
-        return Look(place, trouble=f"{error.strerror}")
+        return Look(place, trouble=_why(error, place))
+    free_bytes = free.f_bavail * free.f_frsize
     try:
-        page = direct.memory(direct.PAGE_BYTES)
         began = time.perf_counter()
-        direct.write(fd, page, 0)
+        direct.write(fd, direct.memory(direct.PAGE_BYTES), 0)
         os.fsync(fd)
         fsync_s = time.perf_counter() - began
-        write_rate, read_rate = _speed(fd) if tier.measured else (None, None)
+        much = min(SIZE_BYTES, free_bytes // 4)  # others write here, too
+        write_rate, read_rate = _speed(fd, much) if tier.measured and much >= BLOCK_BYTES else (None, None)
     except OSError as error:
-        return Look(place, trouble=f"{error.strerror}")
+        return Look(place, trouble=_why(error, place))
     finally:
         os.close(fd)
-    free = os.statvfs(place)
-    held_bytes, held_files = _held(tier.held_in)
+    held_bytes, held_files = _held(tier)
     return Look(
         place,
-        free_bytes=free.f_bavail * free.f_frsize,
+        free_bytes=free_bytes,
         free_files=free.f_favail if free.f_files else None,
         held_bytes=held_bytes,
         held_files=held_files,
@@ -109,6 +115,14 @@ def look(tier: TierSpec) -> Look:
         fsync_s=fsync_s,
         skew=skew,
     )
+
+
+def _why(error: OSError, place: Path) -> str:
+    """No inodes and no bytes are the same error, and not the same trouble."""
+    if error.errno == errno.ENOSPC:
+        free = os.statvfs(place)
+        return "no inodes are left" if free.f_files and not free.f_favail else "no space is left"
+    return str(error.strerror)
 
 
 def _nameless(place: Path) -> tuple[int, Skew]:
@@ -124,13 +138,13 @@ def _nameless(place: Path) -> tuple[int, Skew]:
     return fd, Skew.between(before, stamped, after)
 
 
-def _speed(fd: int) -> tuple[float, float]:
+def _speed(fd: int, size_bytes: int) -> tuple[float, float]:
     """Bytes per second written and made durable, and read."""
     block = direct.memory(BLOCK_BYTES)
     block[:] = os.urandom(BLOCK_BYTES)  # some file systems store nothing for zeros
     began = time.perf_counter()
     done = 0
-    while done < SIZE_BYTES and time.perf_counter() - began < MEASURE_S:
+    while done < size_bytes and time.perf_counter() - began < MEASURE_S:
         direct.write(fd, block, done)
         done += len(block)
     os.fsync(fd)
@@ -143,17 +157,16 @@ def _speed(fd: int) -> tuple[float, float]:
     return write_rate, back / (time.perf_counter() - began)
 
 
-def _held(directories: tuple[Path, ...]) -> tuple[int, int]:
+def _held(tier: TierSpec) -> tuple[int, int]:
     """Bytes and files that are there already."""
     size_bytes = files = 0
-    for directory in directories:
+    directories = sorted(tier.path.glob(tier.held)) if tier.held else []
+    for directory in directories[-tier.held_newest :]:
         for parent, _, found in os.walk(directory):
             for name in found:
-                try:
+                with suppress(FileNotFoundError):  # gone meanwhile
                     size_bytes += os.lstat(f"{parent}/{name}").st_blocks * 512
-                except OSError:  # gone meanwhile
-                    continue
-                files += 1
+                    files += 1
     return size_bytes, files
 
 

@@ -80,8 +80,10 @@ def _tiers(config: Config, layout: Layout, one: tuple[int, int] | None) -> tuple
     found = storage.arrange(config, layout.nodes, "", in_ram)
     specs, memory_bytes = [], None
     for place in found.tiers:
-        path = Path(place.roots[0]) if place.kind == "durable" else Path(place.roots[0]).parents[1]
-        spec = disk.TierSpec(place.name, path, held_in=_held(config, place, path))
+        if place.kind == "durable":
+            spec = disk.TierSpec(place.name, Path(place.roots[0]), held="step-*", held_newest=place.keep_last + 1)
+        else:
+            spec = disk.TierSpec(place.name, Path(place.roots[0]).parents[1], held=f"{config.name}-*")
         if one is not None:
             needed_bytes, needed_files = storage.needed(found, place, layout.nodes, one)
             times = len(place.roots)
@@ -90,13 +92,6 @@ def _tiers(config: Config, layout: Layout, one: tuple[int, int] | None) -> tuple
                 memory_bytes = spec.needed_bytes
         specs.append(spec)
     return tuple(specs), memory_bytes
-
-
-def _held(config: Config, place: storage.Place, path: Path) -> tuple[Path, ...]:
-    """What the campaign has on a tier already."""
-    if place.kind == "durable":
-        return tuple(path.glob("step-*"))
-    return tuple(path.glob(f"{config.name}-*"))
 
 
 def examine(checked: Subject, limit_s: float, *, quiet: bool) -> Report:

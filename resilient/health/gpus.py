@@ -64,7 +64,7 @@ def check(needed: int) -> Iterator[Finding]:
 def read() -> list[Gpu] | None:
     """The GPUs of this machine; None where nothing is there to tell. Raises RuntimeError if what is there fails."""
     with suppress(ImportError):
-        return _by_nvml(importlib.import_module("pynvml"))
+        return by_nvml(importlib.import_module("pynvml"))
     return _by_command() if shutil.which("nvidia-smi") else None
 
 
@@ -110,7 +110,8 @@ def _yes(text: str | None) -> bool | None:
     return {"yes": True, "active": True, "no": False, "not active": False}.get((text or "").lower())
 
 
-def _by_nvml(nvml: Any) -> list[Gpu]:
+def by_nvml(nvml: Any) -> list[Gpu]:
+    """The GPUs as the module `pynvml` tells of them. Raises RuntimeError if the driver does not answer."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
