@@ -234,7 +234,7 @@ class Coordinator:
         found = fitness.judge(f"node {index} ({node.host})", message, node.skew_s)
         if found.event is not None:
             yield WriteEvent("health", {"node": index, **found.event}, self.generation, now, node.host)
-        if found.unfit is not None:
+        if found.unfit is not None and self.state is not State.SAVING:  # no ranks are wanted any more
             yield from self._fault(self._node_lost(index, found.unfit, found.unfit, 0.0, final=Exit.UNUSABLE), now, now)
 
     def stop(self, signal_name: str, now: float) -> list[Effect]:

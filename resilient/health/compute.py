@@ -118,8 +118,10 @@ def all_reduce(rank: int, ranks: Ranks, reduce: "Callable[[torch.Tensor], object
         numbers = (pattern * (rank + 1)).to(torch.float32)
         began = time.perf_counter()
         reduce(numbers)
-        wrong = wrong or _difference(numbers, must)
+        if ranks.device == "cuda":
+            torch.cuda.synchronize()
         took_s = min(took_s, time.perf_counter() - began)
+        wrong = wrong or _difference(numbers, must)
     if wrong:
         text = f"the sum of {ranks.count} ranks over {backend} is wrong: {wrong}; the link or the memory between them is bad"
         return Finding(names(rank)[1], "fail", text)
