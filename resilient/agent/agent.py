@@ -41,6 +41,8 @@ QUIET_S = 1.0  # and when nothing has
 UNWATCHED_S = 1.0  # an agent that did not look at the pages for so long does not know who was silent meanwhile
 LINKS_S = 0.25  # how often the links are looked at
 
+CHECK = "health-check"  # beside the pages; whatever is no page goes when the next agent starts
+
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -225,7 +227,9 @@ class NodeAgent(LocalElasticAgent):
     def _node_spec(self) -> NodeSpec:
         settings = self._settings
         tiers = tiers_of(storage.read(settings.run_dir), settings.node)
-        return NodeSpec(settings.procs, settings.world, settings.device, settings.addr, tiers, settings.health_s)
+        return NodeSpec(
+            settings.procs, settings.world, settings.device, settings.addr, tiers, self._pages / CHECK, settings.health_s
+        )
 
     def _tell_health(self, check: NodeCheck) -> None:
         """Go on until the check of this node has come to its end; what it has found is told before `ready`."""

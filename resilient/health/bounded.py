@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
@@ -167,9 +168,14 @@ def _serve(writer: Connection, run: Callable[..., Iterable[Finding]], args: tupl
     """In the process: check, tell, and stay: peers may still be reading what this one has sent them."""
     die_with_parent(os.getppid())
     os.setsid()
+    # Whoever reads the parent's output does not wait for a process that is left behind, nor for multiprocessing's tracker of
+    # resources, which has that output too and lives until all have let go of it.
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):  # whoever reads the parent's output does not wait for a process that is left behind
+    for fd in (0, 1, 2):
         os.dup2(nowhere, fd)
+    tracked = resource_tracker.getfd()
+    if tracked is not None:
+        os.close(tracked)
     try:
         for finding in run(*args):
             writer.send(finding)

@@ -7,7 +7,6 @@ them.
 import json
 import multiprocessing
 import os
-import shutil
 import socket
 import tempfile
 import time
@@ -25,7 +24,7 @@ from resilient.config import Config, Layout, load
 from resilient.config.schema import Network
 from resilient.health import disk, gpus, interfaces, machine
 from resilient.health.bounded import Examination, Task
-from resilient.health.node import compute_tasks, meeting_place
+from resilient.health.node import compute_tasks
 from resilient.health.report import Finding, Report, size
 from resilient.plan import checkpoint_size
 
@@ -120,11 +119,9 @@ def examine(checked: Subject, limit_s: float, *, quiet: bool) -> Report:
         run([Task((gpus.CHECK,), gpus.check, (checked.ranks,), GPU_S)] if checked.device == "cuda" else [])
         if checked.device == "cpu":
             found.append(Finding(gpus.CHECK, "skip", "none is used"))
-        meeting = meeting_place()
-        try:
-            run(compute_tasks(checked.ranks, checked.device, meeting, limit_s, NUMBERS))
-        finally:
-            shutil.rmtree(meeting, ignore_errors=True)
+        memory = machine.SHARED_MEMORY
+        with tempfile.TemporaryDirectory(prefix="resilient-doctor-", dir=memory if os.access(memory, os.W_OK) else None) as meeting:
+            run(compute_tasks(checked.ranks, checked.device, Path(meeting) / "store", limit_s, NUMBERS))
     return Report(tuple(found), time.monotonic() - began, tuple(left_behind))
 
 

@@ -11,9 +11,11 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from resilient.health.report import Finding, Verdict
+from resilient.lifeline import die_with_parent
 
 CHECK = "GPUs"
 
@@ -69,9 +71,10 @@ def read() -> list[Gpu] | None:
 
 
 def _by_command() -> list[Gpu]:
+    tied = partial(die_with_parent, os.getpid())  # this process may be killed while the command hangs
     for fields in ((*BASIC, *HEALTH), BASIC):
         command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=tied)
         if answer.returncode == 0:
             return parse(answer.stdout, fields)
     raise RuntimeError(f"nvidia-smi ended with status {answer.returncode}: {(answer.stdout + answer.stderr).strip()[:300]}")

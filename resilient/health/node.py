@@ -5,9 +5,6 @@ The tasks run in processes that the agent's fork server forks, so that torch is 
 """
 
 import multiprocessing
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +25,7 @@ class NodeSpec:
         device: "cpu" or "cuda".
         addr: at which the other nodes reach it.
         tiers: where its checkpoints go.
+        meeting: a file in an existing directory in RAM, where its processes find each other.
         limit_s: for everything.
     """
 
@@ -36,6 +34,7 @@ class NodeSpec:
     device: str
     addr: str
     tiers: tuple[disk.TierSpec, ...]
+    meeting: Path
     limit_s: float
 
 
@@ -47,7 +46,8 @@ class NodeCheck:
     """
 
     def __init__(self, spec: NodeSpec) -> None:
-        self._meeting = meeting_place()
+        self._meeting = spec.meeting
+        self._meeting.unlink(missing_ok=True)
         tasks = [*compute_tasks(spec.procs, spec.device, self._meeting, spec.limit_s), *_tier_tasks(spec)]
         if spec.device == "cuda":
             tasks.append(Task((gpus.CHECK,), gpus.check, (spec.procs,), spec.limit_s))
@@ -55,11 +55,7 @@ class NodeCheck:
             machine.reach(spec.addr),
             *machine.judge_limits(machine.limits_of(), ranks=spec.procs, world=spec.world, rdma=False),
         ]
-        try:
-            self.examination = Examination(tasks, multiprocessing.get_context("forkserver"), spec.limit_s)
-        except BaseException:
-            shutil.rmtree(self._meeting, ignore_errors=True)
-            raise
+        self.examination = Examination(tasks, multiprocessing.get_context("forkserver"), spec.limit_s)
 
     def report(self) -> Report:
         """What was found so far."""
@@ -69,7 +65,7 @@ class NodeCheck:
     def close(self) -> None:
         """End what still runs."""
         self.examination.close()
-        shutil.rmtree(self._meeting, ignore_errors=True)
+        self._meeting.unlink(missing_ok=True)
 
 
 def settle(findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -82,7 +78,7 @@ def settle(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 def compute_tasks(procs: int, device: str, meeting: Path, limit_s: float, numbers: int = 1 << 16) -> list[Task]:
     """A process for each rank, which together compute and add up."""
-    ranks = compute.Ranks(procs, device, meeting / "store", limit_s, numbers)
+    ranks = compute.Ranks(procs, device, meeting, limit_s, numbers)
     return [Task(compute.names(rank), compute.check, (rank, ranks), limit_s) for rank in range(procs)]
 
 
@@ -94,9 +90,3 @@ def tiers_of(stored: Mapping[str, Any], node: int) -> tuple[disk.TierSpec, ...]:
 
 def _tier_tasks(spec: NodeSpec) -> list[Task]:
     return [Task((tier.check,), disk.check, (tier, False), spec.limit_s) for tier in spec.tiers]
-
-
-def meeting_place() -> Path:
-    """A directory for the processes of one check, on this machine; whoever asks for it removes it."""
-    memory = machine.SHARED_MEMORY
-    return Path(tempfile.mkdtemp(prefix="resilient-check-", dir=memory if os.access(memory, os.W_OK) else None))

@@ -121,7 +121,7 @@ def test_a_file_system_that_hangs_in_the_kernel_does_not_hang_the_doctor(tmp_pat
     frozen = volume()
     subprocess.run(["fsfreeze", "--freeze", str(frozen)], check=True)
     try:
-        said = Doctor("--json", "--limit", 30, config(tmp_path, frozen, tmp_path / "durable"))
+        said = Doctor("--json", "--limit", 100, config(tmp_path, frozen, tmp_path / "durable"))
     finally:
         subprocess.run(["fsfreeze", "--unfreeze", str(frozen)], check=True)
     assert said.code == 69, said.output + said.errors
@@ -190,4 +190,3 @@ def test_a_check_that_hangs_is_ended_at_its_limit_or_when_the_run_is_stopped(cou
         assert "GPUs: no answer within 8 s" in run.output
     wait_for(lambda: not any(alive(process) for process in run.family.values()), "the end of all processes")
     wait_for(lambda: not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists(), "the end of nvidia-smi")
-    assert not list(Path("/dev/shm").glob("resilient-check-*"))
