@@ -46,6 +46,11 @@ def open_to_write(path: Path, *, create: bool = False) -> int:
     return _open(path, os.O_WRONLY | (os.O_CREAT if create else 0))
 
 
+def open_to_write_and_read(path: Path) -> int:
+    """A file that is there, to write pages into and read them back. Raises OSError."""
+    return _open(path, os.O_RDWR)
+
+
 def open_to_read(path: Path, *, cached: bool | None = None) -> int:
     """A file to read pages from.
 

@@ -121,6 +121,26 @@ def status(
     show(run_dir, as_json=as_json)
 
 
+@app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="What the machine is to be fit for.")] = None,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    limit_s: Annotated[float, typer.Option("--limit", metavar="SECONDS", min=1.0, help="For all checks together.")] = 120.0,
+) -> None:
+    """Check the health of this machine: GPUs, links, tiers, clock, limits, and whether it computes right (exit 69 if not)."""
+    from resilient.health.doctor import examine, show, subject
+
+    checked = subject(config, overrides or [])
+    report = examine(checked, limit_s, quiet=as_json)
+    show(report, as_json=as_json)
+    code = Exit.OK if report.ok else Exit.UNUSABLE
+    if report.left_behind:
+        sys.stdout.flush()
+        os._exit(code)  # the interpreter would wait for processes that do not go
+    raise typer.Exit(code)
+
+
 def _stop_early_on_signals() -> None:
     """Until the driver takes the signals over, a stop has nothing to save: it ends the command at once, with its own status."""
 

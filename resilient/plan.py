@@ -14,7 +14,7 @@ from rich.table import Table
 
 from resilient import entry, network, storage
 from resilient.config import Config, ConfigError, Layout, Problem, layouts
-from resilient.driver.driver import DRAIN_S, FENCE_S, LINK_GRACE_S, REJOIN_S
+from resilient.driver.driver import DRAIN_S, FENCE_S, LINK_GRACE_S, REJOIN_S, health_s
 from resilient.driver.watchdog import FACTOR, STOPPED_S
 from resilient.policy import ordinal
 
@@ -26,7 +26,7 @@ def show(config: Config, layout: Layout) -> None:
     """Print the plan. Raises ConfigError if the entry point's module refuses the config."""
     sections: dict[str, Mapping[str, object]] = {"layout": runtime_layout(config, layout)}
     sections.update(_entry_plan(config))
-    sections["tiers"] = tiers(config, layout, _size(config))
+    sections["tiers"] = tiers(config, layout, checkpoint_size(config))
     sections["time"] = timeouts(config)
     console = Console(highlight=False)
     for title, rows in sections.items():
@@ -73,14 +73,12 @@ def tiers(config: Config, layout: Layout, size: tuple[int, int] | None) -> dict[
     found = storage.arrange(config, config.cluster.slots, "", in_ram)
     rows: dict[str, object] = {}
     for tier in found.tiers:
-        copies = found.slabs if tier.kind == "memory" else tier.keep_last + 1
         of = "each node" if tier.kind != "durable" else "all nodes"
         words = [_cadence(tier), f"keeps {tier.keep_last}"]
         if tier.replicas:
             words.append("and as many of a buddy" if layout.nodes > 1 else "no replicas: there is one node")
         if size is not None:
-            share, twice = (1 if tier.kind == "durable" else layout.nodes), 2 if tier.replicas and layout.nodes > 1 else 1
-            needed, files = copies * size[0] // share * twice, copies * size[1] * twice
+            needed, files = storage.needed(found, tier, layout.nodes, size)
             words.append(f"needs {_bytes(needed)} and {files:,} files of {of}")
             words.append(_free(Path(tier.roots[0]), needed, files))
         rows[f"{tier.name} ({tier.kind})"] = ", ".join(words)
@@ -109,7 +107,8 @@ def _bytes(count: int) -> str:
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 
 
-def _size(config: Config) -> tuple[int, int] | None:
+def checkpoint_size(config: Config) -> tuple[int, int] | None:
+    """Bytes and files of one checkpoint, where the entry point's module can tell."""
     hook = getattr(entry.find(entry.parse(config.entrypoint))[0], "checkpoint_size", None)
     return hook(config) if hook is not None else None
 
@@ -125,6 +124,7 @@ def timeouts(config: Config) -> dict[str, object]:
         "drain on SIGTERM, Ctrl-C": f"{drain:.0f} s, then workers are killed",
         "agent without its driver": f"kills its workers after {fence:.0f} s",
         "lost node": f"is waited for {rejoin:g} s where no spare is there and fewer nodes can go on",
+        "health check of a node": f"at most {health_s(config):g} s, then it failed" if health_s(config) else "none",
         "silent rank": (
             f"suspected after {FACTOR:g} times the longest silence seen, {resilience.hang_floor_s:g} s at least, "
             f"{resilience.hang_ceiling_s:g} s at most"

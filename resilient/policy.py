@@ -9,7 +9,7 @@ from typing import Literal
 
 from resilient.faults import Fault
 
-ActionName = Literal["wait", "restart_agent", "restart_workers", "replace_node", "finish_drain", "give_up"]
+ActionName = Literal["wait", "restart_agent", "restart_workers", "replace_node", "exclude_node", "finish_drain", "give_up"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,15 @@ class Row:
     reason: Callable[[Situation], str]
 
 
+UNFIT = "not fit"
+"""The cause of a fault in which a node has failed its health check."""
+
 TABLE: tuple[Row, ...] = (
+    Row(
+        lambda s: s.fault.cause == UNFIT,
+        "exclude_node",
+        lambda s: "it takes no part until its agent is started anew",
+    ),
     Row(
         lambda s: s.fault.kind == "node_lost" and not s.fault.ranks,
         "restart_agent",

@@ -116,6 +116,17 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
     return Storage(identity, (first, *middle, end), slabs, tuple(config.cluster.domains or ()))
 
 
+def needed(found: Storage, tier: Place, nodes: int, size: tuple[int, int]) -> tuple[int, int]:
+    """Bytes and files that a tier must have room for: on each node, or the durable one for all of them.
+
+    Args:
+        size: bytes and files of one checkpoint.
+    """
+    copies = found.slabs if tier.kind == "memory" else tier.keep_last + 1
+    share, twice = (1 if tier.kind == "durable" else nodes), 2 if tier.replicas and nodes > 1 else 1
+    return copies * size[0] // share * twice, copies * size[1] * twice
+
+
 def buddies(nodes: int, domains: Sequence[str] | None = None) -> tuple[int | None, ...]:
     """Of each node the one that keeps its replicas: the next one around, in another failure domain where there is one.
 

@@ -21,12 +21,13 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
-from resilient import spill
+from resilient import spill, storage
 from resilient.agent.links import LinkWatch, interface_of, interfaces_of, ports_of
 from resilient.agent.rendezvous import CalledOff, DriverRendezvous, Generation
 from resilient.agent.storage import KeeperProcess
 from resilient.agent.workers import Workers, keeper_directory, page_directory, salvaged
 from resilient.faults import WorkerEnd
+from resilient.health.node import NodeCheck, NodeSpec, tiers_of
 from resilient.network import dump_files
 from resilient.page import AgentPage
 from resilient.wire import Connection, Disconnected, Message
@@ -39,6 +40,8 @@ BEAT_S = 0.25  # how often what they say is told, at the least when something ha
 QUIET_S = 1.0  # and when nothing has
 UNWATCHED_S = 1.0  # an agent that did not look at the pages for so long does not know who was silent meanwhile
 LINKS_S = 0.25  # how often the links are looked at
+
+CHECK = "health-check"  # beside the pages; whatever is no page goes when the next agent starts
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -53,6 +56,9 @@ class AgentSettings:
     run_id: str
     entrypoint: str
     fence_s: float
+    health_s: float
+    world: int
+    device: str
     token: str
     addr: str
 
@@ -89,6 +95,7 @@ class NodeAgent(LocalElasticAgent):
             host=settings.addr,
             token=settings.token.partition(".")[0],
         )
+        self._check: NodeCheck | None = None
         self._left_behind = False
         self._clear: list[str] = []
         spec = WorkerSpec(
@@ -107,7 +114,9 @@ class NodeAgent(LocalElasticAgent):
         for generation, rank, records in salvaged(self._pages):
             items = [(rank, record.t, record.event, dict(record.fields)) for record in records]
             spill.leave(self._settings.run_dir, generation, socket.gethostname(), items)
-        self._send("hello", host=socket.gethostname(), addr=self._settings.addr, token=self._settings.token)
+        self._send("hello", host=socket.gethostname(), addr=self._settings.addr, token=self._settings.token, t=time.time())
+        if self._settings.health_s:
+            self._check = NodeCheck(self._node_spec())
         while True:
             # Ends by the RendezvousGracefulExitError of `_ready`, once the driver has no more generations.
             self._initialize_workers(self._worker_group)
@@ -161,6 +170,8 @@ class NodeAgent(LocalElasticAgent):
         if told is not None:
             unkept = [item for item, _, _ in self._unkept]
             spill.leave(self._settings.run_dir, told.generation, socket.gethostname(), unkept)
+        if self._check is not None:
+            self._check.close()
         with contextlib.suppress(OSError):
             self._pages.rmdir()
         if self._clear:
@@ -198,6 +209,8 @@ class NodeAgent(LocalElasticAgent):
     def _ready(self, store_port: int) -> Generation:
         """Say that no worker is left here, and wait to be told of the next generation."""
         inventory, other = self._keeper.inventory()
+        if self._check is not None:
+            self._tell_health(self._check)
         self._send("ready", store_port=store_port, storage=inventory)
         for news in other:
             self._send("storage", news=news)
@@ -215,6 +228,26 @@ class NodeAgent(LocalElasticAgent):
                     master_port=message["master_port"],
                     storage=message["storage"],
                 )
+
+    def _node_spec(self) -> NodeSpec:
+        settings = self._settings
+        tiers = tiers_of(storage.read(settings.run_dir), settings.node)
+        return NodeSpec(
+            settings.procs, settings.world, settings.device, settings.addr, tiers, self._pages / CHECK, settings.health_s
+        )
+
+    def _tell_health(self, check: NodeCheck) -> None:
+        """Go on until the check of this node has come to its end; what it has found is told before `ready`."""
+        while not check.examination.collect():
+            self._next(check.examination.left_s)
+        report = check.report()
+        check.close()
+        self._check = None
+        unwell = [finding for finding in report.findings if not finding.good]
+        log.info("health check: %d findings in %.2f s", len(report.findings), report.took_s)
+        for finding in unwell:
+            log.warning("health check: %s: %s: %s", finding.verdict, finding.check, finding.text)
+        self._send("health", ok=report.ok, took_s=report.took_s, findings=[asdict(finding) for finding in unwell])
 
     def _pause(self, seconds: float) -> None:
         """Wait between two tries to join the generation's store, or until something comes from the driver.
@@ -270,6 +303,8 @@ class NodeAgent(LocalElasticAgent):
         watched = self._workers.sentinels() if self._workers is not None else []
         if self._keeper.running:
             watched.append(self._keeper.fileno())
+        if self._check is not None:
+            watched += [connection.fileno() for connection in self._check.examination.waitable()]
         for each in watched:
             self._selector.register(each, selectors.EVENT_READ)
         try:

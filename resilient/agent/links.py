@@ -274,6 +274,11 @@ class LinkWatch:
         """The links that are watched."""
         return list(self._sample.links)
 
+    @property
+    def links(self) -> Mapping[str, Link]:
+        """How they were when last looked at."""
+        return self._sample.links
+
     def look(self) -> list[Change]:
         """Take a sample; what has changed since the one before."""
         before, self._sample = self._sample, self._take()

@@ -29,6 +29,9 @@ def main() -> int:
     parser.add_argument("--run-id", required=True)
     parser.add_argument("--entrypoint", required=True, metavar="ENTRYPOINT")
     parser.add_argument("--fence-s", type=float, required=True)
+    parser.add_argument("--health-s", type=float, default=0.0, help="what the check of this node may take; 0: none is made")
+    parser.add_argument("--world", type=int, default=1, help="ranks of all nodes")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="what ranks compute on")
     parser.add_argument("--addr", help="address at which the other nodes reach this one; else the one that leads to the driver")
     parser.add_argument("--parent", type=int, help="end when this parent process does")
     parser.add_argument("--log-level", default="INFO")
@@ -60,6 +63,9 @@ def _settings(args: argparse.Namespace, token: str, addr: str) -> "AgentSettings
         run_id=args.run_id,
         entrypoint=args.entrypoint,
         fence_s=args.fence_s,
+        health_s=args.health_s,
+        world=args.world,
+        device=args.device,
         token=token,
         addr=addr,
     )

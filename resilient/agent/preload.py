@@ -21,7 +21,7 @@ def preload(entry_modules: Sequence[str]) -> None:
 
     A module that cannot be imported is left to the worker, which will fail with a traceback in its own log.
     """
-    names = ["torch", "torch.distributed", "torch._dynamo", *entry_modules]
+    names = ["torch", "torch.distributed", "torch._dynamo", "resilient.health.node", *entry_modules]
     for name in names:
         try:
             module = importlib.import_module(name)

@@ -274,6 +274,11 @@ class Resilience(Section):
         10.0, description="a rank is suspected of being hung after five times the longest silence that was seen, but not sooner"
     )
     hang_ceiling_s: Seconds = Field(600.0, description="and not later, nor in phases of which nothing is known yet")
+    health_check: Flag | Seconds = Field(
+        True,
+        description="nodes are checked before they take part: right results, a tier to write to, limits; a number: seconds that it "
+        "may take, true: 30",
+    )
     max_restarts_per_hour: NonNegative = 30
     give_up_after_same_step: Count = 3
 

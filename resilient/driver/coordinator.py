@@ -8,9 +8,10 @@ generation before, and say `ready`. *Running*: all were told to `start`. *Settli
 peer, and for a moment the peer may still be heard of. Then the policy's action leads back to gathering, or to the end.
 *Saving*: no worker runs any more, and what the keepers hold is made durable.
 
-Messages of an agent: `hello`, `ready`, `started`, `beat`, `records`, `proposed`, `exited`, `signal`, `link` (changes of its
-links), `looked` (what its workers were doing), `storage` (news of its keeper). Messages to an agent: `start`, `stop`, `propose`,
-`arm`, `look`, `kept` (so many records are in the ledger), `ping`, `shutdown`, `storage` (an order for its keeper).
+Messages of an agent: `hello`, `health` (what the check of its node has found), `ready`, `started`, `beat`, `records`, `proposed`,
+`exited`, `signal`, `link` (changes of its links), `looked` (what its workers were doing), `storage` (news of its keeper). Messages
+to an agent: `start`, `stop`, `propose`, `arm`, `look`, `kept` (so many records are in the ledger), `ping`, `shutdown`, `storage`
+(an order for its keeper).
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from enum import Enum, auto
 from typing import Any
 
 from checkpoint.tiers.cadence import mean_time_between_failures
+from resilient.driver import fitness
 from resilient.driver.custody import Custody, News, StoragePlan
 from resilient.driver.drain import Drain, fits
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
@@ -28,7 +30,7 @@ from resilient.driver.watchdog import PATIENCE_S, Limits, Suspicion, Watchdog
 from resilient.exits import Exit
 from resilient.faults import Fault, Raised, WorkerEnd, from_ends, is_victim
 from resilient.page import NOT_BEATEN
-from resilient.policy import Action, Budget, Situation, decide
+from resilient.policy import UNFIT, Action, Budget, Situation, decide
 from resilient.wire import Message
 
 SETTLE_S = 0.3  # how long a failure that blames a peer waits for that peer's own failure
@@ -161,8 +163,10 @@ class Coordinator:
             return []
         match message["type"]:
             case "hello":
-                self.membership.hello(index, message["host"], message["addr"], now)
+                self.membership.hello(index, message["host"], message["addr"], now, skew_s=message.get("t", now) - now)
                 return []
+            case "health":
+                return list(self._health(index, message, now))
             case "ready":
                 self.membership.is_ready(index, message["store_port"])
                 self.custody.inventory(index, message["storage"])
@@ -199,7 +203,6 @@ class Coordinator:
         self.membership.lost(index, detail, now)
         if not node.joined:
             return [*self._launch(now), *self._gather(now)]
-        run = self._run
         self.links.forget(index)
         if self.membership.is_member(index):
             self.custody.hold()
@@ -209,21 +212,39 @@ class Coordinator:
             if self.membership.is_member(index):
                 self._ending.waiting.add(index)
             return [*effects, *self._launch(now)]
-        fault = Fault(
-            fault_id=self._fault_id(),
-            kind="node_lost",
-            cause=f"node {index}",
-            ranks=self.membership.ranks(index, self.job.procs_per_node),
-            nodes=(index,),
-            step=max(run.step, run.resumed_step or 0) + 1 if run is not None else None,
-            detail=f"the agent of node {index} on {node.host} is gone: {detail}",
-            evidence=detail,
-            detect_s=max(0.0, now - node.heard_t),
-        )
+        what = f"the agent of node {index} on {node.host} is gone: {detail}"
+        fault = self._node_lost(index, f"node {index}", what, detail, max(0.0, now - node.heard_t))
         if self.membership.is_member(index):
             return [*effects, *self._fault(fault, now, now)]
         effects += self._told(fault, decide(self._situation(fault, now, None)), now)
         return [*effects, *self._launch(now), *self._gather(now)]
+
+    def _node_lost(self, index: int, cause: str, detail: str, evidence: str, detect_s: float) -> Fault:
+        run = self._run
+        return Fault(
+            fault_id=self._fault_id(),
+            kind="node_lost",
+            cause=cause,
+            ranks=self.membership.ranks(index, self.job.procs_per_node),
+            nodes=(index,),
+            step=max(run.step, run.resumed_step or 0) + 1 if run is not None else None,
+            detail=detail,
+            evidence=evidence,
+            detect_s=detect_s,
+        )
+
+    def _health(self, index: int, message: Message, now: float) -> Iterator[Effect]:
+        """A node has been checked. One that is not fit is left out, but its agent lives, for what it holds."""
+        node = self._nodes[index]
+        found = fitness.judge(f"node {index} ({node.host})", message, node.skew_s)
+        if found.event is not None:
+            yield WriteEvent("health", {"node": index, **found.event}, self.generation, now, node.host)
+        if found.unfit is None or self.state is State.SAVING:  # no ranks are wanted any more, but what it holds is
+            return
+        fault = self._node_lost(index, UNFIT, found.unfit, found.unfit, 0.0)
+        self.membership.refused(index, found.unfit)
+        yield from self._told(fault, decide(self._situation(fault, now, None)), now)
+        yield from self._gather(now)
 
     def stop(self, signal_name: str, now: float) -> list[Effect]:
         """A stop is asked for. The first drains, the second ends the run at once."""

@@ -57,6 +57,9 @@ def describe(line: Line) -> str | None:
             return f"checkpoint of step {line['step']} refused: {line['reason']}"
         case "link":
             return _describe_link(line)
+        case "health":
+            found = "; ".join(f"{each['check']}: {each['text']}" for each in line["findings"])
+            return f"node {line['node']} ({line['host']}) is {'not quite well' if line['ok'] else 'not fit'}: {found}"
         case "validation":
             return f"step {line['step']}: validation loss {line['val_loss']:.4f}"
         case "drain":

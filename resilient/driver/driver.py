@@ -23,6 +23,7 @@ from checkpoint.errors import CheckpointError
 from checkpoint.fence import raise_fence
 from checkpoint.naming import steps
 from resilient import ledger, network, storage
+from resilient.campaign import gpu_count
 from resilient.config import Config, ConfigError, Layout, dump, layouts
 from resilient.driver.coordinator import Coordinator, Job
 from resilient.driver.custody import StoragePlan, TierPlan
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 FENCE_S = 30.0
 DRAIN_S = 25.0
+HEALTH_S = 30.0
 LINK_GRACE_S = 60.0  # TCP and InfiniBand, as most sites set them, have gone on by then or given up
 REJOIN_S = 30.0  # an agent that was killed is back long before
 FENCE_RAISE_S = 30.0  # for a commit that is under way; the workers that could make one are dead by then
@@ -199,6 +201,9 @@ class Driver:
             run_id=self._config.name,
             entrypoint=self._config.entrypoint,
             fence_s=self._fence_s,
+            health_s=health_s(self._config),
+            world=self._layout.world_size,
+            device="cuda" if gpu_count() > 0 and self._config.cluster.device != "cpu" else "cpu",
             token=self._token,
             environ=environ,
             log_level=self._config.logging.level,
@@ -338,6 +343,12 @@ class Driver:
         task = self._background(self._launcher.launch(node, self._incarnations[node]))
         self._launches.add(task)
         task.add_done_callback(self._launches.discard)
+
+
+def health_s(config: Config) -> float:
+    """What the check of a node may take; 0: there is none."""
+    limit = config.resilience.health_check
+    return HEALTH_S * limit if isinstance(limit, bool) else limit
 
 
 def storage_plan(kept: storage.Storage, durable: Path) -> StoragePlan:

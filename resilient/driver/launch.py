@@ -27,6 +27,9 @@ class AgentCommand:
     run_id: str
     entrypoint: str
     fence_s: float
+    health_s: float
+    world: int
+    device: str
     token: str
     environ: Mapping[str, str]
     log_level: str
@@ -37,6 +40,7 @@ class AgentCommand:
             *[sys.executable, "-m", "resilient.agent", "--driver", self.driver, "--node", str(node)],
             *["--procs", str(self.procs), "--run-dir", str(self.run_dir), "--run-id", self.run_id],
             *["--entrypoint", self.entrypoint, "--fence-s", str(self.fence_s), "--log-level", self.log_level],
+            *["--health-s", str(self.health_s), "--world", str(self.world), "--device", self.device],
             *(["--addr", addr] if addr else []),
         ]
 

@@ -23,11 +23,13 @@ class Node:
 
     Attributes:
         ready_port: of the store that it has opened for the next generation; None while it has not.
+        skew_s: its clock is so far ahead of the driver's.
         failures: attempts to start it that came to nothing, in a row.
         launch_t: when it is to be started; None where it has been.
         until_t: for so long the next generation waits for it.
         gone: it was here, or could not be started; a spare may take its place.
-        why: it is gone.
+        unfit: it takes no part, but what it holds is read and saved as any other node's.
+        why: it is gone, or unfit.
     """
 
     joined: bool = False
@@ -35,16 +37,18 @@ class Node:
     host: str = ""
     addr: str = ""
     heard_t: float = 0.0
+    skew_s: float = 0.0
     failures: int = 0
     launch_t: float | None = None
     until_t: float = 0.0
     gone: bool = False
+    unfit: bool = False
     why: str = ""
 
     @property
     def ready(self) -> bool:
-        """Whether it waits for the next generation."""
-        return self.ready_port is not None
+        """Whether it waits for the next generation, and may take part."""
+        return self.ready_port is not None and not self.unfit
 
 
 class Membership:
@@ -79,10 +83,10 @@ class Membership:
             self.nodes[index].launch_t = None
         return due
 
-    def hello(self, index: int, host: str, addr: str, now: float) -> None:
+    def hello(self, index: int, host: str, addr: str, now: float, *, skew_s: float = 0.0) -> None:
         """An agent has connected."""
         node = self.nodes[index]
-        node.joined, node.host, node.addr = True, host, addr
+        node.joined, node.host, node.addr, node.skew_s = True, host, addr, skew_s
         node.until_t = max(node.until_t, now + READY_S)
 
     def is_ready(self, index: int, store_port: int) -> None:
@@ -102,11 +106,10 @@ class Membership:
         node.launch_t = now + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (node.failures - 1))
         node.until_t = before.until_t if node.failures < LAUNCH_ATTEMPTS else now
 
-    def refused(self, index: int, why: str, now: float) -> None:
-        """A node is not fit to take part; it is tried again later."""
-        failures = max(self.nodes[index].failures, LAUNCH_ATTEMPTS)
-        self.nodes[index] = Node(host=self.nodes[index].host, heard_t=now, gone=True, why=why, failures=failures + 1)
-        self.nodes[index].launch_t, self.nodes[index].until_t = now + LONGEST_PAUSE_S, now
+    def refused(self, index: int, why: str) -> None:
+        """A node is not fit to take part, until its agent is started anew."""
+        node = self.nodes[index]
+        node.gone, node.unfit, node.why = True, True, why
 
     # -- who takes part ------------------------------------------------------------------------------------------------
 
@@ -139,6 +142,8 @@ class Membership:
         for node in map(self.nodes.__getitem__, self.members):
             if not node.ready and not node.gone and (node.joined or now < node.until_t):
                 return None  # it ends its workers, or starts up: nobody takes its place
+        if any(node.unfit and node.ready_port is None and now < node.until_t for node in self.nodes):
+            return None  # it has not told yet what it holds
         standing_by = self._standing_by()
         chosen: list[int] = []
         for index in self.members:
@@ -154,7 +159,7 @@ class Membership:
         return tuple(chosen[:size]) if size else None
 
     def _worth_it(self, node: Node, now: float) -> bool:
-        return now < node.until_t and (node.joined or now < self._patient_t)
+        return not node.unfit and now < node.until_t and (node.joined or now < self._patient_t)
 
     def _fitting(self, count: int) -> int:
         """The largest size of a generation that so many nodes can be; 0 if there is none."""
@@ -166,7 +171,7 @@ class Membership:
 
     def fewer(self, now: float) -> int:
         """With how many the run can go on, without those that are gone now; 0 if not at all."""
-        return self._fitting(sum(node.joined for node in self.nodes))
+        return self._fitting(sum(node.joined and not node.unfit for node in self.nodes))
 
     def overdue(self, now: float) -> set[int]:
         """Nodes without an agent that nobody waits for any more."""
@@ -174,9 +179,14 @@ class Membership:
 
     def hopeless(self, now: float) -> str | None:
         """Why no generation can start with what is there or may come; None if one can."""
-        late = self.overdue(now)
-        if self._fitting(len(self.nodes) - len(late)):
+        unfit = [index for index, node in enumerate(self.nodes) if node.unfit]
+        late = sorted(self.overdue(now))
+        least, left = self._sizes[0], len(self.nodes) - len(unfit) - len(late)
+        if self._fitting(left):
             return None
-        reasons = "; ".join(f"node {index}: {self.nodes[index].why or 'its agent does not start'}" for index in sorted(late))
-        least, left = self._sizes[0], len(self.nodes) - len(late)
-        return f"a generation takes {least} node{'s' * (least > 1)} at least, and {left} can be had ({reasons})"
+        reasons = [self.nodes[index].why for index in unfit]
+        reasons += [
+            f"the agent of node {index} does not start ({self.nodes[index].why or 'nothing is heard of it'})" for index in late
+        ]
+        what = f"a generation takes {least} node{'s' * (least > 1)}, and there {'is' if left == 1 else 'are'} {left}"
+        return "; ".join([*reasons, what])

@@ -22,6 +22,7 @@ from resilient import ledger
 T = TypeVar("T")
 
 PATIENCE_S = 120.0
+MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: mounting a file system needs root")
 ROOT = Path(__file__).parents[2]
 
 
@@ -198,6 +199,26 @@ def counting(campaign: Callable[..., Campaign]) -> Callable[..., Campaign]:
         )
 
     return make
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """A small ext4 of its own, on a loop device."""
+    mounted: list[Path] = []
+
+    def make(mib: int = 16, inodes: int = 2000) -> Path:
+        image, path = tmp_path / f"image{len(mounted)}", tmp_path / f"volume{len(mounted)}"
+        with image.open("wb") as file:
+            file.truncate(mib << 20)
+        subprocess.run(["mkfs.ext4", "-q", "-N", str(inodes), "-m", "0", str(image)], check=True)
+        path.mkdir()
+        subprocess.run(["mount", "-o", "loop", str(image), str(path)], check=True)
+        mounted.append(path)
+        return path
+
+    yield make
+    for path in mounted:
+        subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 # -- campaigns of the real trainer ---------------------------------------------------------------------------------------

@@ -8,17 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from conftest import EVERY, STEPS, Campaign, Training, same, wait_for
+from conftest import EVERY, MOUNTS, STEPS, Campaign, Training, same, wait_for
 
 from checkpoint import verify
-
-MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: mounting a file system needs root")
 
 
 @pytest.fixture
@@ -189,26 +187,6 @@ def paused(run: Campaign) -> Iterator[None]:
 
 
 # -- file systems that fail ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def volume(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """A small ext4 of its own, on a loop device."""
-    mounted: list[Path] = []
-
-    def make(mib: int = 16, inodes: int = 2000) -> Path:
-        image, path = tmp_path / f"image{len(mounted)}", tmp_path / f"volume{len(mounted)}"
-        with image.open("wb") as file:
-            file.truncate(mib << 20)
-        subprocess.run(["mkfs.ext4", "-q", "-N", str(inodes), "-m", "0", str(image)], check=True)
-        path.mkdir()
-        subprocess.run(["mount", "-o", "loop", str(image), str(path)], check=True)
-        mounted.append(path)
-        return path
-
-    yield make
-    for path in mounted:
-        subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 @MOUNTS

@@ -776,7 +776,7 @@ def test_the_run_ends_when_too_few_nodes_can_ever_be_had(play):
     for _ in range(LAUNCH_ATTEMPTS):
         play.do("lost", 1, "exit code 1")
     assert play.finish().code is Exit.UNUSABLE
-    assert "node 1: exit code 1" in play.finish().message
+    assert "the agent of node 1 does not start (exit code 1)" in play.finish().message
 
 
 def test_news_of_a_part_that_the_inventory_has_told_already_mean_nothing(play):

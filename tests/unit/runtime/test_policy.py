@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from resilient.faults import Fault
-from resilient.policy import TABLE, Budget, Situation, decide
+from resilient.policy import TABLE, UNFIT, Budget, Situation, decide
 
 BUDGET = Budget(max_restarts_per_hour=5, give_up_after_same_step=3)
 FAULT = Fault("g1-1", "exit", "SIGKILL", (1,), (0,), 12, "SIGKILL", "", 0.0)
@@ -26,6 +26,7 @@ same = [(NOW - 50, FAULT), (NOW - 20, FAULT)]
 lost = replace(FAULT, kind="node_lost")
 
 ROWS = [
+    (situation(replace(lost, cause=UNFIT), draining=True), "exclude_node"),
     (situation(replace(lost, ranks=()), draining=True), "restart_agent"),
     (situation(draining=True), "finish_drain"),
     (situation(replace(FAULT, final=70)), "give_up"),

@@ -1,0 +1,207 @@
+"""The GPUs of a node as their driver tells: how many, and in what health.
+
+NVML is asked through `pynvml` where that is installed, else `nvidia-smi`; both may hang with the driver, so that `check` is run in
+a process of its own. Parsing and judging are pure.
+"""
+
+import importlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from resilient.health.report import Finding, Verdict
+from resilient.lifeline import die_with_parent
+
+CHECK = "GPUs"
+
+# What nvidia-smi is asked; drivers that do not know a name of the second list refuse the whole question.
+BASIC = ("index", "uuid", "name")
+HEALTH = (
+    "ecc.errors.uncorrected.volatile.total",
+    "retired_pages.pending",
+    "clocks_throttle_reasons.hw_slowdown",
+    "clocks_throttle_reasons.hw_thermal_slowdown",
+    "temperature.gpu",
+    "memory.used",
+)
+IN_USE_BYTES = 4 << 30  # more than the checks that run beside this one take
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU; None where nothing is known.
+
+    Attributes:
+        uncorrected: memory errors that ECC could not correct, since the driver was loaded.
+        pending: pages or rows are to be replaced at the next reset.
+        unmappable: a row could not be replaced.
+        slowed: the hardware slows it down, for heat or power.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    uncorrected: int | None = None
+    pending: bool | None = None
+    unmappable: bool | None = None
+    slowed: bool | None = None
+    celsius: int | None = None
+    used_bytes: int | None = None
+
+
+def check(needed: int) -> Iterator[Finding]:
+    """Count the GPUs that ranks may use, and judge their health; may take as long as the driver pleases."""
+    found = read()
+    if found is None:
+        yield Finding(CHECK, "skip", "neither pynvml nor nvidia-smi is here to ask")
+    else:
+        yield from judge(visible(found, os.environ.get("CUDA_VISIBLE_DEVICES")), needed)
+
+
+def read() -> list[Gpu] | None:
+    """The GPUs of this machine; None where nothing is there to tell. Raises RuntimeError if what is there fails."""
+    with suppress(ImportError):
+        return by_nvml(importlib.import_module("pynvml"))
+    return _by_command() if shutil.which("nvidia-smi") else None
+
+
+def _by_command() -> list[Gpu]:
+    tied = partial(die_with_parent, os.getpid())  # this process may be killed while the command hangs
+    for fields in ((*BASIC, *HEALTH), BASIC):
+        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=tied)
+        if answer.returncode == 0:
+            return parse(answer.stdout, fields)
+    raise RuntimeError(f"nvidia-smi ended with status {answer.returncode}: {(answer.stdout + answer.stderr).strip()[:300]}")
+
+
+def parse(text: str, fields: Sequence[str]) -> list[Gpu]:
+    """What `nvidia-smi --query-gpu=<fields> --format=csv,noheader,nounits` printed."""
+    found = []
+    for line in text.splitlines():
+        values = dict(zip(fields, (value.strip() for value in line.split(",")), strict=False))
+        if not values.get("index", "").isdigit():
+            continue
+        slowed = [_yes(values.get(name)) for name in fields if name.startswith("clocks_throttle_reasons.")]
+        used = _number(values.get("memory.used"))
+        found.append(
+            Gpu(
+                index=int(values["index"]),
+                uuid=values.get("uuid", ""),
+                name=values.get("name", ""),
+                uncorrected=_number(values.get("ecc.errors.uncorrected.volatile.total")),
+                pending=_yes(values.get("retired_pages.pending")),
+                slowed=None if all(each is None for each in slowed) else any(slowed),
+                celsius=_number(values.get("temperature.gpu")),
+                used_bytes=None if used is None else used << 20,
+            )
+        )
+    return found
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _yes(text: str | None) -> bool | None:
+    """`[N/A]`, `[Not Supported]` and whatever else is neither say nothing."""
+    return {"yes": True, "active": True, "no": False, "not active": False}.get((text or "").lower())
+
+
+def by_nvml(nvml: Any) -> list[Gpu]:
+    """The GPUs as the module `pynvml` tells of them. Raises RuntimeError if the driver does not answer."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise RuntimeError(f"NVML does not start: {error}") from error
+
+    def ask(function: str, *arguments: Any) -> Any:
+        """None where this GPU, or this driver, does not know."""
+        try:
+            return getattr(nvml, function)(*arguments)
+        except (nvml.NVMLError, AttributeError):
+            return None
+
+    def text(value: Any) -> str:
+        return value.decode() if isinstance(value, bytes) else str(value or "")
+
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+        reasons, memory = ask("nvmlDeviceGetCurrentClocksThrottleReasons", gpu), ask("nvmlDeviceGetMemoryInfo", gpu)
+        remapped, retired = ask("nvmlDeviceGetRemappedRows", gpu), ask("nvmlDeviceGetRetiredPagesPendingStatus", gpu)
+        slow = nvml.nvmlClocksThrottleReasonHwSlowdown
+        found.append(
+            Gpu(
+                index=index,
+                uuid=text(ask("nvmlDeviceGetUUID", gpu)),
+                name=text(ask("nvmlDeviceGetName", gpu)),
+                uncorrected=ask(
+                    "nvmlDeviceGetTotalEccErrors", gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                ),
+                pending=None if remapped is None and retired is None else bool(retired) or bool(remapped and remapped[2]),
+                unmappable=None if remapped is None else bool(remapped[3]),
+                slowed=None if reasons is None else bool(reasons & slow),
+                celsius=ask("nvmlDeviceGetTemperature", gpu, nvml.NVML_TEMPERATURE_GPU),
+                used_bytes=None if memory is None else int(memory.used),
+            )
+        )
+    return found
+
+
+def visible(gpus: Sequence[Gpu], chosen: str | None) -> list[Gpu]:
+    """Those that CUDA_VISIBLE_DEVICES lets a process see, by number or by the start of their UUID."""
+    if chosen is None:
+        return list(gpus)
+    found: list[Gpu] = []
+    for entry in (part.strip() for part in chosen.split(",")):
+        hits = [gpu for gpu in gpus if (entry.isdigit() and int(entry) == gpu.index) or (entry and gpu.uuid.startswith(entry))]
+        if len(hits) != 1:
+            break  # CUDA ends the list at the first that is not there
+        found += hits
+    return found
+
+
+def judge(gpus: Sequence[Gpu], needed: int) -> Iterator[Finding]:
+    """What the GPUs are good for: one finding on their number, one on each that is not well.
+
+    Args:
+        needed: GPUs that the ranks of this node need.
+    """
+    measured = {"visible": len(gpus), "needed": needed}
+    if len(gpus) < needed:
+        text = f"{len(gpus)} can be seen, and {needed} are needed (cluster.procs_per_node); see CUDA_VISIBLE_DEVICES and nvidia-smi"
+        yield Finding(CHECK, "fail", text, measured)
+        return
+    sick = [finding for gpu in gpus[:needed] if (finding := _health(gpu)) is not None]
+    yield from sick
+    known = [gpu for gpu in gpus if gpu.uncorrected is not None]
+    about = "" if len(known) == len(gpus) else ", not all tell of memory errors"
+    yield Finding(CHECK, "ok", f"{len(gpus)} can be seen{about}: {gpus[0].name}" if gpus else "none is needed", measured)
+
+
+def _health(gpu: Gpu) -> Finding | None:
+    def finding(verdict: Verdict, text: str, **measured: int) -> Finding:
+        return Finding(f"GPU {gpu.index}", verdict, text, measured)
+
+    if gpu.uncorrected:
+        errors = f"{gpu.uncorrected} uncorrected memory error{'s' * (gpu.uncorrected > 1)} (ECC) since the driver was loaded"
+        return finding("fail", f"{errors}; reset the GPU, or take the node out of service", uncorrected=gpu.uncorrected)
+    if gpu.unmappable:
+        return finding("fail", "a bad row of its memory could not be replaced; take the node out of service")
+    if gpu.slowed:
+        at = f" at {gpu.celsius} °C" if gpu.celsius is not None else ""
+        return finding("warn", f"the hardware slows it down{at}, for heat or power; all ranks will wait for it")
+    if gpu.pending:
+        return finding("warn", "bad pages or rows of its memory are replaced only at the next reset; reset it soon")
+    if gpu.used_bytes is not None and gpu.used_bytes > IN_USE_BYTES:
+        held = gpu.used_bytes / 2**30
+        return finding(
+            "warn", f"other processes hold {held:.1f} GiB of its memory; look for them with nvidia-smi", used_bytes=gpu.used_bytes
+        )
+    return None

@@ -1,0 +1,188 @@
+"""What a machine grants its processes: memory, shared memory, open files, processes, ports.
+
+Reads /proc and /sys/fs/cgroup, which do not hang; the roots of both can be given. Judging is pure.
+"""
+
+import os
+import resource
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from resilient.health.report import Finding, size
+
+SHARED_MEMORY = Path("/dev/shm")
+CONTAINER_SHM_BYTES = 64 << 20  # what containers have, unless they are told otherwise
+LITTLE_SHM_BYTES = 16 << 20
+LEAST_FILES, FILES_PER_RANK = 256, 4
+LEAST_PROCESSES, PROCESSES_PER_RANK = 64, 64  # threads count
+LEAST_PORTS = 2000
+LOCKED_BYTES = 1 << 30
+REACH_S = 3.0
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory and what counts like it; None where there is no limit or nothing is known.
+
+    Attributes:
+        available_bytes: what new processes can have, as far as kernel and cgroup let them.
+        shm_bytes, shm_free_bytes: of /dev/shm.
+    """
+
+    available_bytes: int
+    shm_bytes: int | None
+    shm_free_bytes: int | None
+
+
+def memory_of(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"), shm: Path = SHARED_MEMORY) -> Room:
+    """What this machine has now."""
+    available = psutil.virtual_memory().available
+    limit, used = _cgroup("memory.max", proc, cgroups), _cgroup("memory.current", proc, cgroups)
+    if limit is not None and used is not None:
+        available = min(available, max(0, limit - used))
+    try:
+        shared = os.statvfs(shm)
+    except OSError:
+        return Room(available, None, None)
+    return Room(available, shared.f_blocks * shared.f_frsize, shared.f_bavail * shared.f_frsize)
+
+
+def judge_memory(room: Room, needed_bytes: int | None) -> list[Finding]:
+    """Whether it is enough.
+
+    Args:
+        needed_bytes: what snapshots in RAM will take, where that is known; ranks come on top.
+    """
+    measured = {"available_bytes": room.available_bytes}
+    if needed_bytes is not None and room.available_bytes < needed_bytes:
+        here, need = size(room.available_bytes), size(needed_bytes)
+        text = f"{here} are available, and snapshots in RAM alone take {need}; use fewer ranks per node, or no tier in RAM"
+        found = [Finding("memory", "fail", text, measured)]
+    else:
+        need = "" if needed_bytes is None else f", {size(needed_bytes)} of it for snapshots"
+        found = [Finding("memory", "ok", f"{size(room.available_bytes)} are available{need}", measured)]
+    if room.shm_bytes is None or room.shm_free_bytes is None:
+        return [*found, Finding("shared memory", "warn", "there is no /dev/shm; snapshots and NCCL go without it")]
+    measured = {"size_bytes": room.shm_bytes, "free_bytes": room.shm_free_bytes}
+    if room.shm_free_bytes < LITTLE_SHM_BYTES:
+        text = f"only {size(room.shm_free_bytes)} of {SHARED_MEMORY} are free; look for files that dead jobs have left there"
+        return [*found, Finding("shared memory", "fail", text, measured)]
+    if room.shm_bytes <= CONTAINER_SHM_BYTES:
+        text = f"{SHARED_MEMORY} has {size(room.shm_bytes)}, as containers do by default; start it with --shm-size or --ipc=host"
+        return [*found, Finding("shared memory", "warn", text, measured)]
+    return [*found, Finding("shared memory", "ok", f"{size(room.shm_free_bytes)} of {SHARED_MEMORY} are free", measured)]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a process of this user may have; None where there is no limit.
+
+    Attributes:
+        processes: threads count; what is left of the limit.
+        locked_bytes: memory that RDMA may pin; root may pin any.
+        ports: ephemeral ones, for outgoing connections and for our listening ones.
+    """
+
+    files: int | None
+    processes: int | None
+    locked_bytes: int | None
+    ports: int | None
+
+
+def limits_of(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Limits:
+    """What holds for this process, and so for those it starts."""
+    most, used = _cgroup("pids.max", proc, cgroups), _cgroup("pids.current", proc, cgroups)
+    left = None if most is None else max(0, most - (used or 0))
+    root = os.geteuid() == 0
+    try:
+        first, last = map(int, (proc / "sys/net/ipv4/ip_local_port_range").read_text().split())
+        ports: int | None = last - first + 1
+    except (OSError, ValueError):
+        ports = None
+    return Limits(_limit(resource.RLIMIT_NOFILE), left, None if root else _limit(resource.RLIMIT_MEMLOCK), ports)
+
+
+def judge_limits(limits: Limits, *, ranks: int, world: int, rdma: bool) -> list[Finding]:
+    """Whether they are enough.
+
+    Args:
+        ranks: of this node.
+        world: ranks of all nodes: each may be connected to each.
+        rdma: whether there are ports that pin memory.
+    """
+    files = LEAST_FILES + FILES_PER_RANK * world
+    measured = {"allowed": limits.files if limits.files is not None else "unlimited", "needed": files}
+    if limits.files is not None and limits.files < files:
+        text = (
+            f"a process may have {limits.files:,} files open, and {world} ranks need {files:,}; raise it (ulimit -n, LimitNOFILE)"
+        )
+        found = [Finding("open files", "fail", text, measured)]
+    else:
+        found = [Finding("open files", "ok", "enough may be open", measured)]
+    processes = LEAST_PROCESSES + PROCESSES_PER_RANK * ranks
+    measured = {"left": limits.processes if limits.processes is not None else "unlimited", "needed": processes}
+    if limits.processes is not None and limits.processes < processes:
+        text = (
+            f"the cgroup has {limits.processes:,} processes and threads left, and {ranks} ranks want {processes:,}; raise pids.max"
+        )
+        found.append(Finding("processes", "warn", text, measured))
+    else:
+        found.append(Finding("processes", "ok", "enough may run", measured))
+    if rdma and limits.locked_bytes is not None and limits.locked_bytes < LOCKED_BYTES:
+        text = f"{size(limits.locked_bytes)} may be locked, and InfiniBand pins its buffers; set ulimit -l unlimited for jobs"
+        found.append(Finding("locked memory", "warn", text, {"allowed_bytes": limits.locked_bytes}))
+    if limits.ports is not None and limits.ports < LEAST_PORTS:
+        text = f"there are {limits.ports:,} ephemeral ports; widen net.ipv4.ip_local_port_range"
+        found.append(Finding("ephemeral ports", "warn", text, {"ports": limits.ports}))
+    return found
+
+
+def reach(address: str) -> Finding:
+    """Whether a port of this node's address can be listened on and connected to."""
+    try:
+        with socket.create_server((address, 0), family=_family(address)) as server:
+            server.settimeout(REACH_S)
+            host = server.getsockname()[:2]
+            with socket.create_connection(host, timeout=REACH_S) as near:
+                far, _ = server.accept()
+                with far:
+                    far.settimeout(REACH_S)
+                    near.sendall(b"?")
+                    heard = far.recv(1) == b"?"
+    except OSError as error:
+        text = f"no connection can be made to {address}: {error.strerror or error}; see the node's name, addresses and firewall"
+        return Finding("address", "fail", text)
+    if not heard:
+        return Finding("address", "fail", f"a connection to {address} carries nothing; see the node's firewall")
+    return Finding("address", "ok", f"{address} can be listened on and connected to", {"address": address})
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][0]
+
+
+def _limit(which: int) -> int | None:
+    soft, _ = resource.getrlimit(which)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _cgroup(name: str, proc: Path, cgroups: Path) -> int | None:
+    """The tightest value of this cgroup and those above it; None where there is none, or cgroups are of version 1."""
+    try:
+        line = next(line for line in (proc / "self/cgroup").read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return None
+    here = cgroups / line.removeprefix("0::").strip("/")
+    for place in (here, *here.parents):
+        try:
+            text = (place / name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            return int(text)
+        if place == cgroups:
+            break
+    return None

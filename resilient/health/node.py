@@ -1,0 +1,92 @@
+"""What an agent has checked before its node takes part: what keeps a node from holding ranks, and takes little time.
+
+The tasks run in processes that the agent's fork server forks, so that torch is there already; the agent goes on meanwhile.
+`settle` says what keeps the node out, and is pure.
+"""
+
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from resilient.health import compute, disk, gpus, machine
+from resilient.health.bounded import Examination, Task
+from resilient.health.report import Finding, Report
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """What is checked on one node.
+
+    Attributes:
+        procs: ranks that it is to hold.
+        world: ranks of all nodes.
+        device: "cpu" or "cuda".
+        addr: at which the other nodes reach it.
+        tiers: where its checkpoints go.
+        meeting: a file in an existing directory in RAM, where its processes find each other.
+        limit_s: for everything.
+    """
+
+    procs: int
+    world: int
+    device: str
+    addr: str
+    tiers: tuple[disk.TierSpec, ...]
+    meeting: Path
+    limit_s: float
+
+
+class NodeCheck:
+    """The check of one node, under way. `close` ends it.
+
+    Raises:
+        OSError: a process could not be started.
+    """
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self._meeting = spec.meeting
+        self._meeting.unlink(missing_ok=True)
+        tasks = [*compute_tasks(spec.procs, spec.device, self._meeting, spec.limit_s), *_tier_tasks(spec)]
+        if spec.device == "cuda":
+            tasks.append(Task((gpus.CHECK,), gpus.check, (spec.procs,), spec.limit_s))
+        self._at_once = [
+            machine.reach(spec.addr),
+            *machine.judge_limits(machine.limits_of(), ranks=spec.procs, world=spec.world, rdma=False),
+        ]
+        self.examination = Examination(tasks, multiprocessing.get_context("forkserver"), spec.limit_s)
+
+    def report(self) -> Report:
+        """What was found so far."""
+        found = (*self._at_once, *self.examination.findings)
+        return Report(settle(found), self.examination.took_s)
+
+    def close(self) -> None:
+        """End what still runs."""
+        self.examination.close()
+        self._meeting.unlink(missing_ok=True)
+
+
+def settle(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """A tier that fails is left out of a run, and does not keep a node out of it as long as there is another."""
+    tiers = [finding for finding in findings if finding.check.startswith("tier ")]
+    if all(finding.verdict == "fail" for finding in tiers):
+        return tuple(findings)
+    return tuple(replace(each, verdict="warn") if each in tiers and each.verdict == "fail" else each for each in findings)
+
+
+def compute_tasks(procs: int, device: str, meeting: Path, limit_s: float, numbers: int = 1 << 16) -> list[Task]:
+    """A process for each rank, which together compute and add up."""
+    ranks = compute.Ranks(procs, device, meeting, limit_s, numbers)
+    return [Task(compute.names(rank), compute.check, (rank, ranks), limit_s) for rank in range(procs)]
+
+
+def tiers_of(stored: Mapping[str, Any], node: int) -> tuple[disk.TierSpec, ...]:
+    """The tiers of one node, out of what `resilient.storage` has written down."""
+    roots = [(tier["name"], Path(tier["roots"][0 if tier["durable"] else node])) for tier in stored["tiers"]]
+    return tuple(disk.TierSpec(name, root, measured=False) for name, root in roots)
+
+
+def _tier_tasks(spec: NodeSpec) -> list[Task]:
+    return [Task((tier.check,), disk.check, (tier, False), spec.limit_s) for tier in spec.tiers]

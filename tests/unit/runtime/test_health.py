@@ -1,0 +1,359 @@
+"""What health checks make of what they see: tables, sysfs text as machines have it, and what nvidia-smi prints."""
+
+import os
+import types
+from pathlib import Path
+
+import pytest
+
+from resilient.driver import fitness
+from resilient.health import disk, gpus, interfaces, machine
+from resilient.health.clock import Skew, judge_skew
+from resilient.health.disk import Look, TierSpec
+from resilient.health.doctor import merged
+from resilient.health.gpus import BASIC, HEALTH, Gpu
+from resilient.health.node import settle, tiers_of
+from resilient.health.report import Finding, Report
+
+GIB = 1 << 30
+
+# -- tiers ---------------------------------------------------------------------------------------------------------------
+
+PLAIN = TierSpec("scratch", Path("/scratch/x"))
+SIZED = TierSpec("scratch", Path("/scratch/x"), needed_bytes=10 * GIB, needed_files=400)
+HERE = Path("/scratch")
+
+
+@pytest.mark.parametrize(
+    ("tier", "seen", "verdict", "words"),
+    [
+        pytest.param(PLAIN, Look(HERE, trouble="Read-only file system"), "fail", "/scratch cannot be written: Read-only", id="ro"),
+        pytest.param(PLAIN, Look(HERE, free_bytes=GIB, free_files=9999), "ok", "", id="nothing known of sizes"),
+        pytest.param(PLAIN, Look(HERE, free_bytes=9 << 20, free_files=9999), "warn", "9.0 MiB are free", id="little room"),
+        pytest.param(PLAIN, Look(HERE, free_bytes=GIB, free_files=10), "warn", "10 inodes", id="few inodes"),
+        pytest.param(PLAIN, Look(HERE, free_bytes=GIB, free_files=None), "ok", "", id="inodes are not counted"),
+        pytest.param(SIZED, Look(HERE, free_bytes=10 * GIB, free_files=400), "ok", "", id="just enough"),
+        pytest.param(SIZED, Look(HERE, free_bytes=9 * GIB, free_files=400), "fail", "must hold 10.0 GiB", id="too little room"),
+        pytest.param(SIZED, Look(HERE, free_bytes=10 * GIB, free_files=399), "fail", "must hold 400 files", id="too few inodes"),
+        pytest.param(SIZED, Look(HERE, free_bytes=10 * GIB, free_files=None), "ok", "", id="enough, inodes are not counted"),
+        pytest.param(
+            SIZED, Look(HERE, free_bytes=GIB, free_files=0, held_bytes=9 * GIB, held_files=400), "ok", "", id="it is there already"
+        ),
+        pytest.param(PLAIN, Look(HERE, free_bytes=GIB, write_bytes_per_s=9e6), "warn", "8.6 MiB a second", id="slow"),
+    ],
+)
+def test_a_tier_is_judged_by_what_it_must_hold(tier: TierSpec, seen: Look, verdict: str, words: str):
+    finding = disk.judge(tier, seen)
+    assert (finding.check, finding.verdict) == ("tier scratch", verdict)
+    assert words in finding.text
+
+
+def test_looking_at_a_tier_leaves_nothing_behind_and_makes_no_directory(tmp_path: Path):
+    tier = TierSpec("later", tmp_path / "not/there/yet")
+    seen = disk.look(tier)
+    assert seen.place == tmp_path and not seen.trouble
+    assert seen.write_bytes_per_s and seen.read_bytes_per_s and seen.free_bytes
+    assert seen.skew is not None and abs(seen.skew.seconds) < 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_campaign_holds_already_counts_as_room(tmp_path: Path):
+    for step in (1, 2, 3):
+        (tmp_path / f"step-{step}").mkdir()
+        (tmp_path / f"step-{step}" / "shard").write_bytes(os.urandom(1 << 20))
+    seen = disk.look(TierSpec("durable", tmp_path, held="step-*", held_newest=2, measured=False))
+    assert seen.held_files == 2
+    assert seen.held_bytes == pytest.approx(2 << 20, rel=0.1)
+    assert seen.write_bytes_per_s is None
+
+
+# -- clocks --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("skew_s", "verdict", "words"),
+    [(0.2, "ok", ""), (-2.0, "warn", "2.0 s behind"), (2.0, "warn", "2.0 s ahead"), (-4000.0, "fail", "4,000.0 s behind")],
+)
+def test_clocks_may_be_a_second_apart(skew_s: float, verdict: str, words: str):
+    finding = judge_skew(Skew(skew_s, 0.0), "the server")
+    assert finding.verdict == verdict
+    assert words in finding.text
+
+
+def test_a_time_taken_between_two_others_agrees_with_them():
+    assert Skew.between(10.0, 9.99, 10.5).seconds == 0
+    assert Skew.between(10.0, 10.4, 10.5).seconds == 0
+    assert Skew.between(10.0, 7.0, 10.5).seconds == pytest.approx(-3, abs=0.05)
+    assert Skew.between(10.0, 14.5, 10.5).seconds == pytest.approx(4)
+
+
+# -- GPUs ----------------------------------------------------------------------------------------------------------------
+
+FIELDS = (*BASIC, *HEALTH)
+WELL = "0, GPU-6fa3, NVIDIA A100-SXM4-80GB, 0, No, Not Active, Not Active, 34, 5\n"
+CONSUMER = "0, GPU-11, NVIDIA GeForce RTX 4090, [N/A], [N/A], Not Active, Not Active, 41, 700\n"
+
+
+def test_what_nvidia_smi_prints_is_understood():
+    (gpu,) = gpus.parse(WELL, FIELDS)
+    assert gpu == Gpu(0, "GPU-6fa3", "NVIDIA A100-SXM4-80GB", 0, False, None, False, 34, 5 << 20)
+    (gpu,) = gpus.parse(CONSUMER, FIELDS)
+    assert (gpu.uncorrected, gpu.pending, gpu.slowed) == (None, None, False)
+    (gpu,) = gpus.parse("1, GPU-7, NVIDIA H100\n", BASIC)
+    assert (gpu.index, gpu.slowed) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict", "words"),
+    [
+        pytest.param(WELL, None, "", id="well"),
+        pytest.param(CONSUMER, None, "", id="without ECC"),
+        pytest.param("0, GPU-6, A100, 3, No, Not Active, Not Active, 34, 5", "fail", "3 uncorrected memory errors", id="ecc"),
+        pytest.param("0, GPU-6, A100, 0, Yes, Not Active, Not Active, 34, 5", "warn", "next reset", id="retired pages pending"),
+        pytest.param("0, GPU-6, A100, 0, No, Not Active, Active, 91, 5", "warn", "slows it down at 91 °C", id="hot"),
+        pytest.param("0, GPU-6, A100, 0, No, Not Active, Not Active, 34, 71000", "warn", "69.3 GiB", id="in use"),
+    ],
+)
+def test_a_gpu_is_judged_by_its_health(line: str, verdict: str | None, words: str):
+    *sick, count = gpus.judge(gpus.parse(line, FIELDS), needed=1)
+    assert count.verdict == "ok"
+    assert [finding.verdict for finding in sick] == ([verdict] if verdict else [])
+    assert all(finding.check == "GPU 0" and words in finding.text for finding in sick)
+
+
+def test_gpus_that_no_rank_uses_may_be_sick_and_too_few_fail():
+    found = gpus.parse(WELL + WELL.replace("0, GPU-6fa3", "1, GPU-7b").replace(", 0, No", ", 9, No"), FIELDS)
+    assert [each.verdict for each in gpus.judge(found, needed=1)] == ["ok"]
+    assert [each.verdict for each in gpus.judge(found, needed=2)] == ["fail", "ok"]
+    (finding,) = gpus.judge(found, needed=4)
+    assert finding.verdict == "fail" and "2 can be seen, and 4 are needed" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("chosen", "indices"), [(None, [0, 1]), ("1,0", [1, 0]), ("GPU-7", [1]), ("", []), ("-1", []), ("0,5,1", [0]), ("1, 0", [1, 0])]
+)
+def test_cuda_visible_devices_chooses_as_cuda_reads_it(chosen: str | None, indices: list[int]):
+    found = [Gpu(0, "GPU-6fa3", "A100"), Gpu(1, "GPU-7b", "A100")]
+    assert [gpu.index for gpu in gpus.visible(found, chosen)] == indices
+
+
+class NoSuchThing(Exception):
+    """What NVML raises."""
+
+
+def nvml(**answers: object) -> types.SimpleNamespace:
+    """What stands for the module pynvml where there is no NVIDIA driver: one GPU; a question without an answer raises."""
+
+    def refuse(*_: object) -> None:
+        raise NoSuchThing("Not Supported")
+
+    def answer(value: object):
+        return refuse if value is None else lambda *_: value
+
+    questions = {
+        "nvmlInit": 0,
+        "nvmlDeviceGetCount": 1,
+        "nvmlDeviceGetHandleByIndex": "handle",
+        "nvmlDeviceGetUUID": "GPU-1",
+        "nvmlDeviceGetName": b"A100",
+        "nvmlDeviceGetTotalEccErrors": None,
+        "nvmlDeviceGetRemappedRows": None,
+        "nvmlDeviceGetRetiredPagesPendingStatus": None,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": 1,
+        "nvmlDeviceGetTemperature": 40,
+        "nvmlDeviceGetMemoryInfo": types.SimpleNamespace(used=1 << 20),
+    }
+    constants = {
+        "NVMLError": NoSuchThing,
+        "NVML_MEMORY_ERROR_TYPE_UNCORRECTED": 1,
+        "NVML_VOLATILE_ECC": 0,
+        "NVML_TEMPERATURE_GPU": 0,
+        "nvmlClocksThrottleReasonHwSlowdown": 8,
+    }
+    return types.SimpleNamespace(**{name: answer(value) for name, value in {**questions, **answers}.items()}, **constants)
+
+
+def test_nvml_tells_what_it_knows_and_the_rest_is_unknown():
+    (gpu,) = gpus.by_nvml(nvml())
+    assert gpu == Gpu(0, "GPU-1", "A100", None, None, None, False, 40, 1 << 20)
+    answers = {
+        "nvmlDeviceGetTotalEccErrors": 2,
+        "nvmlDeviceGetRemappedRows": (0, 1, True, True),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": 9,
+    }
+    (gpu,) = gpus.by_nvml(nvml(**answers))
+    assert (gpu.uncorrected, gpu.pending, gpu.unmappable, gpu.slowed) == (2, True, True, True)
+    assert [each.verdict for each in gpus.judge([gpu], 1)] == ["fail", "ok"]
+    with pytest.raises(RuntimeError, match="NVML does not start"):
+        gpus.by_nvml(nvml(nvmlInit=None))
+
+
+# -- links ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Path:
+    """Two network interfaces and two InfiniBand ports as /sys tells of them, all well."""
+    for name, speed in (("eth0", "25000"), ("eth1", "-1")):
+        directory = tmp_path / "class/net" / name
+        directory.mkdir(parents=True)
+        for file, text in (("carrier", "1"), ("carrier_up_count", "1"), ("carrier_down_count", "0"), ("speed", speed)):
+            (directory / file).write_text(text + "\n")
+    for device in ("mlx5_0", "mlx5_1"):
+        directory = tmp_path / "class/infiniband" / device / "ports/1"
+        (directory / "counters").mkdir(parents=True)
+        for file, text in (("state", "4: ACTIVE"), ("phys_state", "5: LinkUp"), ("rate", "400 Gb/sec (4X NDR)")):
+            (directory / file).write_text(text + "\n")
+    return tmp_path
+
+
+def told(sysfs: Path, *names: str, **environ: str) -> dict[str, tuple[str, str]]:
+    """Verdict and text by link."""
+    found = interfaces.judge(interfaces.look("", environ, sys=sysfs, interfaces=names), environ)
+    return {each.check.removeprefix("link "): (each.verdict, each.text) for each in found}
+
+
+def test_links_that_are_up_are_told_with_their_speed(sysfs: Path):
+    wires = interfaces.look("", {}, sys=sysfs, interfaces=["eth0", "eth1"])
+    assert [(wire.name, wire.gbit_s) for wire in wires] == [("eth0", 25), ("eth1", None), ("mlx5_0:1", 400), ("mlx5_1:1", 400)]
+    assert {finding.verdict for finding in interfaces.judge(wires, {})} == {"ok"}
+
+
+def test_an_interface_in_use_that_is_down_fails(sysfs: Path):
+    (sysfs / "class/net/eth1/carrier").write_text("0\n")
+    verdict, text = told(sysfs, "eth0", "eth1")["eth1"]
+    assert verdict == "fail" and "no carrier" in text
+
+
+def test_a_run_over_the_loopback_can_do_without_the_other_interfaces(sysfs: Path):
+    (sysfs / "class/net/eth0").rename(sysfs / "class/net/lo")
+    (sysfs / "class/net/eth1/carrier").write_text("0\n")
+    assert told(sysfs, "lo", "eth1")["eth1"][0] == "warn"
+
+
+def test_a_port_that_is_down_fails_if_it_must_be_used_or_no_other_is_up(sysfs: Path):
+    (sysfs / "class/infiniband/mlx5_1/ports/1/state").write_text("1: DOWN\n")
+    assert told(sysfs, "eth0")["mlx5_1:1"][0] == "warn"
+    assert told(sysfs, "eth0", NCCL_IB_HCA="mlx5_1")["mlx5_1:1"][0] == "fail"
+    (sysfs / "class/infiniband/mlx5_0/ports/1/state").write_text("2: INIT\n")
+    assert [told(sysfs, "eth0")[f"mlx5_{each}:1"][0] for each in (0, 1)] == ["fail", "fail"]
+
+
+def test_a_port_that_is_slower_than_the_others_is_told(sysfs: Path):
+    (sysfs / "class/infiniband/mlx5_1/ports/1/rate").write_text("200 Gb/sec (4X HDR)\n")
+    verdict, text = told(sysfs, "eth0")["mlx5_1:1"]
+    assert verdict == "warn" and "200 Gbit/s" in text and "400" in text
+
+
+# -- what the machine grants ---------------------------------------------------------------------------------------------
+
+
+def test_memory_and_processes_are_bounded_by_the_cgroup_too(tmp_path: Path):
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self/cgroup").write_text("0::/user/job\n")
+    (proc / "sys/net/ipv4").mkdir(parents=True)
+    (proc / "sys/net/ipv4/ip_local_port_range").write_text("32768\t33000\n")
+    (cgroups / "user/job").mkdir(parents=True)
+    (cgroups / "user/job/memory.max").write_text("max\n")
+    (cgroups / "user/memory.max").write_text(f"{64 << 20}\n")
+    (cgroups / "user/memory.current").write_text(f"{40 << 20}\n")
+    (cgroups / "user/job/pids.max").write_text("100\n")
+    (cgroups / "user/job/pids.current").write_text("90\n")
+    room = machine.memory_of(proc=proc, cgroups=cgroups, shm=tmp_path)
+    assert room.available_bytes == 24 << 20
+    limits = machine.limits_of(proc=proc, cgroups=cgroups)
+    assert (limits.processes, limits.ports) == (10, 233)
+    elsewhere = machine.limits_of(proc=tmp_path / "none", cgroups=tmp_path / "none")
+    assert (elsewhere.processes, elsewhere.ports) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("room", "needed", "verdicts"),
+    [
+        pytest.param(machine.Room(8 * GIB, 4 * GIB, 3 * GIB), None, ["ok", "ok"], id="well"),
+        pytest.param(machine.Room(8 * GIB, 4 * GIB, 3 * GIB), 9 * GIB, ["fail", "ok"], id="too little for snapshots"),
+        pytest.param(machine.Room(8 * GIB, 64 << 20, 60 << 20), GIB, ["ok", "warn"], id="a container's"),
+        pytest.param(machine.Room(8 * GIB, 4 * GIB, 1 << 20), None, ["ok", "fail"], id="filled up"),
+        pytest.param(machine.Room(8 * GIB, None, None), None, ["ok", "warn"], id="no shared memory"),
+    ],
+)
+def test_memory_is_judged_by_what_snapshots_take(room: machine.Room, needed: int | None, verdicts: list[str]):
+    assert [each.verdict for each in machine.judge_memory(room, needed)] == verdicts
+
+
+@pytest.mark.parametrize(
+    ("limits", "rdma", "verdicts"),
+    [
+        pytest.param(machine.Limits(1024, 9999, None, 28000), True, {}, id="well"),
+        pytest.param(machine.Limits(None, None, None, None), True, {}, id="no limits"),
+        pytest.param(machine.Limits(300, 9999, None, 28000), False, {"open files": "fail"}, id="files"),
+        pytest.param(machine.Limits(1024, 100, None, 28000), False, {"processes": "warn"}, id="processes"),
+        pytest.param(machine.Limits(1024, 9999, 8 << 20, 28000), True, {"locked memory": "warn"}, id="locked memory"),
+        pytest.param(machine.Limits(1024, 9999, 8 << 20, 28000), False, {}, id="locked memory without InfiniBand"),
+        pytest.param(machine.Limits(1024, 9999, None, 500), False, {"ephemeral ports": "warn"}, id="ports"),
+    ],
+)
+def test_limits_are_judged_by_the_ranks(limits: machine.Limits, rdma: bool, verdicts: dict[str, str]):
+    found = machine.judge_limits(limits, ranks=8, world=64, rdma=rdma)
+    assert {each.check: each.verdict for each in found if not each.good} == verdicts
+
+
+def test_an_address_that_is_not_this_machine_s_cannot_be_reached():
+    assert machine.reach("127.0.0.1").verdict == "ok"
+    finding = machine.reach("192.0.2.1")
+    assert finding.verdict == "fail" and "192.0.2.1" in finding.text
+    assert machine.reach("no-such-host.invalid").verdict == "fail"
+
+
+# -- what it comes to ----------------------------------------------------------------------------------------------------
+
+
+def finding(check: str, verdict: str, text: str = "") -> Finding:
+    return Finding(check, verdict, text)  # type: ignore[arg-type]
+
+
+def test_a_tier_keeps_a_node_out_only_if_there_is_no_other():
+    bad, good, matmul = finding("tier nvme", "fail"), finding("tier ram", "ok"), finding("matmul 0", "ok")
+    assert [each.verdict for each in settle([bad, good, matmul])] == ["warn", "ok", "ok"]
+    assert [each.verdict for each in settle([bad, finding("tier ram", "fail"), matmul])] == ["fail", "fail", "ok"]
+    assert [each.verdict for each in settle([bad, good, finding("matmul 0", "fail")])] == ["warn", "ok", "fail"]
+
+
+def test_a_node_looks_at_its_own_tiers():
+    stored = {
+        "tiers": [
+            {"name": "ram", "durable": False, "roots": ["/dev/shm/a/node0", "/dev/shm/a/node1"]},
+            {"name": "scratch", "durable": True, "roots": ["/scratch/checkpoints"]},
+        ]
+    }
+    assert [str(tier.path) for tier in tiers_of(stored, 1)] == ["/dev/shm/a/node1", "/scratch/checkpoints"]
+
+
+def health(*findings: Finding) -> dict[str, object]:
+    return {"took_s": 0.2, "findings": [vars(each) for each in findings]}
+
+
+def test_a_node_without_findings_needs_no_word():
+    assert fitness.judge("node 1", health(), 0.3) == fitness.Fitness(None, None)
+
+
+def test_a_warning_is_told_and_a_failure_keeps_the_node_out():
+    warned = fitness.judge("node 1", health(finding("tier nvme", "warn", "is full")), 0.0)
+    assert warned.unfit is None and warned.event is not None and warned.event["ok"]
+    failed = fitness.judge("node 1", health(finding("tier nvme", "warn", "is full"), finding("matmul 0", "fail", "is wrong")), 0.0)
+    assert failed.unfit == "node 1 failed its health check: matmul 0: is wrong"
+    assert failed.event is not None and len(failed.event["findings"]) == 2
+
+
+@pytest.mark.parametrize(("skew_s", "ok"), [(3.0, True), (-3000.0, False)])
+def test_the_driver_compares_clocks(skew_s: float, ok: bool):
+    found = fitness.judge("node 1", health(), skew_s)
+    assert found.event is not None and found.event["findings"][0]["check"] == "clock"
+    assert (found.unfit is None) is ok
+
+
+def test_good_rows_of_ranks_are_shown_as_one_and_bad_ones_by_themselves():
+    rows = [finding("matmul 0", "ok"), finding("all-reduce 0", "ok"), finding("matmul 1", "fail"), finding("matmul 2", "ok")]
+    assert [each.check for each in merged(rows)] == ["matmul 0-2", "all-reduce 0", "matmul 1"]
+    assert not Report(tuple(rows), 1.0).ok
