@@ -265,7 +265,12 @@ class Resilience(Section):
     )
     hang_ceiling_s: Seconds = Field(600.0, description="and not later, nor in phases of which nothing is known yet")
     max_restarts_per_hour: NonNegative = 30
-    give_up_after_same_step: Count = 3
+    give_up_after_same_step: Count = Field(
+        3, description="failures of the same kind at the same step, without progress; twice as many if they differ"
+    )
+    backoff_s: Seconds = Field(
+        30.0, description="longest pause before a restart: 0.5 s, then twice as long with each restart that brought no progress"
+    )
 
 
 class Network(Section):

@@ -136,6 +136,7 @@ class Coordinator:
         self._looking: Looking | None = None
         self._waited: list[tuple[Fault, float]] = []  # stalls that a link explains, and when they began
         self._patient_until = 0.0
+        self._not_before = 0.0  # unix seconds: the next generation is held back until then
 
     # -- news ----------------------------------------------------------------------------------------------------------
 
@@ -267,6 +268,7 @@ class Coordinator:
             effects += self._blame(now)
         if self._looking is not None and now >= self._looking.deadline_t:
             effects += self._judge(now)
+        effects += self._gather(now)
         if self.state is State.SAVING:
             effects += self._saved(now)
         elif self._drain is not None and self.custody.behind and now >= self._drain.deadline_t - self._reserve_s():
@@ -287,7 +289,7 @@ class Coordinator:
 
     def _gather(self, now: float) -> Iterator[Effect]:
         """Start the next generation if nothing is missing."""
-        if self.state is not State.GATHERING or not self._prepared:
+        if self.state is not State.GATHERING or not self._prepared or now < self._not_before:
             return
         if any(node.ready_port is None for node in self._nodes):
             return
@@ -491,6 +493,7 @@ class Coordinator:
                 was_running = self.state is not State.GATHERING
                 self.state = State.GATHERING
                 self._looking = None
+                self._not_before = now + action.delay_s
                 self.custody.hold()
                 for index, node in enumerate(self._nodes):
                     if not node.joined:

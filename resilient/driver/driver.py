@@ -110,7 +110,7 @@ class Driver:
                 procs_per_node=layout.procs_per_node,
                 layout={"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp},
                 storage=storage_plan(kept, config.checkpoint.tiers[-1].path),
-                budget=Budget(config.resilience.max_restarts_per_hour, config.resilience.give_up_after_same_step),
+                budget=budget(config),
                 drain_s=self._drain_s,
                 silence_s=fence_s + 5.0,
                 link_grace_s=LINK_GRACE_S if config.resilience.link_grace_s == "auto" else config.resilience.link_grace_s,
@@ -313,6 +313,12 @@ class Driver:
         task = self._background(self._launcher.launch(node, self._incarnations[node]))
         self._launches.add(task)
         task.add_done_callback(self._launches.discard)
+
+
+def budget(config: Config) -> Budget:
+    """How much trouble the config puts up with."""
+    told = config.resilience
+    return Budget(told.max_restarts_per_hour, told.give_up_after_same_step, told.backoff_s)
 
 
 def storage_plan(kept: storage.Storage, durable: Path) -> StoragePlan:

@@ -205,6 +205,8 @@ def test_a_fault_during_recovery_is_a_fault_of_its_own_and_both_are_recovered(pl
     play.exit(0, step=-1)
     for node in (0, 1):
         play.tell(node, "ready", store_port=6000)
+    play.now += 0.6
+    play.do("tick")
     play.beat(0, 1)
     assert [e["fault_id"] for e in play.events("recovered")] == ["g5-1", "g6-2"]
 
@@ -229,11 +231,40 @@ def test_a_silent_node_is_lost(play):
     assert play.events("fault")[0]["nodes"] == [1]
 
 
+def again(play: Play, port: int = 6000) -> list[Effect]:
+    """All nodes are ready for the next generation."""
+    return [effect for node in range(play.nodes) for effect in play.tell(node, "ready", store_port=port)]
+
+
+def test_a_restart_without_progress_is_held_back_with_growing_pauses_until_the_step_is_finished(play):
+    play.exit(1)
+    assert play.sent("start", again(play))
+    for pause_s in (0.5, 1.0, 2.0):
+        play.exit(1, -len(play.events("fault")))
+        assert f"in {pause_s:g} s" in play.events("action")[-1]["reason"]
+        assert not play.sent("start", again(play))
+        play.now += pause_s - 0.01
+        assert not play.sent("start", play.do("tick"))
+        play.now += 0.02
+        assert play.sent("start", play.do("tick"))
+    play.exit(1, step=8)
+    assert play.sent("start", again(play))
+
+
+def test_a_stop_does_not_wait_for_a_restart_that_is_held_back(play):
+    for _ in range(2):
+        play.exit(1)
+        again(play)
+    play.do("stop", "SIGTERM")
+    assert play.finish().code is Exit.STOPPED
+
+
 def test_the_same_failure_at_the_same_step_ends_with_the_culprits_traceback(play):
     for _ in range(3):
         play.exit(1, 1, BUG)
-        for node in (0, 1):
-            play.tell(node, "ready", store_port=6000)
+        again(play)
+        play.now += 1.0
+        play.do("tick")
     assert play.finish().code is Exit.GAVE_UP
     assert "culprit's traceback" in play.finish().message
     assert len(play.sent("shutdown")) == 2
