@@ -12,8 +12,9 @@ from functools import cached_property
 from typing import Literal
 
 from resilient.faults import Fault
+from resilient.rollback import RollBack, choose, data_of
 
-ActionName = Literal["wait", "restart_workers", "replace_node", "finish_drain", "give_up"]
+ActionName = Literal["wait", "restart_workers", "replace_node", "roll_back", "finish_drain", "give_up"]
 
 FIRST_PAUSE_S = 0.5
 PATIENCE = 2  # times as many failures that differ are put up with at one step as failures that are the same
@@ -21,11 +22,17 @@ PATIENCE = 2  # times as many failures that differ are put up with at one step a
 
 @dataclass(frozen=True)
 class Action:
-    """What is done, and why in a sentence; `delay_s` is for how long the next generation is held back."""
+    """What is done, and why in a sentence.
+
+    Attributes:
+        delay_s: for how long the next generation is held back.
+        roll_back: where to, and what is left out.
+    """
 
     name: ActionName
     reason: str
     delay_s: float = 0.0
+    roll_back: RollBack | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,7 @@ class Budget:
     max_restarts_per_hour: int
     give_up_after_same_step: int
     backoff_s: float = 30.0
+    max_roll_backs: int = 3
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,9 @@ class Situation:
         now: unix seconds.
         outage: what a link of the group does or did a moment ago; None where all are well.
         link_grace_s: how long a stall may last before a link is no excuse any more.
+        roll_backs: of this job, each with its fault, oldest first.
+        checkpoints: the steps that can be gone on from.
+        beginning: so can the start of the run.
     """
 
     fault: Fault
@@ -57,6 +68,9 @@ class Situation:
     now: float
     outage: str | None = None
     link_grace_s: float = 0.0
+    roll_backs: Sequence[tuple[Fault, RollBack]] = ()
+    checkpoints: Sequence[int] = ()
+    beginning: bool = False
 
     @cached_property
     def stretch(self) -> list[Fault]:
@@ -72,6 +86,22 @@ class Situation:
     def at_this_step(self) -> list[Fault]:
         """The faults at the same step without progress, this one included."""
         return [fault for fault in self.stretch if fault.step == self.fault.step]
+
+    @property
+    def bad_numbers(self) -> bool:
+        """Whether the state is in doubt, and not who computes it."""
+        return self.fault.kind in ("not_finite", "loss_spike")
+
+    @property
+    def in_vain(self) -> list[tuple[Fault, RollBack]]:
+        """The roll-backs that have brought no progress."""
+        which = {fault.fault_id for fault in self.stretch}
+        return [each for each in self.roll_backs if each[0].fault_id in which]
+
+    @cached_property
+    def way_back(self) -> RollBack | None:
+        """Where a roll-back would lead."""
+        return choose(self.fault, self.in_vain, self.checkpoints, beginning=self.beginning)
 
     @property
     def in_last_hour(self) -> int:
@@ -105,6 +135,26 @@ TABLE: tuple[Row, ...] = (
         lambda s: "trying again cannot help",
     ),
     Row(
+        lambda s: s.in_last_hour >= s.budget.max_restarts_per_hour,
+        "give_up",
+        lambda s: f"{s.in_last_hour} restarts within an hour use up resilience.max_restarts_per_hour",
+    ),
+    Row(
+        lambda s: s.bad_numbers and len(s.in_vain) >= s.budget.max_roll_backs,
+        "give_up",
+        lambda s: f"{_since(s.fault)}, although the run was rolled back to {_targets(s.in_vain)}",
+    ),
+    Row(
+        lambda s: s.bad_numbers and s.way_back is None,
+        "give_up",
+        lambda s: f"{_since(s.fault)}, and no checkpoint from before is left: the oldest is of step {min(s.checkpoints)}",
+    ),
+    Row(
+        lambda s: s.bad_numbers,
+        "roll_back",
+        lambda s: f"{_since(s.fault)}: {_way_back(s.way_back)}",
+    ),
+    Row(
         lambda s: s.same >= s.budget.give_up_after_same_step,
         "give_up",
         lambda s: f"the same failure ({s.fault.detail}) at {_place(s.fault)} for the {ordinal(s.same)} time: no attempt passed it",
@@ -113,11 +163,6 @@ TABLE: tuple[Row, ...] = (
         lambda s: len(s.at_this_step) >= PATIENCE * s.budget.give_up_after_same_step,
         "give_up",
         lambda s: f"{len(s.at_this_step)} attempts ended at {_place(s.fault)}, if not in the same way: {_ways(s.at_this_step)}",
-    ),
-    Row(
-        lambda s: s.in_last_hour >= s.budget.max_restarts_per_hour,
-        "give_up",
-        lambda s: f"{s.in_last_hour} restarts within an hour use up resilience.max_restarts_per_hour",
     ),
     Row(
         lambda s: s.fault.kind == "node_lost",
@@ -132,13 +177,13 @@ TABLE: tuple[Row, ...] = (
 )
 
 
-_RESTARTS = frozenset({"restart_workers", "replace_node"})
+_RESTARTS = frozenset({"restart_workers", "replace_node", "roll_back"})
 
 
 def decide(situation: Situation) -> Action:
     """The action of the first row that applies."""
     row = next(row for row in TABLE if row.applies(situation))
-    action = Action(row.action, row.reason(situation))
+    action = Action(row.action, row.reason(situation), roll_back=situation.way_back if row.action == "roll_back" else None)
     delay_s = pause_s(len(situation.stretch), situation.budget.backoff_s) if row.action in _RESTARTS else 0.0
     if not delay_s:
         return action
@@ -175,6 +220,23 @@ def _ways(faults: Sequence[Fault]) -> str:
         return f"{detail}{who}" + (f", {len(which)} times" if len(which) > 1 else "")
 
     return "; ".join(way(detail, which) for detail, which in counted.items())
+
+
+def _since(fault: Fault) -> str:
+    return f"{fault.detail}: bad since step {data_of(fault)[0]}"
+
+
+def _targets(roll_backs: Sequence[tuple[Fault, RollBack]]) -> str:
+    return ", ".join(f"step {done.step}" for _, done in roll_backs)
+
+
+def _way_back(way: RollBack | None) -> str:
+    assert way is not None
+    told = f"back to step {way.step}, and what is newer is void"
+    if way.skip is None:
+        return told
+    first, last = way.skip
+    return f"{told}; bad again at the same data: {f'steps {first} to {last} are' if last > first else f'step {first} is'} left out"
 
 
 def _place(fault: Fault) -> str:

@@ -5,6 +5,7 @@ and acts on orders only; torchelastic's own decision to restart is not used.
 """
 
 import contextlib
+import json
 import logging
 import os
 import selectors
@@ -30,7 +31,7 @@ from resilient.faults import WorkerEnd
 from resilient.network import dump_files
 from resilient.page import AgentPage
 from resilient.wire import Connection, Disconnected, Message
-from resilient.worker import GENERATION_VARIABLE, RUN_DIR_VARIABLE, SESSION_VARIABLE
+from resilient.worker import GENERATION_VARIABLE, GUARD_VARIABLE, RUN_DIR_VARIABLE, SESSION_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -190,6 +191,7 @@ class NodeAgent(LocalElasticAgent):
             GENERATION_VARIABLE: str(told.generation),
             RUN_DIR_VARIABLE: str(self._settings.run_dir),
             SESSION_VARIABLE: str(self._keeper.session_path),
+            GUARD_VARIABLE: json.dumps(told.guard),
             **dump_files(os.environ, self._settings.run_dir / "logs" / f"g{told.generation}"),
         }
 
@@ -209,6 +211,7 @@ class NodeAgent(LocalElasticAgent):
                     master_addr=message["master_addr"],
                     master_port=message["master_port"],
                     storage=message["storage"],
+                    guard=message["guard"],
                 )
 
     def _pause(self, seconds: float) -> None:

@@ -28,6 +28,7 @@ from resilient.exits import Exit
 from resilient.faults import Fault, Raised, WorkerEnd, from_ends, is_victim
 from resilient.page import NOT_BEATEN
 from resilient.policy import Action, Budget, Situation, decide
+from resilient.rollback import RollBack, Stretch, merged
 from resilient.wire import Message
 
 SETTLE_S = 0.3  # how long a failure that blames a peer waits for that peer's own failure
@@ -51,6 +52,7 @@ class Job:
     silence_s: float  # a node that has not been heard of for so long is lost
     hang: Limits
     link_grace_s: float  # how long ranks may wait for each other while a link is down, or has just come back
+    skip: tuple[Stretch, ...] = ()  # steps that earlier jobs found to be bad whatever the weights
 
     @property
     def world_size(self) -> int:
@@ -137,6 +139,9 @@ class Coordinator:
         self._waited: list[tuple[Fault, float]] = []  # stalls that a link explains, and when they began
         self._patient_until = 0.0
         self._not_before = 0.0  # unix seconds: the next generation is held back until then
+        self._roll_backs: list[tuple[Fault, RollBack]] = []
+        self._skip = list(job.skip)
+        self._go_back_to: int | None = None
 
     # -- news ----------------------------------------------------------------------------------------------------------
 
@@ -312,6 +317,7 @@ class Coordinator:
                     "master_addr": first.addr,
                     "master_port": first.ready_port,
                     "storage": {"candidates": self.custody.candidates(index), "mtbf_s": mtbf_s},
+                    "guard": {"go_back_to": self._go_back_to, "skip": self._skip},
                 },
             )
         for node in self._nodes:
@@ -349,7 +355,7 @@ class Coordinator:
             if run.step != NOT_BEATEN:
                 run.step_s = (pulse["beat_t"] - run.beat_t) / (pulse["step"] - run.step)
             run.step, run.beat_t = pulse["step"], pulse["beat_t"]
-            self._last_step = run.step
+            self._last_step, self._go_back_to = run.step, None
             for fault, t in self._unrecovered:
                 finished = (fault.step or 1) - 1
                 yield WriteEvent(
@@ -452,7 +458,9 @@ class Coordinator:
         yield from self._announce(None, None, now)
         why = None if outage is None else str(outage)
         draining = self._drain is not None
-        action = decide(Situation(fault, self.faults, self.job.budget, draining, now, why, self.job.link_grace_s))
+        custody = self.custody
+        ways_back = (self._roll_backs, custody.checkpoints, custody.beginning)
+        action = decide(Situation(fault, self.faults, self.job.budget, draining, now, why, self.job.link_grace_s, *ways_back))
         if action.name == "wait":
             self._patient_until = now + max(1.0, min(LOOK_AGAIN_S, self.job.link_grace_s - fault.detect_s))
             if self._waited:
@@ -477,7 +485,10 @@ class Coordinator:
             self.generation,
             now,
         )
-        yield WriteEvent("action", {"fault_id": fault.fault_id, "name": action.name, "reason": action.reason}, self.generation, now)
+        told: dict[str, object] = {"fault_id": fault.fault_id, "name": action.name, "reason": action.reason}
+        if action.roll_back is not None:
+            told |= {"step": action.roll_back.step, "skip": [action.roll_back.skip] if action.roll_back.skip else []}
+        yield WriteEvent("action", told, self.generation, now)
         yield from self._act(action, fault, now)
 
     def _act(self, action: Action, fault: Fault, now: float) -> Iterator[Effect]:
@@ -489,7 +500,9 @@ class Coordinator:
                 yield from self._conclude(Exit.GAVE_UP, f"{action.reason}; {who}:\n{fault.evidence.rstrip()}", now)
             case "finish_drain":
                 yield from self._conclude(Exit.STOPPED, f"{fault.detail} while stopping: {action.reason}", now)
-            case "replace_node" | "restart_workers":
+            case "replace_node" | "restart_workers" | "roll_back":
+                if action.roll_back is not None:
+                    yield from self._roll_back(action.roll_back, fault)
                 was_running = self.state is not State.GATHERING
                 self.state = State.GATHERING
                 self._looking = None
@@ -500,6 +513,13 @@ class Coordinator:
                         yield Launch(index)
                     elif was_running:
                         yield Send(index, {"type": "stop"})
+
+    def _roll_back(self, back: RollBack, fault: Fault) -> Iterator[Effect]:
+        self._roll_backs.append((fault, back))
+        self._go_back_to = back.step
+        if back.skip is not None:
+            self._skip = merged([*self._skip, back.skip])
+        yield from self.custody.roll_back(back.step, f"rolled back to step {back.step}: {fault.detail}")
 
     def _fault_id(self) -> str:
         return f"g{self.generation}-{len(self.faults) + 1}"

@@ -7,13 +7,15 @@ import pytest
 
 from resilient.driver.coordinator import LAUNCH_ATTEMPTS, LOOK_AGAIN_S, SETTLE_S, Coordinator, Job, State
 from resilient.driver.custody import Custody, StoragePlan, TierPlan
-from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
+from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, SetAside, WriteEvent, WriteMetrics, WriteText
 from resilient.driver.watchdog import PATIENCE_S, Limits
 from resilient.exits import Exit
 from resilient.faults import Raised, WorkerEnd
 from resilient.policy import Budget
+from resilient.rollback import Void
 
 VICTIM = Raised("RuntimeError", "gloo/transport/tcp/pair.cc: Connection closed by peer", "victim's traceback", 9.0)
+BAD = Raised("BadBatch", "4 batches in a row are bad", "a traceback", 9.2, None, "not_finite", 6)
 BUG = Raised("ValueError", "boom", "culprit's traceback", 9.2)
 
 
@@ -666,3 +668,107 @@ def test_a_part_on_its_way_to_a_disk_is_not_forgotten_meanwhile():
     assert [order["step"] for order in orders if order["do"] == "copy"] == [6]
     assert all(order["upto"] < 6 for order in orders if order["do"] == "keep" and order["tier"] == "nvme")
     assert any(order["upto"] == 6 for order in orders if order["do"] == "keep" and order["tier"] == "ram")
+
+
+def durable(play: Play, step: int) -> None:
+    """A step is held by all nodes and committed."""
+    play.held(0, step, wants=["scratch"])
+    effects = play.held(1, step, wants=["scratch"])
+    orders = [order for _, order in play.orders("flush", effects)]
+    flushed(play, orders[0])
+    committed(play, {**orders[0], "do": "commit"})
+
+
+def spoilt(play: Play) -> list[Effect]:
+    """The numbers are bad: since step 6, told at step 9."""
+    play.beat(0, 8)
+    play.exit(1, 1, VICTIM, step=8)
+    return play.exit(0, 1, BAD, step=8)
+
+
+def test_bad_numbers_roll_back_to_a_checkpoint_from_before_and_all_that_is_newer_is_void(play):
+    play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 0}]])
+    durable(play, 5)
+    durable(play, 7)
+    for node in (0, 1):
+        play.held(node, 8)
+    spoilt(play)
+    (fault,) = play.events("fault")
+    assert (fault["kind"], fault["step"]) == ("not_finite", 9)
+    (action,) = play.events("action")
+    assert (action["name"], action["step"], action["skip"]) == ("roll_back", 5, [])
+    assert {(each["step"], each["tier"]) for each in play.events("checkpoint_rejected")} == {(8, "ram")}
+    assert play.coordinator.custody.durable_step == 5
+    parts = [{"tier": "ram", "directory": "/ram/8", "step": 8, "generation": 5, "owner": node, "nodes": 2} for node in (0, 1)]
+    first = play.tell(0, "ready", store_port=1, storage={"parts": parts[:1], "address": "10.0.0.0:9"})
+    effects = [*first, *play.tell(1, "ready", store_port=1, storage={"parts": parts[1:], "address": "10.0.0.1:9"})]
+    fence, aside = effects.index(RaiseFence(6)), effects.index(SetAside((Void(5, 5),), 6))
+    starts = [index for index, effect in enumerate(effects) if isinstance(effect, Send) and effect.message["type"] == "start"]
+    assert fence < aside < min(starts)
+    voids = [order for _, order in play.orders("void", effects)]
+    assert voids == [{"do": "void", "step": 5, "generation": 5}] * 2
+    for index in starts:
+        message = effects[index].message
+        assert message["guard"] == {"go_back_to": 5, "skip": []}
+        assert message["storage"]["candidates"] == []
+
+
+def test_bad_numbers_at_the_same_data_go_further_back_and_leave_it_out_until_the_end(play):
+    durable(play, 3)
+    durable(play, 5)
+    for target, skip in ((5, []), (3, [(6, 9)]), (0, [(6, 9)])):
+        effects = [*spoilt(play), *again(play)]
+        play.now += 3
+        effects += play.do("tick")
+        (start, _) = play.sent("start", effects)
+        assert start.message["guard"] == {"go_back_to": target, "skip": skip}
+        assert len(play.orders("void", effects)) == 2
+    assert [action["skip"] for action in play.events("action")] == [[], [(6, 9)], [(6, 9)]]
+    spoilt(play)
+    assert play.finish().code is Exit.GAVE_UP
+    assert "rolled back to step 5, step 3, step 0" in play.finish().message
+
+
+def test_once_a_step_is_finished_a_roll_back_is_not_told_again_but_what_is_left_out_is(play):
+    durable(play, 3)
+    durable(play, 5)
+    for _ in range(2):
+        spoilt(play)
+        again(play)
+        play.now += 1
+        play.do("tick")
+    play.beat(0, 4)
+    play.exit(1, step=4)
+    again(play)
+    play.now += 2
+    effects = play.do("tick")
+    assert play.sent("start", effects)[0].message["guard"] == {"go_back_to": None, "skip": [(6, 9)]}
+    assert not play.orders("void", effects)
+
+
+def test_a_commit_that_was_under_way_while_the_run_was_rolled_back_does_not_count(play):
+    durable(play, 5)
+    for node in (0, 1):
+        play.held(node, 7, wants=["scratch"])
+    order = next(order for _, order in reversed(play.orders("flush")))
+    flushed(play, order)
+    spoilt(play)
+    committed(play, {**order, "do": "commit"})
+    assert play.coordinator.custody.durable_step == 5
+    assert play.coordinator.custody.checkpoints == [5]
+
+
+def test_a_worker_killed_while_it_is_rolled_back_does_not_bring_back_what_is_void(play):
+    durable(play, 5)
+    for node in (0, 1):
+        play.held(node, 8)
+    spoilt(play)
+    again(play)
+    play.exit(1, step=-1)
+    parts = [{"tier": "ram", "directory": "/ram/8", "step": 8, "generation": 5, "owner": node, "nodes": 2} for node in (0, 1)]
+    for node in (0, 1):
+        play.tell(node, "ready", store_port=1, storage={"parts": parts[node : node + 1], "address": f"10.0.0.{node}:9"})
+    play.now += 1
+    (start, _) = play.sent("start", play.do("tick"))
+    assert start.message["storage"]["candidates"] == []
+    assert start.message["guard"]["go_back_to"] == 5

@@ -6,6 +6,7 @@ import pytest
 
 from resilient.faults import Fault
 from resilient.policy import TABLE, Budget, Situation, decide, pause_s, stretch
+from resilient.rollback import RollBack
 
 BUDGET = Budget(max_restarts_per_hour=7, give_up_after_same_step=3)
 FAULT = Fault("g1-1", "exit", "SIGKILL", (1,), (0,), 12, "SIGKILL", "", 0.0)
@@ -30,6 +31,16 @@ other_steps = [(NOW - 10 * k, replace(FAULT, step=2 + k)) for k in range(7)]
 same = [(NOW - 50, FAULT), (NOW - 20, FAULT)]
 lost = replace(FAULT, kind="node_lost")
 
+bad = replace(FAULT, fault_id="g3-3", kind="not_finite", cause="BadBatch", step=16, since=13, detail="loss nan")
+
+
+def spoilt(times: int, *checkpoints: int, fault: Fault = bad) -> Situation:
+    """The numbers are bad, and have been as often before, each time after a roll-back."""
+    before = [replace(bad, fault_id=f"g3-{k}") for k in range(times)]
+    given = situation(fault, [(NOW - 9, each) for each in before])
+    return replace(given, roll_backs=[(each, RollBack(12 - k)) for k, each in enumerate(before)], checkpoints=checkpoints)
+
+
 ROWS = [
     (situation(draining=True), "finish_drain"),
     (situation(replace(FAULT, final=70)), "give_up"),
@@ -49,6 +60,15 @@ ROWS = [
     (situation(lost, [(NOW - 50, lost), (NOW - 20, lost)]), "give_up"),
     (situation(replace(FAULT, kind="exception", cause="ValueError")), "restart_workers"),
     (situation(replace(FAULT, kind="collective_timeout")), "restart_workers"),
+    (spoilt(0, 10, 12, 15), "roll_back"),
+    (spoilt(0, 10, fault=replace(bad, kind="loss_spike")), "roll_back"),
+    (spoilt(2, 5, 10), "roll_back"),
+    (spoilt(3, 5, 10), "give_up"),
+    (spoilt(3, 5, 10, fault=replace(bad, step=17)), "roll_back"),
+    (spoilt(0, 15), "give_up"),
+    (replace(spoilt(0, 15), beginning=True), "roll_back"),
+    (replace(spoilt(0, 10), draining=True), "finish_drain"),
+    (situation(bad, other_steps), "give_up"),
     (stalled(20.0), "wait"),
     (stalled(61.0), "restart_workers"),
     (stalled(20.0, outage=None), "restart_workers"),
@@ -123,3 +143,25 @@ def test_a_restart_without_progress_is_held_back_and_says_so(given, delay_s):
     action = decide(given)
     assert action.delay_s == delay_s
     assert (f"in {delay_s:g} s" in action.reason) is (delay_s > 0)
+
+
+def test_a_roll_back_says_where_to_and_since_when_and_what_is_left_out():
+    action = decide(spoilt(0, 10, 12, 15))
+    assert action.roll_back == RollBack(12)
+    assert action.delay_s == 0.0
+    assert "bad since step 13" in action.reason
+    assert "back to step 12" in action.reason
+    action = decide(spoilt(1, 10, 12, 15))
+    assert action.roll_back == RollBack(10, (13, 16))
+    assert action.delay_s == 0.5
+    assert "steps 13 to 16 are left out" in action.reason
+
+
+def test_giving_up_after_roll_backs_names_where_they_led():
+    reason = decide(spoilt(3, 5, 10)).reason
+    assert "bad since step 13" in reason
+    assert "step 12, step 11, step 10" in reason
+
+
+def test_giving_up_without_a_checkpoint_from_before_says_so():
+    assert "the oldest is of step 15" in decide(spoilt(0, 15, 16)).reason
