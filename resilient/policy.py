@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from resilient.faults import Fault
-from resilient.rollback import RollBack, choose, data_of
+from resilient.rollback import RollBack, bad_numbers, choose, data_of
 
 ActionName = Literal["wait", "restart_workers", "replace_node", "roll_back", "finish_drain", "give_up"]
 
@@ -90,7 +90,7 @@ class Situation:
     @property
     def bad_numbers(self) -> bool:
         """Whether the state is in doubt, and not who computes it."""
-        return self.fault.kind in ("not_finite", "loss_spike")
+        return bad_numbers(self.fault)
 
     @property
     def in_vain(self) -> list[tuple[Fault, RollBack]]:

@@ -36,6 +36,11 @@ class RollBack:
     skip: Stretch | None = None
 
 
+def bad_numbers(fault: Fault) -> bool:
+    """Whether a fault puts the state in doubt, and not who computes it."""
+    return fault.kind in ("not_finite", "loss_spike")
+
+
 def data_of(fault: Fault) -> Stretch:
     """The steps whose numbers were bad."""
     last = fault.step or 1
@@ -66,14 +71,18 @@ def choose(
 
 
 def _again(data: Stretch, before: Sequence[tuple[Fault, RollBack]]) -> Stretch | None:
-    """What is to be left out: these steps, with those that were bad before and that they touch; None if they touch none."""
-    first, last = data
-    touched = False
+    """What is to be left out: these steps, with those that were bad before and that they touch; None where it may be the weights.
+
+    It is the data if steps before it were computed anew, and well. A checkpoint from just before it may be bad itself.
+    """
+    (first, last), begins = data, data[0]
+    proven = False
     for fault, done in before:
         for start, end in filter(None, (data_of(fault), done.skip)):
             if first <= end + 1 and start <= last + 1:
-                first, last, touched = min(first, start), max(last, end), True
-    return (first, last) if touched else None
+                first, last = min(first, start), max(last, end)
+                proven |= done.step < begins - 1 or done.step == 0
+    return (first, last) if proven else None
 
 
 def merged(stretches: Iterable[Stretch]) -> list[Stretch]:

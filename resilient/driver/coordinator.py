@@ -28,7 +28,7 @@ from resilient.exits import Exit
 from resilient.faults import Fault, Raised, WorkerEnd, from_ends, is_victim
 from resilient.page import NOT_BEATEN
 from resilient.policy import Action, Budget, Situation, decide
-from resilient.rollback import RollBack, Stretch, merged
+from resilient.rollback import RollBack, Stretch, bad_numbers, data_of, merged
 from resilient.wire import Message
 
 SETTLE_S = 0.3  # how long a failure that blames a peer waits for that peer's own failure
@@ -496,6 +496,8 @@ class Coordinator:
             case "give_up" if fault.final is not None:
                 yield from self._conclude(Exit(fault.final), fault.evidence, now)
             case "give_up":
+                if bad_numbers(fault):  # nothing of it becomes durable, and takes the place of what is sound
+                    yield from self.custody.roll_back(data_of(fault)[0] - 1, fault.detail)
                 who = f"rank {', '.join(map(str, fault.ranks))}"
                 yield from self._conclude(Exit.GAVE_UP, f"{action.reason}; {who}:\n{fault.evidence.rstrip()}", now)
             case "finish_drain":

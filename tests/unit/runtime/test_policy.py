@@ -152,8 +152,11 @@ def test_a_roll_back_says_where_to_and_since_when_and_what_is_left_out():
     assert "bad since step 13" in action.reason
     assert "back to step 12" in action.reason
     action = decide(spoilt(1, 10, 12, 15))
-    assert action.roll_back == RollBack(10, (13, 16))
+    assert action.roll_back == RollBack(10)
     assert action.delay_s == 0.5
+    action = decide(spoilt(2, 5, 10, 12, 15))
+    assert action.roll_back == RollBack(10, (13, 16))
+    assert action.delay_s == 1.0
     assert "steps 13 to 16 are left out" in action.reason
 
 

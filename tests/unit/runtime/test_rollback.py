@@ -20,9 +20,10 @@ def done(step: int, skip: tuple[int, int] | None = None, *, since: int = 13, las
         # the newest from before the first bad step
         ([], [5, 10, 12, 13, 15], False, RollBack(12)),
         ([], [5, 10, 15], True, RollBack(10)),
-        # each time further back, and what was bad before is left out
-        ([done(12)], [5, 10, 12, 14], False, RollBack(10, (13, 16))),
-        ([done(12), done(10, (13, 16))], [5, 10, 12], False, RollBack(5, (13, 16))),
+        # each time further back; what was bad after steps that were computed anew is left out
+        ([done(12)], [5, 10, 12, 14], False, RollBack(10)),
+        ([done(12), done(10)], [5, 10, 12], False, RollBack(5, (13, 16))),
+        ([done(0)], [10, 12], True, RollBack(0, (13, 16))),
         # the oldest that there is, where nothing is further back
         ([done(10)], [10, 12], False, RollBack(10, (13, 16))),
         ([done(10)], [10, 12], True, RollBack(0, (13, 16))),
@@ -37,7 +38,8 @@ def done(step: int, skip: tuple[int, int] | None = None, *, since: int = 13, las
         ([], [13, 20], True, RollBack(0)),
         # a script that keeps its own
         ([], [], False, RollBack(12)),
-        ([done(12)], [], False, RollBack(11, (13, 16))),
+        ([done(12)], [], False, RollBack(11)),
+        ([done(12), done(11)], [], False, RollBack(10, (13, 16))),
     ],
 )
 def test_a_way_back(before, checkpoints, beginning, expected):
