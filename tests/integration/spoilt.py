@@ -18,8 +18,8 @@ def train(config: worker.Config) -> None:
     """Train. What happens, happens on the last rank.
 
     args: bad: steps whose gradients are no numbers, whenever they are computed; corrupt: after this step some weights are no
-    numbers, in the first `times` generations that finish it; poison: at this step the rank ends by a signal, whenever it is computed;
-    die_at: after a roll-back it is killed at that step, once.
+    numbers, in the first `times` generations that finish it; poison: at this step the rank ends by a signal, whenever it comes
+    there; die_at: after a roll-back it is killed at that step, once.
     """
     from trainer.loop import Trainer, run
 

@@ -779,8 +779,11 @@ def test_numbers_that_are_given_up_on_do_not_become_durable():
     durable(play, 5)
     for node in (0, 1):
         play.held(node, 8)
-    effects = spoilt(play)
-    assert play.finish().code is Exit.GAVE_UP
-    assert not play.orders("flush", effects)
+    spoilt(play)
+    parts = [{"tier": "ram", "directory": "/ram/8", "step": 8, "generation": 5, "owner": node, "nodes": 2} for node in (0, 1)]
+    for node in (0, 1):
+        play.tell(node, "ready", store_port=1, storage={"parts": parts[node : node + 1], "address": f"10.0.0.{node}:9"})
     assert [order["step"] for _, order in play.orders("flush")] == [5, 5]
-    assert play.finish().message.startswith("BadBatch: 4 batches in a row are bad")
+    (end,) = [effect for effect in play.effects if isinstance(effect, Finish)]
+    assert end.code is Exit.GAVE_UP
+    assert end.message.startswith("BadBatch: 4 batches in a row are bad")
