@@ -82,6 +82,7 @@ class Fault:
         final: the exit code of the run where trying again cannot help.
         verdict: the class of the cause, where `resilient.symptoms` knows it.
         since: of bad numbers, the first step that had them.
+        phase: that the culprit was in.
     """
 
     fault_id: str
@@ -96,6 +97,7 @@ class Fault:
     final: int | None = None
     verdict: symptoms.Class | None = None
     since: int | None = None
+    phase: str | None = None
 
     @property
     def signature(self) -> tuple[str, str, int | None]:
@@ -193,4 +195,5 @@ def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int, no
         final=first.raised.final if first.raised is not None else None,
         verdict=found.symptom.verdict if found is not None else None,
         since=first.raised.since if first.raised is not None else None,
+        phase=first.phase,
     )

@@ -478,6 +478,7 @@ class Coordinator:
                 "ranks": list(fault.ranks),
                 "nodes": list(fault.nodes),
                 "step": fault.step,
+                "phase": fault.phase,
                 "detail": fault.detail,
                 "evidence": fault.evidence,
                 "detect_s": round(fault.detect_s, 4),

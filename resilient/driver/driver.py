@@ -23,7 +23,7 @@ from checkpoint.errors import CheckpointError
 from checkpoint.fence import raise_fence
 from checkpoint.naming import steps
 from checkpoint.voiding import set_aside
-from resilient import ledger, network, rollback, storage
+from resilient import diagnosis, ledger, network, rollback, storage
 from resilient.config import Config, ConfigError, Layout, dump
 from resilient.driver.coordinator import Coordinator, Job
 from resilient.driver.custody import StoragePlan, TierPlan
@@ -154,7 +154,21 @@ class Driver:
                 server.close()
                 if self._scalars is not None:
                     self._scalars.close()
-        return finish.code, finish.message
+        return finish.code, self._explained(finish)
+
+    def _explained(self, finish: Finish) -> str:
+        """What a person should know of the end; where it is a failure, the whole of it on a page of the run directory."""
+        if finish.code not in (Exit.GAVE_UP, Exit.UNUSABLE):
+            return finish.message
+        found = diagnosis.diagnose(ledger.read(self._run_dir / ledger.EVENTS), code=finish.code, message=finish.message)
+        path = self._run_dir / diagnosis.FILE
+        try:
+            path.write_text(diagnosis.page(found))
+        except OSError as error:
+            log.warning("%s could not be written: %s", path, error)
+            return finish.message
+        told = diagnosis.short(found) if finish.code is Exit.GAVE_UP and found.failure and not found.alone else finish.message
+        return f"{told}\nmore in {path}"
 
     def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task beside the others; an error in it, which is a bug, ends the run with its traceback."""

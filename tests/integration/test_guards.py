@@ -1,6 +1,7 @@
 """Numbers that go bad, and failures that come again: runs that are rolled back, leave data out, or give up and say why."""
 
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,6 +120,26 @@ def test_a_batch_that_ends_a_rank_by_a_signal_gives_up_and_says_where(training: 
     run = training(entrypoint="spoilt:train", args={"poison": 7})
     assert run.run() == 70
     assert "the same failure (SIGSEGV) at step 7 for the third time: no attempt passed it" in run.output
+    page = (run.run_dir / "diagnosis.md").read_text()
+    assert "exit 70" in page
+    assert "rank 1 on node 0" in page
+    assert "step 7, phase" in page
+    assert page.count("SIGSEGV") > 1
+    assert page.count("restart workers") == 2
+    assert all((run.run_dir / name).exists() for name in re.findall(r"- (logs/\S+)", page))
+    assert "diagnosis.md" in run.output
+
+
+def test_an_exception_that_comes_again_leaves_a_page_that_names_the_line_that_raised_it(counting):
+    run = counting(args={"raise_at": 15})
+    assert run.run() == 70
+    page = (run.run_dir / "diagnosis.md").read_text()
+    line = 1 + (Path(__file__).parent / "toys.py").read_text().split("raise ValueError")[0].count("\n")
+    assert re.search(rf"raised in: \S*/toys.py:{line} in count", page)
+    assert "Traceback (most recent call last)" in page
+    assert "step 10 is durable" in page
+    assert f"toys.py:{line} in count" in run.output
+    assert "raise ValueError" in run.output
 
 
 def test_failures_that_differ_at_one_step_give_up_naming_all_of_them(counting):
