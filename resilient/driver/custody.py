@@ -454,9 +454,8 @@ class Custody:
         yield from self._keep(self.plan.memory.name)
 
     def _committed(self, job: Job, news: News, snapshot: Snapshot | None, now: float) -> Iterator[Effect]:
-        if not self._void(job.key):
-            self.durable_step = max(self.durable_step, job.key[0])
-            self._committed_steps.add(job.key[0])
+        self.durable_step = max(self.durable_step, job.key[0])
+        self._committed_steps.add(job.key[0])
         took = max(1e-3, now - job.began_t)
         self.rate_bytes_per_s = news["bytes"] / took
         if snapshot is not None:

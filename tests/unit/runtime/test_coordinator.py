@@ -787,3 +787,14 @@ def test_numbers_that_are_given_up_on_do_not_become_durable():
     (end,) = [effect for effect in play.effects if isinstance(effect, Finish)]
     assert end.code is Exit.GAVE_UP
     assert end.message.startswith("BadBatch: 4 batches in a row are bad")
+
+
+def test_news_of_what_is_void_is_not_heard_however_late_it_comes(play):
+    durable(play, 5)
+    spoilt(play)
+    again(play)
+    where = {"tier": "ram", "step": 9, "generation": 5, "bytes": 100, "stall_s": 0.01, "write_s": 0.02, "wants": ["scratch"]}
+    for node in (0, 1):
+        play.news(node, "held", **where, owner=node, directory="/ram/9")
+    assert play.coordinator.custody.checkpoints == [5]
+    assert not [order for _, order in play.orders("flush") if order["step"] == 9]
