@@ -174,7 +174,7 @@ class _Clerk:
         self.spend(t - float(told["detect_s"]), "rework" if self.phase == "run" else self.phase)
         self._open.append(incident)
         self.spend(t, "detection")
-        self.phase = "restart" if action in ("restart_workers", "replace_node") else "finish"
+        self.phase = "restart" if action in ("restart_workers", "replace_node", "roll_back") else "finish"
 
     def _recovered(self, line: Line) -> None:
         for incident in self._open:

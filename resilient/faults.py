@@ -32,7 +32,8 @@ Kind = Literal[
 class Raised:
     """An exception that ended a worker: its type's name, its text, the whole traceback, when (unix seconds).
 
-    `final` is the exit code of the run where trying again cannot help, else None.
+    `final` is the exit code of the run where trying again cannot help, else None. Of bad numbers `kind` is what they are and
+    `since` the first step that had them.
     """
 
     type: str
@@ -40,6 +41,8 @@ class Raised:
     traceback: str
     t: float
     final: int | None = None
+    kind: Literal["not_finite", "loss_spike"] | None = None
+    since: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class Fault:
         detect_s: from the moment it showed on its node until it was known here.
         final: the exit code of the run where trying again cannot help.
         verdict: the class of the cause, where `resilient.symptoms` knows it.
+        since: of bad numbers, the first step that had them.
+        phase: that the culprit was in.
     """
 
     fault_id: str
@@ -91,6 +96,8 @@ class Fault:
     detect_s: float
     final: int | None = None
     verdict: symptoms.Class | None = None
+    since: int | None = None
+    phase: str | None = None
 
     @property
     def signature(self) -> tuple[str, str, int | None]:
@@ -160,6 +167,7 @@ def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int, no
     found = _diagnose(first) if first.raised is None or first.raised.final is None else None
     if first.raised is not None:
         kind: Kind = "collective_timeout" if symptoms.waited_in_vain(first.raised.message) else "exception"
+        kind = first.raised.kind or kind
         cause = first.raised.type
         detail = f"{cause}: {first.raised.message.partition(chr(10))[0]}"
         evidence = first.raised.traceback if first.raised.final is None else first.raised.message
@@ -186,4 +194,6 @@ def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int, no
         detect_s=max(0.0, now - since),
         final=first.raised.final if first.raised is not None else None,
         verdict=found.symptom.verdict if found is not None else None,
+        since=first.raised.since if first.raised is not None else None,
+        phase=first.phase,
     )

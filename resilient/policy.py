@@ -1,31 +1,50 @@
-"""The recovery ladder: what to do about a fault.
+"""The recovery ladder: what to do about a fault, and when.
 
 Pure: (fault, history, budget, clock) to an action, by the first row of a table that holds. It sees no process and does nothing.
+
+What counts against a failure is the *stretch* of faults without progress that it belongs to: those since a step was last finished
+at which an earlier one had failed. Restarts within a stretch follow each other with growing pauses; progress forgets them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from resilient.faults import Fault
+from resilient.rollback import RollBack, bad_numbers, choose, data_of
 
-ActionName = Literal["wait", "restart_agent", "restart_workers", "replace_node", "exclude_node", "finish_drain", "give_up"]
+ActionName = Literal[
+    "wait", "restart_agent", "restart_workers", "replace_node", "exclude_node", "roll_back", "finish_drain", "give_up"
+]
+
+FIRST_PAUSE_S = 0.5
+PATIENCE = 2  # times as many failures that differ are put up with at one step as failures that are the same
 
 
 @dataclass(frozen=True)
 class Action:
-    """What is done, and why in a sentence."""
+    """What is done, and why in a sentence.
+
+    Attributes:
+        delay_s: for how long the next generation is held back.
+        roll_back: where to, and what is left out.
+    """
 
     name: ActionName
     reason: str
+    delay_s: float = 0.0
+    roll_back: RollBack | None = None
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much trouble is put up with."""
+    """How much trouble is put up with; `backoff_s` is the longest pause before a restart."""
 
     max_restarts_per_hour: int
     give_up_after_same_step: int
+    backoff_s: float = 30.0
+    max_roll_backs: int = 3
 
 
 @dataclass(frozen=True)
@@ -40,6 +59,9 @@ class Situation:
         outage: what a link of the group does or did a moment ago; None where all are well.
         link_grace_s: how long a stall may last before a link is no excuse any more.
         stand_in: what becomes of the place of a node that is gone, in words.
+        roll_backs: of this job, each with its fault, oldest first.
+        checkpoints: the steps that can be gone on from.
+        beginning: so can the start of the run.
     """
 
     fault: Fault
@@ -50,11 +72,40 @@ class Situation:
     outage: str | None = None
     link_grace_s: float = 0.0
     stand_in: str = ""
+    roll_backs: Sequence[tuple[Fault, RollBack]] = ()
+    checkpoints: Sequence[int] = ()
+    beginning: bool = False
+
+    @cached_property
+    def stretch(self) -> list[Fault]:
+        """The faults without progress between them, up to this one."""
+        return stretch([*(fault for _, fault in self.earlier), self.fault])
 
     @property
     def same(self) -> int:
-        """How often this very failure has happened, this time included."""
-        return 1 + sum(fault.signature == self.fault.signature for _, fault in self.earlier)
+        """How often this very failure has happened without progress, this time included."""
+        return sum(fault.signature == self.fault.signature for fault in self.stretch)
+
+    @property
+    def at_this_step(self) -> list[Fault]:
+        """The faults at the same step without progress, this one included."""
+        return [fault for fault in self.stretch if fault.step == self.fault.step]
+
+    @property
+    def bad_numbers(self) -> bool:
+        """Whether the state is in doubt, and not who computes it."""
+        return bad_numbers(self.fault)
+
+    @property
+    def in_vain(self) -> list[tuple[Fault, RollBack]]:
+        """The roll-backs that have brought no progress."""
+        which = {fault.fault_id for fault in self.stretch}
+        return [each for each in self.roll_backs if each[0].fault_id in which]
+
+    @cached_property
+    def way_back(self) -> RollBack | None:
+        """Where a roll-back would lead."""
+        return choose(self.fault, self.in_vain, self.checkpoints, beginning=self.beginning)
 
     @property
     def in_last_hour(self) -> int:
@@ -101,14 +152,34 @@ TABLE: tuple[Row, ...] = (
         lambda s: "trying again cannot help",
     ),
     Row(
-        lambda s: s.same >= s.budget.give_up_after_same_step,
-        "give_up",
-        lambda s: f"the same failure ({s.fault.detail}) at {_place(s.fault)} for the {ordinal(s.same)} time",
-    ),
-    Row(
         lambda s: s.in_last_hour >= s.budget.max_restarts_per_hour,
         "give_up",
         lambda s: f"{s.in_last_hour} restarts within an hour use up resilience.max_restarts_per_hour",
+    ),
+    Row(
+        lambda s: s.bad_numbers and len(s.in_vain) >= s.budget.max_roll_backs,
+        "give_up",
+        lambda s: f"{_since(s.fault)}, although the run was rolled back to {_targets(s.in_vain)}",
+    ),
+    Row(
+        lambda s: s.bad_numbers and s.way_back is None,
+        "give_up",
+        lambda s: f"{_since(s.fault)}, and no checkpoint from before is left: the oldest is of step {min(s.checkpoints)}",
+    ),
+    Row(
+        lambda s: s.bad_numbers,
+        "roll_back",
+        lambda s: f"{_since(s.fault)}: {_way_back(s.way_back)}",
+    ),
+    Row(
+        lambda s: s.same >= s.budget.give_up_after_same_step,
+        "give_up",
+        lambda s: f"the same failure ({s.fault.detail}) at {_place(s.fault)} for the {ordinal(s.same)} time: no attempt passed it",
+    ),
+    Row(
+        lambda s: len(s.at_this_step) >= PATIENCE * s.budget.give_up_after_same_step,
+        "give_up",
+        lambda s: f"{len(s.at_this_step)} attempts ended at {_place(s.fault)}, if not in the same way: {_ways(s.at_this_step)}",
     ),
     Row(
         lambda s: s.fault.kind == "node_lost",
@@ -123,10 +194,66 @@ TABLE: tuple[Row, ...] = (
 )
 
 
+_RESTARTS = frozenset({"restart_workers", "replace_node", "roll_back"})
+
+
 def decide(situation: Situation) -> Action:
     """The action of the first row that applies."""
     row = next(row for row in TABLE if row.applies(situation))
-    return Action(row.action, row.reason(situation))
+    action = Action(row.action, row.reason(situation), roll_back=situation.way_back if row.action == "roll_back" else None)
+    delay_s = pause_s(len(situation.stretch), situation.budget.backoff_s) if row.action in _RESTARTS else 0.0
+    if not delay_s:
+        return action
+    why = f"{action.reason}, in {delay_s:g} s: {len(situation.stretch)} failures without progress"
+    return replace(action, reason=why, delay_s=delay_s)
+
+
+def pause_s(failures: int, longest_s: float) -> float:
+    """How long to wait after so many failures without progress: not at all after the first, then twice as long each time."""
+    return min(longest_s, FIRST_PAUSE_S * 2.0 ** min(failures - 2, 30)) if failures > 1 else 0.0
+
+
+def stretch(faults: Sequence[Fault]) -> list[Fault]:
+    """Of faults, oldest first, the last ones between which no step was finished at which one of them had failed."""
+    found: list[Fault] = []
+    furthest = -1
+    for fault in faults:
+        step = -1 if fault.step is None else fault.step
+        if step > furthest:
+            found, furthest = [], step
+        found.append(fault)
+    return found
+
+
+def _ways(faults: Sequence[Fault]) -> str:
+    """How often each failure happened, and where."""
+    counted: dict[str, list[Fault]] = {}
+    for fault in faults:
+        counted.setdefault(fault.detail, []).append(fault)
+
+    def way(detail: str, which: Sequence[Fault]) -> str:
+        ranks = sorted({rank for fault in which for rank in fault.ranks})
+        who = f" (rank {', '.join(map(str, ranks))})" if ranks else ""
+        return f"{detail}{who}" + (f", {len(which)} times" if len(which) > 1 else "")
+
+    return "; ".join(way(detail, which) for detail, which in counted.items())
+
+
+def _since(fault: Fault) -> str:
+    return f"{fault.detail}: bad since step {data_of(fault)[0]}"
+
+
+def _targets(roll_backs: Sequence[tuple[Fault, RollBack]]) -> str:
+    return ", ".join(f"step {done.step}" for _, done in roll_backs)
+
+
+def _way_back(way: RollBack | None) -> str:
+    assert way is not None
+    told = f"back to step {way.step}, and what is newer is void"
+    if way.skip is None:
+        return told
+    first, last = way.skip
+    return f"{told}; bad again at the same data: {f'steps {first} to {last} are' if last > first else f'step {first} is'} left out"
 
 
 def _place(fault: Fault) -> str:

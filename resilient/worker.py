@@ -6,17 +6,20 @@ or alone. None of them costs a system call: they write to memory that the agent 
 This module is also the one face that the runtime shows to a training script, so the campaign's config is to be had here.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 from resilient.config import Config, ConfigError, Layout, Problem, layout, settle, spans
 from resilient.config import load as load_config
 from resilient.page import PHASES, WorkerPage
 
 __all__ = [
+    "BadNumbersError",
     "Config",
     "ConfigError",
     "Context",
@@ -38,13 +41,16 @@ PAGE_VARIABLE = "RESILIENT_PAGE"
 GENERATION_VARIABLE = "RESILIENT_GENERATION"
 RUN_DIR_VARIABLE = "RESILIENT_RUN_DIR"
 SESSION_VARIABLE = "RESILIENT_SESSION"
+GUARD_VARIABLE = "RESILIENT_GUARD"
 
 
 @dataclass(frozen=True)
 class Context:
     """Who this process is. Ranks and sizes as torchrun names them; `generation` counts the restarts of the campaign.
 
-    `session` is for `checkpoint.Snapshots`; None where nobody keeps snapshots.
+    `session` is for `checkpoint.Snapshots`; None where nobody keeps snapshots. `skip` holds first and last step of each stretch
+    whose data is to be left out. `go_back_to` is for scripts that keep checkpoints of their own: those of later steps are void, and
+    must be deleted; it is told from a roll-back until a step is finished. The runtime clears its own places by itself.
     """
 
     rank: int
@@ -55,6 +61,26 @@ class Context:
     run_dir: Path | None
     supervised: bool
     session: Path | None = None
+    skip: tuple[tuple[int, int], ...] = ()
+    go_back_to: int | None = None
+
+    def skips(self, step: int) -> bool:
+        """Whether the data of this step is to be left out."""
+        return any(first <= step <= last for first, last in self.skip)
+
+
+class BadNumbersError(Exception):
+    """Raised by a training script whose loss or gradients are not finite, or far off, and not by one batch's fault: roll back.
+
+    Args:
+        since: the first step, 1-based, whose numbers were bad; the run goes back to a checkpoint from before it. None: the step
+            that is being computed.
+        kind: what is bad about them.
+    """
+
+    def __init__(self, message: str, *, since: int | None = None, kind: Literal["not_finite", "loss_spike"] = "not_finite") -> None:
+        super().__init__(message)
+        self.since, self.kind = since, kind
 
 
 class UnrecoverableError(Exception):
@@ -72,6 +98,7 @@ def init() -> Context:
     if path is not None and _page is None:
         _page = WorkerPage(Path(path))
     run_dir, session = env.get(RUN_DIR_VARIABLE), env.get(SESSION_VARIABLE)
+    guard = json.loads(env.get(GUARD_VARIABLE, "{}"))
     return Context(
         rank=int(env.get("RANK", "0")),
         local_rank=int(env.get("LOCAL_RANK", "0")),
@@ -81,6 +108,8 @@ def init() -> Context:
         run_dir=Path(run_dir) if run_dir is not None else None,
         supervised=_page is not None,
         session=Path(session) if session is not None else None,
+        skip=tuple((first, last) for first, last in guard.get("skip", ())),
+        go_back_to=guard.get("go_back_to"),
     )
 
 

@@ -2,7 +2,8 @@
 
 A batch whose loss or gradient norm is not finite, or whose loss is far above what the last steps show, is computed again from the
 same weights: were it a fault of the hardware, it is well now. Bad a second time, it is the data, and the batch is skipped. When too
-many are skipped in a row it is the weights, and the attempt ends: the runtime goes back to a checkpoint.
+many are skipped in a row it is the weights, and the attempt ends: the runtime goes back to a checkpoint from before the first of
+them, and where the same batches are bad again, has them left out.
 """
 
 import math
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Literal
+
+from resilient import worker
 
 Kind = Literal["not_finite", "loss_spike"]
 
@@ -38,5 +41,5 @@ def judge(loss: float, norm: float, history: Sequence[float], *, not_finite: boo
     return None
 
 
-class BadBatch(RuntimeError):
+class BadBatch(worker.BadNumbersError):
     """Too many batches in a row were bad: it is not the data."""

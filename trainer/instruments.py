@@ -98,6 +98,15 @@ class Instruments:
         if progress.step % switches.log_interval == 0 or skipped:
             log.info("step %d loss %r grad_norm %.4f lr %.3e %.0f tokens/s", progress.step, found.loss, found.norm, rate, speed)
 
+    def left_out(self, progress: Progress) -> None:
+        """The step is over, and nothing was computed."""
+        if self._context.rank != 0:
+            return
+        so_far = {"samples": progress.consumed_samples, "tokens": progress.consumed_samples * self._config.model.seq_len}
+        nothing = {"loss": None, "grad_norm": None, "step_s": time.perf_counter() - self._began, "skipped": "rolled_back"}
+        worker.report({"step": progress.step, **nothing, **so_far})
+        log.warning("step %d is left out: its data was bad before the roll-back and after it", progress.step)
+
     def close(self) -> None:
         """Write the profile, if one is being taken."""
         if self._profile is None:

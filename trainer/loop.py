@@ -106,7 +106,10 @@ class Trainer:
         if progress.step == 0 and config.train.eval_interval:
             self._validate()  # what the training has to show for itself is measured against this
         while progress.step < config.train.steps and worker.should_stop() is None and not self.time_is_up:
-            self._step()
+            if self.context.skips(progress.step + 1):
+                self._leave_out()
+            else:
+                self._step()
             last = progress.step == config.train.steps
             interval = config.train.eval_interval
             if last or (interval and progress.step % interval == 0):
@@ -152,6 +155,17 @@ class Trainer:
         instruments.report(found, rate, size, progress, skipped=bad.kind if bad else None)
         worker.beat(progress.step)
 
+    def _leave_out(self) -> None:
+        """Pass by a batch that the runtime found to be bad whatever the weights."""
+        progress = self.state.progress
+        self.instruments.start_step(progress.step + 1)
+        size = self.sizes.at(progress.consumed_samples)
+        progress.step += 1
+        progress.consumed_samples += size
+        self.state.passed_by()
+        self.instruments.left_out(progress)
+        worker.beat(progress.step)
+
     def _gradients(self, size: int) -> gradients.Found:
         """Both passes over the next global batch."""
         instruments = self.instruments
@@ -182,7 +196,9 @@ class Trainer:
         progress, most = self.state.progress, self.config.train.guard.max_skips
         progress.skipped += 1
         if progress.skipped > most:
-            raise BadBatch(f"{progress.skipped} batches in a row are bad, the last one at step {progress.step + 1}: {bad.detail}")
+            step = progress.step + 1
+            what = f"{progress.skipped} batches in a row are bad, the last one at step {step}: {bad.detail}"
+            raise BadBatch(what, since=step - progress.skipped + 1, kind=bad.kind)
         self._tell(bad, "skip_batch", "bad again from the same weights: it is the data")
 
     def _tell(self, bad: Bad, action: str, reason: str) -> None:

@@ -64,6 +64,7 @@ class TrainingState:
         self._snapshots = checkpoint.Snapshots(context.session) if context.session is not None else None
         self._clock: checkpoint.Clock | None = None
         self._saved_step: int | None = None
+        self._untouched = False
         self.progress = Progress(0, 0)
 
     def start(self) -> None:
@@ -77,12 +78,17 @@ class TrainingState:
         every = checkpoint.Every(None if tier.every_s is not None else every_steps, tier.every_s)
         self._clock = checkpoint.Clock({tier.name: every}, checkpoint.mean_time_between_failures(0, 0.0), time.monotonic())
 
+    def passed_by(self) -> None:
+        """The last step has left the weights as they were."""
+        self._untouched = True
+
     def save_if_due(self) -> None:
         """Take a snapshot for the tiers that want one of this step."""
         step = self.progress.step
         if self._snapshots is not None:
             tiers = self._snapshots.due(step)
-            if tiers:
+            # While batches are skipped the weights are those of the snapshot before, and that is what a roll-back wants.
+            if tiers and (not self.progress.skipped or self._config.checkpoint.tiers[-1].name in tiers):
                 self._snapshot(tiers)
         elif self._clock is not None:
             told = [bool(self._clock.due(step, time.monotonic()))]
@@ -103,10 +109,10 @@ class TrainingState:
         assert self._snapshots is not None
         with worker.phase("snapshot"):
             pieces = [*self._arrays(), self._random_numbers(random_state())]
-            changed = self._saved_step is not None and self.progress.skipped == 0
+            changed = self._saved_step is not None and self.progress.skipped == 0 and not self._untouched
             taken = self._snapshots.take(self.progress.step, pieces, self._small(), tiers, changed=changed, wait_s=wait_s)
         if taken.taken:
-            self._saved_step = self.progress.step
+            self._saved_step, self._untouched = self.progress.step, False
 
     def _save(self) -> None:
         """Save to the durable tier, together with all ranks, while they wait; tells the ledger."""

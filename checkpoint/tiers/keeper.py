@@ -4,7 +4,7 @@ Commands come as JSON lines on the standard input, news goes as JSON lines to th
 they have copied; other nodes' keepers read over TCP. What is decided for all nodes (when a step is whole, what is flushed next,
 what may be forgotten) is decided by whoever commands; a keeper sees its own node alone.
 
-Commands: `session` (a generation begins), `inventory`, `keep`, `copy`, `replicate`, `flush`, `commit`, `cancel`, `sync`,
+Commands: `session` (a generation begins), `inventory`, `keep`, `void`, `copy`, `replicate`, `flush`, `commit`, `cancel`, `sync`,
 `clear`. News: `listening`, `inventory`, `held`, `skipped`, `stale`, `flushed`, `committed`, `failed`, `trouble`, `well`,
 `no_room`, `synced`, `cleared`.
 """
@@ -192,6 +192,8 @@ class Keeper:
                 self._say("inventory", parts=await asyncio.to_thread(self._inventory), address=self._address)
             case "keep":
                 self._keep(message)
+            case "void":
+                self._void(message)
             case "copy" | "replicate" | "flush" | "commit" as kind:
                 self._start(kind, message)
             case "cancel":
@@ -277,6 +279,22 @@ class Keeper:
                 self._background(self._prepare(self._group))
             self._offer()
         roots = [root for name, root in self._roots() if name == message["tier"]]
+        self._forgetting.add(self._background(asyncio.to_thread(_forget, roots, needed)))
+
+    def _void(self, message: Message) -> None:
+        """What generations up to this one computed beyond a step is nobody's part any more."""
+
+        step: int = message["step"]
+        generation: int = message["generation"]
+
+        def needed(part: Part) -> bool:
+            return part.step <= step or part.generation > generation
+
+        for part in self._slabs.parts().values():
+            if not needed(part):
+                self._slabs.forget(part.step)
+        self._offer()
+        roots = [root for _, root in self._roots()]
         self._forgetting.add(self._background(asyncio.to_thread(_forget, roots, needed)))
 
     async def _clear(self, names: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ and acts on orders only; torchelastic's own decision to restart is not used.
 """
 
 import contextlib
+import json
 import logging
 import os
 import selectors
@@ -31,7 +32,7 @@ from resilient.health.node import NodeCheck, NodeSpec, tiers_of
 from resilient.network import dump_files
 from resilient.page import AgentPage
 from resilient.wire import Connection, Disconnected, Message
-from resilient.worker import GENERATION_VARIABLE, RUN_DIR_VARIABLE, SESSION_VARIABLE
+from resilient.worker import GENERATION_VARIABLE, GUARD_VARIABLE, RUN_DIR_VARIABLE, SESSION_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -203,6 +204,7 @@ class NodeAgent(LocalElasticAgent):
             RUN_DIR_VARIABLE: str(self._settings.run_dir),
             SESSION_VARIABLE: str(self._keeper.session_path),
             **({"GLOO_SOCKET_IFNAME": self._interface} if self._interface and "GLOO_SOCKET_IFNAME" not in os.environ else {}),
+            GUARD_VARIABLE: json.dumps(told.guard),
             **dump_files(os.environ, self._settings.run_dir / "logs" / f"g{told.generation}"),
         }
 
@@ -227,6 +229,7 @@ class NodeAgent(LocalElasticAgent):
                     master_addr=message["master_addr"],
                     master_port=message["master_port"],
                     storage=message["storage"],
+                    guard=message["guard"],
                 )
 
     def _node_spec(self) -> NodeSpec:

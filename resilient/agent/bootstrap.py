@@ -54,7 +54,8 @@ def run_rank(spec: WorkerSpec) -> None:
             _leave(_status(error))
         text = traceback.format_exc()
         record = {"type": type(error).__name__, "message": str(error), "traceback": text, "t": time.time()}
-        worker.report({**record, "final": _final(error)}, event=RAISED)
+        numbers = {"kind": error.kind, "since": error.since} if isinstance(error, worker.BadNumbersError) else {}
+        worker.report({**record, **numbers, "final": _final(error)}, event=RAISED)
         sys.stderr.write(text)
         _leave(1)
     _leave(0)

@@ -74,6 +74,7 @@ class Generation:
     master_addr: str
     master_port: int
     storage: Mapping[str, Any] = field(default_factory=dict)
+    guard: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DriverRendezvous(RendezvousHandler):

@@ -280,7 +280,15 @@ class Resilience(Section):
         "may take, true: 30",
     )
     max_restarts_per_hour: NonNegative = 30
-    give_up_after_same_step: Count = 3
+    give_up_after_same_step: Count = Field(
+        3, description="failures of the same kind at the same step, without progress; twice as many if they differ"
+    )
+    max_roll_backs: NonNegative = Field(
+        3, description="to ever older checkpoints because the numbers are bad, without progress; then it gives up"
+    )
+    backoff_s: Seconds = Field(
+        30.0, description="longest pause before a restart: 0.5 s, then twice as long with each restart that brought no progress"
+    )
 
 
 class Network(Section):

@@ -31,6 +31,7 @@ from resilient.exits import Exit
 from resilient.faults import Fault, Raised, WorkerEnd, from_ends, is_victim
 from resilient.page import NOT_BEATEN
 from resilient.policy import UNFIT, Action, Budget, Situation, decide
+from resilient.rollback import RollBack, Stretch, bad_numbers, data_of, merged
 from resilient.wire import Message
 
 SETTLE_S = 0.3  # how long a failure that blames a peer waits for that peer's own failure
@@ -60,6 +61,7 @@ class Job:
     silence_s: float  # a node that has not been heard of for so long is lost
     hang: Limits
     link_grace_s: float  # how long ranks may wait for each other while a link is down, or has just come back
+    skip: tuple[Stretch, ...] = ()  # steps that earlier jobs found to be bad whatever the weights
 
 
 class State(Enum):
@@ -130,6 +132,10 @@ class Coordinator:
         self._waited: list[tuple[Fault, float]] = []  # stalls that a link explains, and when they began
         self._patient_until = 0.0
         self._grown_from: int | None = None  # the newest snapshot when nodes came to stand by that were missing
+        self._not_before = 0.0  # unix seconds: the next generation is held back until then
+        self._roll_backs: list[tuple[Fault, RollBack]] = []
+        self._skip = list(job.skip)
+        self._go_back_to: int | None = None
 
     @property
     def _nodes(self) -> list[Node]:
@@ -297,6 +303,7 @@ class Coordinator:
             effects += self._blame(now)
         if self._looking is not None and now >= self._looking.deadline_t:
             effects += self._judge(now)
+        effects += self._gather(now)
         if self.state is State.SAVING:
             effects += self._saved(now)
         elif self._drain is not None and self.custody.behind and now >= self._drain.deadline_t - self._reserve_s():
@@ -317,7 +324,7 @@ class Coordinator:
 
     def _gather(self, now: float) -> Iterator[Effect]:
         """Start the next generation if nothing is missing."""
-        if self.state is not State.GATHERING:
+        if self.state is not State.GATHERING or now < self._not_before:
             return
         before, members = self._members, self.membership.choose(now) if self._prepared else None
         if members is None:
@@ -349,6 +356,7 @@ class Coordinator:
                     "master_addr": address[0],
                     "master_port": address[1],
                     "storage": {"candidates": self.custody.candidates(index), "mtbf_s": mtbf_s},
+                    "guard": {"go_back_to": self._go_back_to, "skip": self._skip},
                 },
             )
 
@@ -429,7 +437,7 @@ class Coordinator:
             if run.step != NOT_BEATEN:
                 run.step_s = (pulse["beat_t"] - run.beat_t) / (pulse["step"] - run.step)
             run.step, run.beat_t = pulse["step"], pulse["beat_t"]
-            self._last_step = run.step
+            self._last_step, self._go_back_to = run.step, None
             for fault, t in self._unrecovered:
                 finished = (fault.step or 1) - 1
                 yield WriteEvent(
@@ -554,6 +562,9 @@ class Coordinator:
             outage=outage,
             link_grace_s=self.job.link_grace_s,
             stand_in=self._stand_in(now),
+            roll_backs=self._roll_backs,
+            checkpoints=self.custody.checkpoints,
+            beginning=self.custody.beginning,
         )
 
     def _told(self, fault: Fault, action: Action, now: float) -> Iterator[Effect]:
@@ -566,6 +577,7 @@ class Coordinator:
                 "ranks": list(fault.ranks),
                 "nodes": list(fault.nodes),
                 "step": fault.step,
+                "phase": fault.phase,
                 "detail": fault.detail,
                 "evidence": fault.evidence,
                 "detect_s": round(fault.detect_s, 4),
@@ -573,18 +585,26 @@ class Coordinator:
             self.generation,
             now,
         )
-        yield WriteEvent("action", {"fault_id": fault.fault_id, "name": action.name, "reason": action.reason}, self.generation, now)
+        told: dict[str, object] = {"fault_id": fault.fault_id, "name": action.name, "reason": action.reason}
+        if action.roll_back is not None:
+            told |= {"step": action.roll_back.step, "skip": [action.roll_back.skip] if action.roll_back.skip else []}
+        yield WriteEvent("action", told, self.generation, now)
 
     def _act(self, action: Action, fault: Fault, now: float) -> Iterator[Effect]:
         match action.name:
             case "give_up" if fault.final is not None:
                 yield from self._conclude(Exit(fault.final), fault.evidence, now)
             case "give_up":
+                if bad_numbers(fault):  # nothing of it becomes durable, and takes the place of what is sound
+                    yield from self.custody.roll_back(data_of(fault)[0] - 1, fault.detail)
                 who = f"rank {', '.join(map(str, fault.ranks))}"
                 yield from self._conclude(Exit.GAVE_UP, f"{action.reason}; {who}:\n{fault.evidence.rstrip()}", now)
             case "finish_drain":
                 yield from self._conclude(Exit.STOPPED, f"{fault.detail} while stopping: {action.reason}", now)
-            case "replace_node" | "restart_workers":
+            case "replace_node" | "restart_workers" | "roll_back":
+                if action.roll_back is not None:
+                    yield from self._roll_back(action.roll_back, fault)
+                self._not_before = now + action.delay_s
                 yield from self._regather(now)
 
     def _stand_in(self, now: float) -> str:
@@ -595,6 +615,13 @@ class Coordinator:
         if not fewer:
             return "its agent is started anew"
         return f"its agent is started anew, and if it is not back in {self.job.rejoin_s:g} s, {fewer} nodes go on"
+
+    def _roll_back(self, back: RollBack, fault: Fault) -> Iterator[Effect]:
+        self._roll_backs.append((fault, back))
+        self._go_back_to = back.step
+        if back.skip is not None:
+            self._skip = merged([*self._skip, back.skip])
+        yield from self.custody.roll_back(back.step, f"rolled back to step {back.step}: {fault.detail}")
 
     def _fault_id(self) -> str:
         return f"g{self.generation}-{len(self.faults) + 1}"

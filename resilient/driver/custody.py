@@ -9,11 +9,12 @@ News of keepers go in (see `checkpoint.tiers.keeper`), effects come out.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from resilient.driver.effects import Effect, Send, WriteEvent
+from resilient.driver.effects import Effect, Send, SetAside, WriteEvent
+from resilient.rollback import Committed, Void, telling
 from resilient.storage import buddies
 
 Key = tuple[int, int]
@@ -51,6 +52,8 @@ class StoragePlan:
         slabs: on each node.
         domains: failure domain of each node of the allocation; replicas are kept in another one. Empty: each is its own.
         durable_step: the newest step that is committed.
+        durable_steps: all that are committed.
+        voids: what earlier jobs have made void.
     """
 
     memory: TierPlan
@@ -59,6 +62,8 @@ class StoragePlan:
     slabs: int
     domains: tuple[str, ...] = ()
     durable_step: int = 0
+    durable_steps: tuple[int, ...] = ()
+    voids: tuple[Void, ...] = ()
 
     def tier(self, name: str) -> TierPlan:
         return next(each for each in (self.memory, *self.others, self.durable) if each.name == name)
@@ -175,21 +180,25 @@ class Custody:
         self._numbers = itertools.count(1)
         self._troubles: dict[tuple[int, str], _Trouble] = {}
         self._faults = 0
+        self._committed_steps = Committed.found(plan.durable_steps, plan.durable.keep_last)
+        self._voids = list(plan.voids)
+        self._voids_due = bool(plan.voids)  # keepers and the durable tier have not been told of them yet
 
     # -- what is there -------------------------------------------------------------------------------------------------
 
     def inventory(self, node: int, news: News) -> None:
         """All that a node holds; whatever was known of it before is forgotten."""
         self._addresses[node] = news["address"]
-        self._forget(node)
+        self._without(node)
         for entry in news["parts"]:
-            self._holds(node, entry)
+            if not self._void((entry["step"], entry["generation"])):
+                self._holds(node, entry)
         self._still_complete()
 
     def lost(self, node: int) -> list[Effect]:
         """A node is gone, with what it holds, for as long as it does not return."""
         self._addresses.pop(node, None)
-        self._forget(node)
+        self._without(node)
         self._still_complete()
         effects: list[Effect] = []
         for tier, job in list(self._jobs.items()):
@@ -206,7 +215,7 @@ class Custody:
                     effects += self._replicated(tier, part, number, failed=True)
         return effects
 
-    def _forget(self, node: int) -> None:
+    def _without(self, node: int) -> None:
         for snapshot in self._snapshots.values():
             for holders in snapshot.holders.values():
                 for where in [each for each in holders if each[0] == node]:
@@ -242,6 +251,59 @@ class Custody:
                 found.append({"step": key[0], "tier": order[max(best)], "holdings": holdings})
         return found[:CANDIDATES]
 
+    @property
+    def checkpoints(self) -> list[int]:
+        """The steps that can be gone on from, ascending."""
+        held = {key[0] for key, snapshot in self._snapshots.items() if snapshot.whole()}
+        return sorted(held.union(self._committed_steps.steps))
+
+    @property
+    def beginning(self) -> bool:
+        """Whether no checkpoint was ever given up for a newer one, so that to start over loses no more than they do."""
+        return self._committed_steps.beginning
+
+    # -- what is void --------------------------------------------------------------------------------------------------
+
+    def roll_back(self, step: int, reason: str) -> list[Effect]:
+        """What was computed beyond a step is void, whoever holds it; it is removed before the next generation begins."""
+        self._voids = telling([*self._voids, Void(self._generation, step)])
+        self._voids_due = True
+        effects: list[Effect] = []
+        order = [self.plan.memory.name, *(tier.name for tier in self.plan.others)]
+        for key, snapshot in sorted(self._snapshots.items()):
+            if self._void(key) and snapshot.whole():
+                tier = min((tier for holders in snapshot.holders.values() for _, tier in holders), key=order.index)
+                fields = {"step": key[0], "tier": tier, "reason": reason}
+                effects.append(WriteEvent("checkpoint_rejected", fields, self._generation))
+        for job in self._jobs.values():
+            if self._void(job.key) and not job.ended_badly:
+                effects += self._cancel(job, "superseded")
+        self._forget(self._void)
+        self._committed_steps.roll_back(step)
+        self.durable_step = min(self.durable_step, max(self._committed_steps.steps, default=0))
+        return effects
+
+    def _void(self, key: Key) -> bool:
+        return any(void.covers(*key) for void in self._voids)
+
+    def _forget(self, unwanted: Callable[[Key], bool]) -> None:
+        """Know nothing of some snapshots any more."""
+        for key in [key for key in self._snapshots if unwanted(key)]:
+            del self._snapshots[key]
+        for tier, keys in self._complete.items():
+            self._complete[tier] = [key for key in keys if key in self._snapshots]
+        self._pending = {tier: key for tier, key in self._pending.items() if key in self._snapshots}
+
+    def _clear_voids(self) -> Iterator[Effect]:
+        """Have removed what is void. No worker runs, so there will be no more of it; nor a commit, behind the fence."""
+        if not self._voids_due:
+            return
+        self._voids_due = False
+        yield SetAside(tuple(self._voids), self._generation)
+        for void in self._voids:
+            for node in self._addresses:
+                yield self._order(node, {"do": "void", "step": void.step, "generation": void.generation})
+
     # -- a generation --------------------------------------------------------------------------------------------------
 
     def hold(self) -> None:
@@ -271,17 +333,13 @@ class Custody:
         for tier in self._complete:
             self._complete[tier] = sorted(key for key, snapshot in self._snapshots.items() if snapshot.whole_on(tier))
         self._pending = {tier: key for tier, key in self._pending.items() if key in self._snapshots}
-        return effects
+        return [*effects, *self._clear_voids()]
 
     def resumed(self, step: int, now: float) -> list[Effect]:
         """The workers go on from this step: what is newer belongs to a past that was left."""
         self._decided = max(self._decided, step)
         self._holding = False
-        for key in [key for key in self._snapshots if key[0] > step and key[1] < self._generation]:
-            del self._snapshots[key]
-        for tier, keys in self._complete.items():
-            self._complete[tier] = [key for key in keys if key in self._snapshots]
-        self._pending = {tier: key for tier, key in self._pending.items() if key in self._snapshots}
+        self._forget(lambda key: key[0] > step and key[1] < self._generation)
         effects = [effect for tier in self._complete for effect in self._keep(tier)]
         return [*effects, *self._schedule(now)]
 
@@ -310,6 +368,8 @@ class Custody:
 
     def _held(self, node: int, news: News, now: float) -> Iterator[Effect]:
         key, tier = (news["step"], news["generation"]), news["tier"]
+        if self._void(key):
+            return
         snapshot = self._holds(node, news)
         if news["replica"]:
             yield from self._replicated(tier, news["owner"], news["id"])
@@ -478,6 +538,7 @@ class Custody:
 
     def _committed(self, job: Job, news: News, snapshot: Snapshot | None, now: float) -> Iterator[Effect]:
         self.durable_step = max(self.durable_step, job.key[0])
+        self._committed_steps.add(job.key[0])
         took = max(1e-3, now - job.began_t)
         self.rate_bytes_per_s = news["bytes"] / took
         if snapshot is not None:

@@ -13,8 +13,8 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,14 @@ from typing import Any
 from checkpoint.errors import CheckpointError
 from checkpoint.fence import raise_fence
 from checkpoint.naming import steps
-from resilient import ledger, network, storage
+from checkpoint.voiding import set_aside
+from resilient import diagnosis, ledger, network, rollback, storage
 from resilient.campaign import gpu_count
 from resilient.config import Config, ConfigError, Layout, dump, layouts
 from resilient.driver.coordinator import Coordinator, Job
 from resilient.driver.custody import StoragePlan, TierPlan
 from resilient.driver.display import Display
-from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
+from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, SetAside, WriteEvent, WriteMetrics, WriteText
 from resilient.driver.launch import AgentCommand, Launcher, LocalLauncher
 from resilient.driver.prepare import PrepareFailed, run_prepare
 from resilient.driver.tensorboard import ScalarWriter
@@ -112,18 +113,20 @@ class Driver:
         fence_s = FENCE_S if config.resilience.fence_s == "auto" else config.resilience.fence_s
         self._fence_s = fence_s
         self._drain_s = DRAIN_S if config.resilience.drain_s == "auto" else config.resilience.drain_s
+        voids, skip = rollback.remembered(ledger.read(self._run_dir / ledger.EVENTS))
         self._coordinator = Coordinator(
             Job(
                 layouts={nodes: _axes(each) for nodes, each in layouts(config, layout).items()},
                 spares=config.cluster.spares,
                 rejoin_s=REJOIN_S if config.resilience.rejoin_s == "auto" else config.resilience.rejoin_s,
                 procs_per_node=layout.procs_per_node,
-                storage=storage_plan(kept, config.checkpoint.tiers[-1].path),
-                budget=Budget(config.resilience.max_restarts_per_hour, config.resilience.give_up_after_same_step),
+                storage=replace(storage_plan(kept, config.checkpoint.tiers[-1].path), voids=tuple(voids)),
+                budget=budget(config),
                 drain_s=self._drain_s,
                 silence_s=fence_s + 5.0,
                 link_grace_s=LINK_GRACE_S if config.resilience.link_grace_s == "auto" else config.resilience.link_grace_s,
                 hang=Limits(config.resilience.hang_floor_s, config.resilience.hang_ceiling_s),
+                skip=tuple(skip),
             ),
             last_generation=ledger.last_generation(self._run_dir),
         )
@@ -159,7 +162,21 @@ class Driver:
                 server.close()
                 if self._scalars is not None:
                     self._scalars.close()
-        return finish.code, finish.message
+        return finish.code, self._explained(finish)
+
+    def _explained(self, finish: Finish) -> str:
+        """What a person should know of the end; where it is a failure, the whole of it on a page of the run directory."""
+        if finish.code not in (Exit.GAVE_UP, Exit.UNUSABLE):
+            return finish.message
+        found = diagnosis.diagnose(ledger.read(self._run_dir / ledger.EVENTS), code=finish.code, message=finish.message)
+        path = self._run_dir / diagnosis.FILE
+        try:
+            path.write_text(diagnosis.page(found))
+        except OSError as error:
+            log.warning("%s could not be written: %s", path, error)
+            return finish.message
+        told = diagnosis.short(found) if finish.code is Exit.GAVE_UP and found.failure and not found.alone else finish.message
+        return f"{told}\nmore in {path}"
 
     def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task beside the others; an error in it, which is a bug, ends the run with its traceback."""
@@ -317,6 +334,9 @@ class Driver:
                             return  # the generation that was to start behind it does not
                         # A tier that cannot be written is closed to everybody; whoever flushes raises the fence first.
                         log.warning("the checkpoint fence could not be raised: %s", error)
+                case SetAside(voids, generation):
+                    if not self._set_aside(voids, generation):
+                        return  # nor does a generation that would go on from what is void
                 case WriteText(name, text):
                     path = self._config.run_dir / name
                     try:
@@ -328,6 +348,22 @@ class Driver:
                     assert self._finished is not None
                     if not self._finished.done():
                         self._finished.set_result(effect)
+
+    def _set_aside(self, voids: Sequence[rollback.Void], generation: int) -> bool:
+        """Rename the durable checkpoints that are void; the run ends where that cannot be done."""
+        tier = self._config.checkpoint.tiers[-1]
+        try:
+            renamed = set_aside(
+                tier.path, lambda *key: any(void.covers(*key) for void in voids), "rolled-back", generation=generation
+            )
+        except (OSError, CheckpointError) as error:
+            message = f"a checkpoint that was rolled back cannot be set aside on tier {tier.name}: {error}"
+            self._do(self._coordinator.give_up(Exit.UNUSABLE, message, time.time()))
+            return False
+        for step, path in renamed:
+            fields = {"step": step, "tier": tier.name, "reason": f"rolled back: it is {path.name} now"}
+            self._write_event(WriteEvent("checkpoint_rejected", fields, generation))
+        return True
 
     def _write_event(self, event: WriteEvent) -> None:
         line = self._ledger.event(event.event, event.fields, generation=event.generation, t=event.t, host=event.host)
@@ -351,6 +387,12 @@ def health_s(config: Config) -> float:
     return HEALTH_S * limit if isinstance(limit, bool) else limit
 
 
+def budget(config: Config) -> Budget:
+    """How much trouble the config puts up with."""
+    told = config.resilience
+    return Budget(told.max_restarts_per_hour, told.give_up_after_same_step, told.backoff_s, told.max_roll_backs)
+
+
 def storage_plan(kept: storage.Storage, durable: Path) -> StoragePlan:
     """What custody must know of the tiers."""
 
@@ -358,8 +400,10 @@ def storage_plan(kept: storage.Storage, durable: Path) -> StoragePlan:
         return TierPlan(tier.name, tier.keep_last, tier.replicas)
 
     first, *middle, last = kept.tiers
-    newest = max(steps(durable), default=0)
-    return StoragePlan(plan(first), tuple(map(plan, middle)), plan(last), kept.slabs, kept.domains, newest)
+    found = steps(durable)
+    return StoragePlan(
+        plan(first), tuple(map(plan, middle)), plan(last), kept.slabs, kept.domains, max(found, default=0), tuple(found)
+    )
 
 
 def _axes(layout: Layout) -> dict[str, int]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from resilient.exits import Exit
+from resilient.rollback import Void
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,14 @@ class Send:
 class RaiseFence:
     """From now on, checkpoints of generations before this one are refused."""
 
+    generation: int
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """Durable checkpoints that are void get a name under which nobody goes on from them, on behalf of a generation."""
+
+    voids: tuple[Void, ...]
     generation: int
 
 
@@ -64,4 +73,4 @@ class Finish:
     message: str
 
 
-Effect = Launch | Send | RaiseFence | WriteEvent | WriteMetrics | WriteText | Finish
+Effect = Launch | Send | RaiseFence | SetAside | WriteEvent | WriteMetrics | WriteText | Finish

@@ -196,6 +196,7 @@ class Watchdog:
             detail=f"{who} {mine.text} at step {step}, phase {phase}, silent for {suspicion.silent_s:.1f} s{waited}",
             evidence=innermost(str(looks.get(first, {}).get("stacks", ""))) or mine.text,
             detect_s=suspicion.silent_s,
+            phase=phase,
         )
 
 

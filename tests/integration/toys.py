@@ -108,3 +108,48 @@ def tell_environment(config: worker.Config) -> None:
 def no_such_module(config: worker.Config) -> None:
     """Fails before the first step."""
     import a_module_that_is_not_there  # noqa: F401
+
+
+def fickle(config: worker.Config) -> None:
+    """Count, and at the steps `fail_at` rank 1 raises something: each step once, or with several `ways` always, never the same."""
+    steps, ways = config.args["fail_at"], config.args["ways"]
+    ctx = worker.init()
+    assert ctx.run_dir is not None
+    mark = ctx.run_dir / "raised"
+    raised = mark.read_text().split() if mark.exists() else []
+    left = [step for step in steps if ways > 1 or str(step) not in raised]
+    if not left:
+        return count(config)
+    try:
+        count(config.model_copy(update={"args": {"raise_at": left[0]}}))
+    except ValueError as error:
+        with mark.open("a") as file:
+            file.write(f"{left[0]}\n")
+        raise type(f"Fickle{len(raised)}", (Exception,), {})(str(error)) from error
+
+
+def own_checkpoints(config: worker.Config) -> None:
+    """Count, with a file for each step; the numbers of step `bad` are off the mark whenever it is computed."""
+    ctx = worker.init()
+    assert ctx.run_dir is not None
+    dist.init_process_group("gloo")
+    found = sorted(int(path.suffix[1:]) for path in ctx.run_dir.glob("own.*"))
+    dist.barrier()
+    if ctx.go_back_to is not None:
+        for step in [each for each in found if each > ctx.go_back_to]:
+            found.remove(step)
+            if ctx.rank == 0:
+                (ctx.run_dir / f"own.{step}").unlink()
+    dist.barrier()
+    step = max(found, default=0)
+    worker.report({"step": step, "tier": "durable"}, event="resumed")
+    while step < config.train.steps and worker.should_stop() is None:
+        if not ctx.skips(step + 1) and step + 1 == config.args["bad"]:
+            raise worker.BadNumbersError("the loss is a hundred times what it was", kind="loss_spike")
+        step += 1
+        worker.beat(step)
+        if ctx.rank == 0:
+            worker.report({"step": step, "loss": 1.0 / step, "step_s": 0.01})
+            (ctx.run_dir / f"own.{step}").touch()
+        dist.barrier()
+    dist.destroy_process_group()

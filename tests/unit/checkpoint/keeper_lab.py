@@ -20,8 +20,10 @@ from checkpoint_processes import Child, kill_this_process
 from checkpoint import Piece, points, steps
 from checkpoint.fence import raise_fence
 from checkpoint.tiers import session
+from checkpoint.voiding import set_aside
 from resilient.driver.custody import Custody, StoragePlan, TierPlan
-from resilient.driver.effects import Send, WriteEvent
+from resilient.driver.effects import Send, SetAside, WriteEvent
+from resilient.rollback import Void
 
 ROWS = 12
 TOKEN = "of the lab"
@@ -197,14 +199,16 @@ class Lab:
         self.workers: list[Child] = []
         self.generation = 0
         self.events: list[WriteEvent] = []
+        self.voids: tuple[Void, ...] = ()
         self.deaths = 0
         self.restart_keepers = True
         self.custody = self._custody()
 
     def _custody(self) -> Custody:
         memory, nvme = TierPlan("ram", self.slabs - 2, self.replicas), TierPlan("nvme", 2, self.replicas)
-        durable = max(steps(self.root), default=0)
-        return Custody(StoragePlan(memory, (nvme,), TierPlan("durable", 3), self.slabs, (), durable))
+        found = tuple(steps(self.root))
+        durable = max(found, default=0)
+        return Custody(StoragePlan(memory, (nvme,), TierPlan("durable", 3), self.slabs, (), durable, found, self.voids))
 
     def boot(self) -> None:
         """Everything is started anew, as after a crash of all."""
@@ -298,6 +302,17 @@ class Lab:
                     self.nodes[effect.node].send(effect.message["order"])
             elif isinstance(effect, WriteEvent):
                 self.events.append(effect)
+            elif isinstance(effect, SetAside):
+                set_aside(self.root, self._void, "rolled-back", generation=effect.generation)
+
+    def _void(self, step: int, generation: int) -> bool:
+        return any(void.covers(step, generation) for void in self.voids)
+
+    def roll_back(self, step: int) -> None:
+        """As the coordinator does when the numbers are bad; the ledger remembers it in `voids`."""
+        self.voids = (*self.voids, Void(self.generation, step))
+        self.custody.hold()
+        self._do(self.custody.roll_back(step, "of the lab"))
 
     def wait(self, what: Callable[[], Any], why: str) -> None:
         deadline = time.monotonic() + PATIENCE_S

@@ -213,3 +213,74 @@ def test_a_slow_durable_tier_takes_the_newest_step_and_drops_what_is_superseded(
     assert steps(nodes.root)[-1] == 29 and len(steps(nodes.root)) <= 3
     committed = [e.fields["step"] for e in nodes.events if e.event == "committed"]
     assert committed == sorted(committed) and len(committed) < 20
+
+
+def aside_in(nodes: Lab) -> list[str]:
+    return sorted(path.name for path in nodes.root.glob("step-*.rolled-back-*"))
+
+
+def saved_up_to_6(nodes: Lab) -> None:
+    """Steps 1 to 6 in memory, 2, 4 and 6 on all tiers and with the buddies."""
+    for step in range(1, 7):
+        assert nodes.step(step, ALL if step % 2 == 0 else ("ram",))
+        if step % 2 == 0:
+            nodes.wait_durable(step)
+            nodes.wait(lambda step=step: nodes.reported("snapshot", "nvme") == step, "the disk")
+
+
+def test_a_roll_back_leaves_nothing_newer_on_any_tier_and_the_same_steps_can_be_saved_again(lab: Callable[..., Lab]) -> None:
+    nodes = lab()
+    nodes.begin()
+    saved_up_to_6(nodes)
+    nodes.roll_back(3)
+    nodes.end_workers()
+    assert [said[0] for said in nodes.begin()] == [2, 2]
+    assert aside_in(nodes) == ["step-00000004.rolled-back-1", "step-00000006.rolled-back-1"]
+    assert steps(nodes.root) == [2]
+    for node in nodes.nodes:
+        for root in (node.tier_root("ram"), node.tier_root("nvme")):
+            assert not [step for where in (root, *root.glob("replica-*")) for step in steps(where) if step > 2]
+    rejected = [(e.fields["step"], e.fields["tier"]) for e in nodes.events if e.event == "checkpoint_rejected"]
+    assert {step for step, _ in rejected} >= {4, 6}
+    assert nodes.step(3, ALL)
+    assert nodes.step(4, ALL)
+    nodes.wait(lambda: 4 in steps(nodes.root), "step 4, computed anew, is durable")
+    verify(nodes.root / "step-00000004")
+
+
+def test_a_keeper_that_dies_before_it_has_cleared_what_is_void_brings_nothing_back(lab: Callable[..., Lab]) -> None:
+    nodes = lab()
+    nodes.begin()
+    saved_up_to_6(nodes)
+    nodes.roll_back(3)
+    nodes.end_workers()
+    for node in nodes.nodes:
+        node.stop()
+        node.start("part_forgotten")
+    assert [said[0] for said in nodes.begin()] == [2, 2]
+    assert nodes.deaths == 2
+
+
+def test_a_driver_that_dies_in_the_middle_of_a_roll_back_is_followed_by_one_that_knows_of_it(lab: Callable[..., Lab]) -> None:
+    nodes = lab()
+    nodes.begin()
+    saved_up_to_6(nodes)
+    nodes.roll_back(3)
+    nodes.kill()  # nothing was cleared yet
+    nodes.boot()
+    assert [said[0] for said in nodes.begin()] == [2, 2]
+    assert steps(nodes.root) == [2]
+    nodes.kill()
+    nodes.boot()
+    assert [said[0] for said in nodes.begin()] == [2, 2]
+    assert nodes.step(3)
+
+
+def test_a_snapshot_that_arrives_after_the_roll_back_is_void_as_well(lab: Callable[..., Lab]) -> None:
+    nodes = lab()
+    nodes.begin()
+    saved_up_to_6(nodes)
+    nodes.roll_back(3)
+    nodes.step(7)  # the ranks do not know of it yet
+    nodes.end_workers()
+    assert [said[0] for said in nodes.begin()] == [2, 2]

@@ -7,14 +7,16 @@ import pytest
 
 from resilient.driver.coordinator import LOOK_AGAIN_S, SETTLE_S, Coordinator, Job, State
 from resilient.driver.custody import Custody, StoragePlan, TierPlan
-from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
+from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, SetAside, WriteEvent, WriteMetrics, WriteText
 from resilient.driver.membership import LAUNCH_ATTEMPTS
 from resilient.driver.watchdog import PATIENCE_S, Limits
 from resilient.exits import Exit
 from resilient.faults import Raised, WorkerEnd
 from resilient.policy import Budget
+from resilient.rollback import Void
 
 VICTIM = Raised("RuntimeError", "gloo/transport/tcp/pair.cc: Connection closed by peer", "victim's traceback", 9.0)
+BAD = Raised("BadBatch", "4 batches in a row are bad", "a traceback", 9.2, None, "not_finite", 6)
 BUG = Raised("ValueError", "boom", "culprit's traceback", 9.2)
 
 
@@ -213,6 +215,8 @@ def test_a_fault_during_recovery_is_a_fault_of_its_own_and_both_are_recovered(pl
     play.exit(0, step=-1)
     for node in (0, 1):
         play.tell(node, "ready", store_port=6000)
+    play.now += 0.6
+    play.do("tick")
     play.beat(0, 1)
     assert [e["fault_id"] for e in play.events("recovered")] == ["g5-1", "g6-2"]
 
@@ -237,11 +241,40 @@ def test_a_silent_node_is_lost(play):
     assert play.events("fault")[0]["nodes"] == [1]
 
 
+def again(play: Play, port: int = 6000) -> list[Effect]:
+    """All nodes are ready for the next generation."""
+    return [effect for node in range(play.nodes) for effect in play.tell(node, "ready", store_port=port)]
+
+
+def test_a_restart_without_progress_is_held_back_with_growing_pauses_until_the_step_is_finished(play):
+    play.exit(1)
+    assert play.sent("start", again(play))
+    for pause_s in (0.5, 1.0, 2.0):
+        play.exit(1, -len(play.events("fault")))
+        assert f"in {pause_s:g} s" in play.events("action")[-1]["reason"]
+        assert not play.sent("start", again(play))
+        play.now += pause_s - 0.01
+        assert not play.sent("start", play.do("tick"))
+        play.now += 0.02
+        assert play.sent("start", play.do("tick"))
+    play.exit(1, step=8)
+    assert play.sent("start", again(play))
+
+
+def test_a_stop_does_not_wait_for_a_restart_that_is_held_back(play):
+    for _ in range(2):
+        play.exit(1)
+        again(play)
+    play.do("stop", "SIGTERM")
+    assert play.finish().code is Exit.STOPPED
+
+
 def test_the_same_failure_at_the_same_step_ends_with_the_culprits_traceback(play):
     for _ in range(3):
         play.exit(1, 1, BUG)
-        for node in (0, 1):
-            play.tell(node, "ready", store_port=6000)
+        again(play)
+        play.now += 1.0
+        play.do("tick")
     assert play.finish().code is Exit.GAVE_UP
     assert "culprit's traceback" in play.finish().message
     assert len(play.sent("shutdown")) == 2
@@ -791,3 +824,133 @@ def test_news_of_a_part_that_the_inventory_has_told_already_mean_nothing(play):
         for node in (0, 1):
             play.held(node, step)
     assert [event["step"] for event in play.events("snapshot")] == [9, 10, 11]
+
+
+def durable(play: Play, step: int) -> None:
+    """A step is held by all nodes and committed."""
+    play.held(0, step, wants=["scratch"])
+    effects = play.held(1, step, wants=["scratch"])
+    orders = [order for _, order in play.orders("flush", effects)]
+    flushed(play, orders[0])
+    committed(play, {**orders[0], "do": "commit"})
+
+
+def spoilt(play: Play) -> list[Effect]:
+    """The numbers are bad: since step 6, told at step 9."""
+    play.beat(0, 8)
+    play.exit(1, 1, VICTIM, step=8)
+    return play.exit(0, 1, BAD, step=8)
+
+
+def test_bad_numbers_roll_back_to_a_checkpoint_from_before_and_all_that_is_newer_is_void(play):
+    play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 0}]])
+    durable(play, 5)
+    durable(play, 7)
+    for node in (0, 1):
+        play.held(node, 8)
+    spoilt(play)
+    (fault,) = play.events("fault")
+    assert (fault["kind"], fault["step"]) == ("not_finite", 9)
+    (action,) = play.events("action")
+    assert (action["name"], action["step"], action["skip"]) == ("roll_back", 5, [])
+    assert {(each["step"], each["tier"]) for each in play.events("checkpoint_rejected")} == {(8, "ram")}
+    assert play.coordinator.custody.durable_step == 5
+    parts = [part(8, node) for node in (0, 1)]
+    first = play.tell(0, "ready", store_port=1, storage={"parts": parts[:1], "address": "10.0.0.0:9"})
+    effects = [*first, *play.tell(1, "ready", store_port=1, storage={"parts": parts[1:], "address": "10.0.0.1:9"})]
+    fence, aside = effects.index(RaiseFence(6)), effects.index(SetAside((Void(5, 5),), 6))
+    starts = [index for index, effect in enumerate(effects) if isinstance(effect, Send) and effect.message["type"] == "start"]
+    assert fence < aside < min(starts)
+    voids = [order for _, order in play.orders("void", effects)]
+    assert voids == [{"do": "void", "step": 5, "generation": 5}] * 2
+    for index in starts:
+        message = effects[index].message
+        assert message["guard"] == {"go_back_to": 5, "skip": []}
+        assert message["storage"]["candidates"] == []
+
+
+def test_bad_numbers_at_the_same_data_go_further_back_and_leave_it_out_until_the_end(play):
+    durable(play, 3)
+    durable(play, 5)
+    for target, skip in ((5, []), (3, []), (0, [(6, 9)])):
+        effects = [*spoilt(play), *again(play)]
+        play.now += 3
+        effects += play.do("tick")
+        (start, _) = play.sent("start", effects)
+        assert start.message["guard"] == {"go_back_to": target, "skip": skip}
+        assert len(play.orders("void", effects)) == 2
+    assert [action["skip"] for action in play.events("action")] == [[], [], [(6, 9)]]
+    spoilt(play)
+    assert play.finish().code is Exit.GAVE_UP
+    assert "rolled back to step 5, step 3, step 0" in play.finish().message
+
+
+def test_once_a_step_is_finished_a_roll_back_is_not_told_again_but_what_is_left_out_is(play):
+    durable(play, 3)
+    for _ in range(2):
+        spoilt(play)
+        again(play)
+        play.now += 1
+        play.do("tick")
+    play.beat(0, 4)
+    play.exit(1, step=4)
+    again(play)
+    play.now += 2
+    effects = play.do("tick")
+    assert play.sent("start", effects)[0].message["guard"] == {"go_back_to": None, "skip": [(6, 9)]}
+    assert not play.orders("void", effects)
+
+
+def test_a_commit_that_was_under_way_while_the_run_was_rolled_back_does_not_count(play):
+    durable(play, 5)
+    for node in (0, 1):
+        play.held(node, 7, wants=["scratch"])
+    order = next(order for _, order in reversed(play.orders("flush")))
+    flushed(play, order)
+    spoilt(play)
+    committed(play, {**order, "do": "commit"})
+    assert play.coordinator.custody.durable_step == 5
+    assert play.coordinator.custody.checkpoints == [5]
+
+
+def test_a_worker_killed_while_it_is_rolled_back_does_not_bring_back_what_is_void(play):
+    durable(play, 5)
+    for node in (0, 1):
+        play.held(node, 8)
+    spoilt(play)
+    again(play)
+    play.exit(1, step=-1)
+    parts = [part(8, node) for node in (0, 1)]
+    for node in (0, 1):
+        play.tell(node, "ready", store_port=1, storage={"parts": parts[node : node + 1], "address": f"10.0.0.{node}:9"})
+    play.now += 1
+    (start, _) = play.sent("start", play.do("tick"))
+    assert start.message["storage"]["candidates"] == []
+    assert start.message["guard"]["go_back_to"] == 5
+
+
+def test_numbers_that_are_given_up_on_do_not_become_durable():
+    play = Play(max_roll_backs=0)
+    play.start()
+    durable(play, 5)
+    for node in (0, 1):
+        play.held(node, 8)
+    spoilt(play)
+    parts = [part(8, node) for node in (0, 1)]
+    for node in (0, 1):
+        play.tell(node, "ready", store_port=1, storage={"parts": parts[node : node + 1], "address": f"10.0.0.{node}:9"})
+    assert [order["step"] for _, order in play.orders("flush")] == [5, 5]
+    (end,) = [effect for effect in play.effects if isinstance(effect, Finish)]
+    assert end.code is Exit.GAVE_UP
+    assert end.message.startswith("BadBatch: 4 batches in a row are bad")
+
+
+def test_news_of_what_is_void_is_not_heard_however_late_it_comes(play):
+    durable(play, 5)
+    spoilt(play)
+    again(play)
+    where = {"tier": "ram", "step": 9, "generation": 5, "bytes": 100, "stall_s": 0.01, "write_s": 0.02, "wants": ["scratch"]}
+    for node in (0, 1):
+        play.news(node, "held", **where, owner=node, nodes=2, replica=False, directory="/ram/9")
+    assert play.coordinator.custody.checkpoints == [5]
+    assert not [order for _, order in play.orders("flush") if order["step"] == 9]

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from resilient.faults import Fault
-from resilient.policy import TABLE, UNFIT, Budget, Situation, decide
+from resilient.policy import TABLE, UNFIT, Budget, Situation, decide, pause_s, stretch
+from resilient.rollback import RollBack
 
-BUDGET = Budget(max_restarts_per_hour=5, give_up_after_same_step=3)
+BUDGET = Budget(max_restarts_per_hour=7, give_up_after_same_step=3)
 FAULT = Fault("g1-1", "exit", "SIGKILL", (1,), (0,), 12, "SIGKILL", "", 0.0)
 NOW = 10_000.0
 
@@ -21,9 +22,24 @@ def stalled(waited_s: float, *, kind: str = "collective_timeout", outage: str | 
     return replace(situation(fault), outage=outage, link_grace_s=60.0)
 
 
-other_steps = [(NOW - 10 * k, replace(FAULT, step=100 + k)) for k in range(5)]
+def ways(*causes: str) -> list[tuple[float, Fault]]:
+    """Failures at the same step that differ."""
+    return [(NOW - 60 + k, replace(FAULT, cause=cause, detail=cause, ranks=(k,))) for k, cause in enumerate(causes)]
+
+
+other_steps = [(NOW - 10 * k, replace(FAULT, step=2 + k)) for k in range(7)]
 same = [(NOW - 50, FAULT), (NOW - 20, FAULT)]
 lost = replace(FAULT, kind="node_lost")
+
+bad = replace(FAULT, fault_id="g3-3", kind="not_finite", cause="BadBatch", step=16, since=13, detail="loss nan")
+
+
+def spoilt(times: int, *checkpoints: int, fault: Fault = bad) -> Situation:
+    """The numbers are bad, and have been as often before, each time after a roll-back."""
+    before = [replace(bad, fault_id=f"g3-{k}") for k in range(times)]
+    given = situation(fault, [(NOW - 9, each) for each in before])
+    return replace(given, roll_backs=[(each, RollBack(12 - k)) for k, each in enumerate(before)], checkpoints=checkpoints)
+
 
 ROWS = [
     (situation(replace(lost, cause=UNFIT), draining=True), "exclude_node"),
@@ -35,12 +51,26 @@ ROWS = [
     (situation(earlier=same[:1]), "restart_workers"),
     (situation(replace(FAULT, step=13), same), "restart_workers"),
     (situation(replace(FAULT, cause="SIGSEGV"), same), "restart_workers"),
+    (situation(earlier=ways("a", "b", "c", "d")), "restart_workers"),
+    (situation(earlier=ways("a", "b", "c", "d", "e")), "give_up"),
+    (situation(earlier=[*ways("a", "b", "c", "d", "e")[:-1], (NOW - 1, replace(FAULT, cause="e", step=13))]), "restart_workers"),
+    (situation(earlier=[*same, (NOW - 1, replace(FAULT, step=13))]), "restart_workers"),
+    (situation(replace(FAULT, step=None), [(NOW - 9, replace(FAULT, step=None))] * 2), "give_up"),
     (situation(earlier=other_steps), "give_up"),
     (situation(earlier=[(NOW - 3601, fault) for _, fault in other_steps]), "restart_workers"),
     (situation(lost), "replace_node"),
     (situation(lost, [(NOW - 50, lost), (NOW - 20, lost)]), "give_up"),
     (situation(replace(FAULT, kind="exception", cause="ValueError")), "restart_workers"),
     (situation(replace(FAULT, kind="collective_timeout")), "restart_workers"),
+    (spoilt(0, 10, 12, 15), "roll_back"),
+    (spoilt(0, 10, fault=replace(bad, kind="loss_spike")), "roll_back"),
+    (spoilt(2, 5, 10), "roll_back"),
+    (spoilt(3, 5, 10), "give_up"),
+    (spoilt(3, 5, 10, fault=replace(bad, step=17)), "roll_back"),
+    (spoilt(0, 15), "give_up"),
+    (replace(spoilt(0, 15), beginning=True), "roll_back"),
+    (replace(spoilt(0, 10), draining=True), "finish_drain"),
+    (situation(bad, other_steps), "give_up"),
     (stalled(20.0), "wait"),
     (stalled(61.0), "restart_workers"),
     (stalled(20.0, outage=None), "restart_workers"),
@@ -64,3 +94,79 @@ def test_the_reason_to_give_up_names_failure_step_and_count():
     assert "SIGKILL" in reason
     assert "step 12" in reason
     assert "third" in reason
+
+
+def test_the_reason_to_give_up_at_a_step_that_fails_in_many_ways_names_them_all():
+    reason = decide(situation(earlier=ways("ValueError: x", "SIGSEGV", "ValueError: x", "SIGBUS", "SIGSEGV"))).reason
+    assert "6 attempts ended at step 12" in reason
+    assert "ValueError: x (rank 0, 2), 2 times" in reason
+    assert "SIGSEGV (rank 1, 4), 2 times" in reason
+    assert "SIGBUS (rank 3)" in reason
+    assert "SIGKILL (rank 1)" in reason
+
+
+def at(*steps: int | None) -> list[Fault]:
+    return [replace(FAULT, step=step) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("steps", "left"),
+    [
+        ((12,), (12,)),
+        ((12, 12), (12, 12)),
+        ((12, 13), (13,)),
+        ((12, 11, 12), (12, 11, 12)),
+        ((12, None, 12), (12, None, 12)),
+        ((None, None, 1), (1,)),
+        ((12, 12, 40, 38), (40, 38)),
+    ],
+)
+def test_a_step_that_had_failed_and_was_finished_forgets_the_failures_before(steps, left):
+    assert [fault.step for fault in stretch(at(*steps))] == list(left)
+
+
+def test_pauses_double_up_to_the_longest():
+    assert [pause_s(failures, 30.0) for failures in range(1, 10)] == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert pause_s(10_000, 30.0) == 30.0
+
+
+@pytest.mark.parametrize(
+    ("given", "delay_s"),
+    [
+        (situation(), 0.0),
+        (situation(earlier=same[:1]), 0.5),
+        (situation(lost, same[:1]), 0.5),
+        (situation(replace(FAULT, cause="SIGSEGV"), same), 1.0),
+        (situation(replace(FAULT, step=13), same), 0.0),
+        (situation(earlier=same), 0.0),  # it is the end
+    ],
+)
+def test_a_restart_without_progress_is_held_back_and_says_so(given, delay_s):
+    action = decide(given)
+    assert action.delay_s == delay_s
+    assert (f"in {delay_s:g} s" in action.reason) is (delay_s > 0)
+
+
+def test_a_roll_back_says_where_to_and_since_when_and_what_is_left_out():
+    action = decide(spoilt(0, 10, 12, 15))
+    assert action.roll_back == RollBack(12)
+    assert action.delay_s == 0.0
+    assert "bad since step 13" in action.reason
+    assert "back to step 12" in action.reason
+    action = decide(spoilt(1, 10, 12, 15))
+    assert action.roll_back == RollBack(10)
+    assert action.delay_s == 0.5
+    action = decide(spoilt(2, 5, 10, 12, 15))
+    assert action.roll_back == RollBack(10, (13, 16))
+    assert action.delay_s == 1.0
+    assert "steps 13 to 16 are left out" in action.reason
+
+
+def test_giving_up_after_roll_backs_names_where_they_led():
+    reason = decide(spoilt(3, 5, 10)).reason
+    assert "bad since step 13" in reason
+    assert "step 12, step 11, step 10" in reason
+
+
+def test_giving_up_without_a_checkpoint_from_before_says_so():
+    assert "the oldest is of step 15" in decide(spoilt(0, 15, 16)).reason

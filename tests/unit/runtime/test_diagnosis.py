@@ -1,0 +1,172 @@
+"""What a run died of, told from the lines of its ledger."""
+
+import json
+from typing import Any
+
+import pytest
+
+from resilient.diagnosis import diagnose, page, place, short
+from resilient.exits import Exit
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/opt/code/resilient/agent/bootstrap.py", line 51, in run_rank
+    entry.run(entry.parse(spec.entrypoint))
+  File "/home/ada/mytrain.py", line 17, in main
+    loss = model(batch)
+  File "/usr/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1751, in _call_impl
+    return forward_call(*args, **kwargs)
+  File "/home/ada/model.py", line 88, in forward
+    return self.head(x)
+  File "/usr/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 125, in forward
+    return F.linear(input, self.weight, self.bias)
+RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x3 and 2x2)
+"""
+FAULT = {
+    "kind": "exception",
+    "class": None,
+    "ranks": [3],
+    "nodes": [1],
+    "step": 12,
+    "phase": "step",
+    "detail": "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+    "evidence": TRACEBACK,
+    "detect_s": 0.01,
+}
+START = [
+    {"event": "run_started", "generation": 0, "name": "teuken", "t": 0.0},
+    {"event": "committed", "generation": 1, "step": 10, "tier": "scratch", "t": 5.0},
+]
+
+
+def lines(*faults: dict[str, Any], end: str = "give_up") -> list[dict[str, Any]]:
+    """A job in which these faults happened, one in each generation; after all but the last the workers were started again."""
+    told: list[dict[str, Any]] = list(START)
+    for number, fault in enumerate(faults, 1):
+        name = end if number == len(faults) else fault.get("action", "restart_workers")
+        ids = {"fault_id": f"g{number}-{number}", "generation": number, "t": 10.0 * number}
+        told.append({"event": "generation_started", "nodes": ["jwb01", "jwb02"], **ids})
+        told.append({"event": "fault", **FAULT, **{k: v for k, v in fault.items() if k not in ("action", "to")}, **ids})
+        told.append({"event": "action", "name": name, "reason": f"because of {number}", **fault.get("to", {}), **ids})
+        if number < len(faults):
+            told.append({"event": "recovered", "step": 12, "downtime_s": 0.5, "lost_steps": 1, **ids})
+    return told
+
+
+def gave_up(*faults: dict[str, Any]) -> Any:
+    return diagnose(lines(*faults), code=Exit.GAVE_UP, message=f"because of {len(faults)}; rank 3:\n{TRACEBACK.rstrip()}")
+
+
+def test_who_where_and_the_line_of_ones_own_code():
+    found = gave_up({}, {}, {})
+    assert found.what == "because of 3"
+    assert found.failure.startswith("RuntimeError: mat1")
+    assert found.who == "rank 3 on node 1 (jwb02)"
+    assert found.where == "step 12, phase step"
+    assert found.place == "/home/ada/model.py:88 in forward"
+    assert found.traceback == TRACEBACK.rstrip()
+    assert found.checkpoint == 10
+    assert found.logs == ["logs/g1/rank3.log", "logs/g2/rank3.log", "logs/g3/rank3.log"]
+
+
+def test_what_was_tried_is_a_row_for_each_fault():
+    back = {"kind": "not_finite", "action": "roll_back", "to": {"step": 5, "skip": [[11, 12]]}}
+    found = gave_up({"kind": "exit", "evidence": "", "detail": "SIGKILL"}, back, {})
+    assert [(each.fault_id, each.kind, each.action) for each in found.tried] == [
+        ("g1-1", "exit", "restart workers"),
+        ("g2-2", "not_finite", "roll back to step 5, without 11-12"),
+        ("g3-3", "exception", "give up"),
+    ]
+    assert found.tried[0].outcome == "step 12 after 0.5 s, 1 computed again"
+    assert found.tried[2].outcome == ""
+
+
+def test_the_first_traceback_at_the_step_is_told_and_not_the_last_echo():
+    echo = {"evidence": "process 7 of rank 0 ended by SIGABRT in phase step", "detail": "SIGABRT", "kind": "exit", "ranks": [0]}
+    found = gave_up({"step": 3, "evidence": TRACEBACK.replace("mat1", "older")}, {}, echo)
+    assert "mat1 and mat2" in found.traceback
+    assert found.who.startswith("rank 0")
+
+
+def test_only_the_last_job_counts_and_a_refused_checkpoint_is_none():
+    rejected = {"event": "checkpoint_rejected", "generation": 1, "step": 10, "tier": "scratch", "t": 6.0}
+    found = diagnose([*lines({}, {}), *START, rejected, *lines({})[2:]], code=Exit.GAVE_UP, message="because of 1")
+    assert len(found.tried) == 1
+    assert found.checkpoint is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"class": "deterministic"}, "wherever it runs"),
+        ({"class": "node"}, "take node 1 out"),
+        ({"class": "transient"}, "network"),
+        ({}, "mend the code, or the data that step 12 reads"),
+        ({"kind": "exit", "evidence": "killed"}, "dmesg"),
+        ({"kind": "node_lost"}, "node 1"),
+        ({"kind": "not_finite"}, "optimizer.lr"),
+        ({"kind": "hang"}, "incident"),
+    ],
+)
+def test_the_advice_follows_the_class_and_else_the_kind(fault, words):
+    assert words in " ".join(gave_up(fault).advice)
+    assert "from step 10" in gave_up(fault).advice[-1]
+
+
+def test_a_hang_points_to_its_incident():
+    assert "incidents/g1-1/" in gave_up({"kind": "hang"}).logs
+
+
+def test_an_end_without_a_fault_says_the_message_and_what_storage_said():
+    storage = {"event": "fault", "kind": "storage", "detail": "tier scratch: No space left on device", "generation": 1, "t": 7.0}
+    found = diagnose([*START, storage], code=Exit.UNUSABLE, message="step 9 could not be made durable")
+    assert found.what == "step 9 could not be made durable"
+    assert "No space left" in page(found)
+    assert "exit 69" in page(found)
+
+
+def test_what_could_not_be_saved_is_said_after_the_evidence():
+    message = f"because of 1; rank 3:\n{TRACEBACK.rstrip()}; step 14 could not be made durable"
+    found = diagnose(lines({}), code=Exit.GAVE_UP, message=message)
+    assert "step 14 could not be made durable" in short(found)
+    assert "step 14 could not be made durable" in page(found)
+
+
+def test_a_message_that_says_everything_is_left_alone():
+    fault = {"evidence": "all checkpoints are damaged"}
+    found = diagnose(lines(fault), code=Exit.GAVE_UP, message="all checkpoints are damaged")
+    assert found.alone
+    assert found.what == "all checkpoints are damaged"
+    assert not gave_up({}).alone
+
+
+def test_the_page_holds_all_and_the_short_form_the_end_of_the_traceback():
+    found = gave_up(*[{}] * 3)
+    text = page(found)
+    for words in (
+        "# teuken gave up (exit 70)",
+        found.who,
+        found.place,
+        TRACEBACK.strip(),
+        "g2-2",
+        "logs/g3/rank3.log",
+        *found.advice,
+    ):
+        assert words in text
+    told = short(found)
+    assert "RuntimeError: mat1 and mat2 shapes" in told
+    assert "restart workers x 2" in told
+    assert len(told.splitlines()) < 30
+    json.dumps(told)
+
+
+@pytest.mark.parametrize(
+    ("traceback", "expected"),
+    [
+        ("process 7 ended by SIGKILL", ""),
+        ('  File "/usr/lib/python3.11/json/decoder.py", line 5, in decode', "/usr/lib/python3.11/json/decoder.py:5 in decode"),
+        ('  File "/a/mine.py", line 5 in inner\n  File "/a/main.py", line 9 in <module>', "/a/mine.py:5 in inner"),
+        ('  File "/v/site-packages/trainer/loop.py", line 5, in f', "/v/site-packages/trainer/loop.py:5 in f"),
+    ],
+)
+def test_the_place_of_a_traceback(traceback, expected):
+    assert place(traceback) == expected
