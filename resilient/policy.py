@@ -9,7 +9,7 @@ from typing import Literal
 
 from resilient.faults import Fault
 
-ActionName = Literal["wait", "restart_workers", "replace_node", "finish_drain", "give_up"]
+ActionName = Literal["wait", "report", "restart_workers", "replace_node", "finish_drain", "give_up"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Situation:
         now: unix seconds.
         outage: what a link of the group does or did a moment ago; None where all are well.
         link_grace_s: how long a stall may last before a link is no excuse any more.
+        replace_stragglers: the node of a straggler is replaced, once; else it is only told.
     """
 
     fault: Fault
@@ -48,6 +49,7 @@ class Situation:
     now: float
     outage: str | None = None
     link_grace_s: float = 0.0
+    replace_stragglers: bool = False
 
     @property
     def same(self) -> int:
@@ -58,6 +60,12 @@ class Situation:
     def in_last_hour(self) -> int:
         """How many faults before this one lie less than an hour back."""
         return sum(self.now - t < 3600 for t, _ in self.earlier)
+
+    @property
+    def worth_replacing(self) -> bool:
+        """Whether the node of a straggler is to be replaced: not for a second time, nor for the last of the restarts."""
+        before = any(fault.kind == "straggler" and fault.nodes == self.fault.nodes for _, fault in self.earlier)
+        return self.replace_stragglers and not before and self.in_last_hour + 1 < self.budget.max_restarts_per_hour
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,11 @@ TABLE: tuple[Row, ...] = (
         lambda s: f"{s.outage}: transports go on by themselves; up to {s.link_grace_s:.0f} s are granted",
     ),
     Row(
+        lambda s: s.fault.kind == "straggler" and not s.worth_replacing,
+        "report",
+        lambda s: "it slows the others down, and nothing is lost",
+    ),
+    Row(
         lambda s: s.fault.final is not None,
         "give_up",
         lambda s: "trying again cannot help",
@@ -99,6 +112,11 @@ TABLE: tuple[Row, ...] = (
         lambda s: s.fault.kind == "node_lost",
         "replace_node",
         lambda s: f"node {', '.join(map(str, s.fault.nodes))} is gone: its agent is started anew",
+    ),
+    Row(
+        lambda s: s.fault.kind == "straggler",
+        "replace_node",
+        lambda s: f"node {', '.join(map(str, s.fault.nodes))} slows the others down (resilience.straggler: replace)",
     ),
     Row(
         lambda s: True,

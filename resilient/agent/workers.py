@@ -21,6 +21,7 @@ from pathlib import Path
 from resilient import worker
 from resilient.agent import looks, preload
 from resilient.agent.bootstrap import RAISED, WorkerSpec, run_rank
+from resilient.agent.effort import OwnTime
 from resilient.faults import Raised, WorkerEnd
 from resilient.page import AgentPage, Pulse, Record, salvage
 
@@ -51,6 +52,7 @@ class Rank:
     process: BaseProcess
     page: AgentPage
     log: Path
+    own: OwnTime
     records: list[Record] = field(default_factory=list)
     raised: Raised | None = None
     end: WorkerEnd | None = None
@@ -74,6 +76,7 @@ class Sign:
         silent_s: how long ago it was; 0 if there never was one.
         state: of its process, once a worker of the node has been silent for a while.
         phased: whether it ever told a phase.
+        own_s: what it has spent without waiting for others, since it began; None where that is not known.
     """
 
     step: int
@@ -83,6 +86,7 @@ class Sign:
     silent_s: float
     state: str
     phased: bool
+    own_s: float | None = None
 
 
 class Workers:
@@ -123,7 +127,8 @@ class Workers:
             )
             process = context.Process(target=run_rank, args=(spec,), name=f"rank{number}")
             process.start()
-            self._ranks.append(Rank(number, process, page, spec.log))
+            assert process.pid is not None
+            self._ranks.append(Rank(number, process, page, spec.log, OwnTime(process.pid)))
 
     @property
     def pids(self) -> dict[int, int]:
@@ -179,6 +184,7 @@ class Workers:
                 silent_s=silent[rank],
                 state=looks.state_of(rank.process.pid or 0) if worth_it else "",
                 phased=pulse.phase_t > 0,
+                own_s=rank.own.seconds(),
             )
             for rank, pulse in pulses.items()
         }
@@ -227,6 +233,7 @@ class Workers:
         for rank in self._ranks:
             _stacks_of(rank.page).unlink(missing_ok=True)
             rank.page.close()
+            rank.own.close()
             with contextlib.suppress(ValueError):  # still running: see kill
                 rank.process.close()
         self._ranks = []

@@ -264,6 +264,13 @@ class Resilience(Section):
         10.0, description="a rank is suspected of being hung after five times the longest silence that was seen, but not sooner"
     )
     hang_ceiling_s: Seconds = Field(600.0, description="and not later, nor in phases of which nothing is known yet")
+    straggler: Literal["off", "report", "replace"] = Field(
+        "report", description="a rank that is persistently slower than others with the same work; replace: its node, once"
+    )
+    straggler_factor: Annotated[float, Field(gt=1), BeforeValidator(_no_bool)] = Field(
+        1.5, description="so many times the median of the others, in what it spends without waiting for them"
+    )
+    straggler_steps: Count = Field(50, description="over which that is measured; it is told after two such windows in a row")
     max_restarts_per_hour: NonNegative = 30
     give_up_after_same_step: Count = 3
 

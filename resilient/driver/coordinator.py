@@ -23,6 +23,7 @@ from resilient.driver.custody import Custody, News, StoragePlan
 from resilient.driver.drain import Drain, fits
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
 from resilient.driver.links import Links, Outage
+from resilient.driver.stragglers import Episode, Rules, Stragglers
 from resilient.driver.watchdog import PATIENCE_S, Limits, Suspicion, Watchdog
 from resilient.exits import Exit
 from resilient.faults import Fault, Raised, WorkerEnd, from_ends, is_victim
@@ -51,6 +52,8 @@ class Job:
     silence_s: float  # a node that has not been heard of for so long is lost
     hang: Limits
     link_grace_s: float  # how long ranks may wait for each other while a link is down, or has just come back
+    stragglers: Rules | None = None  # None: nobody looks for them
+    replace_stragglers: bool = False
 
     @property
     def world_size(self) -> int:
@@ -133,6 +136,7 @@ class Coordinator:
         self._ending: Ending | None = None
         self._began_t = 0.0
         self._watchdog = Watchdog(job.hang)
+        self._stragglers = Stragglers(job.stragglers) if job.stragglers is not None else None
         self._looking: Looking | None = None
         self._waited: list[tuple[Fault, float]] = []  # stalls that a link explains, and when they began
         self._patient_until = 0.0
@@ -176,7 +180,8 @@ class Coordinator:
             case "started":
                 return list(self._propose_to(index))
             case "beat":
-                return [*self._beat(message["ranks"], now), *self._watch(message["ranks"], now)]
+                ranks = message["ranks"]
+                return [*self._beat(ranks, now), *self._watch(ranks, now), *self._compare(ranks, now)]
             case "looked":
                 return list(self._looked(index, message["ranks"], now))
             case "records":
@@ -295,6 +300,8 @@ class Coordinator:
         self.state = State.RUNNING
         self._run = Run(started_t=now)
         self._watchdog.begin()
+        if self._stragglers is not None:
+            self._stragglers.begin()
         yield RaiseFence(self.generation)
         yield from self.custody.begin(self.generation)
         mtbf_s = mean_time_between_failures(len(self.faults), now - self._began_t)
@@ -415,6 +422,23 @@ class Coordinator:
             for index in range(self.job.nodes):
                 yield Send(index, {"type": "look"})
 
+    def _compare(self, ranks: Mapping[str, Mapping[str, Any]], now: float) -> Iterator[Effect]:
+        """Tell who compares the ranks with each other; what it finds is told, or the node is replaced."""
+        if self._stragglers is None or self.state is not State.RUNNING or self._drain is not None:
+            return
+        for rank, pulse in ranks.items():
+            self._stragglers.heard(int(rank), pulse)
+        for episode in list(self._stragglers.judge()):
+            yield from self._straggling(episode, now)
+
+    def _straggling(self, episode: Episode, now: float) -> Iterator[Effect]:
+        fault_id = f"g{self.generation}-straggler-{episode.number}"
+        if episode.over:
+            fields = {"fault_id": fault_id, "step": episode.step, "downtime_s": 0.0, "lost_steps": 0}
+            yield WriteEvent("recovered", fields, self.generation, now)
+        else:
+            yield from self._fault(episode.fault(fault_id, self.job.procs_per_node), now, now)
+
     def _looked(self, index: int, ranks: Mapping[str, Mapping[str, Any]], now: float) -> Iterator[Effect]:
         if self._looking is not None:
             self._looking.looks.update((int(rank), each) for rank, each in ranks.items())
@@ -450,13 +474,15 @@ class Coordinator:
         yield from self._announce(None, None, now)
         why = None if outage is None else str(outage)
         draining = self._drain is not None
-        action = decide(Situation(fault, self.faults, self.job.budget, draining, now, why, self.job.link_grace_s))
+        action = decide(
+            Situation(fault, self.faults, self.job.budget, draining, now, why, self.job.link_grace_s, self.job.replace_stragglers)
+        )
         if action.name == "wait":
             self._patient_until = now + max(1.0, min(LOOK_AGAIN_S, self.job.link_grace_s - fault.detect_s))
             if self._waited:
                 return  # it is told already
             self._waited.append((fault, happened_t))
-        else:
+        elif action.name != "report":
             self.faults.append((now, fault))
             self._unrecovered.append((fault, happened_t))
         yield WriteEvent(
@@ -492,6 +518,10 @@ class Coordinator:
                 self.state = State.GATHERING
                 self._looking = None
                 self.custody.hold()
+                if fault.kind == "straggler":  # its agent is there, and is to be another one
+                    for index in fault.nodes:
+                        self.links.forget(index)
+                        self._nodes[index] = Node(host=self._nodes[index].host, heard_t=now)
                 for index, node in enumerate(self._nodes):
                     if not node.joined:
                         yield Launch(index)

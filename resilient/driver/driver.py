@@ -30,6 +30,7 @@ from resilient.driver.display import Display
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
 from resilient.driver.launch import AgentCommand, LocalLauncher
 from resilient.driver.prepare import PrepareFailed, run_prepare
+from resilient.driver.stragglers import Rules
 from resilient.driver.tensorboard import ScalarWriter
 from resilient.driver.watchdog import Limits
 from resilient.exits import EnvironmentUnusable, Exit
@@ -115,6 +116,8 @@ class Driver:
                 silence_s=fence_s + 5.0,
                 link_grace_s=LINK_GRACE_S if config.resilience.link_grace_s == "auto" else config.resilience.link_grace_s,
                 hang=Limits(config.resilience.hang_floor_s, config.resilience.hang_ceiling_s),
+                stragglers=straggler_rules(config, layout),
+                replace_stragglers=config.resilience.straggler == "replace",
             ),
             last_generation=ledger.last_generation(self._run_dir),
         )
@@ -324,6 +327,14 @@ def storage_plan(kept: storage.Storage, durable: Path) -> StoragePlan:
     first, *middle, last = kept.tiers
     newest = max(steps(durable), default=0)
     return StoragePlan(plan(first), tuple(map(plan, middle)), plan(last), kept.slabs, kept.buddies, newest)
+
+
+def straggler_rules(config: Config, layout: Layout) -> Rules | None:
+    """What makes a straggler; None where nobody looks for them."""
+    resilience = config.resilience
+    if resilience.straggler == "off":
+        return None
+    return Rules(resilience.straggler_factor, resilience.straggler_steps, layout.world_size // layout.pp)
 
 
 def _scalar_writer(config: Config) -> ScalarWriter:

@@ -27,7 +27,7 @@ def count(config: worker.Config) -> None:
 
     args: step_s: time of a step; raise_at / exit_at / kill_at: what rank `bad_rank` does at that step, in every generation;
     last_words: printed before it exits; hang_at: it hangs there, `hang` says how; once: only in the first generation; deaf: rank
-    `bad_rank` never asks whether to stop; slow_every / slow_s: every so many steps one takes so long.
+    `bad_rank` never asks whether to stop; work: loops that each step computes; slow_every / slow_s: every so many steps one takes so long.
     """
     args = {"step_s": 0.02, "bad_rank": 1, "once": False, **config.args}
     ctx = worker.init()
@@ -51,6 +51,8 @@ def count(config: worker.Config) -> None:
                 os._exit(3)
             if bad and args.get("kill_at") == step + 1:
                 os.kill(os.getpid(), signal.SIGKILL)
+            for _ in range(args.get("work", 0)):
+                pass
             value = torch.full((1,), float(ctx.rank + step))
             dist.all_reduce(value)
             time.sleep(args["slow_s"] if args.get("slow_every") and step % args["slow_every"] == 5 else args["step_s"])

@@ -8,6 +8,7 @@ import pytest
 from resilient.driver.coordinator import LAUNCH_ATTEMPTS, LOOK_AGAIN_S, SETTLE_S, Coordinator, Job, State
 from resilient.driver.custody import Custody, StoragePlan, TierPlan
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
+from resilient.driver.stragglers import Rules
 from resilient.driver.watchdog import PATIENCE_S, Limits
 from resilient.exits import Exit
 from resilient.faults import Raised, WorkerEnd
@@ -20,7 +21,7 @@ BUG = Raised("ValueError", "boom", "culprit's traceback", 9.2)
 class Play:
     """A coordinator with two nodes of one rank each, and a clock that the test moves."""
 
-    def __init__(self, nodes: int = 2, **budget: int) -> None:
+    def __init__(self, nodes: int = 2, *, stragglers: Rules | None = None, replace_stragglers: bool = False, **budget: int) -> None:
         limits = {"max_restarts_per_hour": 30, "give_up_after_same_step": 3, **budget}
         buddies = tuple((node + 1) % nodes for node in range(nodes))
         storage = StoragePlan(TierPlan("ram", 1), (), TierPlan("scratch", 3), 2, buddies)
@@ -34,6 +35,8 @@ class Play:
             silence_s=30.0,
             hang=Limits(10.0, 600.0),
             link_grace_s=60.0,
+            stragglers=stragglers,
+            replace_stragglers=replace_stragglers,
         )
         self.nodes = nodes
         self.coordinator = Coordinator(job, last_generation=4)
@@ -635,3 +638,36 @@ def test_a_part_on_its_way_to_a_disk_is_not_forgotten_meanwhile():
     assert [order["step"] for order in orders if order["do"] == "copy"] == [6]
     assert all(order["upto"] < 6 for order in orders if order["do"] == "keep" and order["tier"] == "nvme")
     assert any(order["upto"] == 6 for order in orders if order["do"] == "keep" and order["tier"] == "ram")
+
+
+def slowed(play: Play, beats: int) -> None:
+    """Rank 1 needs twice as long for its part of a step, for so many beats of 20 steps each."""
+    for number in range(1, beats + 1):
+        play.now += 2.0
+        for rank, own_s in ((0, number / 2), (1, float(number))):
+            sign = {"step": 20 * number, "beat_t": play.now, "mark": play.now, "silent_s": 0.0, "phase": "step", "state": ""}
+            play.tell(rank, "beat", ranks={str(rank): {**sign, "phased": True, "own_s": own_s}})
+
+
+def test_a_straggler_is_told_and_nothing_is_done_to_the_run():
+    play = Play(stragglers=Rules(1.5, 20, 2), max_restarts_per_hour=1)
+    play.start()
+    slowed(play, 6)
+    (fault,) = play.events("fault")
+    assert (fault["fault_id"], fault["kind"], fault["nodes"]) == ("g5-straggler-1", "straggler", [1])
+    assert [action["name"] for action in play.events("action")] == ["report"]
+    assert not play.sent("stop") and play.coordinator.state is State.RUNNING
+    play.exit(1)
+    assert play.events("action")[-1]["name"] == "restart_workers"  # the report used up nothing
+
+
+def test_the_node_of_a_straggler_gets_a_new_agent_where_that_is_asked_for():
+    play = Play(stragglers=Rules(1.5, 20, 2), replace_stragglers=True)
+    play.start()
+    play.effects.clear()
+    slowed(play, 6)
+    assert [action["name"] for action in play.events("action")] == ["replace_node"]
+    assert [e.node for e in play.effects if isinstance(e, Launch)] == [1]
+    assert [send.node for send in play.sent("stop")] == [0]
+    play.tell(0, "ready", store_port=1), play.join(1)
+    assert play.sent("start") and play.coordinator.generation == 6

@@ -21,9 +21,14 @@ def stalled(waited_s: float, *, kind: str = "collective_timeout", outage: str | 
     return replace(situation(fault), outage=outage, link_grace_s=60.0)
 
 
+def replacing(fault: Fault, earlier: list[tuple[float, Fault]] | None = None) -> Situation:
+    return replace(situation(fault, earlier), replace_stragglers=True)
+
+
 other_steps = [(NOW - 10 * k, replace(FAULT, step=100 + k)) for k in range(5)]
 same = [(NOW - 50, FAULT), (NOW - 20, FAULT)]
 lost = replace(FAULT, kind="node_lost")
+slow = replace(FAULT, kind="straggler", step=40)
 
 ROWS = [
     (situation(draining=True), "finish_drain"),
@@ -44,6 +49,12 @@ ROWS = [
     (stalled(20.0, outage=None), "restart_workers"),
     (stalled(20.0, kind="hang"), "restart_workers"),
     (replace(stalled(20.0), draining=True), "finish_drain"),
+    (situation(slow), "report"),
+    (replacing(slow), "replace_node"),
+    (replacing(slow, [(NOW - 20, replace(slow, step=20))]), "report"),
+    (replacing(slow, [(NOW - 20, replace(slow, nodes=(1,)))]), "replace_node"),
+    (replacing(slow, other_steps[:3]), "replace_node"),
+    (replacing(slow, other_steps[:4]), "report"),
 ]
 
 
