@@ -111,7 +111,7 @@ def timeouts(config: Config) -> dict[str, object]:
         "drain on SIGTERM, Ctrl-C": f"{drain:.0f} s, then workers are killed",
         "agent without its driver": f"kills its workers after {fence:.0f} s",
         "silent rank": (
-            f"suspected after {FACTOR:g} times the longest silence seen, {resilience.hang_floor_s:g} s at least, "
+            f"suspected after {FACTOR:g} times the usual silence, {resilience.hang_floor_s:g} s at least, "
             f"{resilience.hang_ceiling_s:g} s at most"
         ),
         "ranks that wait for a link": f"{grace:g} s, then workers are restarted",

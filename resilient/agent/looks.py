@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilient.agent.effort import OwnTime
+
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 WINDOW_S = 0.2  # over which the processor time is measured, and in which stacks are expected
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -24,7 +26,7 @@ class Look:
 
     Attributes:
         state: of the process, as /proc tells it (R, S, D, T, t, Z); "" if there is none.
-        cpu: share of one core that it used while it was looked at.
+        cpu: share of one core that it used while it was looked at, or that its main thread would have if nobody else had.
         stacks: of all threads, most recent call first; empty where it did not answer.
     """
 
@@ -50,6 +52,8 @@ def look(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Look]:
     A worker that is stopped is continued for it, unless all are: then the job may have been suspended.
     """
     before: dict[int, tuple[str, float, int]] = {}
+    own = {rank: OwnTime(pid) for rank, (pid, _) in workers.items()}
+    wanted_s = {rank: each.seconds() or 0.0 for rank, each in own.items()}
     for rank, (pid, stacks) in workers.items():
         state, cpu_s = _stat(pid)
         before[rank] = (state, cpu_s, _size(stacks))
@@ -64,7 +68,9 @@ def look(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Look]:
     found = {}
     for rank, (pid, stacks) in workers.items():
         state, cpu_s, size = before[rank]
-        used = (_stat(pid)[1] - cpu_s) / (time.monotonic() - began)
+        wanted = (own[rank].seconds() or 0.0) - wanted_s[rank]
+        used = max(_stat(pid)[1] - cpu_s, wanted) / (time.monotonic() - began)
+        own[rank].close()
         found[rank] = Look(state, round(max(0.0, used), 2), _from(stacks, size))
     return found
 

@@ -261,7 +261,7 @@ class Resilience(Section):
     fence_s: Seconds | Auto = Field("auto", description="an agent without its driver for so long kills its workers")
     drain_s: Seconds | Auto = Field("auto", description="time that a stop on request may take before workers are killed")
     hang_floor_s: Seconds = Field(
-        10.0, description="a rank is suspected of being hung after five times the longest silence that was seen, but not sooner"
+        10.0, description="a rank is suspected of being hung after five times the silence that is usual, but not sooner"
     )
     hang_ceiling_s: Seconds = Field(600.0, description="and not later, nor in phases of which nothing is known yet")
     straggler: Literal["off", "report", "replace"] = Field(

@@ -27,7 +27,8 @@ def count(config: worker.Config) -> None:
 
     args: step_s: time of a step; raise_at / exit_at / kill_at: what rank `bad_rank` does at that step, in every generation;
     last_words: printed before it exits; hang_at: it hangs there, `hang` says how; once: only in the first generation; deaf: rank
-    `bad_rank` never asks whether to stop; work: loops that each step computes; slow_every / slow_s: every so many steps one takes so long.
+    `bad_rank` never asks whether to stop; work: loops that each step computes; slow_every / slow_s: every so many steps one
+    takes so long.
     """
     args = {"step_s": 0.02, "bad_rank": 1, "once": False, **config.args}
     ctx = worker.init()
