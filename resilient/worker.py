@@ -38,13 +38,16 @@ PAGE_VARIABLE = "RESILIENT_PAGE"
 GENERATION_VARIABLE = "RESILIENT_GENERATION"
 RUN_DIR_VARIABLE = "RESILIENT_RUN_DIR"
 SESSION_VARIABLE = "RESILIENT_SESSION"
+COLLECTIVE_TIMEOUT_VARIABLE = "RESILIENT_COLLECTIVE_TIMEOUT_S"
 
 
 @dataclass(frozen=True)
 class Context:
     """Who this process is. Ranks and sizes as torchrun names them; `generation` counts the restarts of the campaign.
 
-    `session` is for `checkpoint.Snapshots`; None where nobody keeps snapshots.
+    `session` is for `checkpoint.Snapshots`; None where nobody keeps snapshots. `collective_timeout_s` is what process groups
+    are to be made with, so that a hang is judged before a collective times out; None without a supervisor. Groups that are made
+    without a timeout have it.
     """
 
     rank: int
@@ -55,6 +58,7 @@ class Context:
     run_dir: Path | None
     supervised: bool
     session: Path | None = None
+    collective_timeout_s: float | None = None
 
 
 class UnrecoverableError(Exception):
@@ -71,7 +75,7 @@ def init() -> Context:
     path = env.get(PAGE_VARIABLE)
     if path is not None and _page is None:
         _page = WorkerPage(Path(path))
-    run_dir, session = env.get(RUN_DIR_VARIABLE), env.get(SESSION_VARIABLE)
+    run_dir, session, timeout_s = env.get(RUN_DIR_VARIABLE), env.get(SESSION_VARIABLE), env.get(COLLECTIVE_TIMEOUT_VARIABLE)
     return Context(
         rank=int(env.get("RANK", "0")),
         local_rank=int(env.get("LOCAL_RANK", "0")),
@@ -81,6 +85,7 @@ def init() -> Context:
         run_dir=Path(run_dir) if run_dir is not None else None,
         supervised=_page is not None,
         session=Path(session) if session is not None else None,
+        collective_timeout_s=float(timeout_s) if timeout_s is not None else None,
     )
 
 

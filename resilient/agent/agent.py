@@ -30,7 +30,7 @@ from resilient.faults import WorkerEnd
 from resilient.network import dump_files
 from resilient.page import AgentPage
 from resilient.wire import Connection, Disconnected, Message
-from resilient.worker import GENERATION_VARIABLE, RUN_DIR_VARIABLE, SESSION_VARIABLE
+from resilient.worker import COLLECTIVE_TIMEOUT_VARIABLE, GENERATION_VARIABLE, RUN_DIR_VARIABLE, SESSION_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -190,6 +190,7 @@ class NodeAgent(LocalElasticAgent):
             GENERATION_VARIABLE: str(told.generation),
             RUN_DIR_VARIABLE: str(self._settings.run_dir),
             SESSION_VARIABLE: str(self._keeper.session_path),
+            COLLECTIVE_TIMEOUT_VARIABLE: str(told.collective_timeout_s),
             **dump_files(os.environ, self._settings.run_dir / "logs" / f"g{told.generation}"),
         }
 
@@ -209,6 +210,7 @@ class NodeAgent(LocalElasticAgent):
                     master_addr=message["master_addr"],
                     master_port=message["master_port"],
                     storage=message["storage"],
+                    collective_timeout_s=message["collective_timeout_s"],
                 )
 
     def _pause(self, seconds: float) -> None:

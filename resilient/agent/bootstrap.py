@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from resilient import entry, worker
-from resilient.agent import looks
+from resilient.agent import groups, looks
 from resilient.exits import Exit
 from resilient.lifeline import die_with_parent
 
@@ -47,7 +47,9 @@ def run_rank(spec: WorkerSpec) -> None:
     looks.answer_with_stacks(spec.stacks)
     os.environ.update(spec.environ)
     try:
-        worker.init()
+        timeout_s = worker.init().collective_timeout_s
+        if timeout_s is not None:
+            groups.wait_at_most(timeout_s)
         entry.run(entry.parse(spec.entrypoint), lambda: worker.load_config(spec.config))
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is evidence
         if isinstance(error, SystemExit):

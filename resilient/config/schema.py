@@ -290,6 +290,10 @@ class Network(Section):
     ib_retries: Annotated[int, Field(ge=IB_RETRIES[0], le=IB_RETRIES[1], strict=True)] | None = Field(
         None, description="NCCL_IB_RETRY_CNT"
     )
+    collective_timeout_s: Seconds | Auto = Field(
+        "auto",
+        description="of process groups that are made without one; auto: 20 s more than the longest silence that the watchdog bears",
+    )
     ucx_rc_timeout_s: Seconds | None = Field(None, description="UCX_RC_TIMEOUT, of one try; for programs that use UCX beside NCCL")
     async_error_handling: Annotated[int, Field(ge=0, le=3, strict=True)] | None = Field(
         None, description="TORCH_NCCL_ASYNC_ERROR_HANDLING: 0 none, 1 abort and exit, 2 abort, 3 exit, which is torch's own choice"

@@ -19,6 +19,7 @@ from enum import Enum, auto
 from typing import Any
 
 from checkpoint.tiers.cadence import mean_time_between_failures
+from resilient.config.timeouts import PING_S
 from resilient.driver.custody import Custody, News, StoragePlan
 from resilient.driver.drain import Drain, fits
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
@@ -32,7 +33,6 @@ from resilient.policy import Action, Budget, Situation, decide
 from resilient.wire import Message
 
 SETTLE_S = 0.3  # how long a failure that blames a peer waits for that peer's own failure
-PING_S = 1.0
 LAUNCH_ATTEMPTS = 3
 LINK_MEMORY_S = 15.0  # a stall that began so soon after a link came back may be its doing
 LOOK_AGAIN_S = 5.0  # at ranks that wait for a link
@@ -52,6 +52,7 @@ class Job:
     silence_s: float  # a node that has not been heard of for so long is lost
     hang: Limits
     link_grace_s: float  # how long ranks may wait for each other while a link is down, or has just come back
+    collective_timeout_s: float  # of process groups: longer than the watchdog bears
     stragglers: Rules | None = None  # None: nobody looks for them
     replace_stragglers: bool = False
 
@@ -316,6 +317,7 @@ class Coordinator:
                     "nodes": self.job.nodes,
                     "master_addr": first.addr,
                     "master_port": first.ready_port,
+                    "collective_timeout_s": self.job.collective_timeout_s,
                     "storage": {"candidates": self.custody.candidates(index), "mtbf_s": mtbf_s},
                 },
             )

@@ -24,6 +24,7 @@ from checkpoint.fence import raise_fence
 from checkpoint.naming import steps
 from resilient import ledger, network, storage
 from resilient.config import Config, ConfigError, Layout, dump
+from resilient.config.timeouts import timeouts
 from resilient.driver.coordinator import Coordinator, Job
 from resilient.driver.custody import StoragePlan, TierPlan
 from resilient.driver.display import Display
@@ -41,9 +42,6 @@ from resilient.wire import LINE_LIMIT, decode, encode
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-FENCE_S = 30.0
-DRAIN_S = 25.0
-LINK_GRACE_S = 60.0  # TCP and InfiniBand, as most sites set them, have gone on by then or given up
 FENCE_RAISE_S = 30.0  # for a commit that is under way; the workers that could make one are dead by then
 SHUTDOWN_S = 3.0
 LOCK_WAIT_S = 10.0  # the processes of a driver that was killed a moment ago are gone long before
@@ -102,9 +100,8 @@ class Driver:
         self._display = display
         self._run_dir = config.run_dir
         self._config_path = self._run_dir / "config.yaml"
-        fence_s = FENCE_S if config.resilience.fence_s == "auto" else config.resilience.fence_s
-        self._fence_s = fence_s
-        self._drain_s = DRAIN_S if config.resilience.drain_s == "auto" else config.resilience.drain_s
+        limits = timeouts(config)
+        self._fence_s = limits.fence_s
         self._coordinator = Coordinator(
             Job(
                 nodes=layout.nodes,
@@ -112,10 +109,11 @@ class Driver:
                 layout={"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp},
                 storage=storage_plan(kept, config.checkpoint.tiers[-1].path),
                 budget=Budget(config.resilience.max_restarts_per_hour, config.resilience.give_up_after_same_step),
-                drain_s=self._drain_s,
-                silence_s=fence_s + 5.0,
-                link_grace_s=LINK_GRACE_S if config.resilience.link_grace_s == "auto" else config.resilience.link_grace_s,
-                hang=Limits(config.resilience.hang_floor_s, config.resilience.hang_ceiling_s),
+                drain_s=limits.drain_s,
+                silence_s=limits.lost_s,
+                link_grace_s=limits.link_grace_s,
+                hang=Limits(limits.soft_s, limits.hard_s),
+                collective_timeout_s=limits.collective_s,
                 stragglers=straggler_rules(config, layout),
                 replace_stragglers=config.resilience.straggler == "replace",
             ),

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from resilient.config.timeouts import STOPPED_S, TOLD_S
 from resilient.faults import Fault, Kind
 from resilient.page import NOT_BEATEN
 
@@ -20,12 +21,10 @@ EVERY_STEP = ("step", "data")
 SELDOM_FACTOR = 15.0  # for phases that come seldom, and the first steps of a generation, where kernels are compiled
 SELDOM_FLOOR_S = 60.0
 WARM_STEPS = 3
-STOPPED_S = 1.0
 PATIENCE_S = 5.0  # for agents to answer how their workers look
 KEPT = 300  # steps back from which is learned
 QUANTILE = 0.99  # of them are usual
 AGAIN = 2.0  # and what was longer may come again, so many times as long
-TOLD_S = 1.5  # agents tell how long a worker has been silent at least so often
 _NEEDED = 3
 
 Waiting = Literal["collective", "compiling"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from resilient import worker
 
@@ -106,6 +107,20 @@ def tell_environment(config: worker.Config) -> None:
     """Print what NCCL and gloo would find in the environment, as JSON."""
     worker.init()
     print(json.dumps({name: os.environ.get(name) for name in config.args["names"]}))
+
+
+def tell_timeouts(config: worker.Config) -> None:
+    """Print how long process groups that are made without a timeout wait, in seconds, as JSON."""
+    ctx = worker.init()
+    dist.init_process_group("gloo")
+    groups = [
+        dist.group.WORLD,
+        dist.new_group([0, 1]),
+        init_device_mesh("cpu", (1, 2), mesh_dim_names=("pp", "dp")).get_group("dp"),
+    ]
+    waits_s = [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+    print(json.dumps({"groups": waits_s, "asked": ctx.collective_timeout_s}))
+    dist.destroy_process_group()
 
 
 def no_such_module(config: worker.Config) -> None:

@@ -35,6 +35,7 @@ class Play:
             silence_s=30.0,
             hang=Limits(10.0, 600.0),
             link_grace_s=60.0,
+            collective_timeout_s=620.0,
             stragglers=stragglers,
             replace_stragglers=replace_stragglers,
         )
@@ -136,6 +137,7 @@ def test_all_ranks_are_sent_to_the_store_of_node_rank_0(play):
     messages = [send.message for send in play.sent("start")]
     assert {(m["master_addr"], m["master_port"]) for m in messages} == {("10.0.0.0", 5000)}
     assert [m["node_rank"] for m in messages] == [0, 1]
+    assert [m["collective_timeout_s"] for m in messages] == [620.0, 620.0]
 
 
 def test_a_killed_worker_stops_all_nodes_and_the_next_generation_has_a_new_store(play):

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from resilient.agent import looks
+from resilient.config.timeouts import STOPPED_S, TOLD_S
 from resilient.driver.watchdog import (
     AGAIN,
     FACTOR,
     KEPT,
-    STOPPED_S,
-    TOLD_S,
     WARM_STEPS,
     Limits,
     Suspicion,
