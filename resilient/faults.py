@@ -43,6 +43,30 @@ class Raised:
 
 
 @dataclass(frozen=True)
+class OutOfMemory:
+    """The kernel's OOM killer ended a worker: the cgroup whose limit it was and what that used at most, in bytes.
+
+    All of that is None where the whole machine had no memory left, or nobody can tell the limit; `evidence` is who says so.
+    """
+
+    cgroup: str | None
+    limit_bytes: int | None
+    used_bytes: int | None
+    evidence: str
+
+    def __str__(self) -> str:
+        if self.limit_bytes is None:
+            return "the OOM killer"
+        used = f", used {self.used_bytes / 2**20:,.0f} MiB" if self.used_bytes is not None else ""
+        return f"the OOM killer (cgroup {self.cgroup}, limit {self.limit_bytes / 2**20:,.0f} MiB{used})"
+
+    @property
+    def verdict(self) -> symptoms.Class:
+        """A limit is met again, wherever the worker runs; a machine without memory may be somebody else's doing."""
+        return "node" if self.limit_bytes is None else "deterministic"
+
+
+@dataclass(frozen=True)
 class WorkerEnd:
     """How one worker ended.
 
@@ -51,6 +75,7 @@ class WorkerEnd:
         noticed_t: when its agent saw it, unix seconds.
         step: the last step that it finished, -1 if none in its generation.
         log: the last lines of its log, where it failed.
+        oom: where it was killed for want of memory.
     """
 
     rank: int
@@ -62,6 +87,7 @@ class WorkerEnd:
     phase: str
     raised: Raised | None = None
     log: str = ""
+    oom: OutOfMemory | None = None
 
     @property
     def failed(self) -> bool:
@@ -170,6 +196,9 @@ def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int, no
         detail = cause
         evidence = f"process {first.pid} of rank {first.rank} ended by {detail} in phase {first.phase}"
         since = first.noticed_t
+    if first.oom is not None:
+        cause, detail, found = "OOM killer", f"killed by {first.oom}", None
+        evidence = f"{evidence}\n{first.oom.evidence}"
     if found is not None:
         detail += f"; {found.symptom.meaning}"
         if found.line not in evidence:
@@ -185,5 +214,5 @@ def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int, no
         evidence=evidence,
         detect_s=max(0.0, now - since),
         final=first.raised.final if first.raised is not None else None,
-        verdict=found.symptom.verdict if found is not None else None,
+        verdict=first.oom.verdict if first.oom is not None else found.symptom.verdict if found is not None else None,
     )

@@ -22,6 +22,7 @@ from resilient import worker
 from resilient.agent import looks, preload
 from resilient.agent.bootstrap import RAISED, WorkerSpec, run_rank
 from resilient.agent.effort import OwnTime
+from resilient.agent.oom import OomWatch
 from resilient.faults import Raised, WorkerEnd
 from resilient.page import AgentPage, Pulse, Record, salvage
 
@@ -113,6 +114,7 @@ class Workers:
     ) -> None:
         self._node = node
         self._watched_t = 0.0
+        self._oom = OomWatch()
         self._ranks: list[Rank] = []
         context = multiprocessing.get_context("forkserver")
         for environ in environs:
@@ -161,6 +163,7 @@ class Workers:
             phase=pulse.phase,
             raised=rank.raised,
             log=_tail(rank.log) if rank.process.exitcode != 0 else "",
+            oom=self._oom.ended(rank.process.pid or 0) if rank.process.exitcode == -signal.SIGKILL else None,
         )
         return rank.end
 
@@ -171,6 +174,7 @@ class Workers:
     def signs(self) -> dict[int, Sign]:
         """When each worker that runs gave its last sign, and where; by global rank."""
         now = time.time()
+        self._oom.poll(pid for rank in self._ranks if rank.end is None and (pid := rank.process.pid) is not None)
         pulses = {rank: rank.page.pulse() for rank in self._ranks if rank.end is None}
         marks = {rank: max(pulse.beat_t, pulse.phase_t) for rank, pulse in pulses.items()}
         silent = {rank: max(0.0, now - max(mark, self._watched_t)) if mark else 0.0 for rank, mark in marks.items()}
@@ -237,6 +241,7 @@ class Workers:
             with contextlib.suppress(ValueError):  # still running: see kill
                 rank.process.close()
         self._ranks = []
+        self._oom.close()
 
 
 def _stacks_of(page: AgentPage) -> Path:

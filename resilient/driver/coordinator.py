@@ -27,7 +27,7 @@ from resilient.driver.links import Links, Outage
 from resilient.driver.stragglers import Episode, Rules, Stragglers
 from resilient.driver.watchdog import PATIENCE_S, Limits, Suspicion, Watchdog
 from resilient.exits import Exit
-from resilient.faults import Fault, Raised, WorkerEnd, from_ends, is_victim
+from resilient.faults import Fault, OutOfMemory, Raised, WorkerEnd, from_ends, is_victim
 from resilient.page import NOT_BEATEN
 from resilient.policy import Action, Budget, Situation, decide
 from resilient.wire import Message
@@ -619,5 +619,9 @@ class Coordinator:
 
 
 def _end(fields: dict[str, Any]) -> WorkerEnd:
-    raised = fields.pop("raised")
-    return WorkerEnd(**fields, raised=Raised(**raised) if raised is not None else None)
+    raised, oom = fields.pop("raised"), fields.pop("oom")
+    return WorkerEnd(
+        **fields,
+        raised=Raised(**raised) if raised is not None else None,
+        oom=OutOfMemory(**oom) if oom is not None else None,
+    )

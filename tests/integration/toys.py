@@ -109,6 +109,23 @@ def tell_environment(config: worker.Config) -> None:
     print(json.dumps({name: os.environ.get(name) for name in config.args["names"]}))
 
 
+def eat(config: worker.Config) -> None:
+    """Count, but rank 1 joins the cgroup of `args` first, and in step 10 of the first generation takes all the memory there is."""
+    group = Path(config.args["cgroup"]) / "cgroup.procs"
+    if int(os.environ["RANK"]) == 1 and os.environ[worker.GENERATION_VARIABLE] == "1":
+        group.write_text(str(os.getpid()))
+        worker.eaten = []  # type: ignore[attr-defined]
+        beat = worker.beat
+
+        def beat_and_eat(step: int) -> None:
+            beat(step)
+            while step == 9 and config.args["eat"]:
+                worker.eaten.append(b"x" * (1 << 20))  # type: ignore[attr-defined]
+
+        worker.beat = beat_and_eat
+    count(config)
+
+
 def tell_timeouts(config: worker.Config) -> None:
     """Print how long process groups that are made without a timeout wait, in seconds, as JSON."""
     ctx = worker.init()
