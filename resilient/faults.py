@@ -11,6 +11,8 @@ from typing import Literal
 
 from resilient import symptoms
 
+INCIDENTS = "incidents"  # in the run directory: a folder of evidence for each fault that left some
+
 Kind = Literal[
     "exit",
     "exception",
@@ -117,6 +119,11 @@ class Fault:
     detect_s: float
     final: int | None = None
     verdict: symptoms.Class | None = None
+
+    @property
+    def hung(self) -> bool:
+        """Whether ranks were found that do not get on, and may still say why."""
+        return self.kind in ("stopped", "hang", "collective_timeout")
 
     @property
     def signature(self) -> tuple[str, str, int | None]:

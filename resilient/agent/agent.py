@@ -26,7 +26,7 @@ from resilient.agent.links import LinkWatch, interfaces_of, ports_of
 from resilient.agent.rendezvous import CalledOff, DriverRendezvous, Generation
 from resilient.agent.storage import KeeperProcess
 from resilient.agent.workers import Workers, keeper_directory, page_directory, salvaged
-from resilient.faults import WorkerEnd
+from resilient.faults import INCIDENTS, WorkerEnd
 from resilient.network import dump_files
 from resilient.page import AgentPage
 from resilient.wire import Connection, Disconnected, Message
@@ -231,7 +231,9 @@ class NodeAgent(LocalElasticAgent):
         while True:
             message = self._next(LOOK_S)
             match message:
-                case {"type": "stop"}:
+                case {"type": "stop", "incident": incident}:
+                    if incident is not None:
+                        self._workers.last_words(self._settings.run_dir / INCIDENTS / incident)
                     return
                 case {"type": "propose", "target": target, "reason": reason}:
                     self._send("proposed", checked=self._workers.propose(target, reason))

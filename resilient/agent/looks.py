@@ -49,7 +49,7 @@ def state_of(pid: int) -> str:
 def look(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Look]:
     """Look at workers that answer: process id and file of stacks, by rank.
 
-    A worker that is stopped is continued for it, unless all are: then the job may have been suspended.
+    A worker that is stopped is continued for it, and stopped again, unless all are: then the job may have been suspended.
     """
     before: dict[int, tuple[str, float, int]] = {}
     own = {rank: OwnTime(pid) for rank, (pid, _) in workers.items()}
@@ -58,21 +58,46 @@ def look(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Look]:
         state, cpu_s = _stat(pid)
         before[rank] = (state, cpu_s, _size(stacks))
     began = time.monotonic()
-    suspended = all(state == "T" for state, _, _ in before.values())
-    for pid, _ in workers.values():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, STACKS_SIGNAL)
-            if not suspended:
-                os.kill(pid, signal.SIGCONT)
-    time.sleep(WINDOW_S)
+    stopped = {rank: workers[rank] for rank, (state, _, _) in before.items() if state == "T"}
+    for rank, (pid, _) in workers.items():
+        if rank not in stopped:
+            _signal(pid, STACKS_SIGNAL)
+    told = stacks_of_stopped(stopped) if len(stopped) < len(workers) else {}
+    time.sleep(max(0.0, began + WINDOW_S - time.monotonic()))
     found = {}
     for rank, (pid, stacks) in workers.items():
         state, cpu_s, size = before[rank]
         wanted = (own[rank].seconds() or 0.0) - wanted_s[rank]
         used = max(_stat(pid)[1] - cpu_s, wanted) / (time.monotonic() - began)
         own[rank].close()
-        found[rank] = Look(state, round(max(0.0, used), 2), _from(stacks, size))
+        found[rank] = Look(state, round(max(0.0, used), 2), told[rank] if rank in told else _from(stacks, size))
     return found
+
+
+def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]:
+    """The stacks of workers that are stopped; each is continued only until it has written them, for `WINDOW_S` in all at most."""
+    sizes = {rank: _size(stacks) for rank, (_, stacks) in workers.items()}
+    for pid, _ in workers.values():
+        _signal(pid, STACKS_SIGNAL)  # is waiting when it is continued, and answered before anything else is done
+    found = {}
+    deadline = time.monotonic() + WINDOW_S
+    for rank, (pid, stacks) in workers.items():
+        _signal(pid, signal.SIGCONT)
+        while not (_is_whole(text := _from(stacks, sizes[rank])) or time.monotonic() > deadline):
+            time.sleep(0.0005)
+        _signal(pid, signal.SIGSTOP)
+        found[rank] = text
+    return found
+
+
+def _is_whole(stacks: str) -> bool:
+    """Whether the main thread, which faulthandler tells last, has been told to its outermost call, or as deep as it goes."""
+    return stacks.endswith((" in <module>\n", "  ...\n"))
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _stat(pid: int) -> tuple[str, float]:

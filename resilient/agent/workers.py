@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from resilient import worker
-from resilient.agent import looks, preload
+from resilient.agent import lastwords, looks, preload, recorder
 from resilient.agent.bootstrap import RAISED, WorkerSpec, run_rank
 from resilient.agent.effort import OwnTime
 from resilient.agent.oom import OomWatch
@@ -115,6 +115,7 @@ class Workers:
         self._node = node
         self._watched_t = 0.0
         self._oom = OomWatch()
+        self._told_stacks: set[int] = set()  # by the last look
         self._ranks: list[Rank] = []
         context = multiprocessing.get_context("forkserver")
         for environ in environs:
@@ -124,6 +125,7 @@ class Workers:
                 environ={**environ, worker.PAGE_VARIABLE: str(page.path)},
                 log=log_dir / f"rank{number}.log",
                 stacks=_stacks_of(page),
+                record=_record_of(page),
                 config=config,
                 entrypoint=entrypoint,
             )
@@ -200,7 +202,23 @@ class Workers:
     def look(self) -> dict[int, looks.Look]:
         """What the workers that run are doing, by global rank; takes a moment."""
         running = [rank for rank in self._ranks if rank.end is None and max(rank.page.pulse().beat_t, rank.page.pulse().phase_t)]
-        return looks.look({rank.rank: (rank.process.pid or 0, _stacks_of(rank.page)) for rank in running})
+        found = looks.look({rank.rank: (rank.process.pid or 0, _stacks_of(rank.page)) for rank in running})
+        self._told_stacks = {rank for rank, each in found.items() if each.stacks}
+        return found
+
+    def last_words(self, folder: Path) -> None:
+        """Have the workers that run say what they can before they are killed; see `resilient.agent.lastwords`. Takes a moment."""
+        witnesses = {
+            rank.rank: lastwords.Witness(
+                rank.process.pid or 0, _record_of(rank.page), None if rank.rank in self._told_stacks else _stacks_of(rank.page)
+            )
+            for rank in self._ranks
+            if rank.end is None
+        }
+        try:
+            lastwords.take(witnesses, folder, f"node{self._node}.txt")
+        except OSError as error:
+            log.warning("the last words of the workers could not be left in %s: %s", folder, error)
 
     def take_records(self) -> Iterator[tuple[int, Record, AgentPage]]:
         """The records that came since the last call, with their rank and the page to tell once they are kept."""
@@ -236,6 +254,7 @@ class Workers:
         self.kill()
         for rank in self._ranks:
             _stacks_of(rank.page).unlink(missing_ok=True)
+            recorder.forget(_record_of(rank.page))
             rank.page.close()
             rank.own.close()
             with contextlib.suppress(ValueError):  # still running: see kill
@@ -246,6 +265,10 @@ class Workers:
 
 def _stacks_of(page: AgentPage) -> Path:
     return page.path.with_suffix(".stacks")
+
+
+def _record_of(page: AgentPage) -> Path:
+    return page.path.with_suffix(".record")
 
 
 def page_directory(run_dir: Path, node: int) -> Path:

@@ -27,7 +27,7 @@ from resilient.driver.links import Links, Outage
 from resilient.driver.stragglers import Episode, Rules, Stragglers
 from resilient.driver.watchdog import PATIENCE_S, Limits, Suspicion, Watchdog
 from resilient.exits import Exit
-from resilient.faults import Fault, OutOfMemory, Raised, WorkerEnd, from_ends, is_victim
+from resilient.faults import INCIDENTS, Fault, OutOfMemory, Raised, WorkerEnd, from_ends, is_victim
 from resilient.page import NOT_BEATEN
 from resilient.policy import Action, Budget, Situation, decide
 from resilient.wire import Message
@@ -463,7 +463,7 @@ class Coordinator:
             fault = replace(fault, detail=f"{fault.detail}; {outage}")
         for rank, each in sorted(looks.items()):
             about = f"rank {rank}: state {each['state'] or 'none'}, {each['cpu']:.0%} of a core\n\n"
-            yield WriteText(f"incidents/{fault.fault_id}/rank{rank}.txt", about + each["stacks"])
+            yield WriteText(f"{INCIDENTS}/{fault.fault_id}/rank{rank}.txt", about + each["stacks"])
         yield from self._fault(fault, now - fault.detect_s, now, outage)
 
     def _blame(self, now: float) -> Iterator[Effect]:
@@ -528,7 +528,13 @@ class Coordinator:
                     if not node.joined:
                         yield Launch(index)
                     elif was_running:
-                        yield Send(index, {"type": "stop"})
+                        yield self._stop(index)
+
+    def _stop(self, index: int) -> Effect:
+        """End a node's workers; those that hang are asked for their last words before."""
+        fault = self._unrecovered[-1][0] if self._unrecovered else None
+        asked = fault is not None and fault.hung and fault.fault_id.startswith(f"g{self.generation}-")
+        return Send(index, {"type": "stop", "incident": fault.fault_id if fault is not None and asked else None})
 
     def _fault_id(self) -> str:
         return f"g{self.generation}-{len(self.faults) + 1}"
@@ -566,7 +572,7 @@ class Coordinator:
             if not node.joined:
                 yield Launch(index)
             elif running and code is not Exit.OK:
-                yield Send(index, {"type": "stop"})  # and once its workers are gone it says ready
+                yield self._stop(index)  # and once its workers are gone it says ready
             elif running or node.ready_port is not None:
                 yield self._sync(index)
 

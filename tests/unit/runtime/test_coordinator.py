@@ -673,3 +673,17 @@ def test_the_node_of_a_straggler_gets_a_new_agent_where_that_is_asked_for():
     assert [send.node for send in play.sent("stop")] == [0]
     play.tell(0, "ready", store_port=1), play.join(1)
     assert play.sent("start") and play.coordinator.generation == 6
+
+
+@pytest.mark.parametrize(("how", "incident"), [("hang", "g5-1"), ("exit", None)])
+def test_workers_that_hang_are_asked_for_their_last_words_before_they_are_killed(play: Play, how: str, incident: str | None):
+    play.beat(0, 7), play.beat(1, 7)
+    play.effects.clear()
+    if how == "exit":
+        play.exit(1)
+    else:
+        play.beat(1, 7, silent_s=601.0, state="S")
+        waiting = {"state": "S", "cpu": 0.0, "stacks": ""}
+        for node in range(2):
+            play.tell(node, "looked", ranks={str(node): waiting})
+    assert {send.node: send.message["incident"] for send in play.sent("stop")} == {0: incident, 1: incident}
