@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,6 +48,24 @@ SENT = {**STARTED, "is_p2p": True, "p2p_seq_id": 3, "profiling_name": "nccl:send
 )
 def test_a_record_in_words(entries: list[dict[str, Any]], words: str):
     assert recorder.in_words({"entries": entries}) == words
+
+
+def test_both_backends_of_a_process_are_asked_and_one_without_collectives_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Stands for a build of torch with NCCL, where gloo has remembered nothing."""
+
+    def dump(*entries: dict[str, Any]) -> Callable[[], bytes]:
+        return lambda: pickle.dumps({"version": "2.10", "entries": list(entries)} if entries else {})
+
+    c10d = SimpleNamespace(_dump_nccl_trace=dump(DONE, STARTED), _dump_fr_trace=dump())
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(_distributed_c10d=c10d)))
+    record = tmp_path / "page.record"
+    recorder._leave(record)
+    assert list(recorder.answers(record)) == ["nccl"]
+    assert record.read_text().startswith("nccl: 2 collectives remembered; 1 not finished, the first: number 7 of group 0")
+    recorder.forget(record)
+    assert not recorder.answers(record) and not list(tmp_path.iterdir())
 
 
 # A rank of a group of two, whose partner never comes; or with another `how`, something that is in no collective.
