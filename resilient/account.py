@@ -26,6 +26,8 @@ PARTS = {
 }
 """The parts of the account, and what they are."""
 
+GOES_ON = ("report", "recompute_batch", "skip_batch")  # actions that stop no rank: the time stays with the steps
+
 
 @dataclass
 class Incident:
@@ -166,6 +168,8 @@ class _Clerk:
         told = {"detail": "", "ranks": [], "nodes": [], "detect_s": 0.0, **line}
         incident = Incident(line["fault_id"], t, line["kind"], told["detail"], told["ranks"], told["nodes"], action)
         self.account.incidents.append(incident)
+        if action in GOES_ON:
+            return
         if action == "wait":
             self._open.append(incident)
             self.spend(t, "link")

@@ -11,6 +11,8 @@ from typing import Literal
 
 from resilient import symptoms
 
+INCIDENTS = "incidents"  # in the run directory: a folder of evidence for each fault that left some
+
 Kind = Literal[
     "exit",
     "exception",
@@ -46,6 +48,30 @@ class Raised:
 
 
 @dataclass(frozen=True)
+class OutOfMemory:
+    """The kernel's OOM killer ended a worker: the cgroup whose limit it was and what that used at most, in bytes.
+
+    All of that is None where the whole machine had no memory left, or nobody can tell the limit; `evidence` is who says so.
+    """
+
+    cgroup: str | None
+    limit_bytes: int | None
+    used_bytes: int | None
+    evidence: str
+
+    def __str__(self) -> str:
+        if self.limit_bytes is None:
+            return "the OOM killer"
+        used = f", used {self.used_bytes / 2**20:,.0f} MiB" if self.used_bytes is not None else ""
+        return f"the OOM killer (cgroup {self.cgroup}, limit {self.limit_bytes / 2**20:,.0f} MiB{used})"
+
+    @property
+    def verdict(self) -> symptoms.Class:
+        """A limit is met again, wherever the worker runs; a machine without memory may be somebody else's doing."""
+        return "node" if self.limit_bytes is None else "deterministic"
+
+
+@dataclass(frozen=True)
 class WorkerEnd:
     """How one worker ended.
 
@@ -54,6 +80,7 @@ class WorkerEnd:
         noticed_t: when its agent saw it, unix seconds.
         step: the last step that it finished, -1 if none in its generation.
         log: the last lines of its log, where it failed.
+        oom: where it was killed for want of memory.
     """
 
     rank: int
@@ -65,6 +92,7 @@ class WorkerEnd:
     phase: str
     raised: Raised | None = None
     log: str = ""
+    oom: OutOfMemory | None = None
 
     @property
     def failed(self) -> bool:
@@ -98,6 +126,11 @@ class Fault:
     verdict: symptoms.Class | None = None
     since: int | None = None
     phase: str | None = None
+
+    @property
+    def hung(self) -> bool:
+        """Whether ranks were found that do not get on, and may still say why."""
+        return self.kind in ("stopped", "hang", "collective_timeout")
 
     @property
     def signature(self) -> tuple[str, str, int | None]:
@@ -178,6 +211,9 @@ def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int, no
         detail = cause
         evidence = f"process {first.pid} of rank {first.rank} ended by {detail} in phase {first.phase}"
         since = first.noticed_t
+    if first.oom is not None:
+        cause, detail, found = "OOM killer", f"killed by {first.oom}", None
+        evidence = f"{evidence}\n{first.oom.evidence}"
     if found is not None:
         detail += f"; {found.symptom.meaning}"
         if found.line not in evidence:
@@ -193,7 +229,7 @@ def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int, no
         evidence=evidence,
         detect_s=max(0.0, now - since),
         final=first.raised.final if first.raised is not None else None,
-        verdict=found.symptom.verdict if found is not None else None,
+        verdict=first.oom.verdict if first.oom is not None else found.symptom.verdict if found is not None else None,
         since=first.raised.since if first.raised is not None else None,
         phase=first.phase,
     )

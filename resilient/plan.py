@@ -14,8 +14,8 @@ from rich.table import Table
 
 from resilient import entry, network, storage
 from resilient.config import Config, ConfigError, Layout, Problem, layouts
-from resilient.driver.driver import DRAIN_S, FENCE_S, LINK_GRACE_S, REJOIN_S, health_s
-from resilient.driver.watchdog import FACTOR, STOPPED_S
+from resilient.config.timeouts import STOPPED_S, timeouts
+from resilient.driver.watchdog import FACTOR
 from resilient.policy import ordinal
 
 TCP_RETRIES = Path("/proc/sys/net/ipv4/tcp_retries2")
@@ -27,7 +27,8 @@ def show(config: Config, layout: Layout) -> None:
     sections: dict[str, Mapping[str, object]] = {"layout": runtime_layout(config, layout)}
     sections.update(_entry_plan(config))
     sections["tiers"] = tiers(config, layout, checkpoint_size(config))
-    sections["time"] = timeouts(config)
+    sections["timeouts, the shortest first"] = ladder(config)
+    sections["patience"] = patience(config)
     console = Console(highlight=False)
     for title, rows in sections.items():
         table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
@@ -113,24 +114,28 @@ def checkpoint_size(config: Config) -> tuple[int, int] | None:
     return hook(config) if hook is not None else None
 
 
-def timeouts(config: Config) -> dict[str, object]:
-    """How long things may take before something is done about them."""
+def ladder(config: Config) -> dict[str, object]:
+    """How long things may take before something is done about them, in the order of time."""
+    found = timeouts(config)
+    rungs = [
+        (STOPPED_S, "stopped process", "is suspected, unless all are"),
+        (found.soft_s, "silent rank, soft", f"at the soonest suspected: after {FACTOR:g} times the usual silence of its phase"),
+        (found.hard_s, "silent rank, hard", "suspected at the latest, and in phases of which nothing is known yet"),
+        (found.link_grace_s, "ranks that wait for a link", "are restarted"),
+        (found.collective_s, "collective", "times out in its process group: the watchdog has spoken by then"),
+        (found.fence_s, "agent without its driver", "kills its workers"),
+        (found.lost_s, "node that is not heard of", "is replaced: its workers are dead by then"),
+        (found.rejoin_s, "node that is gone", "is waited for no longer, where fewer can go on and no spare takes over"),
+        *([(found.health_s, "health check of a node", "has failed")] if found.health_s else []),
+        (found.drain_s, "drain on SIGTERM, Ctrl-C", "workers are killed, hung or not; what agents hold is saved before"),
+    ]
+    return {name: f"{seconds:8.1f} s  {what}" for seconds, name, what in sorted(rungs)}
+
+
+def patience(config: Config) -> dict[str, object]:
+    """How much trouble is put up with."""
     resilience = config.resilience
-    fence = FENCE_S if resilience.fence_s == "auto" else resilience.fence_s
-    grace = LINK_GRACE_S if resilience.link_grace_s == "auto" else resilience.link_grace_s
-    drain = DRAIN_S if resilience.drain_s == "auto" else resilience.drain_s
-    rejoin = REJOIN_S if resilience.rejoin_s == "auto" else resilience.rejoin_s
     return {
-        "drain on SIGTERM, Ctrl-C": f"{drain:.0f} s, then workers are killed",
-        "agent without its driver": f"kills its workers after {fence:.0f} s",
-        "lost node": f"is waited for {rejoin:g} s where no spare is there and fewer nodes can go on",
-        "health check of a node": f"at most {health_s(config):g} s, then it failed" if health_s(config) else "none",
-        "silent rank": (
-            f"suspected after {FACTOR:g} times the longest silence seen, {resilience.hang_floor_s:g} s at least, "
-            f"{resilience.hang_ceiling_s:g} s at most"
-        ),
-        "ranks that wait for a link": f"{grace:g} s, then workers are restarted",
-        "stopped process": f"suspected after {STOPPED_S:g} s, unless all are",
         "restarts": f"at most {resilience.max_restarts_per_hour} an hour",
         "same failure at the same step": f"gives up the {ordinal(resilience.give_up_after_same_step)} time",
         "link that is down": _links(config),

@@ -15,7 +15,7 @@ from resilient.faults import Fault
 from resilient.rollback import RollBack, bad_numbers, choose, data_of
 
 ActionName = Literal[
-    "wait", "restart_agent", "restart_workers", "replace_node", "exclude_node", "roll_back", "finish_drain", "give_up"
+    "wait", "report", "restart_agent", "restart_workers", "replace_node", "exclude_node", "roll_back", "finish_drain", "give_up"
 ]
 
 FIRST_PAUSE_S = 0.5
@@ -62,6 +62,7 @@ class Situation:
         roll_backs: of this job, each with its fault, oldest first.
         checkpoints: the steps that can be gone on from.
         beginning: so can the start of the run.
+        replace_stragglers: the node of a straggler is replaced, once; else it is only told.
     """
 
     fault: Fault
@@ -75,6 +76,7 @@ class Situation:
     roll_backs: Sequence[tuple[Fault, RollBack]] = ()
     checkpoints: Sequence[int] = ()
     beginning: bool = False
+    replace_stragglers: bool = False
 
     @cached_property
     def stretch(self) -> list[Fault]:
@@ -112,6 +114,12 @@ class Situation:
         """How many faults before this one lie less than an hour back."""
         return sum(self.now - t < 3600 for t, _ in self.earlier)
 
+    @property
+    def worth_replacing(self) -> bool:
+        """Whether the node of a straggler is to be replaced: not for a second time, nor for the last of the restarts."""
+        before = any(fault.kind == "straggler" and fault.nodes == self.fault.nodes for _, fault in self.earlier)
+        return self.replace_stragglers and not before and self.in_last_hour + 1 < self.budget.max_restarts_per_hour
+
 
 @dataclass(frozen=True)
 class Row:
@@ -145,6 +153,11 @@ TABLE: tuple[Row, ...] = (
         lambda s: s.fault.kind == "collective_timeout" and s.outage is not None and s.fault.detect_s < s.link_grace_s,
         "wait",
         lambda s: f"{s.outage}: transports go on by themselves; up to {s.link_grace_s:.0f} s are granted",
+    ),
+    Row(
+        lambda s: s.fault.kind == "straggler" and not s.worth_replacing,
+        "report",
+        lambda s: "it slows the others down, and nothing is lost",
     ),
     Row(
         lambda s: s.fault.final is not None,
@@ -185,6 +198,11 @@ TABLE: tuple[Row, ...] = (
         lambda s: s.fault.kind == "node_lost",
         "replace_node",
         lambda s: f"node {', '.join(map(str, s.fault.nodes))} is gone: {s.stand_in}",
+    ),
+    Row(
+        lambda s: s.fault.kind == "straggler",
+        "replace_node",
+        lambda s: f"node {', '.join(map(str, s.fault.nodes))} slows the others down (resilience.straggler: replace)",
     ),
     Row(
         lambda s: True,

@@ -42,6 +42,7 @@ GENERATION_VARIABLE = "RESILIENT_GENERATION"
 RUN_DIR_VARIABLE = "RESILIENT_RUN_DIR"
 SESSION_VARIABLE = "RESILIENT_SESSION"
 GUARD_VARIABLE = "RESILIENT_GUARD"
+COLLECTIVE_TIMEOUT_VARIABLE = "RESILIENT_COLLECTIVE_TIMEOUT_S"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Context:
     `session` is for `checkpoint.Snapshots`; None where nobody keeps snapshots. `skip` holds first and last step of each stretch
     whose data is to be left out. `go_back_to` is for scripts that keep checkpoints of their own: those of later steps are void, and
     must be deleted; it is told from a roll-back until a step is finished. The runtime clears its own places by itself.
+    `collective_timeout_s` is what process groups are to be made with, so that a hang is judged before a collective times out; None
+    without a supervisor. Groups that are made without a timeout have it.
     """
 
     rank: int
@@ -63,6 +66,7 @@ class Context:
     session: Path | None = None
     skip: tuple[tuple[int, int], ...] = ()
     go_back_to: int | None = None
+    collective_timeout_s: float | None = None
 
     def skips(self, step: int) -> bool:
         """Whether the data of this step is to be left out."""
@@ -97,7 +101,7 @@ def init() -> Context:
     path = env.get(PAGE_VARIABLE)
     if path is not None and _page is None:
         _page = WorkerPage(Path(path))
-    run_dir, session = env.get(RUN_DIR_VARIABLE), env.get(SESSION_VARIABLE)
+    run_dir, session, timeout_s = env.get(RUN_DIR_VARIABLE), env.get(SESSION_VARIABLE), env.get(COLLECTIVE_TIMEOUT_VARIABLE)
     guard = json.loads(env.get(GUARD_VARIABLE, "{}"))
     return Context(
         rank=int(env.get("RANK", "0")),
@@ -110,6 +114,7 @@ def init() -> Context:
         session=Path(session) if session is not None else None,
         skip=tuple((first, last) for first, last in guard.get("skip", ())),
         go_back_to=guard.get("go_back_to"),
+        collective_timeout_s=float(timeout_s) if timeout_s is not None else None,
     )
 
 

@@ -28,7 +28,7 @@ from trainer.weights import initialize
 
 log = logging.getLogger(__name__)
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+COLLECTIVE_TIMEOUT_S = 600.0  # without a supervisor
 
 
 def run(config: worker.Config) -> None:
@@ -253,7 +253,8 @@ def _join(device: torch.device, context: worker.Context) -> None:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(_backend(device), store=store, rank=context.rank, world_size=context.world_size)
         return
-    dist.init_process_group(_backend(device), timeout=COLLECTIVE_TIMEOUT)
+    timeout_s = context.collective_timeout_s or COLLECTIVE_TIMEOUT_S
+    dist.init_process_group(_backend(device), timeout=timedelta(seconds=timeout_s))
 
 
 def _backend(device: torch.device) -> str:

@@ -27,12 +27,18 @@ from resilient.agent.links import LinkWatch, interface_of, interfaces_of, ports_
 from resilient.agent.rendezvous import CalledOff, DriverRendezvous, Generation
 from resilient.agent.storage import KeeperProcess
 from resilient.agent.workers import Workers, keeper_directory, page_directory, salvaged
-from resilient.faults import WorkerEnd
+from resilient.faults import INCIDENTS, WorkerEnd
 from resilient.health.node import NodeCheck, NodeSpec, tiers_of
 from resilient.network import dump_files
 from resilient.page import AgentPage
 from resilient.wire import Connection, Disconnected, Message
-from resilient.worker import GENERATION_VARIABLE, GUARD_VARIABLE, RUN_DIR_VARIABLE, SESSION_VARIABLE
+from resilient.worker import (
+    COLLECTIVE_TIMEOUT_VARIABLE,
+    GENERATION_VARIABLE,
+    GUARD_VARIABLE,
+    RUN_DIR_VARIABLE,
+    SESSION_VARIABLE,
+)
 
 log = logging.getLogger(__name__)
 
@@ -205,6 +211,7 @@ class NodeAgent(LocalElasticAgent):
             SESSION_VARIABLE: str(self._keeper.session_path),
             **({"GLOO_SOCKET_IFNAME": self._interface} if self._interface and "GLOO_SOCKET_IFNAME" not in os.environ else {}),
             GUARD_VARIABLE: json.dumps(told.guard),
+            COLLECTIVE_TIMEOUT_VARIABLE: str(told.collective_timeout_s),
             **dump_files(os.environ, self._settings.run_dir / "logs" / f"g{told.generation}"),
         }
 
@@ -230,6 +237,7 @@ class NodeAgent(LocalElasticAgent):
                     master_port=message["master_port"],
                     storage=message["storage"],
                     guard=message["guard"],
+                    collective_timeout_s=message["collective_timeout_s"],
                 )
 
     def _node_spec(self) -> NodeSpec:
@@ -270,7 +278,9 @@ class NodeAgent(LocalElasticAgent):
         while True:
             message = self._next(LOOK_S)
             match message:
-                case {"type": "stop"}:
+                case {"type": "stop", "incident": incident}:
+                    if incident is not None:
+                        self._workers.last_words(self._settings.run_dir / INCIDENTS / incident)
                     return
                 case {"type": "propose", "target": target, "reason": reason}:
                     self._send("proposed", checked=self._workers.propose(target, reason))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from resilient import entry, worker
-from resilient.agent import looks
+from resilient.agent import groups, looks, recorder
 from resilient.exits import Exit
 from resilient.lifeline import die_with_parent
 
@@ -32,6 +32,7 @@ class WorkerSpec:
     environ: Mapping[str, str]
     log: Path
     stacks: Path
+    record: Path
     config: Path
     entrypoint: str
 
@@ -45,9 +46,12 @@ def run_rank(spec: WorkerSpec) -> None:
     os.register_at_fork(after_in_child=_unshield)
     _redirect(spec.log)
     looks.answer_with_stacks(spec.stacks)
+    recorder.answer_with_record(spec.record)
     os.environ.update(spec.environ)
     try:
-        worker.init()
+        timeout_s = worker.init().collective_timeout_s
+        if timeout_s is not None:
+            groups.wait_at_most(timeout_s)
         entry.run(entry.parse(spec.entrypoint), lambda: worker.load_config(spec.config))
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is evidence
         if isinstance(error, SystemExit):

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilient.agent.effort import OwnTime
+
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 WINDOW_S = 0.2  # over which the processor time is measured, and in which stacks are expected
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -24,7 +26,7 @@ class Look:
 
     Attributes:
         state: of the process, as /proc tells it (R, S, D, T, t, Z); "" if there is none.
-        cpu: share of one core that it used while it was looked at.
+        cpu: share of one core that it used while it was looked at, or that its main thread would have if nobody else had.
         stacks: of all threads, most recent call first; empty where it did not answer.
     """
 
@@ -47,26 +49,55 @@ def state_of(pid: int) -> str:
 def look(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Look]:
     """Look at workers that answer: process id and file of stacks, by rank.
 
-    A worker that is stopped is continued for it, unless all are: then the job may have been suspended.
+    A worker that is stopped is continued for it, and stopped again, unless all are: then the job may have been suspended.
     """
     before: dict[int, tuple[str, float, int]] = {}
+    own = {rank: OwnTime(pid) for rank, (pid, _) in workers.items()}
+    wanted_s = {rank: each.seconds() or 0.0 for rank, each in own.items()}
     for rank, (pid, stacks) in workers.items():
         state, cpu_s = _stat(pid)
         before[rank] = (state, cpu_s, _size(stacks))
     began = time.monotonic()
-    suspended = all(state == "T" for state, _, _ in before.values())
-    for pid, _ in workers.values():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, STACKS_SIGNAL)
-            if not suspended:
-                os.kill(pid, signal.SIGCONT)
-    time.sleep(WINDOW_S)
+    stopped = {rank: workers[rank] for rank, (state, _, _) in before.items() if state == "T"}
+    for rank, (pid, _) in workers.items():
+        if rank not in stopped:
+            _signal(pid, STACKS_SIGNAL)
+    told = stacks_of_stopped(stopped) if len(stopped) < len(workers) else {}
+    time.sleep(max(0.0, began + WINDOW_S - time.monotonic()))
     found = {}
     for rank, (pid, stacks) in workers.items():
         state, cpu_s, size = before[rank]
-        used = (_stat(pid)[1] - cpu_s) / (time.monotonic() - began)
-        found[rank] = Look(state, round(max(0.0, used), 2), _from(stacks, size))
+        wanted = (own[rank].seconds() or 0.0) - wanted_s[rank]
+        used = max(_stat(pid)[1] - cpu_s, wanted) / (time.monotonic() - began)
+        own[rank].close()
+        found[rank] = Look(state, round(max(0.0, used), 2), told[rank] if rank in told else _from(stacks, size))
     return found
+
+
+def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]:
+    """The stacks of workers that are stopped; each is continued only until it has written them, for `WINDOW_S` in all at most."""
+    sizes = {rank: _size(stacks) for rank, (_, stacks) in workers.items()}
+    for pid, _ in workers.values():
+        _signal(pid, STACKS_SIGNAL)  # is waiting when it is continued, and answered before anything else is done
+    found = {}
+    deadline = time.monotonic() + WINDOW_S
+    for rank, (pid, stacks) in workers.items():
+        _signal(pid, signal.SIGCONT)
+        while not (_is_whole(text := _from(stacks, sizes[rank])) or time.monotonic() > deadline):
+            time.sleep(0.0005)
+        _signal(pid, signal.SIGSTOP)
+        found[rank] = text
+    return found
+
+
+def _is_whole(stacks: str) -> bool:
+    """Whether the main thread, which faulthandler tells last, has been told to its outermost call, or as deep as it goes."""
+    return stacks.endswith((" in <module>\n", "  ...\n"))
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _stat(pid: int) -> tuple[str, float]:

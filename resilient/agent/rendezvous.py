@@ -73,6 +73,7 @@ class Generation:
     nodes: int
     master_addr: str
     master_port: int
+    collective_timeout_s: float  # of its process groups
     storage: Mapping[str, Any] = field(default_factory=dict)
     guard: Mapping[str, Any] = field(default_factory=dict)
 

@@ -19,8 +19,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from resilient import worker
-from resilient.agent import looks, preload
+from resilient.agent import lastwords, looks, preload, recorder
 from resilient.agent.bootstrap import RAISED, WorkerSpec, run_rank
+from resilient.agent.effort import OwnTime
+from resilient.agent.oom import OomWatch
 from resilient.faults import Raised, WorkerEnd
 from resilient.page import AgentPage, Pulse, Record, salvage
 
@@ -51,6 +53,7 @@ class Rank:
     process: BaseProcess
     page: AgentPage
     log: Path
+    own: OwnTime
     records: list[Record] = field(default_factory=list)
     raised: Raised | None = None
     end: WorkerEnd | None = None
@@ -74,6 +77,7 @@ class Sign:
         silent_s: how long ago it was; 0 if there never was one.
         state: of its process, once a worker of the node has been silent for a while.
         phased: whether it ever told a phase.
+        own_s: what it has spent without waiting for others, since it began; None where that is not known.
     """
 
     step: int
@@ -83,6 +87,7 @@ class Sign:
     silent_s: float
     state: str
     phased: bool
+    own_s: float | None = None
 
 
 class Workers:
@@ -109,6 +114,8 @@ class Workers:
     ) -> None:
         self._node = node
         self._watched_t = 0.0
+        self._oom = OomWatch()
+        self._told_stacks: set[int] = set()  # by the last look
         self._ranks: list[Rank] = []
         context = multiprocessing.get_context("forkserver")
         for environ in environs:
@@ -118,12 +125,14 @@ class Workers:
                 environ={**environ, worker.PAGE_VARIABLE: str(page.path)},
                 log=log_dir / f"rank{number}.log",
                 stacks=_stacks_of(page),
+                record=_record_of(page),
                 config=config,
                 entrypoint=entrypoint,
             )
             process = context.Process(target=run_rank, args=(spec,), name=f"rank{number}")
             process.start()
-            self._ranks.append(Rank(number, process, page, spec.log))
+            assert process.pid is not None
+            self._ranks.append(Rank(number, process, page, spec.log, OwnTime(process.pid)))
 
     @property
     def pids(self) -> dict[int, int]:
@@ -156,6 +165,7 @@ class Workers:
             phase=pulse.phase,
             raised=rank.raised,
             log=_tail(rank.log) if rank.process.exitcode != 0 else "",
+            oom=self._oom.ended(rank.process.pid or 0) if rank.process.exitcode == -signal.SIGKILL else None,
         )
         return rank.end
 
@@ -166,6 +176,7 @@ class Workers:
     def signs(self) -> dict[int, Sign]:
         """When each worker that runs gave its last sign, and where; by global rank."""
         now = time.time()
+        self._oom.poll(pid for rank in self._ranks if rank.end is None and (pid := rank.process.pid) is not None)
         pulses = {rank: rank.page.pulse() for rank in self._ranks if rank.end is None}
         marks = {rank: max(pulse.beat_t, pulse.phase_t) for rank, pulse in pulses.items()}
         silent = {rank: max(0.0, now - max(mark, self._watched_t)) if mark else 0.0 for rank, mark in marks.items()}
@@ -179,6 +190,7 @@ class Workers:
                 silent_s=silent[rank],
                 state=looks.state_of(rank.process.pid or 0) if worth_it else "",
                 phased=pulse.phase_t > 0,
+                own_s=rank.own.seconds(),
             )
             for rank, pulse in pulses.items()
         }
@@ -190,7 +202,23 @@ class Workers:
     def look(self) -> dict[int, looks.Look]:
         """What the workers that run are doing, by global rank; takes a moment."""
         running = [rank for rank in self._ranks if rank.end is None and max(rank.page.pulse().beat_t, rank.page.pulse().phase_t)]
-        return looks.look({rank.rank: (rank.process.pid or 0, _stacks_of(rank.page)) for rank in running})
+        found = looks.look({rank.rank: (rank.process.pid or 0, _stacks_of(rank.page)) for rank in running})
+        self._told_stacks = {rank for rank, each in found.items() if each.stacks}
+        return found
+
+    def last_words(self, folder: Path) -> None:
+        """Have the workers that run say what they can before they are killed; see `resilient.agent.lastwords`. Takes a moment."""
+        witnesses = {
+            rank.rank: lastwords.Witness(
+                rank.process.pid or 0, _record_of(rank.page), None if rank.rank in self._told_stacks else _stacks_of(rank.page)
+            )
+            for rank in self._ranks
+            if rank.end is None
+        }
+        try:
+            lastwords.take(witnesses, folder, f"node{self._node}.txt")
+        except OSError as error:
+            log.warning("the last words of the workers could not be left in %s: %s", folder, error)
 
     def take_records(self) -> Iterator[tuple[int, Record, AgentPage]]:
         """The records that came since the last call, with their rank and the page to tell once they are kept."""
@@ -226,14 +254,21 @@ class Workers:
         self.kill()
         for rank in self._ranks:
             _stacks_of(rank.page).unlink(missing_ok=True)
+            recorder.forget(_record_of(rank.page))
             rank.page.close()
+            rank.own.close()
             with contextlib.suppress(ValueError):  # still running: see kill
                 rank.process.close()
         self._ranks = []
+        self._oom.close()
 
 
 def _stacks_of(page: AgentPage) -> Path:
     return page.path.with_suffix(".stacks")
+
+
+def _record_of(page: AgentPage) -> Path:
+    return page.path.with_suffix(".record")
 
 
 def page_directory(run_dir: Path, node: int) -> Path:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from resilient.config.errors import Problem
 from resilient.config.parallelism import divides, near, problems
 from resilient.config.schema import Config
+from resilient.config.timeouts import out_of_order
 
 DEFAULT_WARMUP_SAMPLES = 320
 
@@ -20,6 +21,7 @@ def check(config: Config) -> list[Problem]:
         *_checkpoint(config),
         *_cluster(config),
         *_network(config),
+        *out_of_order(config),
     ]
 
 
@@ -122,10 +124,6 @@ def _cluster(config: Config) -> Iterator[Problem]:
     if config.cluster.min_nodes > config.cluster.nodes:
         message = f"must be at most cluster.nodes = {config.cluster.nodes}"
         yield Problem("cluster.min_nodes", config.cluster.min_nodes, message)
-    resilience = config.resilience
-    if resilience.hang_floor_s > resilience.hang_ceiling_s:
-        message = f"must be at most resilience.hang_ceiling_s = {resilience.hang_ceiling_s:g}"
-        yield Problem("resilience.hang_floor_s", resilience.hang_floor_s, message)
 
 
 def _network(config: Config) -> Iterator[Problem]:

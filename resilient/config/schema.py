@@ -271,7 +271,7 @@ class Resilience(Section):
     )
     drain_s: Seconds | Auto = Field("auto", description="time that a stop on request may take before workers are killed")
     hang_floor_s: Seconds = Field(
-        10.0, description="a rank is suspected of being hung after five times the longest silence that was seen, but not sooner"
+        10.0, description="a rank is suspected of being hung after five times the silence that is usual, but not sooner"
     )
     hang_ceiling_s: Seconds = Field(600.0, description="and not later, nor in phases of which nothing is known yet")
     health_check: Flag | Seconds = Field(
@@ -279,6 +279,13 @@ class Resilience(Section):
         description="nodes are checked before they take part: right results, a tier to write to, limits; a number: seconds that it "
         "may take, true: 30",
     )
+    straggler: Literal["off", "report", "replace"] = Field(
+        "report", description="a rank that is persistently slower than others with the same work; replace: its node, once"
+    )
+    straggler_factor: Annotated[float, Field(gt=1), BeforeValidator(_no_bool)] = Field(
+        1.5, description="so many times the median of the others, in what it spends without waiting for them"
+    )
+    straggler_steps: Count = Field(50, description="over which that is measured; it is told after two such windows in a row")
     max_restarts_per_hour: NonNegative = 30
     give_up_after_same_step: Count = Field(
         3, description="failures of the same kind at the same step, without progress; twice as many if they differ"
@@ -305,6 +312,10 @@ class Network(Section):
     )
     ib_retries: Annotated[int, Field(ge=IB_RETRIES[0], le=IB_RETRIES[1], strict=True)] | None = Field(
         None, description="NCCL_IB_RETRY_CNT"
+    )
+    collective_timeout_s: Seconds | Auto = Field(
+        "auto",
+        description="of process groups that are made without one; auto: 20 s more than the longest silence that the watchdog bears",
     )
     ucx_rc_timeout_s: Seconds | None = Field(None, description="UCX_RC_TIMEOUT, of one try; for programs that use UCX beside NCCL")
     async_error_handling: Annotated[int, Field(ge=0, le=3, strict=True)] | None = Field(

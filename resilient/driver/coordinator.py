@@ -14,28 +14,29 @@ to an agent: `start`, `stop`, `propose`, `arm`, `look`, `kept` (so many records 
 (an order for its keeper).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
 from checkpoint.tiers.cadence import mean_time_between_failures
+from resilient.config.timeouts import PING_S
 from resilient.driver import fitness
 from resilient.driver.custody import Custody, News, StoragePlan
 from resilient.driver.drain import Drain, fits
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
 from resilient.driver.links import Links, Outage
 from resilient.driver.membership import Membership, Node
+from resilient.driver.stragglers import Episode, Rules, Stragglers
 from resilient.driver.watchdog import PATIENCE_S, Limits, Suspicion, Watchdog
 from resilient.exits import Exit
-from resilient.faults import Fault, Raised, WorkerEnd, from_ends, is_victim
+from resilient.faults import INCIDENTS, Fault, OutOfMemory, Raised, WorkerEnd, from_ends, is_victim
 from resilient.page import NOT_BEATEN
 from resilient.policy import UNFIT, Action, Budget, Situation, decide
 from resilient.rollback import RollBack, Stretch, bad_numbers, data_of, merged
 from resilient.wire import Message
 
 SETTLE_S = 0.3  # how long a failure that blames a peer waits for that peer's own failure
-PING_S = 1.0
 LINK_MEMORY_S = 15.0  # a stall that began so soon after a link came back may be its doing
 LOOK_AGAIN_S = 5.0  # at ranks that wait for a link
 RESERVE_S = 1.0  # of a drain, for what is neither copying nor writing
@@ -61,6 +62,9 @@ class Job:
     silence_s: float  # a node that has not been heard of for so long is lost
     hang: Limits
     link_grace_s: float  # how long ranks may wait for each other while a link is down, or has just come back
+    collective_timeout_s: float  # of process groups: longer than the watchdog bears
+    stragglers: Rules | None = None  # None: nobody looks for them
+    replace_stragglers: bool = False
     skip: tuple[Stretch, ...] = ()  # steps that earlier jobs found to be bad whatever the weights
 
 
@@ -128,6 +132,7 @@ class Coordinator:
         self._ending: Ending | None = None
         self._began_t = 0.0
         self._watchdog = Watchdog(job.hang)
+        self._stragglers: Stragglers | None = None
         self._looking: Looking | None = None
         self._waited: list[tuple[Fault, float]] = []  # stalls that a link explains, and when they began
         self._patient_until = 0.0
@@ -189,7 +194,8 @@ class Coordinator:
             case "started":
                 return list(self._propose_to(index))
             case "beat":
-                return [*self._beat(message["ranks"], now), *self._watch(message["ranks"], now)]
+                ranks = message["ranks"]
+                return [*self._beat(ranks, now), *self._watch(ranks, now), *self._compare(ranks, now)]
             case "looked":
                 return list(self._looked(index, message["ranks"], now))
             case "records":
@@ -342,6 +348,9 @@ class Coordinator:
         self.state = State.RUNNING
         self._run = Run(started_t=now)
         self._watchdog.begin()
+        if self.job.stragglers is not None:
+            places = self._world_size // self.job.layouts[len(members)].get("pp", 1)
+            self._stragglers = Stragglers(replace(self.job.stragglers, place_ranks=places))
         yield RaiseFence(self.generation)
         yield from self.custody.begin(self.generation, members)
         mtbf_s = mean_time_between_failures(len(self.faults), now - self._began_t)
@@ -355,6 +364,7 @@ class Coordinator:
                     "nodes": len(members),
                     "master_addr": address[0],
                     "master_port": address[1],
+                    "collective_timeout_s": self.job.collective_timeout_s,
                     "storage": {"candidates": self.custody.candidates(index), "mtbf_s": mtbf_s},
                     "guard": {"go_back_to": self._go_back_to, "skip": self._skip},
                 },
@@ -393,7 +403,7 @@ class Coordinator:
         yield from self._launch(now)
         for index in self._members if was_running else ():
             if self._nodes[index].joined:
-                yield Send(index, {"type": "stop"})
+                yield self._stop(index)
 
     def _action(self, name: str, reason: str, now: float) -> Effect:
         """An action that follows from the loss of a node, not from a new fault."""
@@ -505,6 +515,23 @@ class Coordinator:
             for index in self._members:
                 yield Send(index, {"type": "look"})
 
+    def _compare(self, ranks: Mapping[str, Mapping[str, Any]], now: float) -> Iterator[Effect]:
+        """Tell who compares the ranks with each other; what it finds is told, or the node is replaced."""
+        if self._stragglers is None or self.state is not State.RUNNING or self._drain is not None:
+            return
+        for rank, pulse in ranks.items():
+            self._stragglers.heard(int(rank), pulse)
+        for episode in list(self._stragglers.judge()):
+            yield from self._straggling(episode, now)
+
+    def _straggling(self, episode: Episode, now: float) -> Iterator[Effect]:
+        fault_id = f"g{self.generation}-straggler-{episode.number}"
+        if episode.over:
+            fields = {"fault_id": fault_id, "step": episode.step, "downtime_s": 0.0, "lost_steps": 0}
+            yield WriteEvent("recovered", fields, self.generation, now)
+        else:
+            yield from self._fault(episode.fault(fault_id, self.job.procs_per_node, self._members), now, now)
+
     def _looked(self, index: int, ranks: Mapping[str, Mapping[str, Any]], now: float) -> Iterator[Effect]:
         if self._looking is not None:
             self._looking.looks.update((int(rank), each) for rank, each in ranks.items())
@@ -528,7 +555,7 @@ class Coordinator:
             fault = replace(fault, detail=f"{fault.detail}; {outage}")
         for rank, each in sorted(looks.items()):
             about = f"rank {rank}: state {each['state'] or 'none'}, {each['cpu']:.0%} of a core\n\n"
-            yield WriteText(f"incidents/{fault.fault_id}/rank{rank}.txt", about + each["stacks"])
+            yield WriteText(f"{INCIDENTS}/{fault.fault_id}/rank{rank}.txt", about + each["stacks"])
         yield from self._fault(fault, now - fault.detect_s, now, outage)
 
     def _blame(self, now: float) -> Iterator[Effect]:
@@ -546,7 +573,7 @@ class Coordinator:
             if self._waited:
                 return  # it is told already
             self._waited.append((fault, happened_t))
-        else:
+        elif action.name != "report":
             self.faults.append((now, fault))
             self._unrecovered.append((fault, happened_t))
         yield from self._told(fault, action, now)
@@ -565,6 +592,7 @@ class Coordinator:
             roll_backs=self._roll_backs,
             checkpoints=self.custody.checkpoints,
             beginning=self.custody.beginning,
+            replace_stragglers=self.job.replace_stragglers,
         )
 
     def _told(self, fault: Fault, action: Action, now: float) -> Iterator[Effect]:
@@ -604,8 +632,21 @@ class Coordinator:
             case "replace_node" | "restart_workers" | "roll_back":
                 if action.roll_back is not None:
                     yield from self._roll_back(action.roll_back, fault)
+                if fault.kind == "straggler":
+                    yield from self._give_up_on(fault.nodes, now)
                 self._not_before = now + action.delay_s
                 yield from self._regather(now)
+
+    def _give_up_on(self, nodes: Sequence[int], now: float) -> Iterator[Effect]:
+        """Nodes that are slow: a spare takes their place if there is one, else their agents are to be others."""
+        for index in nodes:
+            if self.membership.spare() is not None:
+                self.membership.shun(index)
+                continue
+            self.links.forget(index)
+            self.custody.hold()
+            self.membership.lost(index, "it was too slow", now)
+            yield from self.custody.lost(index)
 
     def _stand_in(self, now: float) -> str:
         """What becomes of the place of a node that is gone, in words."""
@@ -622,6 +663,12 @@ class Coordinator:
         if back.skip is not None:
             self._skip = merged([*self._skip, back.skip])
         yield from self.custody.roll_back(back.step, f"rolled back to step {back.step}: {fault.detail}")
+
+    def _stop(self, index: int) -> Effect:
+        """End a node's workers; those that hang are asked for their last words before."""
+        fault = self._unrecovered[-1][0] if self._unrecovered else None
+        asked = fault is not None and fault.hung and fault.fault_id.startswith(f"g{self.generation}-")
+        return Send(index, {"type": "stop", "incident": fault.fault_id if fault is not None and asked else None})
 
     def _fault_id(self) -> str:
         return f"g{self.generation}-{len(self.faults) + 1}"
@@ -662,7 +709,7 @@ class Coordinator:
             if not node.joined:
                 continue
             if running and code is not Exit.OK:
-                yield Send(index, {"type": "stop"})  # and once its workers are gone it says ready
+                yield self._stop(index)  # and once its workers are gone it says ready
             elif running or node.ready_port is not None:
                 yield self._sync(index)
 
@@ -716,5 +763,9 @@ class Coordinator:
 
 
 def _end(fields: dict[str, Any]) -> WorkerEnd:
-    raised = fields.pop("raised")
-    return WorkerEnd(**fields, raised=Raised(**raised) if raised is not None else None)
+    raised, oom = fields.pop("raised"), fields.pop("oom")
+    return WorkerEnd(
+        **fields,
+        raised=Raised(**raised) if raised is not None else None,
+        oom=OutOfMemory(**oom) if oom is not None else None,
+    )

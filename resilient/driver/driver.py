@@ -26,12 +26,14 @@ from checkpoint.voiding import set_aside
 from resilient import diagnosis, ledger, network, rollback, storage
 from resilient.campaign import gpu_count
 from resilient.config import Config, ConfigError, Layout, dump, layouts
+from resilient.config.timeouts import timeouts
 from resilient.driver.coordinator import Coordinator, Job
 from resilient.driver.custody import StoragePlan, TierPlan
 from resilient.driver.display import Display
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, SetAside, WriteEvent, WriteMetrics, WriteText
 from resilient.driver.launch import AgentCommand, Launcher, LocalLauncher
 from resilient.driver.prepare import PrepareFailed, run_prepare
+from resilient.driver.stragglers import Rules
 from resilient.driver.tensorboard import ScalarWriter
 from resilient.driver.watchdog import Limits
 from resilient.exits import EnvironmentUnusable, Exit
@@ -44,11 +46,6 @@ from resilient.wire import LINE_LIMIT, decode, encode
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-FENCE_S = 30.0
-DRAIN_S = 25.0
-HEALTH_S = 30.0
-LINK_GRACE_S = 60.0  # TCP and InfiniBand, as most sites set them, have gone on by then or given up
-REJOIN_S = 30.0  # an agent that was killed is back long before
 FENCE_RAISE_S = 30.0  # for a commit that is under way; the workers that could make one are dead by then
 SHUTDOWN_S = 3.0
 LOCK_WAIT_S = 10.0  # the processes of a driver that was killed a moment ago are gone long before
@@ -110,22 +107,24 @@ class Driver:
         self._display = display
         self._run_dir = config.run_dir
         self._config_path = self._run_dir / "config.yaml"
-        fence_s = FENCE_S if config.resilience.fence_s == "auto" else config.resilience.fence_s
-        self._fence_s = fence_s
-        self._drain_s = DRAIN_S if config.resilience.drain_s == "auto" else config.resilience.drain_s
+        limits = timeouts(config)
+        self._fence_s = limits.fence_s
         voids, skip = rollback.remembered(ledger.read(self._run_dir / ledger.EVENTS))
         self._coordinator = Coordinator(
             Job(
                 layouts={nodes: _axes(each) for nodes, each in layouts(config, layout).items()},
                 spares=config.cluster.spares,
-                rejoin_s=REJOIN_S if config.resilience.rejoin_s == "auto" else config.resilience.rejoin_s,
+                rejoin_s=limits.rejoin_s,
                 procs_per_node=layout.procs_per_node,
                 storage=replace(storage_plan(kept, config.checkpoint.tiers[-1].path), voids=tuple(voids)),
                 budget=budget(config),
-                drain_s=self._drain_s,
-                silence_s=fence_s + 5.0,
-                link_grace_s=LINK_GRACE_S if config.resilience.link_grace_s == "auto" else config.resilience.link_grace_s,
-                hang=Limits(config.resilience.hang_floor_s, config.resilience.hang_ceiling_s),
+                drain_s=limits.drain_s,
+                silence_s=limits.lost_s,
+                link_grace_s=limits.link_grace_s,
+                hang=Limits(limits.soft_s, limits.hard_s),
+                collective_timeout_s=limits.collective_s,
+                stragglers=straggler_rules(config, layout),
+                replace_stragglers=config.resilience.straggler == "replace",
                 skip=tuple(skip),
             ),
             last_generation=ledger.last_generation(self._run_dir),
@@ -218,7 +217,7 @@ class Driver:
             run_id=self._config.name,
             entrypoint=self._config.entrypoint,
             fence_s=self._fence_s,
-            health_s=health_s(self._config),
+            health_s=timeouts(self._config).health_s,
             world=self._layout.world_size,
             device="cuda" if gpu_count() > 0 and self._config.cluster.device != "cpu" else "cpu",
             token=self._token,
@@ -381,12 +380,6 @@ class Driver:
         task.add_done_callback(self._launches.discard)
 
 
-def health_s(config: Config) -> float:
-    """What the check of a node may take; 0: there is none."""
-    limit = config.resilience.health_check
-    return HEALTH_S * limit if isinstance(limit, bool) else limit
-
-
 def budget(config: Config) -> Budget:
     """How much trouble the config puts up with."""
     told = config.resilience
@@ -408,6 +401,14 @@ def storage_plan(kept: storage.Storage, durable: Path) -> StoragePlan:
 
 def _axes(layout: Layout) -> dict[str, int]:
     return {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp}
+
+
+def straggler_rules(config: Config, layout: Layout) -> Rules | None:
+    """What makes a straggler; None where nobody looks for them."""
+    resilience = config.resilience
+    if resilience.straggler == "off":
+        return None
+    return Rules(resilience.straggler_factor, resilience.straggler_steps, layout.world_size // layout.pp)
 
 
 def _scalar_writer(config: Config) -> ScalarWriter:

@@ -29,6 +29,7 @@ class Node:
         until_t: for so long the next generation waits for it.
         gone: it was here, or could not be started; a spare may take its place.
         unfit: it takes no part, but what it holds is read and saved as any other node's.
+        slow: it takes part only where no other can.
         why: it is gone, or unfit.
     """
 
@@ -43,6 +44,7 @@ class Node:
     until_t: float = 0.0
     gone: bool = False
     unfit: bool = False
+    slow: bool = False
     why: str = ""
 
     @property
@@ -111,6 +113,10 @@ class Membership:
         node = self.nodes[index]
         node.gone, node.unfit, node.why = True, True, why
 
+    def shun(self, index: int) -> None:
+        """A node is slow: others are preferred to it."""
+        self.nodes[index].slow = True
+
     # -- who takes part ------------------------------------------------------------------------------------------------
 
     def is_member(self, index: int) -> bool:
@@ -126,10 +132,11 @@ class Membership:
 
     def spare(self) -> int | None:
         """A node that stands by, if there is one."""
-        return next(iter(self._standing_by()), None)
+        return next((index for index in self._standing_by() if not self.nodes[index].slow), None)
 
     def _standing_by(self) -> list[int]:
-        return [index for index, node in enumerate(self.nodes) if node.ready and index not in self.members]
+        found = [index for index, node in enumerate(self.nodes) if node.ready and index not in self.members]
+        return sorted(found, key=lambda index: self.nodes[index].slow)
 
     def start(self, members: Sequence[int]) -> None:
         """A generation of these nodes, by node rank, begins."""
@@ -147,7 +154,8 @@ class Membership:
         standing_by = self._standing_by()
         chosen: list[int] = []
         for index in self.members:
-            if self.nodes[index].ready:
+            better = standing_by and not (self.nodes[index].slow and self.nodes[standing_by[0]].slow)
+            if self.nodes[index].ready and not (self.nodes[index].slow and better):
                 chosen.append(index)
             elif standing_by:
                 chosen.append(standing_by.pop(0))

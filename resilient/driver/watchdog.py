@@ -7,22 +7,24 @@ others: stopped, stuck in the kernel, spinning, asleep, or a step behind.
 Owns the judgement. Pure: pulses and looks go in, a suspicion and a fault come out.
 """
 
-from collections import deque
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from resilient.config.timeouts import STOPPED_S, TOLD_S
 from resilient.faults import Fault, Kind
 from resilient.page import NOT_BEATEN
 
-FACTOR = 5.0  # a phase may take so many times the longest that was seen
+FACTOR = 5.0  # a phase may take so many times as long as nearly all that were seen
 EVERY_STEP = ("step", "data")
 SELDOM_FACTOR = 15.0  # for phases that come seldom, and the first steps of a generation, where kernels are compiled
 SELDOM_FLOOR_S = 60.0
 WARM_STEPS = 3
-STOPPED_S = 1.0
 PATIENCE_S = 5.0  # for agents to answer how their workers look
-_KEPT = 512
+KEPT = 300  # steps back from which is learned
+QUANTILE = 0.99  # of them are usual
+AGAIN = 2.0  # and what was longer may come again, so many times as long
 _NEEDED = 3
 
 Waiting = Literal["collective", "compiling"]
@@ -57,6 +59,7 @@ class _Rank:
     first_step: int
     excused: bool = False
     ended: bool = False
+    longest: dict[str, float] = field(default_factory=dict)  # silence by phase, since the last step
 
     @property
     def key(self) -> str:
@@ -72,7 +75,7 @@ class Watchdog:
 
     limits: Limits
     _ranks: dict[int, _Rank] = field(default_factory=dict)
-    _longest: dict[str, deque[float]] = field(default_factory=dict)
+    _seen: dict[str, dict[int, float]] = field(default_factory=dict)  # by step, the longest of all ranks
 
     def begin(self) -> None:
         """A generation begins: its ranks are other ones."""
@@ -90,22 +93,37 @@ class Watchdog:
             self._ranks[rank] = _Rank(pulse, pulse["step"])
             return
         if pulse["mark"] != known.pulse["mark"]:
-            if not known.excused and known.pulse["silent_s"] > 0:
-                self._learn(known.key, known.pulse["silent_s"])
-            steps = pulse["step"] - known.pulse["step"]
-            if (
-                known.first_step != NOT_BEATEN and steps > 0 and not known.excused
-            ):  # what happens in every step takes no longer than a step
-                step_s = (pulse["beat_t"] - known.pulse["beat_t"]) / steps
-                for key in EVERY_STEP if known.pulse["phased"] else ("first start",):
-                    self._learn(key, *[step_s] * min(steps, _NEEDED))
+            silent_s, phase = known.pulse["silent_s"], known.pulse["phase"]
+            if not known.excused and silent_s > 0:
+                self._learn(known.key, known.pulse["step"], silent_s)
+                known.longest[phase] = max(silent_s, known.longest.get(phase, 0.0))
+            if pulse["step"] > known.pulse["step"]:
+                if known.first_step != NOT_BEATEN and not known.excused:
+                    self._learn_steps(known, pulse)
+                known.longest = {}
             known.excused = False
         if known.first_step == NOT_BEATEN:
             known.first_step = pulse["step"]
         known.pulse = pulse
 
-    def _learn(self, key: str, *seconds: float) -> None:
-        self._longest.setdefault(key, deque(maxlen=_KEPT)).extend(seconds)
+    def _learn_steps(self, known: _Rank, pulse: Mapping[str, Any]) -> None:
+        """What happens in every step takes no longer than a step, nor much longer than it was seen to."""
+        steps = pulse["step"] - known.pulse["step"]
+        step_s = (pulse["beat_t"] - known.pulse["beat_t"]) / steps
+        learned = {"first start": step_s}
+        if known.pulse["phased"]:
+            warm = known.pulse["step"] - known.first_step >= WARM_STEPS
+            learned = {phase: min(step_s, known.longest.get(phase, 0.0) + TOLD_S) for phase in EVERY_STEP if warm}
+        for step in range(pulse["step"] - min(steps, _NEEDED), pulse["step"]):
+            for key, seconds in learned.items():
+                self._learn(key, step, seconds)
+
+    def _learn(self, key: str, step: int, seconds: float) -> None:
+        """So long was a rank silent after this step. How many ranks there are, and how often they tell, makes no difference."""
+        seen = self._seen.setdefault(key, {})
+        seen[step] = max(seconds, seen.get(step, 0.0))
+        if len(seen) > KEPT:
+            del seen[next(iter(seen))]
 
     def timeout_s(self, rank: int) -> float:
         """How long a rank may be silent where it is now."""
@@ -113,11 +131,11 @@ class Watchdog:
         return self._timeout_s(known.key) if not known.excused else self.limits.ceiling_s
 
     def _timeout_s(self, key: str) -> float:
-        seen = self._longest.get(key, ())
+        seen = self._seen.get(key, {})
         often = key in EVERY_STEP
         if key == "start" or len(seen) < (_NEEDED if often else 1):  # nobody says what a worker does outside of all phases
             return self.limits.ceiling_s
-        wanted = FACTOR * max(seen) if often else max(SELDOM_FLOOR_S, SELDOM_FACTOR * max(seen))
+        wanted = patience_s(seen.values()) if often else max(SELDOM_FLOOR_S, SELDOM_FACTOR * max(seen.values()))
         return min(self.limits.ceiling_s, max(self.limits.floor_s, wanted))
 
     def suspects(self) -> Suspicion | None:
@@ -198,6 +216,16 @@ class Watchdog:
             detect_s=suspicion.silent_s,
             phase=phase,
         )
+
+
+def patience_s(seen: Collection[float]) -> float:
+    """How long a step may take that has taken so long before: several times as long as nearly all, and the rare may come again.
+
+    So a single slow step does not make the run wait many times as long for a hang.
+    """
+    ordered = sorted(seen)
+    usual = ordered[math.ceil(QUANTILE * len(ordered)) - 1]
+    return max(FACTOR * usual, AGAIN * ordered[-1])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Workers that do not die but do not get on: found, told apart, the right one named, and what is well is left alone."""
 
 import os
+import pickle
 import random
 import signal
 import time
@@ -26,7 +27,10 @@ def test_a_stopped_worker_is_found_at_default_settings(counting: Counting, round
         fault = run.events("fault")[-1]
         assert (fault["kind"], fault["ranks"]) == ("stopped", [rank]), fault
         evidence = run.run_dir / "incidents" / fault["fault_id"]
-        assert sorted(path.name for path in evidence.iterdir()) == ["rank0.txt", "rank1.txt"]
+        files = sorted(path.name for path in evidence.iterdir())
+        assert files == [f"gloo_trace_rank_{1 - rank}", "node0.txt", "rank0.txt", "rank1.txt"]
+        said = (evidence / "node0.txt").read_text().splitlines()
+        assert said[rank] == f"rank {rank}: flight recorder: not asked, the process is stopped"
         assert "state T" in (evidence / f"rank{rank}.txt").read_text()
         assert "toys.py" in (evidence / f"rank{rank}.txt").read_text()  # where it was stopped
     run.signal(signal.SIGTERM)
@@ -45,12 +49,35 @@ def test_a_hung_worker_is_found_and_named(counting: Counting, how: str, said: st
     args = {"hang_at": 25, "hang": how, "bad_rank": 1, "once": True}
     run = counting(steps=40, args=args, resilience=SOON)
     assert run.run() == 0, run.output + run.logs()
+    assert len(run.events("fault")) == 1, run.events("fault")
     (fault,) = run.events("fault")
     assert fault["kind"] == ("collective_timeout" if how == "collective" else "hang"), fault
     assert 1 in fault["ranks"] and (how == "collective" or fault["ranks"] == [1]), fault
     assert fault["step"] == 25 and said in fault["detail"] + fault["evidence"], fault
     (recovered,) = run.events("recovered")
     assert recovered["lost_steps"] == 4
+    evidence = run.run_dir / "incidents" / fault["fault_id"]
+    record = pickle.loads((evidence / "gloo_trace_rank_0").read_bytes())
+    (pending,) = [entry for entry in record["entries"] if not entry["retired"]]
+    assert pending["profiling_name"] == "gloo:all_reduce"
+    waits = f"1 not finished, the first: number {pending['collective_seq_id']} of group 0 (default_pg), gloo:all_reduce [[1]]"
+    said = (evidence / "node0.txt").read_text().splitlines()
+    assert len(said) == 2 and said[0].endswith(waits)
+    assert ("1 not finished, the first: " in said[1]) == (how == "collective")
+
+
+def test_a_stopped_worker_alone_on_its_node_says_where_it_was(counting: Counting):
+    run = counting(steps=10_000, cluster={"nodes": 2, "procs_per_node": 1}).start()
+    run.reach(10)
+    os.kill(run.workers()[1], signal.SIGSTOP)
+    wait_for(lambda: run.events("recovered"), f"a recovery\n{run.logs()}")
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output
+    (fault,) = run.events("fault")
+    evidence = run.run_dir / "incidents" / fault["fault_id"]
+    assert (fault["kind"], fault["ranks"], fault["nodes"]) == ("stopped", [1], [1]), fault
+    assert "toys.py" in (evidence / "rank1.stopped.txt").read_text()
+    assert (evidence / "node0.txt").exists() and "rank1.stopped.txt" in (evidence / "node1.txt").read_text()
 
 
 def test_a_job_that_is_suspended_as_a_whole_goes_on_without_a_fault(counting: Counting):

@@ -316,6 +316,15 @@ def test_every_rank_finds_the_environment_of_communication(counting: Counting, m
         assert found == dict(zip(names, ["22", "6", "lo", f"{logs}/nccl_trace_rank_"], strict=True))
 
 
+@pytest.mark.parametrize(("network", "waits_s"), [({}, 120.0), ({"collective_timeout_s": 300.5}, 300.5)], ids=["auto", "given"])
+def test_no_process_group_times_out_before_the_watchdog_has_spoken(counting: Counting, network: dict[str, float], waits_s: float):
+    run = counting("tell_timeouts", network=network, resilience={"hang_ceiling_s": 100.0})
+    assert run.run() == 0, run.output + run.logs()
+    for rank in range(2):
+        found = json.loads((run.run_dir / "logs" / "g1" / f"rank{rank}.log").read_text())
+        assert found == {"groups": [waits_s] * 3, "asked": waits_s}
+
+
 def test_a_script_that_knows_five_calls_is_restarted_and_goes_on_where_it_was(campaign: Callable[..., Campaign], tmp_path: Path):
     script = Path(__file__).parents[2] / "examples/plain_pytorch.py"
     states = tmp_path / "states with a space"

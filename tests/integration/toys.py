@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from resilient import worker
 
@@ -27,7 +28,8 @@ def count(config: worker.Config) -> None:
 
     args: step_s: time of a step; raise_at / exit_at / kill_at: what rank `bad_rank` does at that step, in every generation;
     last_words: printed before it exits; hang_at: it hangs there, `hang` says how; once: only in the first generation; deaf: rank
-    `bad_rank` never asks whether to stop; slow_every / slow_s: every so many steps one takes so long.
+    `bad_rank` never asks whether to stop; work: loops that each step computes; slow_every / slow_s: every so many steps one
+    takes so long.
     """
     args = {"step_s": 0.02, "bad_rank": 1, "once": False, **config.args}
     ctx = worker.init()
@@ -51,6 +53,8 @@ def count(config: worker.Config) -> None:
                 os._exit(3)
             if bad and args.get("kill_at") == step + 1:
                 os.kill(os.getpid(), signal.SIGKILL)
+            for _ in range(args.get("work", 0)):
+                pass
             value = torch.full((1,), float(ctx.rank + step))
             dist.all_reduce(value)
             time.sleep(args["slow_s"] if args.get("slow_every") and step % args["slow_every"] == 5 else args["step_s"])
@@ -103,6 +107,37 @@ def tell_environment(config: worker.Config) -> None:
     """Print what NCCL and gloo would find in the environment, as JSON."""
     worker.init()
     print(json.dumps({name: os.environ.get(name) for name in config.args["names"]}))
+
+
+def eat(config: worker.Config) -> None:
+    """Count, but rank 1 joins the cgroup of `args` first, and in step 10 of the first generation takes all the memory there is."""
+    group = Path(config.args["cgroup"]) / "cgroup.procs"
+    if int(os.environ["RANK"]) == 1 and os.environ[worker.GENERATION_VARIABLE] == "1":
+        group.write_text(str(os.getpid()))
+        worker.eaten = []  # type: ignore[attr-defined]
+        beat = worker.beat
+
+        def beat_and_eat(step: int) -> None:
+            beat(step)
+            while step == 9 and config.args["eat"]:
+                worker.eaten.append(b"x" * (1 << 20))  # type: ignore[attr-defined]
+
+        worker.beat = beat_and_eat
+    count(config)
+
+
+def tell_timeouts(config: worker.Config) -> None:
+    """Print how long process groups that are made without a timeout wait, in seconds, as JSON."""
+    ctx = worker.init()
+    dist.init_process_group("gloo")
+    groups = [
+        dist.group.WORLD,
+        dist.new_group([0, 1]),
+        init_device_mesh("cpu", (1, 2), mesh_dim_names=("pp", "dp")).get_group("dp"),
+    ]
+    waits_s = [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+    print(json.dumps({"groups": waits_s, "asked": ctx.collective_timeout_s}))
+    dist.destroy_process_group()
 
 
 def no_such_module(config: worker.Config) -> None:

@@ -94,6 +94,20 @@ def test_a_tier_in_trouble_costs_no_time():
     assert not found.incidents and found.goodput == 1.0
 
 
+@pytest.mark.parametrize("name", ["report", "recompute_batch"])
+def test_what_stops_no_rank_costs_no_time(name: str):
+    events = [
+        event(0.0, "run_started"),
+        started(0.0),
+        fault(1.5, 0.0, kind="straggler"),
+        action(1.5, name),
+        event(2.0, "run_finished"),
+    ]
+    found = account(events, [step(1.0, 1), step(2.0, 2)])
+    assert found.incidents[0].action == name and not found.incidents[0].seconds
+    assert found.goodput == 1.0
+
+
 names = st.sampled_from(["step", "fault", "wait", "generation", "snapshot", "validation", "recovered", "started", "finished"])
 
 

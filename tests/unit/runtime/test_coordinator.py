@@ -9,6 +9,7 @@ from resilient.driver.coordinator import LOOK_AGAIN_S, SETTLE_S, Coordinator, Jo
 from resilient.driver.custody import Custody, StoragePlan, TierPlan
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, SetAside, WriteEvent, WriteMetrics, WriteText
 from resilient.driver.membership import LAUNCH_ATTEMPTS
+from resilient.driver.stragglers import Rules
 from resilient.driver.watchdog import PATIENCE_S, Limits
 from resilient.exits import Exit
 from resilient.faults import Raised, WorkerEnd
@@ -23,7 +24,16 @@ BUG = Raised("ValueError", "boom", "culprit's traceback", 9.2)
 class Play:
     """A coordinator with two nodes of one rank each, and a clock that the test moves."""
 
-    def __init__(self, nodes: int = 2, *, spares: int = 0, fewer: tuple[int, ...] = (), **budget: int) -> None:
+    def __init__(
+        self,
+        nodes: int = 2,
+        *,
+        spares: int = 0,
+        fewer: tuple[int, ...] = (),
+        stragglers: Rules | None = None,
+        replace_stragglers: bool = False,
+        **budget: int,
+    ) -> None:
         limits = {"max_restarts_per_hour": 30, "give_up_after_same_step": 3, **budget}
         job = Job(
             layouts={size: {"dp": size} for size in (*fewer, nodes)},
@@ -36,6 +46,9 @@ class Play:
             silence_s=30.0,
             hang=Limits(10.0, 600.0),
             link_grace_s=60.0,
+            collective_timeout_s=620.0,
+            stragglers=stragglers,
+            replace_stragglers=replace_stragglers,
         )
         self.nodes = nodes + spares
         self.coordinator = Coordinator(job, last_generation=4)
@@ -143,6 +156,7 @@ def test_all_ranks_are_sent_to_the_store_of_node_rank_0(play):
     messages = [send.message for send in play.sent("start")]
     assert {(m["master_addr"], m["master_port"]) for m in messages} == {("10.0.0.0", 5000)}
     assert [m["node_rank"] for m in messages] == [0, 1]
+    assert [m["collective_timeout_s"] for m in messages] == [620.0, 620.0]
 
 
 def test_a_killed_worker_stops_all_nodes_and_the_next_generation_has_a_new_store(play):
@@ -954,3 +968,50 @@ def test_news_of_what_is_void_is_not_heard_however_late_it_comes(play):
         play.news(node, "held", **where, owner=node, nodes=2, replica=False, directory="/ram/9")
     assert play.coordinator.custody.checkpoints == [5]
     assert not [order for _, order in play.orders("flush") if order["step"] == 9]
+
+
+def slowed(play: Play, beats: int) -> None:
+    """Rank 1 needs twice as long for its part of a step, for so many beats of 20 steps each."""
+    for number in range(1, beats + 1):
+        play.now += 2.0
+        for rank, own_s in ((0, number / 2), (1, float(number))):
+            sign = {"step": 20 * number, "beat_t": play.now, "mark": play.now, "silent_s": 0.0, "phase": "step", "state": ""}
+            play.tell(rank, "beat", ranks={str(rank): {**sign, "phased": True, "own_s": own_s}})
+
+
+def test_a_straggler_is_told_and_nothing_is_done_to_the_run():
+    play = Play(stragglers=Rules(1.5, 20, 2), max_restarts_per_hour=1)
+    play.start()
+    slowed(play, 6)
+    (fault,) = play.events("fault")
+    assert (fault["fault_id"], fault["kind"], fault["nodes"]) == ("g5-straggler-1", "straggler", [1])
+    assert [action["name"] for action in play.events("action")] == ["report"]
+    assert not play.sent("stop") and play.coordinator.state is State.RUNNING
+    play.exit(1)
+    assert play.events("action")[-1]["name"] == "restart_workers"  # the report used up nothing
+
+
+def test_the_node_of_a_straggler_gets_a_new_agent_where_that_is_asked_for():
+    play = Play(stragglers=Rules(1.5, 20, 2), replace_stragglers=True)
+    play.start()
+    play.effects.clear()
+    slowed(play, 6)
+    assert [action["name"] for action in play.events("action")] == ["replace_node"]
+    assert [e.node for e in play.effects if isinstance(e, Launch)] == [1]
+    assert [send.node for send in play.sent("stop")] == [0]
+    play.tell(0, "ready", store_port=1), play.join(1)
+    assert play.sent("start") and play.coordinator.generation == 6
+
+
+@pytest.mark.parametrize(("how", "incident"), [("hang", "g5-1"), ("exit", None)])
+def test_workers_that_hang_are_asked_for_their_last_words_before_they_are_killed(play: Play, how: str, incident: str | None):
+    play.beat(0, 7), play.beat(1, 7)
+    play.effects.clear()
+    if how == "exit":
+        play.exit(1)
+    else:
+        play.beat(1, 7, silent_s=601.0, state="S")
+        waiting = {"state": "S", "cpu": 0.0, "stacks": ""}
+        for node in range(2):
+            play.tell(node, "looked", ranks={str(node): waiting})
+    assert {send.node: send.message["incident"] for send in play.sent("stop")} == {0: incident, 1: incident}

@@ -27,9 +27,14 @@ def ways(*causes: str) -> list[tuple[float, Fault]]:
     return [(NOW - 60 + k, replace(FAULT, cause=cause, detail=cause, ranks=(k,))) for k, cause in enumerate(causes)]
 
 
+def replacing(fault: Fault, earlier: list[tuple[float, Fault]] | None = None) -> Situation:
+    return replace(situation(fault, earlier), replace_stragglers=True)
+
+
 other_steps = [(NOW - 10 * k, replace(FAULT, step=2 + k)) for k in range(7)]
 same = [(NOW - 50, FAULT), (NOW - 20, FAULT)]
 lost = replace(FAULT, kind="node_lost")
+slow = replace(FAULT, kind="straggler", step=40)
 
 bad = replace(FAULT, fault_id="g3-3", kind="not_finite", cause="BadBatch", step=16, since=13, detail="loss nan")
 
@@ -76,6 +81,12 @@ ROWS = [
     (stalled(20.0, outage=None), "restart_workers"),
     (stalled(20.0, kind="hang"), "restart_workers"),
     (replace(stalled(20.0), draining=True), "finish_drain"),
+    (situation(slow), "report"),
+    (replacing(slow), "replace_node"),
+    (replacing(slow, [(NOW - 20, replace(slow, step=20))]), "report"),
+    (replacing(slow, [(NOW - 20, replace(slow, nodes=(1,)))]), "replace_node"),
+    (replacing(slow, other_steps[:5]), "replace_node"),
+    (replacing(slow, other_steps[:6]), "report"),
 ]
 
 

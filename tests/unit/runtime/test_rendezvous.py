@@ -93,7 +93,9 @@ def test_a_generation_that_is_called_off_leads_to_the_next_with_a_new_store():
     def ready(port: int) -> Generation:
         said.append(port)
         number = len(said)
-        return Generation(number, node_rank=1, nodes=2, master_addr="127.0.0.1", master_port=masters[number - 1])
+        return Generation(
+            number, node_rank=1, nodes=2, master_addr="127.0.0.1", master_port=masters[number - 1], collective_timeout_s=600.0
+        )
 
     def pause(seconds: float) -> None:
         raise CalledOff
@@ -112,7 +114,7 @@ def test_the_node_of_rank_0_lends_its_own_store():
 
     def ready(port: int) -> Generation:
         said.append(port)
-        return Generation(1, node_rank=0, nodes=1, master_addr="127.0.0.1", master_port=port)
+        return Generation(1, node_rank=0, nodes=1, master_addr="127.0.0.1", master_port=port, collective_timeout_s=600.0)
 
     info = DriverRendezvous("test", ready, time.sleep, timeout_s=1.0).next_rendezvous()
     info.store.set("key", "value")

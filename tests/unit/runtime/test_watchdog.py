@@ -1,18 +1,31 @@
 """Who is suspected, after how long, and who is named."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from resilient.agent import looks
-from resilient.driver.watchdog import FACTOR, STOPPED_S, Limits, Suspicion, Watchdog, doing, innermost
+from resilient.config.timeouts import STOPPED_S, TOLD_S
+from resilient.driver.watchdog import (
+    AGAIN,
+    FACTOR,
+    KEPT,
+    WARM_STEPS,
+    Limits,
+    Suspicion,
+    Watchdog,
+    doing,
+    innermost,
+    patience_s,
+)
 
 LIMITS = Limits(floor_s=2.0, ceiling_s=100.0)
 
@@ -28,6 +41,8 @@ def warm(ranks: int = 2, step_s: float = 0.1, *, phased: bool = True) -> Watchdo
     for step in range(11):
         for rank in range(ranks):
             watchdog.heard(rank, sign(step, t=step * step_s, phased=phased))
+            if step < 10:
+                watchdog.heard(rank, sign(step, t=step * step_s, silent_s=max(0.0, step_s - 1.0), phased=phased))
     return watchdog
 
 
@@ -53,6 +68,82 @@ def test_a_silence_that_was_no_hang_teaches():
     silent(watchdog, 1.5, 0)
     watchdog.heard(0, sign(11, t=2.6))
     assert watchdog.timeout_s(0) == pytest.approx(FACTOR * 1.6)
+
+
+@pytest.mark.parametrize(
+    ("seen", "seconds"),
+    [
+        ([1.0], FACTOR),
+        ([1.0, 3.0], 3 * FACTOR),
+        ([1.0] * 99 + [10.0], 20.0),
+        ([0.1] * 299 + [60.0], 120.0),
+        ([1.0] * 98 + [10.0] * 2, 10 * FACTOR),
+        ([float(number % 10 + 1) for number in range(300)], 10 * FACTOR),
+        ([1.0] * 299 + [1.2], FACTOR),
+    ],
+    ids=["one", "few", "a rare one", "a very long one", "not so rare", "ten times as long again and again", "even"],
+)
+def test_patience_follows_what_is_usual_and_what_is_rare_may_come_again(seen: list[float], seconds: float):
+    assert patience_s(seen) == pytest.approx(seconds)
+
+
+def stepping(watchdog: Watchdog, durations: Iterable[float], *, first: int = 10, ranks: int = 2) -> list[Suspicion]:
+    """Every rank tells four times a second how long it has been silent, and after each step that it has finished it."""
+    found, t = [], float(first)
+    for step, seconds in enumerate(durations, first):
+        for told in range(1, int(seconds * 4) + 1):
+            for rank in range(ranks):
+                watchdog.heard(rank, sign(step, t=t, silent_s=told / 4))
+            suspicion = watchdog.suspects()
+            found += [suspicion] if suspicion is not None else []
+        t += seconds
+        for rank in range(ranks):
+            watchdog.heard(rank, sign(step + 1, t=t))
+    return found
+
+
+def test_a_slow_step_is_forgotten():
+    watchdog = warm(step_s=1.0)
+    assert not stepping(watchdog, [1.0] * 50)
+    assert not stepping(watchdog, [4.9], first=60)
+    assert watchdog.timeout_s(0) == pytest.approx(4.9 * FACTOR)  # one of fifty is not rare yet
+    assert not stepping(watchdog, [1.0] * 60, first=61)
+    assert watchdog.timeout_s(0) == pytest.approx(4.9 * AGAIN)
+    assert not stepping(watchdog, [1.0] * KEPT, first=121)
+    assert watchdog.timeout_s(0) == pytest.approx(FACTOR)
+
+
+def test_what_comes_between_steps_does_not_make_steps_longer():
+    watchdog = warm(step_s=0.5)
+    for step in range(10, 40):  # an evaluation of a minute after every step
+        t = 60.5 * (step - 10)
+        watchdog.heard(0, sign(step, t=t))
+        for phase, silent_s in (("eval", 30.0), ("eval", 59.5), ("step", 0.1)):
+            watchdog.heard(0, {**sign(step, t=t, phase=phase, silent_s=silent_s), "mark": t + (phase == "step")})
+    assert watchdog.timeout_s(0) <= FACTOR * (0.1 + TOLD_S)
+
+
+def test_the_first_steps_of_a_generation_do_not_make_the_others_longer():
+    watchdog = warm(step_s=0.5)
+    watchdog.begin()
+    assert stepping(watchdog, [30.0] * WARM_STEPS + [0.5] * 10, ranks=1) == []
+    assert watchdog.timeout_s(0) == pytest.approx(FACTOR * 0.5)
+
+
+@pytest.mark.parametrize("ranks", [1, 64])
+def test_how_far_back_is_learned_does_not_depend_on_the_number_of_ranks(ranks: int):
+    watchdog = warm(ranks, step_s=1.0)
+    assert not stepping(watchdog, [4.0] + [1.0] * (KEPT - 2), ranks=ranks)
+    assert watchdog.timeout_s(0) == pytest.approx(4.0 * AGAIN)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_that_vary_tenfold_are_no_hang(seed: int):
+    chance = random.Random(seed)
+    watchdog = warm(step_s=1.0)
+    stepping(watchdog, (1.0, 10.0, 3.0))  # both ends are known
+    assert not stepping(watchdog, (chance.uniform(1.0, 10.0) for _ in range(500)), first=13)
+    assert not stepping(watchdog, (10.0 if chance.random() < 0.02 else 1.0 for _ in range(1500)), first=513)
 
 
 @pytest.mark.parametrize("phase", ["eval", "start"])

@@ -1,0 +1,58 @@
+"""The last words of workers that are about to be killed because they do not get on: what is left in the incident's folder.
+
+The driver leaves there how all ranks looked (`resilient.agent.looks`). Here comes what is asked for only once it is certain that
+they will be killed: the flight recorder of each rank, and the stacks of a process that is stopped, which must be continued for it.
+"""
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilient.agent import looks, recorder
+
+WINDOW_S = 0.4  # in which records are expected
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A worker that may be asked: its process, and where it leaves its record, and its stacks if they are not known yet."""
+
+    pid: int
+    record: Path
+    stacks: Path | None
+
+
+def take(witnesses: Mapping[int, Witness], folder: Path, name: str) -> None:
+    """Leave in the folder, which is made if need be, what the workers have to say, and a list of it under this name.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stopped = {rank for rank, each in witnesses.items() if looks.state_of(each.pid) == "T"}
+    awake = {rank: each for rank, each in witnesses.items() if rank not in stopped}
+    for each in awake.values():
+        recorder.ask(each.pid, each.record)
+    lines: dict[int, str] = {}
+    unknown = {rank: (each.pid, each.stacks) for rank in stopped if (each := witnesses[rank]).stacks is not None}
+    for rank, stacks in looks.stacks_of_stopped(unknown).items():
+        (folder / f"rank{rank}.stopped.txt").write_text(stacks)
+        lines[rank] = f"where it was stopped: rank{rank}.stopped.txt; "
+    for rank in stopped:
+        lines[rank] = lines.get(rank, "") + "flight recorder: not asked, the process is stopped"
+    deadline = time.monotonic() + WINDOW_S
+    while time.monotonic() < deadline and not all(each.record.exists() for each in awake.values()):
+        time.sleep(0.002)
+    for rank, each in awake.items():
+        lines[rank] = _record(rank, each.record, folder)
+    (folder / name).write_text("".join(f"rank {rank}: {line}\n" for rank, line in sorted(lines.items())))
+
+
+def _record(rank: int, record: Path, folder: Path) -> str:
+    if not record.exists():
+        return f"flight recorder: none, it did not answer within {WINDOW_S:g} s"
+    for backend, file in recorder.answers(record).items():
+        shutil.copyfile(file, folder / f"{backend}_trace_rank_{rank}")
+    return f"flight recorder: {'; '.join(record.read_text().splitlines())}"

@@ -1,0 +1,77 @@
+"""The order of timeouts: what a config comes to, and what is refused because it stands on the wrong side of something else."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilient import plan
+from resilient.config import Config
+from resilient.config.timeouts import JUDGING_S, STOPPED_S, out_of_order, timeouts
+
+seconds = st.floats(2.0, 5000.0)
+
+
+def config(*, nodes: int = 1, network: dict[str, Any] | None = None, **resilience: Any) -> Config:
+    return Config.model_validate({"cluster": {"nodes": nodes}, "network": network or {}, "resilience": resilience})
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "says"),
+    [
+        (config(hang_floor_s=1.0), "resilience.hang_floor_s", "at least 1.5"),
+        (config(hang_floor_s=30.0, hang_ceiling_s=20.0), "resilience.hang_floor_s", "at most resilience.hang_ceiling_s = 20"),
+        (
+            config(network={"collective_timeout_s": 600.0}),
+            "network.collective_timeout_s",
+            "at least 620, which is resilience.hang_ceiling_s = 600",
+        ),
+        (
+            config(network={"collective_timeout_s": 30.0}, hang_ceiling_s=20.0, link_grace_s=25.0),
+            "network.collective_timeout_s",
+            "at least 45, which is resilience.link_grace_s = 25",
+        ),
+        (config(fence_s=0.5), "resilience.fence_s", "at least 1"),
+        (config(nodes=2, link_grace_s=40.0, fence_s=30.0), "resilience.link_grace_s", "at most resilience.fence_s = 30"),
+        (config(network={"link_down_s": 61.0}), "network.link_down_s", "at most resilience.link_grace_s = 60"),
+    ],
+    ids=["floor", "soft and hard", "hard and collective", "grace and collective", "fence", "grace and fence", "NCCL and grace"],
+)
+def test_what_is_out_of_order_is_refused_with_the_reason(given: Config, key: str, says: str):
+    (problem,) = out_of_order(given)
+    assert problem.key == key and says in problem.message
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        config(),
+        config(nodes=2),
+        config(link_grace_s=40.0, fence_s=30.0),
+        config(network={"collective_timeout_s": 620.0}),
+        config(network={"link_down_s": 60.0}),
+        config(drain_s=2.0),
+    ],
+    ids=["defaults", "two nodes", "one node has no link to lose", "just above", "just within", "a drain waits for no rank"],
+)
+def test_what_is_in_order(given: Config):
+    assert not list(out_of_order(given))
+
+
+@given(floor_s=seconds, more_s=seconds, grace_s=seconds)
+def test_the_watchdog_always_speaks_before_a_collective(floor_s: float, more_s: float, grace_s: float):
+    asked = config(hang_floor_s=floor_s, hang_ceiling_s=floor_s + more_s, link_grace_s=grace_s)
+    found = timeouts(asked)
+    assert not list(out_of_order(asked))
+    assert STOPPED_S < found.soft_s < found.hard_s < found.hard_s + JUDGING_S <= found.collective_s
+    assert found.link_grace_s + JUDGING_S <= found.collective_s
+    assert found.fence_s < found.lost_s
+
+
+def test_the_plan_shows_the_ladder_from_the_shortest_to_the_longest():
+    rungs = plan.ladder(config(drain_s=7.0, network={"collective_timeout_s": 1234.0}))
+    shown = [float(re.match(r" *([\d.]+) s  ", str(text))[1]) for text in rungs.values()]  # type: ignore[index]
+    assert shown == sorted(shown) and len(shown) == 8
+    assert rungs["collective"].startswith("  1234.0 s") and rungs["drain on SIGTERM, Ctrl-C"].startswith("     7.0 s")

@@ -1,0 +1,218 @@
+"""What workers say before they are killed: torch's flight recorder, and stacks of processes that are stopped."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from resilient.agent import lastwords, looks, recorder
+from resilient.agent.lastwords import Witness
+
+DONE = {
+    "process_group": ("0", "default_pg"),
+    "collective_seq_id": 6,
+    "p2p_seq_id": 0,
+    "is_p2p": False,
+    "profiling_name": "nccl:all_reduce",
+    "input_sizes": [[8]],
+    "state": "completed",
+    "retired": True,
+}
+STARTED = {**DONE, "collective_seq_id": 7, "state": "started", "retired": False}
+SENT = {**STARTED, "is_p2p": True, "p2p_seq_id": 3, "profiling_name": "nccl:send 0->1", "process_group": ("2", "mesh_pp")}
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        (
+            [DONE, STARTED, SENT],
+            "3 collectives remembered; 2 not finished, the first: number 7 of group 0 (default_pg), nccl:all_reduce [[8]]",
+        ),
+        ([DONE, SENT], "2 collectives remembered; 1 not finished, the first: number 3 of group 2 (mesh_pp), nccl:send 0->1 [[8]]"),
+        ([DONE], "1 collectives remembered; all are finished, the last: number 6 of group 0 (default_pg), nccl:all_reduce [[8]]"),
+        (
+            [{**DONE, "state": "scheduled", "process_group": ("1", "undefined")}],
+            "1 collectives remembered; all are finished, the last: number 6 of group 1, nccl:all_reduce [[8]]",
+        ),
+    ],
+    ids=["waits", "pipeline", "waits for nobody", "gloo, which never says completed"],
+)
+def test_a_record_in_words(entries: list[dict[str, Any]], words: str):
+    assert recorder.in_words({"entries": entries}) == words
+
+
+def test_both_backends_of_a_process_are_asked_and_one_without_collectives_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Stands for a build of torch with NCCL, where gloo has remembered nothing."""
+
+    def dump(*entries: dict[str, Any]) -> Callable[[], bytes]:
+        return lambda: pickle.dumps({"version": "2.10", "entries": list(entries)} if entries else {})
+
+    c10d = SimpleNamespace(_dump_nccl_trace=dump(DONE, STARTED), _dump_fr_trace=dump())
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(_distributed_c10d=c10d)))
+    record = tmp_path / "page.record"
+    recorder._leave(record)
+    assert list(recorder.answers(record)) == ["nccl"]
+    assert record.read_text().startswith("nccl: 2 collectives remembered; 1 not finished, the first: number 7 of group 0")
+    recorder.forget(record)
+    assert not recorder.answers(record) and not list(tmp_path.iterdir())
+
+
+# A rank of a group of two, whose partner never comes; or with another `how`, something that is in no collective.
+RANK = """
+import os, re, sys, threading, time
+from pathlib import Path
+from resilient.agent.looks import answer_with_stacks
+from resilient.agent.recorder import answer_with_record
+how, directory = sys.argv[1], Path(sys.argv[2])
+answer_with_stacks(directory / "stacks")
+answer_with_record(directory / "page.record")
+def count():
+    for number in range(10 ** 9):
+        (directory / "count").write_text(str(number))
+        if number == 3:
+            print("ready", flush=True)
+def collective():
+    import torch
+    import torch.distributed as dist
+    rank = int(how[-1])
+    dist.init_process_group("gloo", store=dist.FileStore(str(directory.parent / "store"), 2), rank=rank, world_size=2)
+    dist.all_reduce(torch.ones(3))
+    print("ready", flush=True)
+    if rank:
+        time.sleep(600)
+    dist.all_reduce(torch.ones(5))
+if how == "count":
+    count()
+elif how == "keeps the interpreter":
+    print("ready", flush=True)
+    re.match(r"(a+)+$", "a" * 60 + "b")
+else:
+    collective()
+"""
+
+Start = Callable[..., tuple[subprocess.Popen[str], Witness]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def run(how: str) -> tuple[subprocess.Popen[str], Witness]:
+        directory = tmp_path / how.replace(" ", "")
+        directory.mkdir()
+        processes.append(subprocess.Popen([sys.executable, "-c", RANK, how, str(directory)], stdout=subprocess.PIPE, text=True))
+        return processes[-1], Witness(processes[-1].pid, directory / "page.record", directory / "stacks")
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGSTOP)
+    assert stopped(process)
+
+
+def stopped(process: subprocess.Popen[str]) -> bool:
+    """Whether a process is stopped, in a moment at the latest."""
+    deadline = time.monotonic() + 5.0
+    while looks.state_of(process.pid) != "T" and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return looks.state_of(process.pid) == "T"
+
+
+def test_the_record_of_ranks_that_wait_for_each_other_is_left_in_torchs_own_format(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lastwords, "WINDOW_S", 20.0)
+    ranks = [start("rank 0"), start("rank 1")]
+    for process, _ in ranks:
+        ready(process)
+    while " in all_reduce\n" not in looks.look({0: (ranks[0][0].pid, ranks[0][1].stacks or Path())})[0].stacks:
+        pass  # until it is in the second one
+    for _ in range(2):  # asked again, they say it again
+        lastwords.take({rank: witness for rank, (_, witness) in enumerate(ranks)}, tmp_path / "incident", "node0.txt")
+    entries = [pickle.loads((tmp_path / f"incident/gloo_trace_rank_{rank}").read_bytes())["entries"] for rank in range(2)]
+    assert [[entry["input_sizes"] for entry in each] for each in entries] == [[[[3]], [[5]]], [[[3]]]]
+    said = (tmp_path / "incident/node0.txt").read_text().splitlines()
+    assert said[0].startswith(
+        "rank 0: flight recorder: gloo: 2 collectives remembered; 1 not finished, the first: number 2 of group 0"
+    )
+    assert said[1].startswith("rank 1: flight recorder: gloo: 1 collectives remembered; all are finished")
+
+
+def test_a_rank_without_a_record_and_one_that_does_not_answer_are_said_to_be_that(start: Start, tmp_path: Path):
+    counts, keeps = start("count"), start("keeps the interpreter")
+    for process, _ in (counts, keeps):
+        ready(process)
+    lastwords.take({0: counts[1], 1: keeps[1]}, tmp_path / "incident", "node0.txt")
+    assert (tmp_path / "incident/node0.txt").read_text().splitlines() == [
+        "rank 0: flight recorder: torch has none here",
+        f"rank 1: flight recorder: none, it did not answer within {lastwords.WINDOW_S:g} s",
+    ]
+    assert counts[0].poll() is None and keeps[0].poll() is None
+
+
+def test_a_stopped_process_says_where_it_was_and_does_not_go_on(start: Start, tmp_path: Path):
+    process, witness = start("count")
+    ready(process)
+    stop(process)
+    assert witness.stacks is not None
+    before = int((witness.stacks.parent / "count").read_text() or 0)
+    lastwords.take({3: witness}, tmp_path / "incident", "node0.txt")
+    assert stopped(process)
+    assert " in count\n" in (tmp_path / "incident/rank3.stopped.txt").read_text()
+    assert (
+        tmp_path / "incident/node0.txt"
+    ).read_text() == "rank 3: where it was stopped: rank3.stopped.txt; flight recorder: not asked, the process is stopped\n"
+    assert int((witness.stacks.parent / "count").read_text() or before) - before < 1000  # some writes of 10 µs, no more
+
+
+def test_a_look_leaves_a_stopped_process_stopped(start: Start, tmp_path: Path):
+    process, witness = start("count")
+    ready(process)
+    stop(process)
+    assert witness.stacks is not None
+    found = looks.look({0: (process.pid, witness.stacks), 1: (os.getpid(), tmp_path / "none")}) if _answers() else {}
+    assert found[0].state == "T" and " in count\n" in found[0].stacks
+    assert stopped(process)
+
+
+def _answers() -> bool:
+    """This process is looked at as well, and must bear the signal."""
+    signal.signal(looks.STACKS_SIGNAL, lambda *_: None)
+    return True
+
+
+def test_what_was_known_of_a_stopped_process_is_not_asked_again(start: Start, tmp_path: Path):
+    process, witness = start("count")
+    ready(process)
+    stop(process)
+    lastwords.take({3: Witness(witness.pid, witness.record, None)}, tmp_path / "incident", "node0.txt")
+    assert sorted(path.name for path in (tmp_path / "incident").iterdir()) == ["node0.txt"]
+
+
+def test_what_a_worker_has_left_is_removed(tmp_path: Path):
+    names = ["g1-rank0.record", "g1-rank0.nccl", "g1-rank0.gloo", "g1-rank0.new"]
+    for name in [*names, "g1-rank0"]:
+        (tmp_path / name).touch()
+    recorder.forget(tmp_path / "g1-rank0.record")
+    assert [path.name for path in tmp_path.iterdir()] == ["g1-rank0"]
