@@ -217,9 +217,9 @@ class NodeAgent(LocalElasticAgent):
 
     def _ready(self, store_port: int) -> Generation:
         """Say that no worker is left here, and wait to be told of the next generation."""
-        inventory, other = self._keeper.inventory()
         if self._check is not None:
             self._tell_health(self._check)
+        inventory, other = self._keeper.inventory()
         self._send("ready", store_port=store_port, storage=inventory)
         for news in other:
             self._send("storage", news=news)
@@ -242,9 +242,14 @@ class NodeAgent(LocalElasticAgent):
 
     def _node_spec(self) -> NodeSpec:
         settings = self._settings
-        tiers = tiers_of(storage.read(settings.run_dir), settings.node)
         return NodeSpec(
-            settings.procs, settings.world, settings.device, settings.addr, tiers, self._pages / CHECK, settings.health_s
+            procs=settings.procs,
+            world=settings.world,
+            device=settings.device,
+            addr=settings.addr,
+            tiers=tiers_of(storage.read(settings.run_dir), settings.node),
+            meeting=self._pages / CHECK,
+            limit_s=settings.health_s,
         )
 
     def _tell_health(self, check: NodeCheck) -> None:
@@ -348,6 +353,9 @@ class NodeAgent(LocalElasticAgent):
                     page.keep(end)
             elif message["type"] == "storage":
                 self._keeper.send(message["order"])
+            elif message["type"] == "ping":
+                if self._workers is None:  # else their beats say that this agent lives
+                    self._send("alive")
             else:
                 self._inbox.append(message)
 

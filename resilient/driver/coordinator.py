@@ -9,9 +9,9 @@ peer, and for a moment the peer may still be heard of. Then the policy's action 
 *Saving*: no worker runs any more, and what the keepers hold is made durable.
 
 Messages of an agent: `hello`, `health` (what the check of its node has found), `ready`, `started`, `beat`, `records`, `proposed`,
-`exited`, `signal`, `link` (changes of its links), `looked` (what its workers were doing), `storage` (news of its keeper). Messages
-to an agent: `start`, `stop`, `propose`, `arm`, `look`, `kept` (so many records are in the ledger), `ping`, `shutdown`, `storage`
-(an order for its keeper).
+`exited`, `signal`, `link` (changes of its links), `looked` (what its workers were doing), `alive` (there is nothing else to say),
+`storage` (news of its keeper). Messages to an agent: `start`, `stop`, `propose`, `arm`, `look`, `kept` (so many records are in the
+ledger), `ping`, `shutdown`, `storage` (an order for its keeper).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

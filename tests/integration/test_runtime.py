@@ -424,3 +424,10 @@ def test_a_full_disk_under_the_fence_ends_the_run_and_says_so(counting: Counting
     assert run.run() == 69
     assert str(fence) in run.output
     assert "Traceback" not in run.output
+
+
+def test_agents_that_wait_for_the_preparation_are_not_taken_for_dead(counting: Counting):
+    # Twice as long as an agent may be silent.
+    run = counting(steps=5, args={"prepare_s": 14.0}, resilience={"fence_s": 2.0})
+    assert run.run() == 0, run.output + run.logs()
+    assert not run.events("fault")

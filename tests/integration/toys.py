@@ -23,6 +23,11 @@ def _save(path: Path, step: int) -> None:
     new.replace(path)
 
 
+def prepare(config: worker.Config, progress: object) -> None:
+    """args: prepare_s: how long it takes."""
+    time.sleep(config.args.get("prepare_s", 0))
+
+
 def count(config: worker.Config) -> None:
     """Count to `train.steps`; every `checkpoint.every_steps` the count is saved.
 
