@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
 
-from resilient.worker import Config
+from resilient.worker import GUARD_VARIABLE, Config
 from trainer.adan import Adan
 from trainer.batches import Batches
 from trainer.guard import judge
@@ -115,6 +115,21 @@ def test_too_many_bad_batches_in_a_row_end_the_attempt(dataset: Path, tmp_path: 
     found = run_ranks(2, broken, config, dict.fromkeys(range(3, 9), 2))
     assert [type(error).__name__ for error in found] == ["BadBatch"] * 2
     assert "3 batches in a row are bad, the last one at step 5" in str(found[0])
+    assert [(error.kind, error.since) for error in found] == [("not_finite", 3)] * 2
+
+
+def told_to_leave_out(config: Path, first: int, last: int) -> list[dict[str, Any]]:
+    """Train on this rank as after a roll-back."""
+    with mock.patch.dict("os.environ", {GUARD_VARIABLE: f'{{"skip": [[{first}, {last}]], "go_back_to": null}}'}):
+        return train(config)
+
+
+def test_what_the_runtime_has_left_out_is_not_computed_and_the_data_goes_on_behind_it(dataset: Path, tmp_path: Path):
+    skipped = run_ranks(2, broken, write_config(tmp_path / "a", dataset), {3: 2, 4: 2})[0]
+    told = run_ranks(2, told_to_leave_out, write_config(tmp_path / "b", dataset), 3, 4)[0]
+    assert not ledger(told)
+    assert [line[2] for line in steps(told)] == [None, None, "rolled_back", "rolled_back", *[None] * 4]
+    assert [line[:2] for line in steps(told) if line[2] is None] == [line[:2] for line in steps(skipped) if line[2] is None]
 
 
 # -- instruments ---------------------------------------------------------------------------------------------------------
