@@ -19,6 +19,8 @@ from pathlib import Path
 
 PHASES = ("start", "load", "data", "step", "snapshot", "eval")
 
+_DATA = PHASES.index("data")
+
 NOT_BEATEN = -1  # position before the first finished step
 NOT_CHECKED = -2  # no step boundary reached yet
 NO_TARGET = -3
@@ -32,6 +34,7 @@ _REASON_AT, _REASON_BYTES = 2048, 128
 _MAGIC_WORD, _PID, _STEP, _CHECKED, _PHASE, _STOPPED, _HEAD, _DROPPED = range(8)  # worker, but for the magic number
 _TARGET, _ARMED, _TAIL = 16, 17, 18  # agent
 _BEAT_TIME, _PHASE_TIME = 32, 33  # worker; doubles, unix seconds
+_DATA_S = 34  # worker; double
 
 Fields = Mapping[str, object]
 
@@ -51,7 +54,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Pulse:
-    """What the page says of a worker at one moment; times in unix seconds, 0 for never."""
+    """What the page says of a worker at one moment; times in unix seconds, 0 for never. `data_s`: seconds in phase `data`."""
 
     pid: int
     step: int
@@ -61,6 +64,7 @@ class Pulse:
     dropped: int
     beat_t: float
     phase_t: float
+    data_s: float = 0.0
 
 
 _lock = threading.Lock()
@@ -152,6 +156,7 @@ class AgentPage(_Mapped):
             dropped=words[_DROPPED],
             beat_t=times[_BEAT_TIME],
             phase_t=times[_PHASE_TIME],
+            data_s=times[_DATA_S],
         )
 
     def propose(self, target: int, reason: str) -> int:
@@ -210,8 +215,10 @@ class WorkerPage(_Mapped):
 
     def enter(self, phase: int) -> int:
         """Switch to a phase (index into PHASES); returns the one before."""
-        before = self._words[_PHASE]
-        self._times[_PHASE_TIME] = time.time()
+        before, now = self._words[_PHASE], time.time()
+        if before == _DATA:
+            self._times[_DATA_S] += now - self._times[_PHASE_TIME]
+        self._times[_PHASE_TIME] = now
         self._words[_PHASE] = phase
         return before
 

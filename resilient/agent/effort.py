@@ -1,8 +1,7 @@
 """Own time: how long the training thread of a worker has computed, or wanted to while something else had its core.
 
 Read from the kernel's account of the thread, so that it costs the worker nothing and needs no word of its script. A thread that
-waits for others sleeps, and what it sleeps is not in it. (On a GPU the thread spins while it waits: there, a worker that knows
-better says so in its beats.)
+waits for others sleeps, and what it sleeps is not in it. (On a GPU the thread spins while it waits, and all ranks look alike.)
 """
 
 import os

@@ -77,7 +77,7 @@ class Sign:
         silent_s: how long ago it was; 0 if there never was one.
         state: of its process, once a worker of the node has been silent for a while.
         phased: whether it ever told a phase.
-        own_s: what it has spent without waiting for others, since it began; None where that is not known.
+        own_s: what it has spent without waiting for others, since it began, and for its samples; None where that is not known.
     """
 
     step: int
@@ -190,7 +190,7 @@ class Workers:
                 silent_s=silent[rank],
                 state=looks.state_of(rank.process.pid or 0) if worth_it else "",
                 phased=pulse.phase_t > 0,
-                own_s=rank.own.seconds(),
+                own_s=own_s + pulse.data_s if (own_s := rank.own.seconds()) is not None else None,
             )
             for rank, pulse in pulses.items()
         }

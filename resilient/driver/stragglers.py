@@ -1,7 +1,8 @@
 """Stragglers: ranks that need clearly longer for their own part of a step than others that have the same to do.
 
 A slow rank makes all others wait in the next collective, so that steps take equally long everywhere. What tells it apart is its
-*own time*: what its training thread computed, or wanted to while something else had its core. Waiting for others is not in it.
+*own time*: what its training thread computed, or wanted to while something else had its core, and what its samples took. Waiting
+for others is not in it.
 
 Owns the judgement. Pure: samples go in, the beginning and the end of an episode come out.
 """

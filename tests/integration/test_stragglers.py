@@ -56,6 +56,15 @@ def test_a_rank_that_must_share_its_core_is_reported_until_it_has_it_again(count
     assert len(run.events("generation_started")) == 1
 
 
+def test_a_rank_whose_samples_come_slowly_is_reported(counting: Counting):
+    run = counting(steps=100_000, every_steps=1000, args={"load_s": 0.02, "step_s": 0.0}, resilience=SOON).start()
+    wait_for(lambda: run.events("fault"), f"the straggler\n{run.logs()}")
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output
+    fault = run.events("fault")[0]
+    assert (fault["kind"], fault["ranks"]) == ("straggler", [1]), fault
+
+
 @several
 def test_the_node_of_a_straggler_is_replaced_once_where_that_is_asked_for(counting: Counting):
     cluster = {"nodes": 2, "procs_per_node": 1}

@@ -34,7 +34,7 @@ def count(config: worker.Config) -> None:
     args: step_s: time of a step; raise_at / exit_at / kill_at: what rank `bad_rank` does at that step, in every generation;
     last_words: printed before it exits; hang_at: it hangs there, `hang` says how; once: only in the first generation; deaf: rank
     `bad_rank` never asks whether to stop; work: loops that each step computes; slow_every / slow_s: every so many steps one
-    takes so long.
+    takes so long; load_s: waiting for samples in each step, on rank `bad_rank` three times that.
     """
     args = {"step_s": 0.02, "bad_rank": 1, "once": False, **config.args}
     ctx = worker.init()
@@ -50,6 +50,9 @@ def count(config: worker.Config) -> None:
             break
         if bad and args.get("hang_at") == step + 1:
             _hang(args["hang"])
+        if args.get("load_s"):
+            with worker.phase("data"):
+                time.sleep(args["load_s"] * (3 if ctx.rank == args["bad_rank"] else 1))
         with worker.phase("step"):
             if bad and args.get("raise_at") == step + 1:
                 raise ValueError(f"bad sample at step {step + 1}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilient import worker
-from resilient.page import NOT_BEATEN, NOT_CHECKED, AgentPage, WorkerPage, salvage
+from resilient.page import NOT_BEATEN, NOT_CHECKED, PHASES, AgentPage, WorkerPage, salvage
 
 spawn = multiprocessing.get_context("spawn")
 
@@ -63,6 +63,19 @@ def test_reports_arrive_whole_and_in_order_however_often_the_ring_wraps(pages):
     got += agent.drain()
     assert [record.fields for record in got] == sent
     assert {record.event for record in got} == {None, "snapshot"}
+
+
+def test_the_time_that_samples_take_adds_up(pages, monkeypatch: pytest.MonkeyPatch):
+    agent, page = pages
+    clock = iter([100.0, 101.0, 103.0, 110.0, 111.0, 111.5])
+    monkeypatch.setattr("resilient.page.time.time", lambda: next(clock))
+    step, data = PHASES.index("step"), PHASES.index("data")
+    for phase in (step, data, step):
+        page.enter(phase)
+    assert agent.pulse().data_s == 2.0
+    for phase in (data, data, step):
+        page.enter(phase)
+    assert agent.pulse().data_s == 3.5
 
 
 def test_a_full_ring_drops_and_counts_instead_of_blocking_for_ever(pages):
