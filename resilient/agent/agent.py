@@ -225,9 +225,6 @@ class NodeAgent(LocalElasticAgent):
             self._send("storage", news=news)
         while True:
             message = self._next(QUIET_S)
-            if time.monotonic() - self._told_t >= QUIET_S:
-                self._told_t = time.monotonic()
-                self._send("beat", ranks={})  # the lease of a node that waits, of a spare above all
             if message is not None and message["type"] == "start":
                 return Generation(
                     generation=message["generation"],
