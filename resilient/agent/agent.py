@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from resilient import spill
 from resilient.agent.links import LinkWatch, interfaces_of, ports_of
 from resilient.agent.rendezvous import CalledOff, DriverRendezvous, Generation
+from resilient.agent.standby import Standbys
 from resilient.agent.storage import KeeperProcess
 from resilient.agent.workers import Workers, keeper_directory, page_directory, salvaged
 from resilient.faults import WorkerEnd
@@ -38,6 +39,7 @@ LOOK_S = 0.05  # how often the pages are read
 BEAT_S = 0.25  # how often what they say is told, at the least when something has changed
 QUIET_S = 1.0  # and when nothing has
 UNWATCHED_S = 1.0  # an agent that did not look at the pages for so long does not know who was silent meanwhile
+STANDBY_S = 10.0  # a rank that has not finished a step by then has a long start, or does not tell
 LINKS_S = 0.25  # how often the links are looked at
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -88,6 +90,8 @@ class NodeAgent(LocalElasticAgent):
             host=settings.addr,
             token=settings.token.partition(".")[0],
         )
+        self._standbys = Standbys(settings.run_dir / "config.yaml", settings.entrypoint)
+        self._started_t = 0.0
         self._left_behind = False
         self._clear: list[str] = []
         spec = WorkerSpec(
@@ -133,7 +137,9 @@ class NodeAgent(LocalElasticAgent):
             log_dir=log_dir,
             config=self._settings.run_dir / "config.yaml",
             entrypoint=self._settings.entrypoint,
+            standbys=self._standbys,
         )
+        self._started_t = time.monotonic()
         self._told = {}
         self._send("started", generation=told.generation, pids={str(r): p for r, p in self._workers.pids.items()})
         return dict(enumerate(self._workers.pids.values()))
@@ -156,6 +162,7 @@ class NodeAgent(LocalElasticAgent):
             self._collect()
             self._workers.close()
             self._workers = None
+        self._standbys.close()
         told = self._rendezvous_handler.current
         if told is not None:
             unkept = [item for item, _, _ in self._unkept]
@@ -239,9 +246,19 @@ class NodeAgent(LocalElasticAgent):
                     self._send("looked", ranks={str(rank): asdict(look) for rank, look in self._workers.look().items()})
             self._tell_records()
             self._tell_pulses()
+            self._stand_by()
             for end in self._workers.reap():
                 self._tell_records()
                 self._tell_end(end)
+
+    def _stand_by(self) -> None:
+        """Fork ahead what a restart would need, one process at a look, once the ranks no longer need the time themselves."""
+        assert self._workers is not None
+        if len(self._standbys) == self._settings.procs:
+            return
+        if self._workers.underway or time.monotonic() - self._started_t > STANDBY_S:
+            worker = self._worker_group.workers[len(self._standbys)]
+            self._standbys.fork(worker.global_rank, worker.world_size)
 
     # -- the world outside ---------------------------------------------------------------------------------------------
 
