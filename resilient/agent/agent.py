@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from resilient.worker import GENERATION_VARIABLE, RUN_DIR_VARIABLE, SESSION_VARI
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.05  # how often the pages are read
+LOOK_S = 0.1  # how often the pages are read
 BEAT_S = 0.25  # how often what they say is told, at the least when something has changed
 QUIET_S = 1.0  # and when nothing has
 UNWATCHED_S = 1.0  # an agent that did not look at the pages for so long does not know who was silent meanwhile
@@ -80,6 +81,8 @@ class NodeAgent(LocalElasticAgent):
         self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready, self._pause, settings.fence_s)
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
+        self._watched: frozenset[int] = frozenset()  # sentinels in the selector
+        self._ended = False
         self._signals = _Signals()
         self._selector.register(self._signals, selectors.EVENT_READ)
         self._keeper = KeeperProcess(
@@ -147,6 +150,7 @@ class NodeAgent(LocalElasticAgent):
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         if self._workers is None:
             return
+        self._watch_sentinels(())
         self._left_behind = not self._workers.kill()
         self._tell_records()
         self._workers.close()
@@ -157,6 +161,7 @@ class NodeAgent(LocalElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         """The end of this agent: its workers go, and what they have reported is kept."""
+        self._watch_sentinels(())
         if self._workers is not None:
             self._workers.kill()
             self._collect()
@@ -247,7 +252,7 @@ class NodeAgent(LocalElasticAgent):
             self._tell_records()
             self._tell_pulses()
             self._stand_by()
-            for end in self._workers.reap():
+            for end in self._workers.reap() if self._ended else ():
                 self._tell_records()
                 self._tell_end(end)
 
@@ -279,17 +284,17 @@ class NodeAgent(LocalElasticAgent):
         return message
 
     def _wait(self, timeout_s: float) -> None:
-        watched = self._workers.sentinels() if self._workers is not None else []
-        if self._keeper.running:
-            watched.append(self._keeper.fileno())
-        for each in watched:
-            self._selector.register(each, selectors.EVENT_READ)
+        self._watch_sentinels(self._workers.sentinels() if self._workers is not None else ())
+        keeper = self._keeper.fileno() if self._keeper.running else None
+        if keeper is not None:
+            self._selector.register(keeper, selectors.EVENT_READ)
         try:
-            ready = [key.fileobj for key, _ in self._selector.select(min(timeout_s, LINKS_S))]
+            ready = {key.fileobj for key, _ in self._selector.select(min(timeout_s, LINKS_S))}
         finally:
-            for each in watched:
-                self._selector.unregister(each)
-        if self._keeper.running and self._keeper.fileno() in ready:
+            if keeper is not None:
+                self._selector.unregister(keeper)
+        self._ended = not self._watched.isdisjoint(ready)
+        if keeper in ready:
             for news in self._keeper.receive():
                 self._send("storage", news=news)
         if self._signals in ready:
@@ -314,6 +319,15 @@ class NodeAgent(LocalElasticAgent):
                 self._keeper.send(message["order"])
             else:
                 self._inbox.append(message)
+
+    def _watch_sentinels(self, wanted: Iterable[int]) -> None:
+        """Have the selector know these and no others. None of them may be closed before it has been taken out here."""
+        sentinels = frozenset(wanted)
+        for each in self._watched - sentinels:
+            self._selector.unregister(each)
+        for each in sentinels - self._watched:
+            self._selector.register(each, selectors.EVENT_READ)
+        self._watched = sentinels
 
     def _send(self, kind: str, **fields: object) -> None:
         try:
