@@ -1,135 +1,190 @@
-"""Kill -9 of a worker to the next finished step: resilient beside torchrun, same model, same machine, same run.
+"""A worker killed or stopped, to the next finished step: launchers side by side, same trainer, same machine, same run.
 
-    python benchmarks/recovery.py [--kills 10] [--config examples/quickstart.yaml]
+    python benchmarks/recovery.py [--kills 20] [--stops 0] [--launchers resilient,torchrun,nvrx] [--ft-launcher PATH]
+    python benchmarks/recovery.py --leaks --kills 200
 
-Both train the same config from the same checkpoint format. torchrun gets the workaround for its shared store
-(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) and a short monitor interval. The two take turns, so that a noisy machine is noisy for both.
+torchrun and NVRx get the workaround for their shared store and short intervals of looking; torchrun never notices a stop. Launchers
+take turns, so that a noisy machine is noisy for all. Of ours the time is told by phase, and the processor time of the new ranks.
+
+With --leaks ours alone is killed at random moments, recoveries included; then: hangs, losses that differ from those of a run
+without faults, and whatever was left of processes, files, descriptors and sockets. Exit status 1 if there is any.
 """
 
 import argparse
-import json
+import contextlib
 import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
+from launchers import Launcher, Resilient, make
+from leaks import soak
 
+from resilient import ledger
 from resilient.config import load
+from resilient.page import peek
 
-ENTRY = Path(__file__).with_name("torchrun_entry.py")
-ENDLESS = ["train.steps=1000000", "train.eval_interval=0", "optimizer.decay_samples=1000000"]
-PATIENCE_S = 120.0
+CONFIG = Path(__file__).with_name("recovery.yaml")
+PHASES = ("detected", "old generation gone, agents ready", "ranks running", "restored", "first step")
 
 
-def last_line(path: Path) -> dict[str, float]:
-    """The last whole line of a JSON-lines file; empty if there is none."""
-    if not path.exists():
+@dataclass
+class Times:
+    """What was measured of a launcher: seconds by kind of fault, and of ours phase by phase."""
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {"kill": [], "stop": []})
+    phases: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
+    step_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+
+
+class Watch:
+    """Follows the pages of our ranks through a recovery: when the last of them runs, and when it has restored."""
+
+    def __init__(self, launcher: Resilient, generation: int) -> None:
+        self._launcher, self._generation = launcher, generation
+        self.running: dict[str, float] = {}
+        self.restored: dict[str, float] = {}
+
+    def __call__(self) -> None:
+        for path in self._launcher.pages():
+            if path.suffix or int(path.name[1:].partition("-")[0]) <= self._generation:
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                pulse = peek(path)
+                if pulse.pid:
+                    self.running.setdefault(path.name, pulse.phase_t or time.time())
+                    if pulse.phase not in ("start", "load") or (pulse.phase == "start" and pulse.phase_t > self.running[path.name]):
+                        self.restored.setdefault(path.name, pulse.phase_t)
+
+
+def hurt(launcher: Launcher, kind: str, chance: random.Random, times: Times) -> None:
+    """One fault, and the time to the next finished step."""
+    time.sleep(chance.uniform(1.5, 3.0))
+    while True:
+        ranks, before = launcher.ranks(), launcher.newest()
+        watch = Watch(launcher, int(before["generation"])) if isinstance(launcher, Resilient) else lambda: None
+        began = time.time()
+        try:
+            os.kill(ranks[chance.choice(sorted(ranks))], signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+            break
+        except (LookupError, ProcessLookupError):  # it is restarting of its own accord
+            time.sleep(0.5)
+    times.step_s.append(before["step_s"])
+    line = launcher.wait(lambda line: line["generation"] > before["generation"], watch)
+    times.seconds[kind].append(line["t"] - began)
+    times.cpu_s.append(sum(map(_cpu_s, launcher.ranks().values())))
+    if isinstance(watch, Watch) and kind == "kill":
+        for phase, seconds in phases(launcher, watch, began, line).items():
+            times.phases[phase].append(seconds)
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        spent = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return spent.user + spent.system
+
+
+def phases(launcher: Launcher, watch: Watch, began: float, line: dict[str, Any]) -> dict[str, float]:
+    """A recovery cut at what the ledger and the pages tell; nothing where a word is missing."""
+    generation = line["generation"]
+    events = list(ledger.read(launcher.run_dir / ledger.EVENTS))
+    known = [event["t"] for event in events if event["event"] == "fault" and event["t"] > began]
+    started = [event["t"] for event in events if event["event"] == "generation_started" and event["generation"] == generation]
+    if not (known and started and watch.running and watch.restored):
         return {}
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 4096))
-        lines = [line for line in file.read().split(b"\n")[:-1] if line]
-    return json.loads(lines[-1]) if lines else {}
+    moments = [began, known[0], started[0], max(watch.running.values()), max(watch.restored.values()), line["t"]]
+    return {phase: max(0.0, end - start) for phase, start, end in zip(PHASES, moments[:-1], moments[1:], strict=True)}
 
 
-def wait_for_step(path: Path, after_t: float) -> dict[str, float]:
-    """The first line that shows a step finished after this moment."""
-    deadline = time.time() + PATIENCE_S
-    while time.time() < deadline:
-        line = last_line(path)
-        if line.get("t", 0.0) > after_t:
-            return line
-        time.sleep(0.002)
-    raise SystemExit(f"no step within {PATIENCE_S:.0f} s; see {path.parent}")
+def compare(args: argparse.Namespace, scratch: Path, ranks: int) -> None:
+    """Rounds of faults, launchers in turn."""
+    launchers: list[Launcher] = []
+    for name in args.launchers.split(","):
+        try:
+            launchers.append(make(name, args.config, scratch / name, ranks, args.ft_launcher))
+        except FileNotFoundError as error:
+            say(f"{name} is left out: {error}")
+    found = {launcher.name: Times() for launcher in launchers}
+    chance = random.Random(args.seed)
+    for number in range(args.rounds):
+        for launcher in launchers:
+            plan = ["kill"] * share(args.kills, args.rounds, number)
+            plan += ["stop"] * share(args.stops, args.rounds, number) if launcher.name != "torchrun" else []
+            if not plan:
+                continue
+            try:
+                launcher.start()
+                for kind in plan:
+                    hurt(launcher, kind, chance, found[launcher.name])
+                    say(f"round {number + 1} {launcher.name}: {kind} {found[launcher.name].seconds[kind][-1]:.2f} s")
+            except TimeoutError as error:
+                say(str(error))
+            finally:
+                launcher.stop()
+    show(found)
 
 
-class Contestant:
-    """One launcher with its run directory; `start`, then `kill_one` as often as wanted, then `stop`."""
-
-    def __init__(self, name: str, command: list[str], metrics: Path, environ: dict[str, str]) -> None:
-        self.name, self._command, self.metrics = name, command, metrics
-        self._environ = {**os.environ, **environ}
-        self.times: list[float] = []
-
-    def start(self, log: Path) -> None:
-        with log.open("a") as output:
-            self._process = subprocess.Popen(self._command, stdout=output, stderr=output, env=self._environ, start_new_session=True)
-        wait_for_step(self.metrics, time.time())
-
-    def _workers(self) -> list[int]:
-        """Processes that have the rank's threads: the leaves that hold the most memory."""
-        children = psutil.Process(self._process.pid).children(recursive=True)
-        heavy = sorted(children, key=lambda child: child.memory_info().rss, reverse=True)
-        return [child.pid for child in heavy if not child.children()][:2]
-
-    def kill_one(self, chance: random.Random) -> None:
-        time.sleep(chance.uniform(0.5, 3.0))
-        victim = chance.choice(self._workers())
-        before = time.time()
-        os.kill(victim, signal.SIGKILL)
-        # A step that was just being reported is not one of the new attempt: those start by loading.
-        step = wait_for_step(self.metrics, before + 0.05)
-        self.times.append(step["t"] - before)
-
-    def stop(self) -> None:
-        for process in [*psutil.Process(self._process.pid).children(recursive=True), psutil.Process(self._process.pid)]:
-            process.kill()
-        self._process.wait()
+def share(count: int, rounds: int, number: int) -> int:
+    return count // rounds + (number < count % rounds)
 
 
-def main() -> None:
+def show(found: dict[str, Times]) -> None:
+    """Medians and worst cases, and the ratios to ours."""
+    for kind, title in (("kill", "kill -9"), ("stop", "SIGSTOP")):
+        rows = {name: sorted(times.seconds[kind]) for name, times in found.items() if times.seconds[kind]}
+        if not rows:
+            continue
+        say(f"{title} of a worker to the next finished step, seconds")
+        ours = statistics.median(rows["resilient"]) if "resilient" in rows else None
+        for name, seconds in rows.items():
+            ratio = "" if ours is None else f"  {statistics.median(seconds) / ours:5.2f}x"
+            step_ms, cpu_s = 1000 * statistics.median(found[name].step_s), statistics.median(found[name].cpu_s)
+            spread = (
+                f"median {statistics.median(seconds):6.3f}  worst {seconds[-1]:6.3f}  best {seconds[0]:6.3f}  of {len(seconds)}"
+            )
+            say(f"  {name:10} {spread}{ratio}  (step {step_ms:.0f} ms, processor time of the new ranks {cpu_s:.2f} s)")
+        if kind == "stop" and "torchrun" in found:
+            say("  torchrun   never")
+    times = found.get("resilient")
+    if times is not None and times.phases[PHASES[0]]:
+        say(f"of it, by phase (medians of {len(times.phases[PHASES[0]])})")
+        for phase, each in times.phases.items():
+            say(f"  {phase:36} {statistics.median(each):6.3f}  worst {max(each):6.3f}")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=10, help="of each launcher")
-    parser.add_argument("--config", type=Path, default=Path("examples/quickstart.yaml"))
+    parser.add_argument("--kills", type=int, default=20, help="of each launcher")
+    parser.add_argument("--stops", type=int, default=0, help="of each launcher that notices them")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--launchers", default="resilient,torchrun,nvrx")
+    parser.add_argument("--ft-launcher", help="NVRx's, where it is not on the path")
+    parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--leaks", action="store_true")
     args = parser.parse_args()
+    ranks = int(load(args.config, []).cluster.procs_per_node)
     with tempfile.TemporaryDirectory(prefix="recovery-") as scratch:
-        contestants = [make(name, args.config, Path(scratch) / name) for name in ("resilient", "torchrun")]
-        chance = random.Random(args.seed)
-        rounds = 2
-        for number in range(rounds):
-            for contestant in contestants:
-                contestant.start(Path(scratch) / f"{contestant.name}.log")
-                for _ in range(args.kills // rounds):
-                    contestant.kill_one(chance)
-                    sys.stdout.write(f"round {number + 1} {contestant.name}: {contestant.times[-1]:.2f} s\n")
-                    sys.stdout.flush()
-                contestant.stop()
-    show(contestants)
-
-
-def make(name: str, config: Path, run_dir: Path) -> Contestant:
-    """A launcher on a run directory of its own."""
-    keys = [f"run_dir={run_dir}", *ENDLESS]
-    if name == "resilient":
-        limits = ["resilience.max_restarts_per_hour=100000", "resilience.give_up_after_same_step=100000"]
-        command = [sys.executable, "-m", "resilient", "run", str(config), *keys, *limits]
-        return Contestant(name, command, run_dir / "metrics.jsonl", {})
-    procs = load(config, keys).cluster.procs_per_node
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(procs)]
-    options = ["--max-restarts", "100000", "--monitor-interval", "0.1", str(ENTRY), str(run_dir / "metrics.jsonl")]
-    threads = str(max(1, len(os.sched_getaffinity(0)) // int(procs)))
-    environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": "lo"}
-    return Contestant(name, [*launcher, *options, str(config), *keys], run_dir / "metrics.jsonl", environ)
-
-
-def show(contestants: list[Contestant]) -> None:
-    """Medians and worst cases, and the ratio."""
-    sys.stdout.write("kill -9 of a worker to the next finished step, seconds\n")
-    for contestant in contestants:
-        times = sorted(contestant.times)
-        sys.stdout.write(
-            f"  {contestant.name:10} median {statistics.median(times):.2f}  worst {times[-1]:.2f}  best {times[0]:.2f}"
-            f"  of {len(times)}\n"
-        )
-    ours, theirs = (statistics.median(contestant.times) for contestant in contestants)
-    sys.stdout.write(f"  torchrun / resilient: {theirs / ours:.1f}\n")
+        if args.leaks:
+            return soak(args.config, Path(scratch), args.kills, random.Random(args.seed), say)
+        compare(args, Path(scratch), ranks)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -312,7 +312,7 @@ def part_supervised(rounds: int) -> None:
         with campaign(sections) as path:
             (path.parent / "run").mkdir(exist_ok=True)
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(entry)]
-            command += [str(path.parent / "run" / "metrics.jsonl"), str(path)]
+            command += [str(path.parent / "run"), str(path)]
             found["torchrun"].append(speed_of(command, path, {"OMP_NUM_THREADS": "1"}, 5))
         with campaign(sections) as path:
             found["resilient run"].append(speed_of(resilient(path), path, {}, 5))

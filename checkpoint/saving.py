@@ -9,7 +9,7 @@ import logging
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -129,7 +129,7 @@ def claim(piece: Piece) -> Claim:
 
 def agree(ranks: Ranks, claims: list[Claim]) -> Layout:
     """The layout of what all ranks hold. Nothing but a digest travels when it is that of an earlier save."""
-    own = hashlib.sha256(repr([astuple(claim) for claim in claims]).encode()).digest()
+    own = hashlib.sha256(repr(claims).encode()).digest()
     known = _layouts.get(own)
     told = ranks.all((own, None if known is None else known[0]))
     together = hashlib.sha256(b"".join(each for each, _ in told)).digest()

@@ -6,6 +6,7 @@ environment that torchrun would give it.
 
 import ast
 import importlib
+import logging
 import runpy
 import shlex
 import sys
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,18 @@ def ahead(entry: Entry) -> list[str]:
         elif isinstance(each, ast.ImportFrom) and each.module is not None and not each.level:
             names.append(each.module)
     return list(dict.fromkeys(names))
+
+
+def warm_up(entry: Entry, config: object, rank: int, world_size: int) -> None:
+    """Call the module's `warm_up(config, rank, world_size)`, if it has one, in a process that will be a rank and is none yet.
+
+    What fails there is left out; the rank does it itself.
+    """
+    try:
+        module = importlib.import_module(entry.module)
+        getattr(module, "warm_up", lambda *_: None)(config, rank, world_size)
+    except Exception as error:  # noqa: BLE001 - a user's module may raise anything
+        log.warning("%s cannot be warmed up: %s: %s", entry.module, type(error).__name__, error)
 
 
 def run(entry: Entry, config: Callable[[], object]) -> None:

@@ -84,6 +84,21 @@ class _Mapped:
         self._times = self._whole[:_HEADER_BYTES].cast("d")
         self._ring = self._whole[_HEADER_BYTES:]
 
+    def pulse(self) -> Pulse:
+        """What the words say now."""
+        words, times = self._words, self._times
+        return Pulse(
+            pid=words[_PID],
+            step=words[_STEP],
+            checked=words[_CHECKED],
+            phase=PHASES[words[_PHASE]],
+            stopped=bool(words[_STOPPED]),
+            dropped=words[_DROPPED],
+            beat_t=times[_BEAT_TIME],
+            phase_t=times[_PHASE_TIME],
+            data_s=times[_DATA_S],
+        )
+
     def left(self) -> list[Record]:
         """The records that were not kept."""
         if self._words[_MAGIC_WORD] != _MAGIC:
@@ -127,6 +142,19 @@ def salvage(path: Path) -> list[Record]:
         page.close()
 
 
+def peek(path: Path) -> Pulse:
+    """What a page of anybody's says now. Raises OSError if it is not there, ValueError if it is no page."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        page = _Mapped(fd)
+    finally:
+        os.close(fd)
+    try:
+        return page.pulse()
+    finally:
+        page.close()
+
+
 class AgentPage(_Mapped):
     """The agent's side: makes the memory, reads the pulse and the records, writes the stop target."""
 
@@ -144,20 +172,6 @@ class AgentPage(_Mapped):
         self._words[_STEP] = NOT_BEATEN
         self._words[_CHECKED] = NOT_CHECKED
         self._words[_TARGET] = NO_TARGET
-
-    def pulse(self) -> Pulse:
-        words, times = self._words, self._times
-        return Pulse(
-            pid=words[_PID],
-            step=words[_STEP],
-            checked=words[_CHECKED],
-            phase=PHASES[words[_PHASE]],
-            stopped=bool(words[_STOPPED]),
-            dropped=words[_DROPPED],
-            beat_t=times[_BEAT_TIME],
-            phase_t=times[_PHASE_TIME],
-            data_s=times[_DATA_S],
-        )
 
     def propose(self, target: int, reason: str) -> int:
         """Ask the worker to hold at the first boundary at or beyond `target`; returns the last boundary it has checked."""

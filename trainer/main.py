@@ -1,5 +1,5 @@
-"""The entry point: `train`, and what the runtime asks of the module beside it: `prepare`, `plan`, `checkpoint_size`,
-`PRELOAD`.
+"""The entry point: `train`, and what the runtime asks of the module beside it: `prepare`, `warm_up`, `plan`,
+`checkpoint_size`, `PRELOAD`.
 
 Light to import: torch comes in with the first call of `train`.
 """
@@ -26,6 +26,7 @@ PRELOAD = (
     "checkpoint.tiers.exchange",
     "checkpoint.tiers.snapshots",
     "trainer.loop",
+    "trainer.warming",
 )
 
 
@@ -34,6 +35,13 @@ def train(config: Config) -> None:
     from trainer.loop import run
 
     run(config)
+
+
+def warm_up(config: Config, rank: int, world_size: int) -> None:
+    """Ahead of the next generation, in a process that will be one of its ranks: what the first step does once."""
+    from trainer.warming import run
+
+    run(config, rank, world_size)
 
 
 def prepare(config: Config, progress: Callable[[str, int, int], None]) -> None:

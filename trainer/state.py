@@ -71,7 +71,7 @@ class TrainingState:
         """Training begins, from where `resume` has left it."""
         tier = self._config.checkpoint.tiers[-1]
         if self._snapshots is not None:
-            self._snapshots.start([*self._arrays(), self._random_numbers(random_state())])
+            self._snapshots.start([*self.arrays(), self._random_numbers(random_state())])
             self._snapshots.ready()
             return
         every_steps = self._config.checkpoint.every_steps if tier.every_steps is None else tier.every_steps
@@ -108,7 +108,7 @@ class TrainingState:
     def _snapshot(self, tiers: frozenset[str], wait_s: float = 0.0) -> None:
         assert self._snapshots is not None
         with worker.phase("snapshot"):
-            pieces = [*self._arrays(), self._random_numbers(random_state())]
+            pieces = [*self.arrays(), self._random_numbers(random_state())]
             changed = self._saved_step is not None and self.progress.skipped == 0 and not self._untouched
             taken = self._snapshots.take(self.progress.step, pieces, self._small(), tiers, changed=changed, wait_s=wait_s)
         if taken.taken:
@@ -123,7 +123,7 @@ class TrainingState:
             saved = checkpoint.save(
                 self._root,
                 self.progress.step,
-                [*self._arrays(), self._random_numbers(random_state())],
+                [*self.arrays(), self._random_numbers(random_state())],
                 self._small(),
                 generation=self._context.generation,
                 keep_last=3 if tier.keep_last == "auto" else tier.keep_last,
@@ -150,7 +150,7 @@ class TrainingState:
             worker.report({"step": step, "tier": tier, "reason": reason}, event="checkpoint_rejected")
 
         numbers = torch.empty_like(random_state())
-        arrays = self._arrays()
+        arrays = self.arrays()
 
         def pieces(state: Mapping[str, Any]) -> list[checkpoint.Piece]:
             return [*arrays, self._random_numbers(numbers)] if state.get("layout") == self._layout() else arrays
@@ -178,7 +178,8 @@ class TrainingState:
         for moments in self._optimizer.state.values():
             moments["step"].fill_(float(self.progress.step))
 
-    def _arrays(self) -> list[checkpoint.Piece]:
+    def arrays(self) -> list[checkpoint.Piece]:
+        """Everything that is saved of this rank, but its random numbers."""
         pieces = []
         shape, peer = self._stages[0].shape, self._ranks.embedding_peer
         for model in self._stages:

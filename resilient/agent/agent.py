@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from resilient import spill, storage
 from resilient.agent.links import LinkWatch, interface_of, interfaces_of, ports_of
 from resilient.agent.rendezvous import CalledOff, DriverRendezvous, Generation
+from resilient.agent.standby import Standbys
 from resilient.agent.storage import KeeperProcess
 from resilient.agent.workers import Workers, keeper_directory, page_directory, salvaged
 from resilient.faults import INCIDENTS, WorkerEnd
@@ -42,10 +44,11 @@ from resilient.worker import (
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.05  # how often the pages are read
+LOOK_S = 0.1  # how often the pages are read
 BEAT_S = 0.25  # how often what they say is told, at the least when something has changed
 QUIET_S = 1.0  # and when nothing has
 UNWATCHED_S = 1.0  # an agent that did not look at the pages for so long does not know who was silent meanwhile
+STANDBY_S = 10.0  # a rank that has not finished a step by then has a long start, or does not tell
 LINKS_S = 0.25  # how often the links are looked at
 
 CHECK = "health-check"  # beside the pages; whatever is no page goes when the next agent starts
@@ -92,6 +95,8 @@ class NodeAgent(LocalElasticAgent):
         self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready, self._pause, settings.fence_s)
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
+        self._watched: frozenset[int] = frozenset()  # sentinels in the selector
+        self._ended = False
         self._signals = _Signals()
         self._selector.register(self._signals, selectors.EVENT_READ)
         self._keeper = KeeperProcess(
@@ -103,6 +108,8 @@ class NodeAgent(LocalElasticAgent):
             token=settings.token.partition(".")[0],
         )
         self._check: NodeCheck | None = None
+        self._standbys = Standbys(settings.run_dir / "config.yaml", settings.entrypoint)
+        self._started_t = 0.0
         self._left_behind = False
         self._clear: list[str] = []
         spec = WorkerSpec(
@@ -150,7 +157,9 @@ class NodeAgent(LocalElasticAgent):
             log_dir=log_dir,
             config=self._settings.run_dir / "config.yaml",
             entrypoint=self._settings.entrypoint,
+            standbys=self._standbys,
         )
+        self._started_t = time.monotonic()
         self._told = {}
         self._send("started", generation=told.generation, pids={str(r): p for r, p in self._workers.pids.items()})
         return dict(enumerate(self._workers.pids.values()))
@@ -158,6 +167,7 @@ class NodeAgent(LocalElasticAgent):
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         if self._workers is None:
             return
+        self._watch_sentinels(())
         self._left_behind = not self._workers.kill()
         self._tell_records()
         self._workers.close()
@@ -168,11 +178,13 @@ class NodeAgent(LocalElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         """The end of this agent: its workers go, and what they have reported is kept."""
+        self._watch_sentinels(())
         if self._workers is not None:
             self._workers.kill()
             self._collect()
             self._workers.close()
             self._workers = None
+        self._standbys.close()
         told = self._rendezvous_handler.current
         if told is not None:
             unkept = [item for item, _, _ in self._unkept]
@@ -292,9 +304,19 @@ class NodeAgent(LocalElasticAgent):
                     self._send("looked", ranks={str(rank): asdict(look) for rank, look in self._workers.look().items()})
             self._tell_records()
             self._tell_pulses()
-            for end in self._workers.reap():
+            self._stand_by()
+            for end in self._workers.reap() if self._ended else ():
                 self._tell_records()
                 self._tell_end(end)
+
+    def _stand_by(self) -> None:
+        """Fork ahead what a restart would need, one process at a look, once the ranks no longer need the time themselves."""
+        assert self._workers is not None
+        if len(self._standbys) == self._settings.procs:
+            return
+        if self._workers.underway or time.monotonic() - self._started_t > STANDBY_S:
+            worker = self._worker_group.workers[len(self._standbys)]
+            self._standbys.fork(worker.global_rank, worker.world_size)
 
     # -- the world outside ---------------------------------------------------------------------------------------------
 
@@ -315,19 +337,20 @@ class NodeAgent(LocalElasticAgent):
         return message
 
     def _wait(self, timeout_s: float) -> None:
-        watched = self._workers.sentinels() if self._workers is not None else []
-        if self._keeper.running:
-            watched.append(self._keeper.fileno())
+        self._watch_sentinels(self._workers.sentinels() if self._workers is not None else ())
+        keeper = self._keeper.fileno() if self._keeper.running else None
+        passing = [keeper] if keeper is not None else []
         if self._check is not None:
-            watched += [connection.fileno() for connection in self._check.examination.waitable()]
-        for each in watched:
+            passing += [connection.fileno() for connection in self._check.examination.waitable()]
+        for each in passing:
             self._selector.register(each, selectors.EVENT_READ)
         try:
-            ready = [key.fileobj for key, _ in self._selector.select(min(timeout_s, LINKS_S))]
+            ready = {key.fileobj for key, _ in self._selector.select(min(timeout_s, LINKS_S))}
         finally:
-            for each in watched:
+            for each in passing:
                 self._selector.unregister(each)
-        if self._keeper.running and self._keeper.fileno() in ready:
+        self._ended = not self._watched.isdisjoint(ready)
+        if keeper in ready:
             for news in self._keeper.receive():
                 self._send("storage", news=news)
         if self._signals in ready:
@@ -355,6 +378,15 @@ class NodeAgent(LocalElasticAgent):
                     self._send("alive")
             else:
                 self._inbox.append(message)
+
+    def _watch_sentinels(self, wanted: Iterable[int]) -> None:
+        """Have the selector know these and no others. None of them may be closed before it has been taken out here."""
+        sentinels = frozenset(wanted)
+        for each in self._watched - sentinels:
+            self._selector.unregister(each)
+        for each in sentinels - self._watched:
+            self._selector.register(each, selectors.EVENT_READ)
+        self._watched = sentinels
 
     def _send(self, kind: str, **fields: object) -> None:
         try:

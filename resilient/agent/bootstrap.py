@@ -37,13 +37,27 @@ class WorkerSpec:
     entrypoint: str
 
 
-def run_rank(spec: WorkerSpec) -> None:
-    """Run the entry point as one rank; the process ends with status 0, or 1 after an exception."""
+def shield() -> None:
+    """First of all in a forked process: tie its life to the fork server's, and leave signals to the driver."""
     die_with_parent(os.getppid())
     os.setsid()
     for sig in _SHIELDED:
         signal.signal(sig, signal.SIG_IGN)
     os.register_at_fork(after_in_child=_unshield)
+
+
+def start_rank(spec: WorkerSpec) -> None:
+    """All that a process forked for this rank does."""
+    shield()
+    run_rank(spec)
+
+
+def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
+    """Run the entry point as one rank; the process ends with status 0, or 1 after an exception.
+
+    Args:
+        config: where it has been read already.
+    """
     _redirect(spec.log)
     looks.answer_with_stacks(spec.stacks)
     recorder.answer_with_record(spec.record)
@@ -52,7 +66,7 @@ def run_rank(spec: WorkerSpec) -> None:
         timeout_s = worker.init().collective_timeout_s
         if timeout_s is not None:
             groups.wait_at_most(timeout_s)
-        entry.run(entry.parse(spec.entrypoint), lambda: worker.load_config(spec.config))
+        entry.run(entry.parse(spec.entrypoint), lambda: config or worker.load_config(spec.config))
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is evidence
         if isinstance(error, SystemExit):
             _leave(_status(error))

@@ -3,6 +3,7 @@
 It must not raise (that would kill the server), start threads, or touch a GPU (neither survives a fork).
 """
 
+import gc
 import importlib
 import logging
 import os
@@ -30,6 +31,9 @@ def preload(entry_modules: Sequence[str]) -> None:
             continue
         if name in entry_modules:
             names.extend(getattr(module, "PRELOAD", ()))
+    # What is there now stays: a collection in a worker would touch, and so copy, every page of it.
+    gc.collect()
+    gc.freeze()
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - counts, makes no paths
     if threads > 1:
         log.warning("importing %s started %d threads, which forked workers will not have", ", ".join(entry_modules), threads - 1)

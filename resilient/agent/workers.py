@@ -20,9 +20,10 @@ from pathlib import Path
 
 from resilient import worker
 from resilient.agent import lastwords, looks, preload, recorder
-from resilient.agent.bootstrap import RAISED, WorkerSpec, run_rank
+from resilient.agent.bootstrap import RAISED, WorkerSpec
 from resilient.agent.effort import OwnTime
 from resilient.agent.oom import OomWatch
+from resilient.agent.standby import Standbys
 from resilient.faults import Raised, WorkerEnd
 from resilient.page import AgentPage, Pulse, Record, salvage
 
@@ -100,6 +101,7 @@ class Workers:
         log_dir: existing directory for `rank<r>.log`.
         config: the resolved config's file.
         entrypoint: see `resilient.entry`.
+        standbys: that become these ranks, as far as there are any.
     """
 
     def __init__(
@@ -111,13 +113,13 @@ class Workers:
         log_dir: Path,
         config: Path,
         entrypoint: str,
+        standbys: Standbys,
     ) -> None:
         self._node = node
         self._watched_t = 0.0
         self._oom = OomWatch()
         self._told_stacks: set[int] = set()  # by the last look
         self._ranks: list[Rank] = []
-        context = multiprocessing.get_context("forkserver")
         for environ in environs:
             number = int(environ["RANK"])
             page = AgentPage(pages / page_name(int(environ[worker.GENERATION_VARIABLE]), number))
@@ -129,8 +131,7 @@ class Workers:
                 config=config,
                 entrypoint=entrypoint,
             )
-            process = context.Process(target=run_rank, args=(spec,), name=f"rank{number}")
-            process.start()
+            process = standbys.start(spec)
             assert process.pid is not None
             self._ranks.append(Rank(number, process, page, spec.log, OwnTime(process.pid)))
 
@@ -138,6 +139,11 @@ class Workers:
     def pids(self) -> dict[int, int]:
         """Process id by global rank."""
         return {rank.rank: rank.process.pid or 0 for rank in self._ranks}
+
+    @property
+    def underway(self) -> bool:
+        """Whether every rank that runs has finished a step."""
+        return all(rank.page.pulse().beat_t for rank in self._ranks if rank.end is None)
 
     def sentinels(self) -> list[int]:
         """File descriptors that become readable when a worker that still runs ends."""

@@ -1,0 +1,122 @@
+"""The soak: kills at random moments, then whatever is not as it was.
+
+Owns what counts as a leak: descriptors, sockets and processes of a job that goes on, files in RAM and in the temporary directory
+of one that has ended, and losses that differ from those of a run without faults.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+from launchers import Launcher, Resilient, make
+
+from resilient import ledger
+
+SETTLED_KILLS = 5  # by then everything that is made once is there
+QUIET_STEPS = 15
+
+
+def soak(config: Path, scratch: Path, kills: int, chance: random.Random, say: Callable[[str], None]) -> int:
+    """Kill ranks at random moments; 1 if anything is wrong afterwards, else 0."""
+    run = make("resilient", config, scratch / "killed", 2, None)
+    assert isinstance(run, Resilient)
+    before_memory = _in_memory()
+    run.start()
+    wrong: list[str] = []
+    first: Counter[str] = Counter()
+    try:
+        for number in range(kills):
+            if number == SETTLED_KILLS:
+                first = _quiet(run)
+            _kill(run, chance)
+            if number % 20 == 19:
+                say(f"{number + 1} kills, step {run.newest()['step']}")
+        last = _quiet(run)
+        wrong += [f"{what}: {first[what]} before, {count} after" for what, count in last.items() if count > first[what]]
+        family = run.family()
+        status = run.drain()
+        if status != 75:
+            wrong.append(f"the run ended with status {status}")
+        wrong += [
+            f"process {each.pid} is still there" for each in family if each.is_running() and each.status() != psutil.STATUS_ZOMBIE
+        ]
+        wrong += [f"left in RAM: {name}" for name in _in_memory() - before_memory]
+        wrong += [f"left in the temporary directory: {path.name}" for path in run.temporary.iterdir()]
+        wrong += _different_losses(run, config, scratch)
+    except TimeoutError as error:
+        wrong.append(f"hang: {error}")
+    finally:
+        run.stop()
+    events = list(ledger.read(run.run_dir / ledger.EVENTS))
+    times = sorted(event["downtime_s"] for event in events if event["event"] == "recovered")
+    say(
+        f"{kills} kills, {len(times)} recoveries: median {times[len(times) // 2]:.2f} s, worst {times[-1]:.2f} s"
+        if times
+        else "none"
+    )
+    say(f"before and after: {dict(first)}")
+    for each in wrong:
+        say(f"wrong: {each}")
+    say("nothing is wrong" if not wrong else f"{len(wrong)} findings")
+    return int(bool(wrong))
+
+
+def _kill(run: Resilient, chance: random.Random) -> None:
+    """One kill at a moment of its own: in a step, in a snapshot, or in the recovery from the kill before."""
+    time.sleep(chance.choice([chance.uniform(0.0, 0.5), chance.uniform(0.5, 3.0)]))
+    deadline = time.time() + 60.0
+    while time.time() < deadline:
+        ranks = run.ranks()
+        if ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(ranks[chance.choice(sorted(ranks))], signal.SIGKILL)
+                return
+        time.sleep(0.01)
+    raise TimeoutError("no rank to kill for 60 s")
+
+
+def _quiet(run: Launcher) -> Counter[str]:
+    """What there is of each kind once the run has gone on undisturbed for a while."""
+    generation = run.newest()["generation"]
+    settled = run.wait(lambda line: line["generation"] > generation or time.time() - line["t"] < 1.0)
+    run.wait(lambda line: line["step"] >= settled["step"] + QUIET_STEPS)
+    found: Counter[str] = Counter()
+    for process in run.family():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command = " ".join(process.cmdline())
+            name = next((each for each in ("resilient.agent", "forkserver", "keeper") if each in command), "driver or tracker")
+            found[f"processes ({name})"] += 1
+            if name != "forkserver":
+                found[f"descriptors ({name})"] += process.num_fds()
+                found[f"sockets ({name})"] += len(process.net_connections(kind="all"))
+    found["files in RAM"] = len(_in_memory())
+    return found
+
+
+def _in_memory() -> set[str]:
+    root = Path("/dev/shm")
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.parts[3].startswith("resilient")}
+
+
+def _different_losses(run: Launcher, config: Path, scratch: Path) -> list[str]:
+    """Steps whose loss is not that of a run without faults, to the last bit."""
+    steps = run.newest()["step"]
+    calm = make("resilient", config, scratch / "calm", 2, None)
+    try:
+        calm.start()
+        calm.wait(lambda line: line["step"] >= steps)
+    finally:
+        calm.stop()
+    right = {line["step"]: repr(line["loss"]) for line in ledger.read(calm.run_dir / ledger.METRICS)}
+    lines = [line for line in ledger.read(run.run_dir / ledger.METRICS) if "loss" in line]
+    return [
+        f"step {line['step']} of generation {line['generation']}: loss {line['loss']!r}, without faults {right.get(line['step'])}"
+        for line in lines
+        if repr(line["loss"]) != right.get(line["step"])
+    ]

@@ -1,0 +1,109 @@
+"""Standbys: ranks of the next generation, forked before anybody knows that there will be one.
+
+Owns the processes until they are given a rank. A standby belongs to no generation: it has the modules, the config and what the
+entry point's module has warmed up, and no address, store or memory of any attempt. It starts to run when it is sent a rank's
+`WorkerSpec`, and nothing else wakes it.
+"""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from resilient import entry, worker
+from resilient.agent import looks
+from resilient.agent.bootstrap import WorkerSpec, run_rank, shield, start_rank
+from resilient.config import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+def stand_by(orders: Connection, config_path: Path, entrypoint: str, rank: int, world_size: int) -> None:
+    """In the forked process: do all that can be done ahead, say so, and wait to be a rank."""
+    shield()
+    found = entry.parse(entrypoint)
+    config = None
+    if found.script is None:
+        with contextlib.suppress(ConfigError, OSError):  # then the rank reads it itself, and says what is wrong
+            config = worker.load_config(config_path)
+            entry.warm_up(found, config, rank, world_size)
+    try:
+        orders.send(None)
+        spec: WorkerSpec = orders.recv()
+    except (OSError, EOFError):  # not wanted any more
+        os._exit(0)
+    orders.close()
+    run_rank(spec, config)
+
+
+@dataclass(frozen=True)
+class _Standby:
+    process: BaseProcess
+    orders: Connection
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has done its work, and runs: a process that somebody has stopped would not wake."""
+        return self.orders.poll() and looks.state_of(self.process.pid or 0) in ("R", "S")
+
+    def dismiss(self) -> None:
+        """End it, and wait until it has gone."""
+        self.orders.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid or 0, signal.SIGKILL)
+        self.process.join()
+        self.process.close()
+
+
+class Standbys:
+    """The standbys of one node, at most one for each rank of it.
+
+    Args:
+        config: the resolved config's file; what the standbys have read of it must stay true.
+        entrypoint: see `resilient.entry`.
+    """
+
+    def __init__(self, config: Path, entrypoint: str) -> None:
+        self._config, self._entrypoint = config, entrypoint
+        self._context = multiprocessing.get_context("forkserver")
+        self._waiting: list[_Standby] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def fork(self, rank: int, world_size: int) -> None:
+        """One more, for this rank most likely; returns when it is forked, which takes some 10 ms."""
+        ours, its = self._context.Pipe()
+        args = (its, self._config, self._entrypoint, rank, world_size)
+        process = self._context.Process(target=stand_by, args=args, name="standby")
+        process.start()
+        its.close()
+        self._waiting.append(_Standby(process, ours))
+
+    def start(self, spec: WorkerSpec) -> BaseProcess:
+        """A process that runs this rank: a standby, or where none is ready one that is forked now."""
+        while self._waiting:
+            standby = self._waiting.pop(0)
+            if standby.ready:
+                try:
+                    standby.orders.recv()
+                    standby.orders.send(spec)
+                except (OSError, EOFError):
+                    pass
+                else:
+                    standby.orders.close()
+                    return standby.process
+            standby.dismiss()
+        process = self._context.Process(target=start_rank, args=(spec,), name=f"rank{spec.environ['RANK']}")
+        process.start()
+        return process
+
+    def close(self) -> None:
+        """End those that nobody needs any more."""
+        while self._waiting:
+            self._waiting.pop().dismiss()

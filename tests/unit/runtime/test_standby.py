@@ -1,0 +1,85 @@
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resilient.agent.bootstrap import WorkerSpec
+from resilient.agent.standby import Standbys
+
+PATIENCE_S = 60.0
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> WorkerSpec:
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys\nprint(os.getpid(), os.environ['RANK'], os.getsid(0), *sys.argv[1:])\n")
+    return WorkerSpec({"RANK": "3"}, tmp_path / "log", tmp_path / "stacks", tmp_path / "config.yaml", f"{script} word")
+
+
+@pytest.fixture
+def standbys(spec: WorkerSpec) -> Iterator[Standbys]:
+    made = Standbys(spec.config, spec.entrypoint)
+    yield made
+    made.close()
+
+
+def waiting(standbys: Standbys) -> int:
+    """One that waits for its orders; its process id."""
+    standbys.fork(3, 4)
+    wait_for(lambda: standbys._waiting[-1].ready)
+    return standbys._waiting[-1].process.pid or 0
+
+
+def ran(standbys: Standbys, spec: WorkerSpec) -> list[str]:
+    """What the rank has printed."""
+    process = standbys.start(spec)
+    process.join(PATIENCE_S)
+    assert process.exitcode == 0, spec.log.read_text()
+    return spec.log.read_text().split()
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_standby_becomes_the_rank(standbys: Standbys, spec: WorkerSpec):
+    pid = waiting(standbys)
+    assert not spec.log.exists()
+    assert ran(standbys, spec) == [str(pid), "3", str(pid), "word"]
+    assert len(standbys) == 0
+
+
+def test_without_a_standby_a_rank_is_forked(standbys: Standbys, spec: WorkerSpec):
+    assert ran(standbys, spec)[1:] == ["3", spec.log.read_text().split()[0], "word"]
+
+
+@pytest.mark.parametrize("sig", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_standby_that_would_not_run_is_ended_and_replaced(standbys: Standbys, spec: WorkerSpec, sig: signal.Signals):
+    pid = waiting(standbys)
+    os.kill(pid, sig)
+    wait_for(lambda: gone(pid) or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    assert ran(standbys, spec)[0] != str(pid)
+    wait_for(lambda: gone(pid))
+
+
+def test_a_standby_leaves_stops_to_the_driver(standbys: Standbys, spec: WorkerSpec):
+    pid = waiting(standbys)
+    for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        os.kill(pid, sig)
+    assert ran(standbys, spec)[0] == str(pid)
+
+
+def test_standbys_that_nobody_needs_are_ended(standbys: Standbys):
+    pids = [waiting(standbys), waiting(standbys)]
+    standbys.close()
+    wait_for(lambda: all(gone(pid) for pid in pids))
