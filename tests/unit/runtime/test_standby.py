@@ -23,7 +23,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def spec(tmp_path: Path) -> WorkerSpec:
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nprint(os.getpid(), os.environ['RANK'], os.getsid(0), *sys.argv[1:])\n")
-    return WorkerSpec({"RANK": "3"}, tmp_path / "log", tmp_path / "stacks", tmp_path / "config.yaml", f"{script} word")
+    where = (tmp_path / "log", tmp_path / "stacks", tmp_path / "record", tmp_path / "config.yaml")
+    return WorkerSpec({"RANK": "3"}, *where, f"{script} word")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ def server():
 
 
 def connect(server: socket.socket) -> tuple[Connection, socket.socket]:
-    connection = Connection(server.getsockname(), timeout_s=5.0)
+    connection = Connection([server.getsockname()], timeout_s=5.0)
     peer, _ = server.accept()
     return connection, peer
 
@@ -67,4 +67,4 @@ def test_a_driver_that_is_not_there_is_an_error_after_the_timeout():
     with socket.create_server(("127.0.0.1", 0)) as gone:
         address = gone.getsockname()
     with pytest.raises(OSError):
-        Connection(address, timeout_s=0.2)
+        Connection([address], timeout_s=0.2)

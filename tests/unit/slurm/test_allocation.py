@@ -120,7 +120,8 @@ def test_an_agent_is_a_step_on_its_own_node_with_all_of_its_cpus_and_no_option_i
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("SLURM_CPU_BIND_TYPE", "mask_cpu")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
-    command = AgentCommand("n2:80", 4, tmp_path, "x", "trainer.main:train", 30.0, "secret", {"OMP_NUM_THREADS": "12"}, "INFO")
+    environ = {"OMP_NUM_THREADS": "12"}
+    command = AgentCommand("n2:80", 4, tmp_path, "x", "trainer.main:train", 30.0, 30.0, 16, "cpu", "secret", environ, "INFO")
     ended: list[tuple[int, int, str]] = []
 
     async def play() -> None:
