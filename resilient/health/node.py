@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from resilient import storage
 from resilient.health import compute, disk, gpus, machine
 from resilient.health.bounded import Examination, Task
 from resilient.health.report import Finding, Report
@@ -48,12 +49,15 @@ class NodeCheck:
     def __init__(self, spec: NodeSpec) -> None:
         self._meeting = spec.meeting
         self._meeting.unlink(missing_ok=True)
-        tasks = [*compute_tasks(spec.procs, spec.device, self._meeting, spec.limit_s), *_tier_tasks(spec)]
+        in_ram = [tier for tier in spec.tiers if storage.lies_in_ram(tier.path)]
+        tasks = compute_tasks(spec.procs, spec.device, self._meeting, spec.limit_s)
+        tasks += [Task((tier.check,), disk.check, (tier, False), spec.limit_s) for tier in spec.tiers if tier not in in_ram]
         if spec.device == "cuda":
             tasks.append(Task((gpus.CHECK,), gpus.check, (spec.procs,), spec.limit_s))
-        self._at_once = [
+        self._at_once = [  # none of it hangs: RAM has no server and no device
             machine.reach(spec.addr),
             *machine.judge_limits(machine.limits_of(), ranks=spec.procs, world=spec.world, rdma=False),
+            *(disk.judge(tier, disk.look(tier)) for tier in in_ram),
         ]
         self.examination = Examination(tasks, multiprocessing.get_context("forkserver"), spec.limit_s)
 
@@ -86,7 +90,3 @@ def tiers_of(stored: Mapping[str, Any], node: int) -> tuple[disk.TierSpec, ...]:
     """The tiers of one node, out of what `resilient.storage` has written down."""
     roots = [(tier["name"], Path(tier["roots"][0 if tier["durable"] else node])) for tier in stored["tiers"]]
     return tuple(disk.TierSpec(name, root, measured=False) for name, root in roots)
-
-
-def _tier_tasks(spec: NodeSpec) -> list[Task]:
-    return [Task((tier.check,), disk.check, (tier, False), spec.limit_s) for tier in spec.tiers]
