@@ -302,7 +302,7 @@ class Coordinator:
         self._run = Run(started_t=now)
         self._watchdog.begin()
         if self._stragglers is not None:
-            self._stragglers.begin()
+            self._stragglers.begin(self.job.world_size // self.job.layout.get("pp", 1))
         yield RaiseFence(self.generation)
         yield from self.custody.begin(self.generation)
         mtbf_s = mean_time_between_failures(len(self.faults), now - self._began_t)

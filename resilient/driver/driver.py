@@ -114,7 +114,7 @@ class Driver:
                 link_grace_s=limits.link_grace_s,
                 hang=Limits(limits.soft_s, limits.hard_s),
                 collective_timeout_s=limits.collective_s,
-                stragglers=straggler_rules(config, layout),
+                stragglers=straggler_rules(config),
                 replace_stragglers=config.resilience.straggler == "replace",
             ),
             last_generation=ledger.last_generation(self._run_dir),
@@ -327,12 +327,12 @@ def storage_plan(kept: storage.Storage, durable: Path) -> StoragePlan:
     return StoragePlan(plan(first), tuple(map(plan, middle)), plan(last), kept.slabs, kept.buddies, newest)
 
 
-def straggler_rules(config: Config, layout: Layout) -> Rules | None:
+def straggler_rules(config: Config) -> Rules | None:
     """What makes a straggler; None where nobody looks for them."""
     resilience = config.resilience
     if resilience.straggler == "off":
         return None
-    return Rules(resilience.straggler_factor, resilience.straggler_steps, layout.world_size // layout.pp)
+    return Rules(resilience.straggler_factor, resilience.straggler_steps)
 
 
 def _scalar_writer(config: Config) -> ScalarWriter:
