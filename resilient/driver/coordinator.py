@@ -132,7 +132,7 @@ class Coordinator:
         self._ending: Ending | None = None
         self._began_t = 0.0
         self._watchdog = Watchdog(job.hang)
-        self._stragglers: Stragglers | None = None
+        self._stragglers = Stragglers(job.stragglers) if job.stragglers is not None else None
         self._looking: Looking | None = None
         self._waited: list[tuple[Fault, float]] = []  # stalls that a link explains, and when they began
         self._patient_until = 0.0
@@ -348,9 +348,8 @@ class Coordinator:
         self.state = State.RUNNING
         self._run = Run(started_t=now)
         self._watchdog.begin()
-        if self.job.stragglers is not None:
-            places = self._world_size // self.job.layouts[len(members)].get("pp", 1)
-            self._stragglers = Stragglers(replace(self.job.stragglers, place_ranks=places))
+        if self._stragglers is not None:
+            self._stragglers.begin(self._world_size // self.job.layouts[len(members)].get("pp", 1))
         yield RaiseFence(self.generation)
         yield from self.custody.begin(self.generation, members)
         mtbf_s = mean_time_between_failures(len(self.faults), now - self._began_t)

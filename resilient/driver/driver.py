@@ -123,7 +123,7 @@ class Driver:
                 link_grace_s=limits.link_grace_s,
                 hang=Limits(limits.soft_s, limits.hard_s),
                 collective_timeout_s=limits.collective_s,
-                stragglers=straggler_rules(config, layout),
+                stragglers=straggler_rules(config),
                 replace_stragglers=config.resilience.straggler == "replace",
                 skip=tuple(skip),
             ),
@@ -403,12 +403,12 @@ def _axes(layout: Layout) -> dict[str, int]:
     return {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp}
 
 
-def straggler_rules(config: Config, layout: Layout) -> Rules | None:
+def straggler_rules(config: Config) -> Rules | None:
     """What makes a straggler; None where nobody looks for them."""
     resilience = config.resilience
     if resilience.straggler == "off":
         return None
-    return Rules(resilience.straggler_factor, resilience.straggler_steps, layout.world_size // layout.pp)
+    return Rules(resilience.straggler_factor, resilience.straggler_steps)
 
 
 def _scalar_writer(config: Config) -> ScalarWriter:

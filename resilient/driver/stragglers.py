@@ -27,12 +27,10 @@ class Rules:
     Attributes:
         factor: own time over the median of the others at the same place.
         window_steps: over which it is measured, at the least.
-        place_ranks: as many ranks, one after the other, have the same to do: those of a stage of the pipeline.
     """
 
     factor: float
     window_steps: int
-    place_ranks: int
 
 
 @dataclass(frozen=True)
@@ -99,10 +97,15 @@ class Stragglers:
     rules: Rules
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _episodes: int = 0
+    _place_ranks: int = 1
 
-    def begin(self) -> None:
-        """A generation begins: its ranks are other processes, and may be elsewhere."""
-        self._ranks, self._episodes = {}, 0
+    def begin(self, place_ranks: int) -> None:
+        """A generation begins: its ranks are other processes, and may be elsewhere.
+
+        Args:
+            place_ranks: as many ranks, one after the other, have the same to do: those of a stage of the pipeline.
+        """
+        self._ranks, self._episodes, self._place_ranks = {}, 0, place_ranks
 
     def heard(self, rank: int, pulse: Mapping[str, Any]) -> None:
         """A rank's pulse: `step`, `beat_t` and `own_s`, which is None where nobody can tell."""
@@ -144,8 +147,8 @@ class Stragglers:
 
     def _usual(self, rank: int, own: Mapping[int, float]) -> float | None:
         """The own time that is to be expected of a rank; None where there is nothing to compare it with."""
-        place = rank // self.rules.place_ranks
-        peers = [s for other, s in own.items() if other != rank and other // self.rules.place_ranks == place]
+        place = rank // self._place_ranks
+        peers = [s for other, s in own.items() if other != rank and other // self._place_ranks == place]
         if peers:
             return median(peers)
         # Alone at its place: compared with its own first window, as the others have changed since theirs.

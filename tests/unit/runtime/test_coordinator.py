@@ -980,7 +980,7 @@ def slowed(play: Play, beats: int) -> None:
 
 
 def test_a_straggler_is_told_and_nothing_is_done_to_the_run():
-    play = Play(stragglers=Rules(1.5, 20, 2), max_restarts_per_hour=1)
+    play = Play(stragglers=Rules(1.5, 20), max_restarts_per_hour=1)
     play.start()
     slowed(play, 6)
     (fault,) = play.events("fault")
@@ -992,7 +992,7 @@ def test_a_straggler_is_told_and_nothing_is_done_to_the_run():
 
 
 def test_the_node_of_a_straggler_gets_a_new_agent_where_that_is_asked_for():
-    play = Play(stragglers=Rules(1.5, 20, 2), replace_stragglers=True)
+    play = Play(stragglers=Rules(1.5, 20), replace_stragglers=True)
     play.start()
     play.effects.clear()
     slowed(play, 6)

@@ -7,19 +7,19 @@ import pytest
 from resilient.driver.stragglers import WINDOWS, Episode, Rules, Stragglers
 from resilient.driver.watchdog import WARM_STEPS
 
-RULES = Rules(factor=1.5, window_steps=10, place_ranks=4)
+RULES = Rules(factor=1.5, window_steps=10)
 STEP_S = 0.1
 
 
 class Group:
     """Ranks that are told of in every step; the clock and their own times go on by what each step takes."""
 
-    def __init__(self, rules: Rules = RULES) -> None:
-        self.stragglers = Stragglers(rules)
+    def __init__(self, place_ranks: int = 4) -> None:
+        self.stragglers, self.place_ranks = Stragglers(RULES), place_ranks
         self.restart()
 
     def restart(self) -> None:
-        self.stragglers.begin()
+        self.stragglers.begin(self.place_ranks)
         self.step, self.t = 100, 0.0
         self.own: dict[int, float] = {}
 
@@ -38,9 +38,9 @@ class Group:
         return self.steps(count * RULES.window_steps, own_s, step_s)
 
 
-def warm(rules: Rules = RULES, ranks: int = 4) -> Group:
+def warm(place_ranks: int = 4, ranks: int = 4) -> Group:
     """Past the first steps, which are not measured."""
-    group = Group(rules)
+    group = Group(place_ranks)
     assert not group.steps(WARM_STEPS + 1, [0.05] * ranks)
     return group
 
@@ -105,14 +105,12 @@ def test_of_two_ranks_the_slower_one_is_named():
 
 
 def test_the_stages_of_a_pipeline_are_not_compared_with_each_other():
-    rules = Rules(1.5, 10, place_ranks=2)
-    assert not warm(rules).windows(4, [0.02, 0.02, 0.06, 0.06])
-    assert [each.rank for each in warm(rules).windows(4, [0.02, 0.02, 0.06, 0.1])] == [3]
+    assert not warm(place_ranks=2).windows(4, [0.02, 0.02, 0.06, 0.06])
+    assert [each.rank for each in warm(place_ranks=2).windows(4, [0.02, 0.02, 0.06, 0.1])] == [3]
 
 
 def test_a_rank_alone_in_its_stage_is_compared_with_its_own_past_as_the_others_changed():
-    rules = Rules(1.5, 10, place_ranks=1)
-    group = warm(rules, ranks=3)
+    group = warm(place_ranks=1, ranks=3)
     assert not group.windows(3, [0.02, 0.06, 0.04])
     assert not group.windows(3, [0.04, 0.12, 0.08])  # longer sequences: all need twice as long
     (found,) = group.windows(3, [0.04, 0.12, 0.16], step_s=0.2)
