@@ -156,7 +156,9 @@ class Custody:
                 for where in [each for each in holders if each[0] == node]:
                     del holders[where]
         for entry in news["parts"]:
-            if not self._void((entry["step"], entry["generation"])):
+            if self._void((entry["step"], entry["generation"])):
+                self._voids_due = True  # of a keeper that was not there to be told, or died over it
+            else:
                 self._holds(node, entry)
         for tier, keys in self._complete.items():
             self._complete[tier] = [key for key in keys if self._snapshots[key].whole_on(tier)]
