@@ -191,7 +191,9 @@ class Custody:
         self._addresses[node] = news["address"]
         self._without(node)
         for entry in news["parts"]:
-            if not self._void((entry["step"], entry["generation"])):
+            if self._void((entry["step"], entry["generation"])):
+                self._voids_due = True  # of a keeper that was not there to be told, or died over it
+            else:
                 self._holds(node, entry)
         self._still_complete()
 

@@ -219,6 +219,12 @@ def aside_in(nodes: Lab) -> list[str]:
     return sorted(path.name for path in nodes.root.glob("step-*.rolled-back-*"))
 
 
+def nothing_newer(nodes: Lab, step: int) -> bool:
+    """Whether no keeper holds anything beyond a step."""
+    roots = [node.tier_root(name) for node in nodes.nodes for name in ("ram", "nvme")]
+    return all(found <= step for root in roots for where in (root, *root.glob("replica-*")) for found in steps(where))
+
+
 def saved_up_to_6(nodes: Lab) -> None:
     """Steps 1 to 6 in memory, 2, 4 and 6 on all tiers and with the buddies."""
     for step in range(1, 7):
@@ -237,9 +243,7 @@ def test_a_roll_back_leaves_nothing_newer_on_any_tier_and_the_same_steps_can_be_
     assert [said[0] for said in nodes.begin()] == [2, 2]
     assert aside_in(nodes) == ["step-00000004.rolled-back-1", "step-00000006.rolled-back-1"]
     assert steps(nodes.root) == [2]
-    for node in nodes.nodes:
-        for root in (node.tier_root("ram"), node.tier_root("nvme")):
-            assert not [step for where in (root, *root.glob("replica-*")) for step in steps(where) if step > 2]
+    assert nothing_newer(nodes, 2)
     rejected = [(e.fields["step"], e.fields["tier"]) for e in nodes.events if e.event == "checkpoint_rejected"]
     assert {step for step, _ in rejected} >= {4, 6}
     assert nodes.step(3, ALL)
@@ -259,6 +263,9 @@ def test_a_keeper_that_dies_before_it_has_cleared_what_is_void_brings_nothing_ba
         node.start("part_forgotten")
     assert [said[0] for said in nodes.begin()] == [2, 2]
     assert nodes.deaths == 2
+    nodes.end_workers()
+    assert [said[0] for said in nodes.begin()] == [2, 2]
+    assert nothing_newer(nodes, 2)
 
 
 def test_a_driver_that_dies_in_the_middle_of_a_roll_back_is_followed_by_one_that_knows_of_it(lab: Callable[..., Lab]) -> None:
