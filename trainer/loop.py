@@ -102,7 +102,6 @@ class Trainer:
     def train(self) -> None:
         """Step after step, with validation and checkpoints where they are due."""
         config, progress = self.config, self.state.progress
-        self.state.start()
         if progress.step == 0 and config.train.eval_interval:
             self._validate()  # what the training has to show for itself is measured against this
         while progress.step < config.train.steps and worker.should_stop() is None and not self.time_is_up:
@@ -110,6 +109,7 @@ class Trainer:
                 self._leave_out()
             else:
                 self._step()
+            self.state.start()  # no earlier: after a fault the next step comes first
             last = progress.step == config.train.steps
             interval = config.train.eval_interval
             if last or (interval and progress.step % interval == 0):

@@ -1,5 +1,6 @@
 """Where a campaign's tokens come from: the config's data section, settled. Without torch."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -57,14 +58,21 @@ def end_of_text(config: Config) -> int | None:
 def tokens_of(path: Path) -> dict[str, int]:
     """The tokens of a tokenizer.json, or of GPT-2's vocab.json, with their numbers. Raises DataError."""
     try:
+        return _tokens_in(path, path.stat().st_mtime_ns)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; it says how many tokens the data may hold") from error
+
+
+@functools.lru_cache(maxsize=4)
+def _tokens_in(path: Path, changed_ns: int) -> dict[str, int]:
+    """Read once, also by a process that was warmed up before it was a rank; `changed_ns` tells of a file that was replaced."""
+    try:
         found = json.loads(path.read_bytes())
         vocab = found["model"]["vocab"] if "model" in found else found
         added = {token["content"]: token["id"] for token in found.get("added_tokens", [])}
         tokens: dict[str, int] = {**vocab, **added}
         max(tokens.values()) + 1  # numbers, and there are some
         return tokens
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; it says how many tokens the data may hold") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is no tokenizer: expected a tokenizer.json of a BPE, or GPT-2's vocab.json") from error
 

@@ -65,14 +65,19 @@ class TrainingState:
         self._clock: checkpoint.Clock | None = None
         self._saved_step: int | None = None
         self._untouched = False
+        self._started = False
         self.progress = Progress(0, 0)
 
     def start(self) -> None:
-        """Training begins, from where `resume` has left it."""
+        """Make ready to save, once: before the first `save_if_due` or `save` that has something new to save."""
+        if self._started:
+            return
+        self._started = True
         tier = self._config.checkpoint.tiers[-1]
         if self._snapshots is not None:
-            self._snapshots.start([*self.arrays(), self._random_numbers(random_state())])
-            self._snapshots.ready()
+            with worker.phase("snapshot"):
+                self._snapshots.start([*self.arrays(), self._random_numbers(random_state())])
+                self._snapshots.ready()
             return
         every_steps = self._config.checkpoint.every_steps if tier.every_steps is None else tier.every_steps
         every = checkpoint.Every(None if tier.every_s is not None else every_steps, tier.every_s)
