@@ -17,6 +17,8 @@ from resilient.faults import Fault
 
 WINDOWS = 2  # in a row, before a straggler is told, or forgotten
 COST = 0.1  # own time beyond that of the others, as a share of the step: with less, nobody waits for it
+COST_S = 0.01  # nor with less than so much: what the first rank writes down would be enough where steps are tiny
+WINDOW_S = 1.0  # a window is no shorter
 BACK = 0.5  # of the factor's excess: who is nearer to the others than that is none any more
 
 
@@ -26,7 +28,7 @@ class Rules:
 
     Attributes:
         factor: own time over the median of the others at the same place.
-        window_steps: over which it is measured, at the least.
+        window_steps: over which it is measured, at the least; and no less than `WINDOW_S`.
     """
 
     factor: float
@@ -125,9 +127,11 @@ class Stragglers:
         step_s: list[float] = []
         steps = 0
         for rank, (began, latest) in spans.items():
-            if began is None or latest is None or latest.step - began.step < self.rules.window_steps:
+            if began is None or latest is None:
                 return
             steps = latest.step - began.step
+            if steps < self.rules.window_steps or latest.t - began.t < WINDOW_S:
+                return
             own[rank] = (latest.own_s - began.own_s) / steps
             step_s.append((latest.t - began.t) / steps)
         if not own:
@@ -139,7 +143,7 @@ class Stragglers:
             if usual_s is not None:
                 factor = own[rank] / usual_s if usual_s > 0 else 1.0
                 number = known.told
-                if self._changed(known, factor, own[rank] - usual_s > COST * usual_step_s):
+                if self._changed(known, factor, own[rank] - usual_s > max(COST_S, COST * usual_step_s)):
                     assert known.latest is not None
                     yield Episode(rank, not known.told, known.latest.step, factor, usual_s, own, steps, known.told or number)
         for rank, known in self._ranks.items():

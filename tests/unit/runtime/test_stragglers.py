@@ -8,7 +8,7 @@ from resilient.driver.stragglers import WINDOWS, Episode, Rules, Stragglers
 from resilient.driver.watchdog import WARM_STEPS
 
 RULES = Rules(factor=1.5, window_steps=10)
-STEP_S = 0.1
+STEP_S = 0.125
 
 
 class Group:
@@ -76,9 +76,10 @@ def test_the_end_of_an_episode_is_told_and_the_next_one_has_another_number():
         ([0.05, 0.05, 0.07, 0.05], STEP_S),
         ([0.001, 0.001, 0.004, 0.001], STEP_S),
         ([0.01, 0.08, 0.08, 0.08], STEP_S),
+        ([0.001, 0.001, 0.009, 0.001], 0.01),
         ([0.0, 0.0, 0.0, 0.0], STEP_S),
     ],
-    ids=["alike", "below the factor", "nobody waits for it", "one is quicker", "nothing is measured"],
+    ids=["alike", "below the factor", "nobody waits for it", "one is quicker", "tiny steps", "nothing is measured"],
 )
 def test_who_is_no_straggler(own_s: Sequence[float], step_s: float):
     assert not warm().windows(6, own_s, step_s)
@@ -115,6 +116,13 @@ def test_a_rank_alone_in_its_stage_is_compared_with_its_own_past_as_the_others_c
     assert not group.windows(3, [0.04, 0.12, 0.08])  # longer sequences: all need twice as long
     (found,) = group.windows(3, [0.04, 0.12, 0.16], step_s=0.2)
     assert (found.rank, found.usual_s) == (2, pytest.approx(0.08))
+
+
+def test_a_window_is_no_shorter_than_a_second():
+    group = warm()
+    quick = [0.01, 0.01, 0.05, 0.01]
+    assert not group.windows(WINDOWS, quick, step_s=0.05)  # half a second each
+    assert len(group.windows(2 * WINDOWS, quick, step_s=0.05)) == 1
 
 
 def test_the_first_steps_are_not_measured():
