@@ -798,3 +798,13 @@ def test_news_of_what_is_void_is_not_heard_however_late_it_comes(play):
         play.news(node, "held", **where, owner=node, directory="/ram/9")
     assert play.coordinator.custody.checkpoints == [5]
     assert not [order for _, order in play.orders("flush") if order["step"] == 9]
+
+
+def test_a_second_rank_that_raises_while_the_run_is_given_up_is_no_second_fault():
+    play = Play(give_up_after_same_step=1)
+    play.start()
+    play.exit(0, 1, BUG)
+    play.exit(1, 1, BUG)
+    assert [action["name"] for action in play.events("action")] == ["give_up"]
+    assert len(play.events("fault")) == 1
+    assert play.finish().code is Exit.GAVE_UP
