@@ -485,7 +485,7 @@ class Coordinator:
 
     def _exited(self, end: WorkerEnd, stopped: bool, now: float) -> Iterator[Effect]:
         run = self._run
-        if run is None or self.state is State.GATHERING:
+        if run is None or self.state not in (State.RUNNING, State.SETTLING):  # what to do about this generation is decided
             return
         run.ends.append(end)
         run.stopped |= stopped

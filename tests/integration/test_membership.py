@@ -62,7 +62,7 @@ def crash(run: Campaign, node: int) -> None:
 
 def replicated(ram: Path, since: int) -> bool:
     """Whether some node has a replica of each of two parts of a step after this one."""
-    found = [path.parts[-3:-1] for path in ram.glob("*/node*/replica-*/step-*/part.json")]
+    found = [path.parts[-3:-1] for path in ram.glob("*/node*/replica-*/step-????????/part.json")]
     newest = {replica: max(int(step[5:]) for name, step in found if name == replica) for replica, _ in found}
     return len(newest) == 2 and min(newest.values()) > since
 

@@ -1015,3 +1015,13 @@ def test_workers_that_hang_are_asked_for_their_last_words_before_they_are_killed
         for node in range(2):
             play.tell(node, "looked", ranks={str(node): waiting})
     assert {send.node: send.message["incident"] for send in play.sent("stop")} == {0: incident, 1: incident}
+
+
+def test_a_second_rank_that_raises_while_the_run_is_given_up_is_no_second_fault():
+    play = Play(give_up_after_same_step=1)
+    play.start()
+    play.exit(0, 1, BUG)
+    play.exit(1, 1, BUG)
+    assert [action["name"] for action in play.events("action")] == ["give_up"]
+    assert len(play.events("fault")) == 1
+    assert play.finish().code is Exit.GAVE_UP
