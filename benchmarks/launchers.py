@@ -17,7 +17,8 @@ from typing import Any
 
 import psutil
 
-from resilient.agent.workers import page_directory
+from resilient import storage
+from resilient.agent.workers import keeper_directory, page_directory
 from resilient.page import peek
 
 ENTRY = Path(__file__).with_name("torchrun_entry.py")
@@ -114,6 +115,16 @@ class Resilient(Launcher):
             except (OSError, ValueError):
                 continue
         return found
+
+    def stop(self) -> None:
+        """Kill everything, and give the memory back that another job would go on from."""
+        super().stop()
+        shutil.rmtree(keeper_directory(self.run_dir, 0), ignore_errors=True)
+        shutil.rmtree(page_directory(self.run_dir, 0), ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for root in map(Path, storage.read(self.run_dir)["tiers"][0]["roots"]):
+                shutil.rmtree(root, ignore_errors=True)
+                root.parent.rmdir()
 
     def drain(self) -> int:
         """Stop as a scheduler would; the exit status."""

@@ -115,6 +115,14 @@ def compare(args: argparse.Namespace, scratch: Path, ranks: int) -> None:
         except FileNotFoundError as error:
             say(f"{name} is left out: {error}")
     found = {launcher.name: Times() for launcher in launchers}
+    try:
+        rounds(args, launchers, found)
+    except KeyboardInterrupt:
+        say("interrupted")
+    show(found)
+
+
+def rounds(args: argparse.Namespace, launchers: list[Launcher], found: dict[str, Times]) -> None:
     chance = random.Random(args.seed)
     for number in range(args.rounds):
         for launcher in launchers:
@@ -131,7 +139,6 @@ def compare(args: argparse.Namespace, scratch: Path, ranks: int) -> None:
                 say(str(error))
             finally:
                 launcher.stop()
-    show(found)
 
 
 def share(count: int, rounds: int, number: int) -> int:
