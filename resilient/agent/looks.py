@@ -5,6 +5,7 @@ without the interpreter's help, so that a worker which is stuck anywhere but in 
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import signal
@@ -17,6 +18,7 @@ from resilient.agent.effort import OwnTime
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 WINDOW_S = 0.2  # over which the processor time is measured, and in which stacks are expected
+_libc = ctypes.CDLL(None)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -61,7 +63,7 @@ def look(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Look]:
     stopped = {rank: workers[rank] for rank, (state, _, _) in before.items() if state == "T"}
     for rank, (pid, _) in workers.items():
         if rank not in stopped:
-            _signal(pid, STACKS_SIGNAL)
+            _ask(pid)
     told = stacks_of_stopped(stopped) if len(stopped) < len(workers) else {}
     time.sleep(max(0.0, began + WINDOW_S - time.monotonic()))
     found = {}
@@ -78,7 +80,7 @@ def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]
     """The stacks of workers that are stopped; each is continued only until it has written them, for `WINDOW_S` in all at most."""
     sizes = {rank: _size(stacks) for rank, (_, stacks) in workers.items()}
     for pid, _ in workers.values():
-        _signal(pid, STACKS_SIGNAL)  # is waiting when it is continued, and answered before anything else is done
+        _ask(pid)  # is waiting when it is continued, and answered before anything else is done
     found = {}
     deadline = time.monotonic() + WINDOW_S
     for rank, (pid, stacks) in workers.items():
@@ -93,6 +95,11 @@ def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]
 def _is_whole(stacks: str) -> bool:
     """Whether the main thread, which faulthandler tells last, has been told to its outermost call, or as deep as it goes."""
     return stacks.endswith((" in <module>\n", "  ...\n"))
+
+
+def _ask(pid: int) -> None:
+    """Ask the main thread: any other one that took the signal would read frames that are changing, and could end the process."""
+    _libc.tgkill(pid, pid, STACKS_SIGNAL)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -136,7 +136,8 @@ def stopped(process: subprocess.Popen[str]) -> bool:
     deadline = time.monotonic() + 5.0
     while looks.state_of(process.pid) != "T" and time.monotonic() < deadline:
         time.sleep(0.001)
-    return looks.state_of(process.pid) == "T"
+    assert looks.state_of(process.pid) == "T", looks.state_of(process.pid)
+    return True
 
 
 def test_the_record_of_ranks_that_wait_for_each_other_is_left_in_torchs_own_format(
@@ -159,18 +160,31 @@ def test_the_record_of_ranks_that_wait_for_each_other_is_left_in_torchs_own_form
     assert said[1].startswith("rank 1: flight recorder: gloo: 1 collectives remembered; all are finished")
 
 
-def test_a_rank_without_a_record_and_one_that_does_not_answer_are_said_to_be_that(start: Start, tmp_path: Path):
-    counts, keeps = start("count"), start("keeps the interpreter")
-    for process, _ in (counts, keeps):
-        ready(process)
-    lastwords.take({0: counts[1], 1: keeps[1]}, tmp_path / "incident", "node0.txt")
-    assert (tmp_path / "incident/node0.txt").read_text().splitlines() == [
-        "rank 0: flight recorder: torch has none here",
-        f"rank 1: flight recorder: none, it did not answer within {lastwords.WINDOW_S:g} s",
-    ]
-    assert counts[0].poll() is None and keeps[0].poll() is None
+def test_a_rank_without_a_record_is_said_to_be_that(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lastwords, "WINDOW_S", 20.0)
+    process, witness = start("count")
+    ready(process)
+    lastwords.take({0: witness}, tmp_path / "incident", "node0.txt")
+    assert (tmp_path / "incident/node0.txt").read_text() == "rank 0: flight recorder: torch has none here\n"
+    assert process.poll() is None
 
 
+def test_a_rank_that_does_not_answer_is_not_waited_for(start: Start, tmp_path: Path):
+    process, witness = start("keeps the interpreter")
+    ready(process)
+    lastwords.take({1: witness}, tmp_path / "incident", "node0.txt")
+    said = (tmp_path / "incident/node0.txt").read_text()
+    assert said == f"rank 1: flight recorder: none, it did not answer within {lastwords.WINDOW_S:g} s\n"
+    assert process.poll() is None
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, stacks are waited for."""
+    monkeypatch.setattr(looks, "WINDOW_S", 20.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_stopped_process_says_where_it_was_and_does_not_go_on(start: Start, tmp_path: Path):
     process, witness = start("count")
     ready(process)
