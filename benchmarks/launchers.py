@@ -141,6 +141,7 @@ def make(name: str, config: Path, run_dir: Path, ranks: int, ft_launcher: str | 
     common = ["--max-restarts", "100000", "--monitor-interval", "0.1"]
     # The workaround for the store that attempts share, which else makes a third of the restarts hang.
     environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # a launcher may be installed elsewhere
     environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
     if name == "torchrun":
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *common]

@@ -26,7 +26,13 @@ PARTS = {
 }
 """The parts of the account, and what they are."""
 
-GOES_ON = ("report", "recompute_batch", "skip_batch")  # actions that stop no rank: the time stays with the steps
+GOES_ON = (
+    "report",
+    "recompute_batch",
+    "skip_batch",
+    "restart_agent",
+    "exclude_node",
+)  # actions that stop no rank: the time stays with the steps
 
 
 @dataclass
@@ -102,7 +108,10 @@ class _Clerk:
         self._before: tuple[int, int] | None = None  # generation and step of the last line of metrics
         self._step_s = 0.0
         self._open: list[Incident] = []
-        self._actions = {line["fault_id"]: line["name"] for line in events if line.get("event") == "action"}
+        self._actions: dict[str, str] = {}
+        for line in events:
+            if line.get("event") == "action":  # the first one: a shrinking or growing that follows is told under the same fault
+                self._actions.setdefault(line["fault_id"], line["name"])
         self._worlds = [(line["t"], line["world_size"]) for line in events if line.get("event") == "generation_started"]
         self._stalls: dict[tuple[int, int], float] = {}
         for line in events:
@@ -139,6 +148,9 @@ class _Clerk:
                 self.phase, self._before = "restore" if line["resumed_step"] else "start", None
             case "fault" if line["kind"] != "storage":
                 self._fault(line, t)
+            case "action" if line["name"] == "grow":
+                self.spend(t, "rework" if self.phase == "run" else self.phase)
+                self.phase = "restart"
             case "recovered":
                 self._recovered(line)
             case "run_finished":

@@ -199,6 +199,23 @@ def test_a_killed_worker_of_a_3d_layout_leaves_no_trace(training: Training, tmp_
     assert all(np.array_equal(killed[name], undisturbed[name]) for name in killed)
 
 
+def test_standbys_of_tensor_parallel_ranks_leave_no_trace(training: Training, tmp_path: Path):
+    """What a standby has warmed up ahead, in a group that only pretends, must not be taken for the real one."""
+    layout = {"parallel": {"tp": 2, "zero_stage": 3}, "train": {"steps": 150}}
+    straight = training(tmp_path / "straight", **layout)
+    assert straight.run() == 0, straight.output
+    run = training(**layout).start()
+    for kill, step in enumerate((60, 110)):
+        run.reach(step)
+        wait_for(lambda kill=kill: len(run.events("recovered")) == kill, "recovery from the kill before")
+        os.kill(run.workers()[1], signal.SIGKILL)
+    assert run.wait() == 0, run.output + run.logs()
+    assert len(run.events("recovered")) == 2
+    assert run.losses() == straight.losses()
+    killed, undisturbed = weights(run, 150), weights(straight, 150)
+    assert all(np.array_equal(killed[name], undisturbed[name]) for name in undisturbed)
+
+
 def test_a_run_ends_with_its_state_saved_when_its_duration_is_over(training: Training):
     run = training(train={"steps": 100_000, "exit_duration_min": 0.4})
     assert run.run() == 75, run.output

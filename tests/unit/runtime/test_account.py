@@ -73,6 +73,33 @@ def test_a_fault_its_recovery_and_what_is_computed_again():
     }
 
 
+def test_a_node_that_is_lost_and_returns_is_counted_with_the_ranks_that_there_are():
+    events = [
+        event(0.0, "run_started"),
+        started(0.0),
+        fault(4.0, 0.5, kind="node_lost"),
+        action(4.0, "replace_node"),
+        action(6.0, "shrink"),
+        started(6.0, 2, world=1, resumed=3),
+        event(8.0, "recovered", fault_id="f1", step=4, downtime_s=4.0, lost_steps=0),
+        event(8.5, "fault", fault_id="f2", kind="node_lost", detail="", detect_s=30.0, ranks=[], nodes=[2], step=4),
+        action(8.5, "restart_agent", 2),  # a spare: nobody notices
+        action(9.25, "grow"),
+        started(9.5, 3, world=2, resumed=4),
+        event(11.0, "run_finished"),
+    ]
+    metrics = [step(1.0, 1), step(2.0, 2), step(3.0, 3), step(8.0, 4, generation=2), step(9.0, 5, generation=2)]
+    metrics += [step(11.0, 6, generation=3)]
+    assert parts(events, metrics) == {
+        "productive": 3 * 2 + 2 * 1 + 1 * 2,
+        "rework": 0.5 * 2 + 0.25 * 1,  # steps that were cut off
+        "detection": 0.5 * 2,
+        "restart": 2.0 * 2 + 0.25 * 1,
+        "restore": 1.0 * 1 + 0.5 * 2,
+    }
+    assert [incident.action for incident in account(events, metrics).incidents] == ["replace_node", "restart_agent"]
+
+
 def test_a_stall_that_was_waited_for_is_the_links():
     events = [event(0.0, "run_started"), started(0.0), fault(15.0, 12.0, kind="collective_timeout"), action(15.0, "wait")]
     events += [event(20.0, "recovered", fault_id="f1", lost_steps=0, downtime_s=17.0, step=4), event(21.0, "run_finished")]

@@ -1,0 +1,156 @@
+"""A node killed, with all that runs on it and all it holds in memory: time to the next finished step, with and without a spare.
+
+    python benchmarks/nodes.py [--rounds 20]
+
+With a spare at hand it takes over; without one the run shrinks, and grows again when the node is back. Two nodes of one rank each,
+snapshots in memory at every step with a copy on the other node.
+"""
+
+import argparse
+import contextlib
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from launchers import Resilient, make
+
+from resilient import ledger
+from resilient.agent.workers import keeper_directory, page_directory
+
+CONFIG = """
+name: nodes
+run_dir: {directory}/run
+cluster: {{nodes: 2, procs_per_node: 1, spares: {spares}}}
+model: {{layers: 4, hidden: 128, heads: 4, seq_len: 128}}
+data: {{text: auto, tokenizer: {{vocab_size: 2048}}}}
+train: {{steps: 1000000, global_batch_size: 8, micro_batch_size: 4, eval_interval: 0}}
+optimizer: {{warmup_samples: 320, decay_samples: 1000000}}
+checkpoint:
+  every_steps: 50
+  tiers:
+    - {{name: ram, path: {memory}, keep_last: 2, replicas: 1}}
+    - {{name: durable, path: {directory}/run/checkpoints}}
+resilience: {{max_restarts_per_hour: 100000, give_up_after_same_step: 100000, rejoin_s: {rejoin_s}}}
+"""
+PATIENCE_S = 120.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    chance = random.Random(args.seed)
+    taken_over = campaign(chance, args.rounds, spares=1)
+    show("killed, with a spare: to the next step", [each["step_s"] for each in taken_over])
+    print(f"  went on from memory: {sum(each['tier'] == 'ram' for each in taken_over)} of {len(taken_over)}")
+    print(f"  steps computed again: {sorted(each['lost'] for each in taken_over)}")
+    shrunk = campaign(chance, args.rounds, spares=0)
+    show("killed, without a spare: to the next step on fewer nodes", [each["step_s"] for each in shrunk])
+    show("from the return of the node to the next step on all nodes", [each["grown_s"] for each in shrunk])
+    print(f"  steps computed again: {sorted(each['lost'] for each in shrunk)}")
+
+
+def show(what: str, seconds: list[float]) -> None:
+    print(f"{what}: median {statistics.median(seconds):.2f} s, worst {max(seconds):.2f} s ({len(seconds)} times)", flush=True)
+
+
+def campaign(chance: random.Random, rounds: int, *, spares: int) -> list[dict[str, Any]]:
+    """One run in which a node is killed so often; what each time took."""
+    memory = Path(tempfile.mkdtemp(prefix="nodes-", dir="/dev/shm"))
+    with tempfile.TemporaryDirectory(prefix="nodes-") as scratch:
+        directory = Path(scratch)
+        config = directory / "config.yaml"
+        config.write_text(CONFIG.format(directory=directory, memory=memory, spares=spares, rejoin_s=30 if spares else 0))
+        run = make("resilient", config, directory / "run", 2, None)
+        assert isinstance(run, Resilient)
+        try:
+            run.start()
+            return [crash(run, chance, memory, 2 + spares) for _ in range(rounds)]
+        finally:
+            run.stop()
+            for node in range(2 + spares):
+                shutil.rmtree(keeper_directory(directory / "run", node), ignore_errors=True)
+                shutil.rmtree(page_directory(directory / "run", node), ignore_errors=True)
+            shutil.rmtree(memory, ignore_errors=True)
+
+
+def crash(run: Resilient, chance: random.Random, memory: Path, nodes: int) -> dict[str, Any]:
+    """Kill a node of the present generation, once all nodes are there and the newest steps have copies."""
+    started = until(lambda: whole(run, nodes))
+    since = started["resumed_step"] or 0
+    until(lambda: replicated(memory, since))
+    time.sleep(chance.uniform(0.2, 1.0))
+    found = agents(run)
+    node = chance.choice([node for node, agent in found.items() if any(memory.glob(f"*/node{node}/step-*")) and agent.children()])
+    before = run.newest()
+    family = found[node].children(recursive=True)
+    found[node].suspend()
+    for process in family:
+        process.suspend()
+    began = time.time()
+    for process in (*family, found[node]):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    for held in memory.glob(f"*/node{node}"):
+        shutil.rmtree(held, ignore_errors=True)
+    after = run.wait(lambda line: line["generation"] > before["generation"])
+    generation = next(line for line in events(run, "generation_started") if line["generation"] == after["generation"])
+    done: dict[str, Any] = {"step_s": after["t"] - began, "tier": generation["tier"]}
+    done["lost"] = max(0, before["step"] - (generation["resumed_step"] or 0))
+    if len(generation["nodes"]) == 1:
+        grown = until(lambda: next((line for line in events(run, "action") if line["name"] == "grow" and line["t"] > began), None))
+        done["grown_s"] = run.wait(lambda line: line["generation"] > grown["generation"])["t"] - grown["t"]
+    return done
+
+
+def events(run: Resilient, name: str) -> list[dict[str, Any]]:
+    return [dict(line) for line in ledger.read(run.run_dir / ledger.EVENTS) if line["event"] == name]
+
+
+def agents(run: Resilient) -> dict[int, psutil.Process]:
+    """The agents, by node."""
+    found = {}
+    for process in run.family():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command = process.cmdline()
+            if "resilient.agent" in command:
+                found[int(command[command.index("--node") + 1])] = process
+    return found
+
+
+def whole(run: Resilient, nodes: int) -> dict[str, Any] | None:
+    """The generation that runs, once it has two nodes, has recovered, and all agents have a fork server."""
+    started = events(run, "generation_started")
+    if not started or len(started[-1]["nodes"]) < 2 or run.newest()["generation"] < started[-1]["generation"]:
+        return None
+    found = agents(run)
+    return started[-1] if len(found) == nodes and all(len(each.children()) >= 2 for each in found.values()) else None
+
+
+def replicated(memory: Path, since: int) -> bool:
+    """Whether nodes have copies of both parts of a step after this one."""
+    newest: dict[str, int] = {}
+    for path in memory.glob("*/node*/replica-*/step-????????/part.json"):
+        name, step = path.parts[-3], int(path.parts[-2][5:])
+        newest[name] = max(newest.get(name, 0), step)
+    return len(newest) == 2 and min(newest.values()) > since
+
+
+def until(condition: Any) -> Any:
+    """What the condition gives once it gives something."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError("waited in vain")
+        time.sleep(0.05)
+    return found
+
+
+if __name__ == "__main__":
+    main()
