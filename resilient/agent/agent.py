@@ -312,11 +312,11 @@ class NodeAgent(LocalElasticAgent):
     def _stand_by(self) -> None:
         """Fork ahead what a restart would need, one process at a look, once the ranks no longer need the time themselves."""
         assert self._workers is not None
-        if len(self._standbys) == self._settings.procs:
-            return
         if self._workers.underway or time.monotonic() - self._started_t > STANDBY_S:
-            worker = self._worker_group.workers[len(self._standbys)]
-            self._standbys.fork(worker.global_rank, worker.world_size)
+            workers = self._worker_group.workers
+            rank = self._standbys.missing([each.global_rank for each in workers], workers[0].world_size)
+            if rank is not None:
+                self._standbys.fork(rank, workers[0].world_size)
 
     # -- the world outside ---------------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 Owns the processes until they are given a rank. A standby belongs to no generation: it has the modules, the config and what the
 entry point's module has warmed up, and no address, store or memory of any attempt. It starts to run when it is sent a rank's
-`WorkerSpec`, and nothing else wakes it.
+`WorkerSpec`, and nothing else wakes it. It may become the very rank of as many that it was warmed up as, and no other: libraries
+remember which shard of a tensor is theirs.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -43,6 +45,8 @@ def stand_by(orders: Connection, config_path: Path, entrypoint: str, rank: int, 
 
 @dataclass(frozen=True)
 class _Standby:
+    rank: int
+    world_size: int
     process: BaseProcess
     orders: Connection
 
@@ -61,7 +65,7 @@ class _Standby:
 
 
 class Standbys:
-    """The standbys of one node, at most one for each rank of it.
+    """The standbys of one node, at most one for each rank that it has.
 
     Args:
         config: the resolved config's file; what the standbys have read of it must stay true.
@@ -71,25 +75,31 @@ class Standbys:
     def __init__(self, config: Path, entrypoint: str) -> None:
         self._config, self._entrypoint = config, entrypoint
         self._context = multiprocessing.get_context("forkserver")
-        self._waiting: list[_Standby] = []
+        self._waiting: dict[int, _Standby] = {}
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+    def missing(self, ranks: Iterable[int], world_size: int) -> int | None:
+        """One of these ranks that has no standby; None where all have one. Those that nobody needs any more are ended."""
+        wanted = list(ranks)
+        for rank, standby in list(self._waiting.items()):
+            if rank not in wanted or standby.world_size != world_size:
+                self._waiting.pop(rank).dismiss()
+        return next((rank for rank in wanted if rank not in self._waiting), None)
 
     def fork(self, rank: int, world_size: int) -> None:
-        """One more, for this rank most likely; returns when it is forked, which takes some 10 ms."""
+        """One for this rank; returns when it is forked, which takes some 10 ms."""
         ours, its = self._context.Pipe()
         args = (its, self._config, self._entrypoint, rank, world_size)
         process = self._context.Process(target=stand_by, args=args, name="standby")
         process.start()
         its.close()
-        self._waiting.append(_Standby(process, ours))
+        self._waiting[rank] = _Standby(rank, world_size, process, ours)
 
     def start(self, spec: WorkerSpec) -> BaseProcess:
-        """A process that runs this rank: a standby, or where none is ready one that is forked now."""
-        while self._waiting:
-            standby = self._waiting.pop(0)
-            if standby.ready:
+        """A process that runs this rank: its standby, or where that is not ready one that is forked now."""
+        rank, world_size = int(spec.environ["RANK"]), int(spec.environ["WORLD_SIZE"])
+        standby = self._waiting.pop(rank, None)
+        if standby is not None:
+            if standby.world_size == world_size and standby.ready:
                 try:
                     standby.orders.recv()
                     standby.orders.send(spec)
@@ -99,11 +109,11 @@ class Standbys:
                     standby.orders.close()
                     return standby.process
             standby.dismiss()
-        process = self._context.Process(target=start_rank, args=(spec,), name=f"rank{spec.environ['RANK']}")
+        process = self._context.Process(target=start_rank, args=(spec,), name=f"rank{rank}")
         process.start()
         return process
 
     def close(self) -> None:
         """End those that nobody needs any more."""
         while self._waiting:
-            self._waiting.pop().dismiss()
+            self._waiting.popitem()[1].dismiss()

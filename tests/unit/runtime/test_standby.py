@@ -24,7 +24,7 @@ def spec(tmp_path: Path) -> WorkerSpec:
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nprint(os.getpid(), os.environ['RANK'], os.getsid(0), *sys.argv[1:])\n")
     where = (tmp_path / "log", tmp_path / "stacks", tmp_path / "record", tmp_path / "config.yaml")
-    return WorkerSpec({"RANK": "3"}, *where, f"{script} word")
+    return WorkerSpec({"RANK": "3", "WORLD_SIZE": "4"}, *where, f"{script} word")
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def standbys(spec: WorkerSpec) -> Iterator[Standbys]:
     made.close()
 
 
-def waiting(standbys: Standbys) -> int:
+def waiting(standbys: Standbys, rank: int = 3, world_size: int = 4) -> int:
     """One that waits for its orders; its process id."""
-    standbys.fork(3, 4)
-    wait_for(lambda: standbys._waiting[-1].ready)
-    return standbys._waiting[-1].process.pid or 0
+    standbys.fork(rank, world_size)
+    wait_for(lambda: standbys._waiting[rank].ready)
+    return standbys._waiting[rank].process.pid or 0
 
 
 def ran(standbys: Standbys, spec: WorkerSpec) -> list[str]:
@@ -57,7 +57,7 @@ def test_a_standby_becomes_the_rank(standbys: Standbys, spec: WorkerSpec):
     pid = waiting(standbys)
     assert not spec.log.exists()
     assert ran(standbys, spec) == [str(pid), "3", str(pid), "word"]
-    assert len(standbys) == 0
+    assert standbys.missing([3], 4) == 3
 
 
 def test_without_a_standby_a_rank_is_forked(standbys: Standbys, spec: WorkerSpec):
@@ -81,6 +81,23 @@ def test_a_standby_leaves_stops_to_the_driver(standbys: Standbys, spec: WorkerSp
 
 
 def test_standbys_that_nobody_needs_are_ended(standbys: Standbys):
-    pids = [waiting(standbys), waiting(standbys)]
+    pids = [waiting(standbys), waiting(standbys, 2)]
     standbys.close()
     wait_for(lambda: all(gone(pid) for pid in pids))
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 4), (3, 8)])
+def test_a_standby_becomes_no_other_rank_than_the_one_it_was_warmed_up_as(
+    standbys: Standbys, spec: WorkerSpec, rank: int, world_size: int
+):
+    pid = waiting(standbys, rank, world_size)
+    assert ran(standbys, spec)[0] != str(pid)
+
+
+def test_what_is_missing_is_told_and_what_is_of_another_layout_is_ended(standbys: Standbys):
+    pids = {rank: waiting(standbys, rank) for rank in (2, 3)}
+    assert standbys.missing([2, 3], 4) is None
+    assert standbys.missing([2, 4], 4) == 4
+    wait_for(lambda: gone(pids[3]))
+    assert standbys.missing([2], 2) == 2
+    wait_for(lambda: gone(pids[2]))
