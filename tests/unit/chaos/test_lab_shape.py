@@ -44,7 +44,7 @@ def test_slurm_is_told_of_files_of_the_lab_alone():
     place = Place("one")
     told = settings(slurm_conf(Shape(), place, memory_mib=1000))
     files = [value for key, value in told.items() if key == "AuthInfo" or (value.startswith("/") and key != "MailProg")]
-    assert len(files) == 8
+    assert len(files) == 7
     assert all(str(place.directory) in value for value in files)
 
 
