@@ -30,7 +30,7 @@ dataset = beside.dataset
 
 OURS = "test"  # how the names of these labs start
 TIMES = SlurmTimes(slurmd_timeout_s=10, kill_wait_s=5, grace_s=10)
-STEPS = 60
+STEPS = beside.STEPS
 GLOBAL_BATCH = 12
 RUNNING = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "REQUEUED"}
 
