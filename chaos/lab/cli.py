@@ -56,11 +56,11 @@ def execute(
     context: typer.Context,
     words: Annotated[list[str], typer.Argument(metavar="[HOST] -- COMMAND...", help="Without HOST: where jobs are submitted.")],
 ) -> None:
-    """Run a command on a host, or where jobs are submitted, and take over its exit status."""
+    """Run a command on a host, or where jobs are submitted, with its exit status; HOST alone: a shell there."""
     lab = _lab(context)
     host, *rest = words
-    if host in lab.shape().all_names and rest:
-        line = lab.command(rest, host=host)
+    if host in lab.shape().all_names:
+        line = lab.command(rest or [os.environ.get("SHELL", "/bin/sh")], host=host)
     else:
         line = lab.command(words)
     os.execvp(line[0], line)

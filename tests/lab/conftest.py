@@ -1,12 +1,12 @@
 """Hosts with links of their own and a real Slurm, and campaigns that run on them as jobs."""
 
-import contextlib
 import importlib.util
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,12 @@ _spec.loader.exec_module(beside)
 MODEL, ROOT, Campaign, same, wait_for = beside.MODEL, beside.ROOT, beside.Campaign, beside.same, beside.wait_for
 dataset = beside.dataset
 
+HOSTS = {0: "n1", 1: "n2", 2: "n3"}  # by node
 OURS = "test"  # how the names of these labs start
-TIMES = SlurmTimes(slurmd_timeout_s=10, kill_wait_s=5, grace_s=10)
+TIMES = SlurmTimes(slurmd_timeout_s=30, kill_wait_s=5, grace_s=2)
 STEPS = beside.STEPS
 GLOBAL_BATCH = 12
-RUNNING = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "REQUEUED"}
+RUNNING = {"PENDING", "RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "REQUEUED"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,6 +64,14 @@ def own_lab() -> Iterator[Lab]:
 def bare(own_lab: Lab) -> Iterator[Lab]:
     """Two fresh hosts without Slurm."""
     own_lab.up(Shape(hosts=2))
+    yield own_lab
+    own_lab.down()
+
+
+@pytest.fixture
+def impatient(own_lab: Lab) -> Iterator[Lab]:
+    """Four fresh hosts with a Slurm that notices soon when one is gone."""
+    own_lab.up(Shape(hosts=4, slurm=True, times=replace(TIMES, slurmd_timeout_s=5)))
     yield own_lab
     own_lab.down()
 
@@ -136,18 +145,13 @@ class Job(Campaign):  # type: ignore[misc, valid-type]
 
 
 @pytest.fixture
-def job(lab: Lab, dataset: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def job(lab: Lab, dataset: Path, tmp_path: Path) -> Callable[..., Job]:
     """A campaign of the real trainer on three hosts, with what is told otherwise."""
-    made: list[Job] = []
 
     def make(**changes: Any) -> Job:
-        made.append(Job(lab, _directory(tmp_path / "job"), **_config(dataset, **changes)))
-        return made[-1]
+        return Job(lab, _directory(tmp_path / "job"), **_config(dataset, **changes))
 
-    yield make
-    for each in made:
-        with contextlib.suppress(subprocess.CalledProcessError):
-            on(lab, "ctl", "scancel", "--full", each.job_id)
+    return make
 
 
 def _directory(path: Path) -> Path:

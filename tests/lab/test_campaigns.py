@@ -2,17 +2,17 @@
 
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import GLOBAL_BATCH, STEPS, Campaign, Job, same, wait_for
+from conftest import GLOBAL_BATCH, HOSTS, STEPS, Campaign, Job, same, wait_for
 
 from chaos.lab.lab import Lab
 
 Jobs = Callable[..., Job]
 
-HOSTS = {0: "n1", 1: "n2", 2: "n3"}
 NEVER = 1000  # a step that no run reaches
 
 
@@ -43,15 +43,22 @@ def replicated(lab: Lab, since: int) -> bool:
     return all(newest(host) > since for host in HOSTS.values())
 
 
+def running(lab: Lab, host: str) -> list[int]:
+    """Ids of the processes on a host that are neither its own nor Slurm's."""
+    found = []
+    for pid in lab.host(host).processes():
+        with suppress(OSError):
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            found += [pid] if name not in ("sleep", "unshare", "slurmd") else []
+    return found
+
+
 def workers(lab: Lab, host: str) -> list[int]:
     """Ids of the ranks' processes on a host."""
     found = []
     for pid in lab.host(host).processes():
-        try:
-            name = Path(f"/proc/{pid}/fd/1").readlink().name
-        except OSError:
-            continue
-        found += [pid] if name.startswith("rank") else []
+        with suppress(OSError):
+            found += [pid] if Path(f"/proc/{pid}/fd/1").readlink().name.startswith("rank") else []
     return found
 
 
@@ -68,7 +75,7 @@ def told(run: Job) -> str:
     return run.output + run.logs()
 
 
-def test_one_job_computes_on_three_hosts_what_one_machine_does(job: Jobs, twin: Campaign):
+def test_one_job_computes_on_three_hosts_what_one_machine_does(lab: Lab, job: Jobs, twin: Campaign):
     run = job(cluster={"spares": 1})
     run.start().reach(5)
     assert run.hosts() == {**HOSTS, 3: "n4"}
@@ -76,6 +83,7 @@ def test_one_job_computes_on_three_hosts_what_one_machine_does(job: Jobs, twin: 
     same(run, twin)
     assert members(run) == [[0, 1, 2]]
     assert not run.events("fault")
+    wait_for(lambda: not any(running(lab, host) for host in (*HOSTS.values(), "n4")), "the end of what ran on the hosts")
 
 
 @pytest.mark.parametrize("script", ["srun $RUN", "exec srun --nodes=1 --ntasks=1 $RUN"])

@@ -111,19 +111,34 @@ def test_nothing_is_left_of_a_lab_whose_start_was_killed(own_lab: Lab):
     assert links() == before
 
 
-def test_slurm_runs_on_all_hosts_and_takes_back_one_that_crashed(lab: Lab):
+def test_slurm_runs_on_all_hosts_and_takes_back_one_that_crashed(impatient: Lab):
     def states() -> list[str]:
-        return [host["slurm"] for host in json.loads(command(lab, "status", "--json").stdout)["hosts"]]
+        return [host["slurm"] for host in json.loads(command(impatient, "status", "--json").stdout)["hosts"]]
 
     assert states() == ["idle"] * 4
-    assert sorted(on(lab, LOGIN, "srun", "--nodes=4", "hostname").split()) == ["n1", "n2", "n3", "n4"]
-    lab.crash("n3")
+    assert sorted(on(impatient, LOGIN, "srun", "--nodes=4", "hostname").split()) == ["n1", "n2", "n3", "n4"]
+    impatient.crash("n3")
     wait_for(lambda: states()[2] in ("down", "down*"), "Slurm to notice")
-    lab.boot("n3")
+    impatient.boot("n3")
     wait_for(lambda: states() == ["idle"] * 4, "its return")
-    assert on(lab, LOGIN, "srun", "--nodelist=n3", "hostname").strip() == "n3"
+    assert on(impatient, LOGIN, "srun", "--nodelist=n3", "hostname").strip() == "n3"
 
 
-def test_a_job_of_the_limited_partition_is_ended_at_its_limit(lab: Lab):
-    told = on(lab, LOGIN, "scontrol", "--oneliner", "show", "partition", "limited")
-    assert "MaxTime=00:01:00" in told
+def test_a_job_ends_at_the_limit_of_its_partition_and_one_that_is_urgent_goes_first(lab: Lab, tmp_path: Path):
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\nexec sleep 1000\n")
+
+    def submitted(*options: str) -> str:
+        return on(
+            lab, LOGIN, "sbatch", "--parsable", "--nodes=4", "--exclusive", f"--chdir={tmp_path}", *options, str(script)
+        ).strip()
+
+    def told(job: str, what: str) -> str:
+        return on(lab, LOGIN, "squeue", "--noheader", f"--job={job}", f"--format={what}").strip()
+
+    limited = submitted("--partition=limited")
+    wait_for(lambda: told(limited, "%T") == "RUNNING", "the job to run")
+    assert told(limited, "%l") == "1:00"
+    urgent = submitted("--partition=urgent")
+    wait_for(lambda: told(urgent, "%T") == "RUNNING", "the other to make room")
+    assert told(limited, "%T") == "PENDING"  # requeued
