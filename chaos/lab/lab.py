@@ -91,7 +91,6 @@ class Lab:
 
     def down(self) -> bool:
         """Remove all of it; whether there was anything."""
-        demand(slurm=False)
         with self._locked():
             found = self.place.directory.exists() or bool(self._hosts())
             self._clear()
