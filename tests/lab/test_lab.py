@@ -90,6 +90,22 @@ def test_a_host_that_crashes_takes_its_processes_and_disks_along_and_boots_empty
     assert command(bare, "boot", "n1").returncode == 69
 
 
+def test_nobody_hears_a_word_of_the_end_of_a_host_that_crashes(bare: Lab):
+    listen = "import socket; s = socket.create_server(('', 7000)); print(flush=True); s.accept()[0].recv(1)"
+    connect = "import socket; s = socket.create_connection(('n1', 7000)); print(flush=True); s.recv(1)"
+    with subprocess.Popen(bare.command([sys.executable, "-c", listen], host="n1"), stdout=subprocess.PIPE) as listener:
+        assert listener.stdout is not None
+        assert listener.stdout.readline()
+        with subprocess.Popen(bare.command([sys.executable, "-c", connect], host="n2"), stdout=subprocess.PIPE) as connected:
+            assert connected.stdout is not None
+            assert connected.stdout.readline()
+            bare.crash("n1")
+            listener.wait()
+            assert "ESTAB" in on(bare, "n2", "ss", "--tcp", "--numeric")
+            assert connected.poll() is None
+            bare.crash("n2")
+
+
 def test_nothing_is_left_of_a_lab_whose_start_was_killed(own_lab: Lab):
     before = links()
     line = [sys.executable, "-m", "resilient", "lab", "--name", own_lab.place.name, "up", "--hosts", "30"]
