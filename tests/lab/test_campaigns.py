@@ -62,8 +62,8 @@ def workers(lab: Lab, host: str) -> list[int]:
     return found
 
 
-def members(run: Job) -> list[list[int]]:
-    """The nodes of each generation."""
+def members(run: Job) -> list[list[str]]:
+    """The hosts of each generation, by node rank."""
     return [event["nodes"] for event in run.events("generation_started")]
 
 
@@ -81,7 +81,7 @@ def test_one_job_computes_on_three_hosts_what_one_machine_does(lab: Lab, job: Jo
     assert run.hosts() == {**HOSTS, 3: "n4"}
     assert run.wait() == 0, told(run)
     same(run, twin)
-    assert members(run) == [[0, 1, 2]]
+    assert members(run) == [["n1", "n2", "n3"]]
     assert not run.events("fault")
     wait_for(lambda: not any(running(lab, host) for host in (*HOSTS.values(), "n4")), "the end of what ran on the hosts")
 
@@ -102,14 +102,14 @@ def test_a_spare_goes_on_from_ram_when_a_host_is_gone_with_all_that_it_held(lab:
     wait_for(lambda: replicated(lab, 10), "replicas of what was computed")
     lab.crash("n2")
     assert run.wait() == 0, told(run)
-    assert members(run) == [[0, 1, 2], [0, 3, 2]]
+    assert members(run) == [["n1", "n2", "n3"], ["n1", "n4", "n3"]]
     assert actions(run) == ["replace_node"]
     (fault,) = run.events("fault")
     assert (fault["kind"], fault["nodes"]) == ("node_lost", [1])
     assert "n2" in fault["detail"]
-    assert run.events("generation_started")[1]["tier"] == "ram"
-    (recovered,) = run.events("recovered")
-    assert recovered["lost_steps"] <= 2
+    again = run.events("generation_started")[1]
+    assert again["tier"] == "ram"
+    assert again["resumed_step"] > 10
     same(run, twin)
 
 
@@ -120,7 +120,7 @@ def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, job: Jo
     lab.flap(host, 5)
     assert run.wait() == 0, told(run)
     node = {name: number for number, name in HOSTS.items()}[host]
-    changes = run.events("link")
+    changes = [event for event in run.events("link") if event["interface"] is not None]
     assert {(each["node"], each["host"], each["interface"]) for each in changes} == {(node, host, "eth0")}
     assert [each["state"] for each in changes] in (["down", "up"], ["flapped"])
     assert changes[-1]["down_s"] == pytest.approx(5.0, abs=1.0)
@@ -138,7 +138,7 @@ def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, 
     wait_for(lambda: not workers(lab, "n3"), "the end of the ranks that are cut off")
     assert len(members(run)) == 1, "the spare was let in while the ranks were still there"
     assert run.wait() == 0, told(run)
-    assert members(run) == [[0, 1, 2], [0, 1, 3]]
+    assert members(run) == [["n1", "n2", "n3"], ["n1", "n2", "n4"]]
     assert actions(run)[-1] == "replace_node"
     same(run, twin)
 
@@ -153,9 +153,9 @@ def test_without_a_spare_fewer_hosts_go_on_and_one_that_boots_is_taken_in_again(
     run.start().reach(15)
     wait_for(lambda: replicated(lab, 10), "replicas of what was computed")
     lab.crash("n3")
-    wait_for(lambda: members(run)[-1] == [0, 1], f"a smaller generation\n{run.logs()}")
+    wait_for(lambda: members(run)[-1] == ["n1", "n2"], f"a smaller generation\n{run.logs()}")
     lab.boot("n3")
-    wait_for(lambda: members(run)[-1] == [0, 1, 2], f"the return of the host\n{run.logs()}")
+    wait_for(lambda: members(run)[-1] == ["n1", "n2", "n3"], f"the return of the host\n{run.logs()}")
     run.reach(run.step() + 5)
     run.signal(signal.SIGTERM)
     assert run.wait() == 75, told(run)
