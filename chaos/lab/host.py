@@ -169,6 +169,9 @@ class Host:
             if time.monotonic() > deadline:
                 raise CommandFailed(f"processes {processes} of host {self.name} do not end")
             time.sleep(0.01)
+        if self.name != LOGIN:
+            # Sockets that nobody holds any more keep a network alive, and with it its end of the link, until they have timed out.
+            subprocess.run(self._port("del"), check=False, capture_output=True)
         if self.exists():
             command("ip", "netns", "del", self.namespace)
 

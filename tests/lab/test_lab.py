@@ -104,6 +104,8 @@ def test_nobody_hears_a_word_of_the_end_of_a_host_that_crashes(bare: Lab):
             assert "ESTAB" in on(bare, "n2", "ss", "--tcp", "--numeric")
             assert connected.poll() is None
             bare.crash("n2")
+    for host in ("n1", "n2"):
+        bare.boot(host)  # although the sockets of its past may still be there
 
 
 def test_nothing_is_left_of_a_lab_whose_start_was_killed(own_lab: Lab):
