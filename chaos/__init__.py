@@ -1,5 +1,5 @@
 """chaos: proof that a campaign survives.
 
-The room in which faults, experiments, verdicts and the lab (hosts in network namespaces, a real Slurm) will live. It may
-import `resilient`; nothing imports it. It is empty until its first fault is real.
+The room of faults, experiments, verdicts and the lab (`chaos.lab`: hosts in network namespaces, a real Slurm). It may import
+`resilient`; nothing imports it.
 """

@@ -39,13 +39,14 @@ def fitted(config: Config, allocation: Allocation | None) -> Config:
 
 
 def machine_layout(config: Config, allocation: Allocation | None = None) -> Layout:
-    """The layout with every `auto` settled for this machine.
+    """The layout with every `auto` settled for this machine, or for the nodes of the job, which are like this one.
 
     Raises:
         ConfigError: it does not come out even, or the environment has a value for communication that is out of range.
     """
     network.environment(config.network, os.environ, one_machine=allocation is None)
-    return layout(config, cpu_count=len(os.sched_getaffinity(0)), gpu_count=gpu_count())
+    cpus = len(os.sched_getaffinity(0)) if allocation is None else min(allocation.cpus)
+    return layout(config, cpu_count=cpus, gpu_count=gpu_count(), apart=allocation is not None)
 
 
 def gpu_count() -> int:

@@ -30,12 +30,13 @@ class Layout:
     threads_per_proc: int
 
 
-def layout(config: Config, *, cpu_count: int, gpu_count: int) -> Layout:
-    """The layout on this machine.
+def layout(config: Config, *, cpu_count: int, gpu_count: int, apart: bool = False) -> Layout:
+    """The layout on this machine, or on machines like this one.
 
     Args:
         cpu_count: cores of this machine.
         gpu_count: its GPUs.
+        apart: every node is a machine of its own; else they share this one.
 
     Raises:
         ConfigError: the config cannot be spread over these ranks.
@@ -44,11 +45,12 @@ def layout(config: Config, *, cpu_count: int, gpu_count: int) -> Layout:
     on_gpu = gpu_count > 0 and cluster.device != "cpu"
     if cluster.device == "cuda" and gpu_count == 0:
         raise ConfigError([Problem("cluster.device", "cuda", "there is no GPU here; allowed: auto, cpu")])
+    sharing = 1 if apart else cluster.nodes
     if cluster.procs_per_node == "auto":
-        procs = max(1, gpu_count // cluster.nodes) if on_gpu else 1
+        procs = max(1, gpu_count // sharing) if on_gpu else 1
     else:
         procs = cluster.procs_per_node
-    threads = max(1, cpu_count // (cluster.nodes * procs)) if cluster.threads_per_proc == "auto" else cluster.threads_per_proc
+    threads = max(1, cpu_count // (sharing * procs)) if cluster.threads_per_proc == "auto" else cluster.threads_per_proc
     return _settle(config, cluster.nodes, procs, threads)
 
 

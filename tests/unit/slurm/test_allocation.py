@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilient.campaign import allocation_of, fitted
+from resilient.campaign import allocation_of, fitted, machine_layout
 from resilient.config import Config
 from resilient.driver.launch import AgentCommand
 from resilient.exits import EnvironmentUnusable
@@ -88,6 +88,15 @@ def test_there_are_no_more_spares_than_the_job_has_nodes_left():
     assert fitted(config(nodes=3, spares=4), job).cluster.spares == 1
     assert fitted(config(nodes=2, spares=1), job).cluster.spares == 1
     assert fitted(config(nodes=2, spares=4), None).cluster.spares == 4
+
+
+def test_every_node_of_a_job_has_the_cores_and_gpus_of_a_machine_for_itself(monkeypatch):
+    monkeypatch.setattr("resilient.campaign.gpu_count", lambda: 4)
+    job = Allocation("77", ("n1", "n2", "n3"), (48, 48, 24), 0)
+    wanted = Config.model_validate({"cluster": {"nodes": 3}, "train": {"global_batch_size": 48, "micro_batch_size": 4}})
+    found = machine_layout(wanted, job)
+    assert (found.procs_per_node, found.world_size, found.threads_per_proc) == (4, 12, 6)
+    assert machine_layout(wanted).procs_per_node == 1
 
 
 def test_without_a_job_agents_are_processes_and_slurm_is_an_error(monkeypatch):

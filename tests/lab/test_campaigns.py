@@ -1,0 +1,178 @@
+"""Campaigns as jobs of a real Slurm, on hosts that break: what is lost, who takes over, and that no bit is different."""
+
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import GLOBAL_BATCH, HOSTS, STEPS, Campaign, Job, same, wait_for
+
+from chaos.lab.lab import Lab
+
+Jobs = Callable[..., Job]
+
+NEVER = 1000  # a step that no run reaches
+
+
+def tiers(every_steps: int) -> dict[str, Any]:
+    """A snapshot in RAM at every step, with a copy on another host; fewer on the NVMe, and on the file system of all."""
+    return {
+        "every_steps": every_steps,
+        "tiers": [
+            {"name": "ram", "path": "/dev/shm", "every_steps": 1, "keep_last": 2, "replicas": 1},
+            {"name": "nvme", "path": "/mnt/nvme", "every_steps": 5, "keep_last": 2, "replicas": 1},
+            {"name": "durable", "path": "${run_dir}/checkpoints", "keep_last": 4},
+        ],
+    }
+
+
+def inside(lab: Lab, host: str, path: str) -> Path:
+    """A path of a host, as this machine can look at it."""
+    return Path(f"/proc/{lab.host(host).init()}/root{path}")
+
+
+def replicated(lab: Lab, since: int) -> bool:
+    """Whether every host has a replica of another one's part of a step after this one."""
+
+    def newest(host: str) -> int:
+        found = inside(lab, host, "/dev/shm").glob("*/node*/replica-*/step-*/part.json")
+        return max((int(path.parent.name[5:]) for path in found), default=0)
+
+    return all(newest(host) > since for host in HOSTS.values())
+
+
+def running(lab: Lab, host: str) -> list[int]:
+    """Ids of the processes on a host that are neither its own nor Slurm's."""
+    found = []
+    for pid in lab.host(host).processes():
+        with suppress(OSError):
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            found += [pid] if name not in ("sleep", "unshare", "slurmd") else []
+    return found
+
+
+def workers(lab: Lab, host: str) -> list[int]:
+    """Ids of the ranks' processes on a host."""
+    found = []
+    for pid in lab.host(host).processes():
+        with suppress(OSError):
+            found += [pid] if Path(f"/proc/{pid}/fd/1").readlink().name.startswith("rank") else []
+    return found
+
+
+def members(run: Job) -> list[list[str]]:
+    """The hosts of each generation, by node rank."""
+    return [event["nodes"] for event in run.events("generation_started")]
+
+
+def actions(run: Job) -> list[str]:
+    return [event["name"] for event in run.events("action")]
+
+
+def told(run: Job) -> str:
+    return run.output + run.logs()
+
+
+def test_one_job_computes_on_three_hosts_what_one_machine_does(lab: Lab, job: Jobs, twin: Campaign):
+    run = job(cluster={"spares": 1})
+    run.start().reach(5)
+    assert run.hosts() == {**HOSTS, 3: "n4"}
+    assert run.wait() == 0, told(run)
+    same(run, twin)
+    assert members(run) == [["n1", "n2", "n3"]]
+    assert not run.events("fault")
+    wait_for(lambda: not any(running(lab, host) for host in (*HOSTS.values(), "n4")), "the end of what ran on the hosts")
+
+
+@pytest.mark.parametrize("script", ["srun $RUN", "exec srun --nodes=1 --ntasks=1 $RUN"])
+def test_srun_put_before_the_command_makes_no_difference(job: Jobs, twin: Campaign, script: str):
+    run = job(cluster={"spares": 1})
+    run.script = script
+    run.start()
+    assert run.wait() == 0, told(run)
+    assert run.output.count(" ranks on ") == 1
+    same(run, twin)
+
+
+def test_a_spare_goes_on_from_ram_when_a_host_is_gone_with_all_that_it_held(lab: Lab, job: Jobs, twin: Campaign):
+    run = job(cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={"fence_s": 4, "link_grace_s": 4})
+    run.start().reach(15)
+    wait_for(lambda: replicated(lab, 10), "replicas of what was computed")
+    lab.crash("n2")
+    assert run.wait() == 0, told(run)
+    assert members(run) == [["n1", "n2", "n3"], ["n1", "n4", "n3"]]
+    assert actions(run) == ["replace_node"]
+    (fault,) = run.events("fault")
+    assert (fault["kind"], fault["nodes"]) == ("node_lost", [1])
+    assert "n2" in fault["detail"]
+    again = run.events("generation_started")[1]
+    assert again["tier"] == "ram"
+    assert again["resumed_step"] > 10
+    same(run, twin)
+
+
+@pytest.mark.parametrize("host", ["n2", "n1"], ids=["of a member", "of the driver's host"])
+def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, job: Jobs, twin: Campaign, host: str):
+    run = job(cluster={"spares": 1})
+    run.start().reach(10)
+    lab.flap(host, 5)
+    assert run.wait() == 0, told(run)
+    node = {name: number for number, name in HOSTS.items()}[host]
+    changes = [event for event in run.events("link") if event["interface"] is not None]
+    assert {(each["node"], each["host"], each["interface"]) for each in changes} == {(node, host, "eth0")}
+    assert [each["state"] for each in changes] in (["down", "up"], ["flapped"])
+    assert changes[-1]["down_s"] == pytest.approx(5.0, abs=1.0)
+    assert len(members(run)) == 1
+    assert not run.events("fault")
+    same(run, twin)
+
+
+def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, job: Jobs, twin: Campaign):
+    run = job(cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={"fence_s": 4, "link_grace_s": 4})
+    run.start().reach(15)
+    wait_for(lambda: replicated(lab, 10), "replicas of what was computed")
+    assert workers(lab, "n3")
+    lab.host("n3").set_link(up=False)
+    wait_for(lambda: not workers(lab, "n3"), "the end of the ranks that are cut off")
+    assert len(members(run)) == 1, "the spare was let in while the ranks were still there"
+    assert run.wait() == 0, told(run)
+    assert members(run) == [["n1", "n2", "n3"], ["n1", "n2", "n4"]]
+    assert actions(run)[-1] == "replace_node"
+    same(run, twin)
+
+
+def test_without_a_spare_fewer_hosts_go_on_and_one_that_boots_is_taken_in_again(lab: Lab, job: Jobs):
+    run = job(
+        steps=100_000,
+        cluster={"min_nodes": 2},
+        checkpoint=tiers(NEVER),
+        resilience={"fence_s": 4, "link_grace_s": 4, "rejoin_s": 0},
+    )
+    run.start().reach(15)
+    wait_for(lambda: replicated(lab, 10), "replicas of what was computed")
+    lab.crash("n3")
+    wait_for(lambda: members(run)[-1] == ["n1", "n2"], f"a smaller generation\n{run.logs()}")
+    lab.boot("n3")
+    wait_for(lambda: members(run)[-1] == ["n1", "n2", "n3"], f"the return of the host\n{run.logs()}")
+    run.reach(run.step() + 5)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, told(run)
+    assert actions(run) == ["replace_node", "shrink", "grow"]
+    assert [event["tier"] for event in run.events("generation_started")[1:]] == ["ram", "ram"]
+
+
+def test_a_job_that_is_cancelled_saves_and_the_next_one_goes_on(job: Jobs, twin: Campaign):
+    run = job(checkpoint=tiers(NEVER))
+    run.start().reach(10)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, told(run)
+    stopped = run.events("run_finished")[-1]["step"]
+    assert 10 <= stopped < STEPS
+    run.start()
+    assert run.wait() == 0, told(run)
+    assert run.events("generation_started")[-1]["resumed_step"] == stopped
+    assert [len(losses) for losses in run.losses().values()] == [1] * STEPS
+    assert [line["samples"] for line in run.metrics()] == [GLOBAL_BATCH * step for step in range(1, STEPS + 1)]
+    same(run, twin)
