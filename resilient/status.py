@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from resilient import ledger
-from resilient.account import PARTS, account
+from resilient.account import PARTS, PLANNED, account
 from resilient.driver.display import describe, duration
 from resilient.exits import EnvironmentUnusable
 
@@ -77,7 +77,7 @@ def summarize(events: Iterable[Line], metrics: Iterable[Line], *, locked: bool, 
             case "committed":
                 summary.checkpoint_step = line["step"]
                 summary.checkpoint_age_s = max(0.0, now - line["t"])
-            case "fault":
+            case "fault" if line.get("kind") not in PLANNED:
                 summary.faults += 1
             case "recovered":
                 summary.recovered += 1

@@ -33,6 +33,7 @@ from resilient.driver.display import Display
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, SetAside, WriteEvent, WriteMetrics, WriteText
 from resilient.driver.launch import AgentCommand, Launcher, LocalLauncher
 from resilient.driver.prepare import PrepareFailed, run_prepare
+from resilient.driver.stops import Stops
 from resilient.driver.stragglers import Rules
 from resilient.driver.tensorboard import ScalarWriter
 from resilient.driver.watchdog import Limits
@@ -126,14 +127,16 @@ class Driver:
                 stragglers=straggler_rules(config),
                 replace_stragglers=config.resilience.straggler == "replace",
                 skip=tuple(skip),
+                tiers_vanish=allocation is not None,
             ),
             last_generation=ledger.last_generation(self._run_dir),
         )
+        self._stops = self._make_stops(limits.drain_s)
         self._token = secrets.token_hex(16)
         self._incarnations = dict.fromkeys(range(config.cluster.slots), 0)
         self._alive: set[tuple[int, int]] = set()
         self._writers: dict[int, asyncio.StreamWriter] = {}
-        self._launches: set[asyncio.Task[None]] = set()
+        self._pending: set[asyncio.Task[None]] = set()
         self._finished: asyncio.Future[Finish] | None = None
 
     async def run(self) -> tuple[Exit, str]:
@@ -146,7 +149,8 @@ class Driver:
         self._launcher = self._make_launcher(server.sockets[0].getsockname()[1])
         self._scalars = _scalar_writer(self._config) if self._config.logging.tensorboard else None
         with ledger.Ledger(self._run_dir) as self._ledger:
-            tasks = [self._background(work) for work in (self._tick(), self._prepare(), self._watch_duration())]
+            works = [self._tick(), self._prepare(), self._watch_duration()]
+            tasks = [self._background(work) for work in (*works, *([self._stops.watch()] if self._stops is not None else []))]
             try:
                 take_in(self._run_dir, self._ledger)
                 self._write_event(WriteEvent("run_started", self._description(), self._coordinator.generation))
@@ -155,7 +159,7 @@ class Driver:
             finally:
                 for task in tasks:
                     task.cancel()
-                await asyncio.gather(*tasks, *self._launches, return_exceptions=True)
+                await asyncio.gather(*tasks, *self._pending, return_exceptions=True)
                 await self._launcher.close(SHUTDOWN_S)
                 take_in(self._run_dir, self._ledger)
                 server.close()
@@ -205,6 +209,22 @@ class Driver:
         command = self._agent_command(",".join(reached))
         return SlurmLauncher(command, self._on_ended, allocation=allocation, extra=slurm.srun_args)
 
+    def _make_stops(self, drain_s: float) -> Stops | None:
+        if self._allocation is None:
+            return None
+        lead, drain = self._config.slurm.signal_lead_s, self._config.resilience.drain_s
+        end = os.environ.get("SLURM_JOB_END_TIME", "")  # since Slurm 23
+        return Stops(
+            self._coordinator,
+            self._allocation.job_id,
+            asked_lead_s=None if lead == "auto" else lead,
+            asked_drain_s=None if drain == "auto" else drain,
+            drain_s=drain_s,
+            end_t=float(end) if end.isdigit() else None,
+            do=self._do,
+            note=self._display.note,
+        )
+
     def _agent_command(self, address: str) -> AgentCommand:
         environ = {
             "OMP_NUM_THREADS": str(self._layout.threads_per_proc),
@@ -238,6 +258,9 @@ class Driver:
     # -- news for the coordinator --------------------------------------------------------------------------------------
 
     def _on_signal(self, sig: signal.Signals) -> None:
+        if self._stops is not None and sig is not signal.SIGINT:
+            self._soon(self._stops.signalled(sig.name))
+            return
         self._display.note(f"{sig.name}: stopping at the next step; once more to stop at once")
         self._do(self._coordinator.stop(sig.name, time.time()))
 
@@ -259,7 +282,9 @@ class Driver:
                     if incarnation < 0:
                         break
                     self._writers[node] = writer
-                if (node, incarnation) in self._alive:
+                if message["type"] == "signal" and self._stops is not None:
+                    self._soon(self._stops.signalled(message["name"]))
+                elif (node, incarnation) in self._alive:
                     self._do(self._coordinator.message(message, time.time()))
         except (OSError, ValueError, KeyError) as error:
             if not isinstance(error, OSError):  # a defect, of the agent or here: the node is started anew, but not in silence
@@ -375,9 +400,13 @@ class Driver:
         self._alive.discard((node, self._incarnations[node]))
         self._incarnations[node] += 1
         self._alive.add((node, self._incarnations[node]))
-        task = self._background(self._launcher.launch(node, self._incarnations[node]))
-        self._launches.add(task)
-        task.add_done_callback(self._launches.discard)
+        self._soon(self._launcher.launch(node, self._incarnations[node]))
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        """A task that ends by itself; the run's end waits for it."""
+        task = self._background(work)
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
 
 
 def budget(config: Config) -> Budget:
