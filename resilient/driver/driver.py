@@ -41,6 +41,7 @@ from resilient.exits import EnvironmentUnusable, Exit
 from resilient.policy import Budget
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.launch import SlurmLauncher, addresses
+from resilient.slurm.succession import Succession
 from resilient.spill import take_in
 from resilient.wire import LINE_LIMIT, decode, encode
 
@@ -90,6 +91,7 @@ class Driver:
         kept: what the config's tiers come to.
         explain: turns an error that is found after the config was read into a message that names file and line.
         allocation: of Slurm, whose nodes are used; None: agents are processes of this machine.
+        succession: the chain that this job belongs to, if it does.
     """
 
     def __init__(
@@ -100,9 +102,11 @@ class Driver:
         kept: storage.Storage,
         explain: Callable[[ConfigError], str],
         allocation: Allocation | None,
+        succession: Succession | None = None,
     ) -> None:
         self._config = config
         self._allocation = allocation
+        self._succession = succession
         self._explain = explain
         self._layout = layout
         self._display = display
@@ -149,7 +153,7 @@ class Driver:
         self._launcher = self._make_launcher(server.sockets[0].getsockname()[1])
         self._scalars = _scalar_writer(self._config) if self._config.logging.tensorboard else None
         with ledger.Ledger(self._run_dir) as self._ledger:
-            works = [self._tick(), self._prepare(), self._watch_duration()]
+            works = [self._tick(), self._prepare(), self._watch_duration(), self._see_to_a_successor()]
             tasks = [self._background(work) for work in (*works, *([self._stops.watch()] if self._stops is not None else []))]
             try:
                 take_in(self._run_dir, self._ledger)
@@ -165,6 +169,8 @@ class Driver:
                 server.close()
                 if self._scalars is not None:
                     self._scalars.close()
+        if self._succession is not None and self._allocation is not None:
+            await self._succession.ended(self._allocation.job_id, finish.code)
         return finish.code, self._explained(finish)
 
     def _explained(self, finish: Finish) -> str:
@@ -315,6 +321,13 @@ class Driver:
             await asyncio.sleep(60 * limit)
             self._display.note(f"{limit:g} minutes have passed (train.exit_duration_min): stopping at the next step")
             self._do(self._coordinator.stop("exit_duration_min", time.time()))
+
+    async def _see_to_a_successor(self) -> None:
+        """Once, however long it takes: whoever cancels the next job by hand wants it gone."""
+        if self._succession is not None and self._allocation is not None:
+            why_none = await self._succession.ensure(self._allocation.job_id, self._config.slurm.max_jobs)
+            if why_none:
+                self._display.note(f"no job will follow this one: {why_none}")
 
     async def _prepare(self) -> None:
         try:
@@ -472,6 +485,11 @@ def run_campaign(
         written = config.run_dir / "config.yaml.new"
         written.write_text(dump(config))
         written.replace(config.run_dir / "config.yaml")
-        return asyncio.run(Driver(config, layout, display, kept, explain, allocation).run())
+        succession = Succession.of_job(config, os.environ) if allocation is not None else None
+        if succession is not None and allocation is not None:
+            over = succession.started(allocation.job_id, max(steps(config.checkpoint.tiers[-1].path), default=0))
+            if over is not None:
+                return over, f"the chain of {config.run_dir} is over; `resilient submit` begins it again"
+        return asyncio.run(Driver(config, layout, display, kept, explain, allocation, succession).run())
     finally:
         lock.close()

@@ -6,7 +6,6 @@ who calls decides whether to try again.
 
 import asyncio
 import contextlib
-import getpass
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -20,11 +19,16 @@ FIELDS = "JobID:32,State:24,EndTime:24,PreemptTime:24,Reason:48"  # each wider t
 # States in which a job still holds its nodes and may use them.
 ALIVE = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+BUSY = ("Unable to contact", "timed out", "Connection", "Zero Bytes", "temporarily", "try again", "Transport", "communication")
 OVER = ("Invalid job id", "already completing or completed", "Job/step already")
 
 
 class SlurmSilent(Exception):
     """Slurm has not done what was asked: it does not answer, or refuses."""
+
+
+class SlurmRefused(SlurmSilent):
+    """Slurm has answered that it will not; asked again at once it would say the same."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,10 @@ class QueuedJob:
     @property
     def waits(self) -> bool:
         return self.state in WAITING
+
+    @property
+    def runs(self) -> bool:
+        return self.state in ALIVE
 
 
 def parse_queue(text: str) -> list[QueuedJob]:
@@ -100,7 +108,8 @@ async def _call(command: Sequence[str], timeout_s: float = ASK_S) -> str:
             await process.wait()
     if process.returncode:
         said = complaint.decode(errors="replace").strip() or f"exit code {process.returncode}"
-        raise SlurmSilent(f"{command[0]}: {said}")
+        refused = not any(words in said for words in BUSY)
+        raise (SlurmRefused if refused else SlurmSilent)(said if said.startswith(command[0]) else f"{command[0]}: {said}")
     return told.decode(errors="replace")
 
 
@@ -117,7 +126,7 @@ async def job(job_id: str, *, timeout_s: float = ASK_S) -> QueuedJob | None:
 
 async def jobs(name: str) -> list[QueuedJob]:
     """This user's jobs of a name that wait or run, oldest first. Raises SlurmSilent."""
-    command = ["squeue", "--noheader", "--user", getpass.getuser(), "--name", name, "--Format", FIELDS]
+    command = ["squeue", "--noheader", "--me", "--name", name, "--Format", FIELDS]
     return parse_queue(await _call(command))
 
 
