@@ -142,6 +142,14 @@ def status(
 
 
 @app.command()
+def stop(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")]) -> None:
+    """Stop a campaign at its next step, with its state made durable; no further job of its chain follows."""
+    from resilient.halt import halt
+
+    typer.echo(halt(run_dir))
+
+
+@app.command()
 def doctor(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="What the machine is to be fit for.")] = None,
     overrides: Overrides = None,

@@ -1,11 +1,10 @@
 """The driver: the shell around the coordinator.
 
-Owns the run directory's lock, the ledger, the control socket, the agents' processes and the signals of one job. It feeds the
+Owns the run directory's lease, the ledger, the control socket, the agents' processes and the signals of one job. It feeds the
 coordinator with news and carries out the effects that come back; it decides nothing.
 """
 
 import asyncio
-import fcntl
 import hmac
 import logging
 import os
@@ -32,6 +31,7 @@ from resilient.driver.custody import StoragePlan, TierPlan
 from resilient.driver.display import Display
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, SetAside, WriteEvent, WriteMetrics, WriteText
 from resilient.driver.launch import AgentCommand, Launcher, LocalLauncher
+from resilient.driver.lease import LEASE_S, RENEW_S, RunLease
 from resilient.driver.prepare import PrepareFailed, run_prepare
 from resilient.driver.stops import Stops
 from resilient.driver.stragglers import Rules
@@ -50,35 +50,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 FENCE_RAISE_S = 30.0  # for a commit that is under way; the workers that could make one are dead by then
 SHUTDOWN_S = 3.0
-LOCK_WAIT_S = 10.0  # the processes of a driver that was killed a moment ago are gone long before
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
-
-class RunLock:
-    """One driver per run directory, on this machine; the lock falls with the process that holds it."""
-
-    def __init__(self, run_dir: Path) -> None:
-        path = run_dir / ".lock"
-        self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    owner = path.read_text().strip() or "another process"
-                    os.close(self._fd)
-                    raise EnvironmentUnusable(
-                        f"{run_dir} is in use by {owner}; stop that run first, or give this one another run_dir"
-                    ) from None
-                time.sleep(0.1)
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-
-    def close(self) -> None:
-        os.ftruncate(self._fd, 0)
-        os.close(self._fd)
 
 
 class Driver:
@@ -92,6 +64,7 @@ class Driver:
         explain: turns an error that is found after the config was read into a message that names file and line.
         allocation: of Slurm, whose nodes are used; None: agents are processes of this machine.
         succession: the chain that this job belongs to, if it does.
+        lease: of the run directory.
     """
 
     def __init__(
@@ -102,11 +75,14 @@ class Driver:
         kept: storage.Storage,
         explain: Callable[[ConfigError], str],
         allocation: Allocation | None,
-        succession: Succession | None = None,
+        succession: Succession | None,
+        lease: RunLease,
     ) -> None:
         self._config = config
         self._allocation = allocation
         self._succession = succession
+        self._lease = lease
+        self._taken_over = False  # nothing more may be written: another driver does
         self._explain = explain
         self._layout = layout
         self._display = display
@@ -153,7 +129,7 @@ class Driver:
         self._launcher = self._make_launcher(server.sockets[0].getsockname()[1])
         self._scalars = _scalar_writer(self._config) if self._config.logging.tensorboard else None
         with ledger.Ledger(self._run_dir) as self._ledger:
-            works = [self._tick(), self._prepare(), self._watch_duration(), self._see_to_a_successor()]
+            works = [self._tick(), self._prepare(), self._watch_duration(), self._see_to_a_successor(), self._keep_lease()]
             tasks = [self._background(work) for work in (*works, *([self._stops.watch()] if self._stops is not None else []))]
             try:
                 take_in(self._run_dir, self._ledger)
@@ -164,11 +140,14 @@ class Driver:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, *self._pending, return_exceptions=True)
-                await self._launcher.close(SHUTDOWN_S)
-                take_in(self._run_dir, self._ledger)
+                await self._launcher.close(0.0 if self._taken_over else SHUTDOWN_S)
+                if not self._taken_over:
+                    take_in(self._run_dir, self._ledger)
                 server.close()
                 if self._scalars is not None:
                     self._scalars.close()
+        if self._taken_over:
+            return finish.code, finish.message
         if self._succession is not None and self._allocation is not None:
             await self._succession.ended(self._allocation.job_id, finish.code)
         return finish.code, self._explained(finish)
@@ -322,6 +301,20 @@ class Driver:
             self._display.note(f"{limit:g} minutes have passed (train.exit_duration_min): stopping at the next step")
             self._do(self._coordinator.stop("exit_duration_min", time.time()))
 
+    async def _keep_lease(self) -> None:
+        """Renew it; who finds that it was taken over stops at once, and leaves everything to the other one."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                other = self._lease.renew()
+            except OSError as error:
+                log.warning("the lease of %s could not be renewed: %s", self._run_dir, error)
+                continue
+            if other is not None and self._finished is not None and not self._finished.done():
+                self._taken_over = True
+                message = f"{self._run_dir} was taken over by {other}, which had not heard of this driver for {LEASE_S:.0f} s"
+                self._finished.set_result(Finish(Exit.UNUSABLE, message))
+
     async def _see_to_a_successor(self) -> None:
         """Once, however long it takes: whoever cancels the next job by hand wants it gone."""
         if self._succession is not None and self._allocation is not None:
@@ -347,7 +340,7 @@ class Driver:
     # -- effects -------------------------------------------------------------------------------------------------------
 
     def _do(self, effects: Iterable[Effect]) -> None:
-        for effect in effects:
+        for effect in effects if not self._taken_over else ():
             match effect:
                 case Send(node, message):
                     writer = self._writers.get(node)
@@ -475,7 +468,10 @@ def run_campaign(
             directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentUnusable(f"cannot make {error.filename}: {error.strerror}") from error
-    lock = RunLock(config.run_dir)
+    try:
+        lease = RunLease(config.run_dir)
+    except OSError as error:
+        raise EnvironmentUnusable(f"cannot write {error.filename}: {error.strerror}") from error
     try:
         try:
             kept = storage.storage_of(config, config.cluster.slots)
@@ -490,6 +486,6 @@ def run_campaign(
             over = succession.started(allocation.job_id, max(steps(config.checkpoint.tiers[-1].path), default=0))
             if over is not None:
                 return over, f"the chain of {config.run_dir} is over; `resilient submit` begins it again"
-        return asyncio.run(Driver(config, layout, display, kept, explain, allocation, succession).run())
+        return asyncio.run(Driver(config, layout, display, kept, explain, allocation, succession, lease).run())
     finally:
-        lock.close()
+        lease.close()

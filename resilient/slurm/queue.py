@@ -96,7 +96,7 @@ async def _call(command: Sequence[str], timeout_s: float = ASK_S) -> str:
             start_new_session=True,  # Ctrl-C is for this process alone
         )
     except OSError as error:
-        raise SlurmSilent(f"{command[0]} cannot be started: {error.strerror}") from error
+        raise SlurmRefused(f"{command[0]} cannot be started: {error.strerror}") from error
     try:
         told, complaint = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:

@@ -97,7 +97,7 @@ class Succession:
                 submitted[:] = await self._carry_out(plan)
 
         try:
-            await self._retried(work, stop_any(stop_after_delay(PERSON_PATIENCE_S), stop_when_refused))
+            await self._retried(work, stop_any(stop_after_delay(PERSON_PATIENCE_S), WhenRefused()))
         except SlurmSilent as error:
             raise EnvironmentUnusable(str(error)) from error
         return (submitted[0] if submitted else None), found
@@ -139,6 +139,12 @@ class Succession:
         except SlurmSilent as error:
             log.warning("the next job of the chain could not be cancelled, and will end as soon as it starts: %s", error)
 
+    async def look(self) -> list[QueuedJob] | None:
+        """The jobs that wait or run; None if Slurm does not say."""
+        with contextlib.suppress(SlurmSilent):
+            return await queue.jobs(self.name)
+        return None
+
     async def stop(self) -> list[QueuedJob]:
         """End the chain: what waits is cancelled; returns the jobs that run, which are left to be told.
 
@@ -154,7 +160,7 @@ class Succession:
             running[:] = [job for job in found if not job.waits]
 
         try:
-            await self._retried(work, stop_after_delay(PERSON_PATIENCE_S))
+            await self._retried(work, stop_any(stop_after_delay(PERSON_PATIENCE_S), WhenRefused()))
         except SlurmSilent as error:
             raise EnvironmentUnusable(str(error)) from error
         return running
@@ -207,9 +213,11 @@ class Succession:
             os.close(fd)
 
 
-def stop_when_refused(state: RetryCallState) -> bool:
-    """A person can do something about it; the driver waits until somebody has."""
-    return state.outcome is not None and isinstance(state.outcome.exception(), SlurmRefused)
+class WhenRefused(stop_base):
+    """A person can do something about a refusal; the driver waits until somebody has."""
+
+    def __call__(self, retry_state: RetryCallState) -> bool:
+        return retry_state.outcome is not None and isinstance(retry_state.outcome.exception(), SlurmRefused)
 
 
 def submit(config: Config, arguments: Sequence[str], *, dry_run: bool) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from resilient.config import Config, load
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.slurm import chain, queue, succession
 from resilient.slurm.succession import Succession
+from resilient.status import look
 
 ROOT = Path(__file__).parents[3]
 
@@ -136,6 +138,54 @@ def test_a_job_that_could_not_be_cancelled_finds_the_chain_over(going: Successio
 def test_the_last_job_that_is_allowed_has_no_successor(going: Succession, slurm):
     assert "slurm.max_jobs is 1" in asyncio.run(going.ensure("100", 1))
     assert len(slurm.jobs("PENDING")) == 0
+
+
+def test_a_stop_ends_the_chain_first_and_tells_the_driver_then(going: Succession, slurm, config: Config):
+    asyncio.run(going.ensure("100", 50))
+    stop = command("stop", str(config.run_dir))
+    told, _ = stop.communicate()
+    assert (stop.returncode, told) == (0, "the chain is over: nothing waits, and job 100 stops at its next step\n")
+    running, waiting = slurm.jobs()
+    assert (running["state"], running["signals"], waiting["state"]) == ("RUNNING", ["TERM"], "CANCELLED")
+    assert records(config.run_dir)[-2:] == ["stopped", "cancelled"]
+    assert "the chain is over" in asyncio.run(going.ensure("100", 50))  # a driver that was about to submit does not
+    assert len(slurm.jobs()) == 2
+
+
+def test_a_stop_reaches_a_run_without_slurm(tmp_path: Path):
+    """The run is a process that holds the lease and ends by the signal."""
+    code = "import sys, signal; from pathlib import Path; from resilient.driver.lease import RunLease\n"
+    code += "mine = RunLease(Path(sys.argv[1])); print(1, flush=True); signal.pause()"
+    environ = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"} | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environ, stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None and run.stdout.readline() == "1\n"
+    told, _ = (stop := command("stop", str(tmp_path))).communicate()
+    assert (stop.returncode, f"pid {run.pid} on " in told) == (0, True)
+    assert run.wait(timeout=20) == -signal.SIGTERM
+    run.stdout.close()
+    told, _ = command("stop", str(tmp_path)).communicate()
+    assert told == f"nothing runs in {tmp_path}\n"
+
+
+def test_a_run_on_another_machine_that_is_no_job_is_not_reached_and_named(tmp_path: Path):
+    owner = {"host": "n7", "pid": 4711, "job": "", "machine": "another", "token": "x"}
+    (tmp_path / ".lease").write_text(json.dumps(owner))
+    told, _ = (stop := command("stop", str(tmp_path))).communicate()
+    assert stop.returncode == Exit.UNUSABLE
+    assert "pid 4711 on n7" in told
+
+
+def test_the_status_shows_the_chain_before_its_first_job_has_begun_and_after(going: Succession, slurm, config: Config):
+    asyncio.run(going.ensure("100", 50))
+    found = look(config.run_dir)
+    assert [(job["job"], job["state"], job["step"]) for job in found.jobs] == [("100", "running", 0), ("101", "waiting", None)]
+    assert found.jobs[1]["reason"] == "Dependency"
+    asyncio.run(going.ended("100", Exit.STOPPED))
+    slurm.set([{**job, "state": "CANCELLED"} for job in slurm.jobs()])
+    found = look(config.run_dir)
+    assert [(job["job"], job["state"]) for job in found.jobs] == [("100", "ended by 75"), ("101", "ended without a word")]
+    slurm.deaf(99)
+    assert [job["state"] for job in look(config.run_dir).jobs] == ["ended by 75", "waiting"]
 
 
 def test_a_job_belongs_to_the_chain_by_its_name(config: Config):
