@@ -40,6 +40,7 @@ from resilient.driver.watchdog import Limits
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.policy import Budget
 from resilient.slurm.allocation import Allocation
+from resilient.slurm.chain import standing
 from resilient.slurm.launch import SlurmLauncher, addresses
 from resilient.slurm.succession import Succession
 from resilient.spill import take_in
@@ -483,7 +484,9 @@ def run_campaign(
         written.replace(config.run_dir / "config.yaml")
         succession = Succession.of_job(config, os.environ) if allocation is not None else None
         if succession is not None and allocation is not None:
-            over = succession.started(allocation.job_id, max(steps(config.checkpoint.tiers[-1].path), default=0))
+            over = succession.started(
+                allocation.job_id, standing(steps(config.checkpoint.tiers[-1].path), ledger.read(config.run_dir / ledger.METRICS))
+            )
             if over is not None:
                 return over, f"the chain of {config.run_dir} is over; `resilient submit` begins it again"
         return asyncio.run(Driver(config, layout, display, kept, explain, allocation, succession, lease).run())

@@ -1,7 +1,7 @@
 """The chain: one job of a campaign runs, and one waits behind it until the target is reached. Pure.
 
 What happened so far stands in `chain.jsonl`, one record a line: `begun {name}` (by `resilient submit`), `submitted {job, after}`,
-`started {job, step}` (of the newest durable checkpoint), `ended {job, exit_code}`, `cancelled {job}`, `stopped` (by
+`started {job, step}` (where the campaign stands, null: not known), `ended {job, exit_code}`, `cancelled {job}`, `stopped` (by
 `resilient stop`). A chain that is over stays over, whatever the queue holds, until somebody submits again.
 """
 
@@ -25,24 +25,25 @@ class Chain:
 
     Attributes:
         jobs: that have started since the chain was begun, in order; a job that was requeued counts again.
-        steps: that they began at.
+        steps: that they began at, None where that is not known.
         over: the exit code that ended the chain; None while it goes on.
     """
 
     jobs: tuple[str, ...] = ()
-    steps: tuple[int, ...] = ()
+    steps: tuple[int | None, ...] = ()
     over: Exit | None = None
 
     @property
     def stuck(self) -> bool:
         """Whether the last jobs, this one included, have all begun at the same step."""
-        return len(self.steps) > STUCK and len(set(self.steps[-STUCK - 1 :])) == 1
+        last = self.steps[-STUCK - 1 :]
+        return len(last) > STUCK and len(set(last)) == 1 and last[0] is not None
 
 
 def fold(records: Iterable[Mapping[str, Any]]) -> Chain:
     """The chain that was begun last."""
     jobs: list[str] = []
-    steps: list[int] = []
+    steps: list[int | None] = []
     over: Exit | None = None
     for record in records:
         match record.get("what"):
@@ -50,7 +51,7 @@ def fold(records: Iterable[Mapping[str, Any]]) -> Chain:
                 jobs, steps, over = [], [], None
             case "started":
                 jobs.append(str(record["job"]))
-                steps.append(int(record["step"]))
+                steps.append(record["step"])
             case "stopped":
                 over = Exit.STOPPED
             case "ended" if record["exit_code"] not in GOES_ON:
@@ -64,6 +65,12 @@ def name(records: Iterable[Mapping[str, Any]]) -> str | None:
     for record in records:
         found = record["name"] if record.get("what") == "begun" else found
     return found
+
+
+def standing(durable: Iterable[int], metrics: Iterable[Mapping[str, Any]]) -> int | None:
+    """Where a campaign stands: its newest checkpoint, or the furthest step that a script with checkpoints of its own has told."""
+    newest = max(durable, default=0)
+    return newest or max((int(line["step"]) for line in metrics if "step" in line), default=None)
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,7 @@ def on_start(chain: Chain, own: str, queue: Sequence[QueuedJob], max_jobs: int) 
     elif len(chain.jobs) >= max_jobs:
         why = f"this is job {len(chain.jobs)} of the chain, and slurm.max_jobs is {max_jobs}"
     elif chain.stuck:
-        why = f"the last {STUCK} jobs made nothing durable, and this one begins at step {chain.steps[-1]} as well"
+        why = f"the last {STUCK} jobs made no progress, and this one begins at step {chain.steps[-1]} as well"
     if why:
         return Plan(tuple(Cancel(job) for job in waiting), why)
     if not waiting:

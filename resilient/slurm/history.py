@@ -15,7 +15,7 @@ class JobLine:
 
     Attributes:
         state: running, waiting, cancelled, ended by an exit code, or without a word.
-        step: of the checkpoint that it began at.
+        step: that it began at.
         until_t: the end of its time, while it runs.
         reason: why it waits, in Slurm's words.
     """

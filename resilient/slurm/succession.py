@@ -102,11 +102,11 @@ class Succession:
             raise EnvironmentUnusable(str(error)) from error
         return (submitted[0] if submitted else None), found
 
-    def started(self, job_id: str, step: int) -> Exit | None:
+    def started(self, job_id: str, step: int | None) -> Exit | None:
         """A job of the chain holds the run directory. Returns the code to end with where the chain is over.
 
         Args:
-            step: of the newest durable checkpoint.
+            step: where the campaign stands, if that is known.
         """
         over = self.chain.over
         if over is None:

@@ -3,7 +3,7 @@
 import pytest
 
 from resilient.exits import Exit
-from resilient.slurm.chain import STUCK, Cancel, Chain, Plan, Submit, fold, name, on_end, on_start, on_submit
+from resilient.slurm.chain import STUCK, Cancel, Chain, Plan, Submit, fold, name, on_end, on_start, on_submit, standing
 from resilient.slurm.queue import QueuedJob
 
 OWN = QueuedJob("7", "RUNNING")
@@ -44,6 +44,15 @@ def test_jobs_that_make_nothing_durable_are_not_followed_for_ever(jobs, stuck):
     assert chain.stuck == stuck
     assert bool(on_start(chain, "7", [OWN], max_jobs=50).why_none) == stuck
     assert not Chain(chain.jobs, (*chain.steps, 41)).stuck  # progress forgets it
+    assert not Chain(chain.jobs, (None,) * jobs).stuck  # nobody knows
+
+
+@pytest.mark.parametrize(
+    ("durable", "metrics", "step"),
+    [([5, 40], [{"step": 44}], 40), ([], [{"step": 43}, {"step": 42}], 43), ([], [], None), ([0], [], None)],
+)
+def test_a_campaign_stands_at_its_newest_checkpoint_or_where_its_script_says(durable, metrics, step):
+    assert standing(durable, metrics) == step
 
 
 @pytest.mark.parametrize(
