@@ -75,7 +75,7 @@ def lead_s(asked_s: float | None, *, drain_s: float, time_s: float | None) -> fl
     if asked_s is not None:
         return asked_s
     wanted = 2 * drain_s + MARGIN_S + END_S
-    return wanted if time_s is None else min(wanted, LEAD_SHARE * time_s)
+    return wanted if time_s is None else min(wanted, max(MARGIN_S + END_S, LEAD_SHARE * time_s))
 
 
 def due(known: Known, now: float) -> Stop | None:
@@ -83,7 +83,8 @@ def due(known: Known, now: float) -> Stop | None:
     if known.end_t is None or known.end_t - now > known.needed_s:
         return None
     left_s = max(0.0, known.end_t - now)
-    return Stop("time_limit", "time_limit", known.end_t - END_S, f"{left_s:.0f} s are left of the job's time")
+    until_t = known.end_t - min(END_S, left_s / 2)
+    return Stop("time_limit", "time_limit", until_t, f"{left_s:.0f} s are left of the job's time")
 
 
 def signalled(name: str, known: Known, now: float) -> Stop | None:

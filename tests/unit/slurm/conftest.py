@@ -38,7 +38,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     state, programs = tmp_path / "slurm", tmp_path / "bin"
     state.mkdir()
     programs.mkdir()
-    fake = Path(__file__).with_name("fake.py").read_text()
+    fake = (Path(__file__).parents[2] / "fake_slurm.py").read_text()
     for name in ("sbatch", "squeue", "scancel", "scontrol"):
         (programs / name).write_text(f"#!{sys.executable} -S\n{fake}")
         (programs / name).chmod(0o755)

@@ -45,12 +45,13 @@ def test_signals_are_told_apart(signal, what, name, kind, until_s):
     assert stop.until_t == (None if until_s is None else NOW + until_s)
 
 
-@pytest.mark.parametrize(("left_s", "stops"), [(21, False), (20, True), (5, True), (-3, True), (None, False)])
+@pytest.mark.parametrize(("left_s", "stops"), [(21, False), (20, True), (6, True), (-3, True), (None, False)])
 def test_a_drain_begins_by_itself_when_no_more_time_is_left_than_it_needs(left_s, stops):
     stop = due(known(left_s), NOW)
     assert (stop is not None) == stops
     if stop is not None:
-        assert stop == Stop("time_limit", "time_limit", NOW + left_s - END_S, stop.detail)
+        until_t = NOW + left_s - min(END_S, max(0, left_s) / 2)  # there must be some time for the drain itself
+        assert stop == Stop("time_limit", "time_limit", until_t, stop.detail)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,13 @@ def test_the_need_of_a_drain_is_measured(measured, asked, needed):
 
 @pytest.mark.parametrize(
     ("asked", "time_s", "lead"),
-    [(None, None, 60.0), (None, 86400.0, 60.0), (None, 60.0, 60.0 * LEAD_SHARE), (40.0, 60.0, 40.0)],
+    [
+        (None, None, 60.0),
+        (None, 86400.0, 60.0),
+        (None, 60.0, 60.0 * LEAD_SHARE),
+        (None, 20.0, MARGIN_S + END_S),
+        (40.0, 60.0, 40.0),
+    ],
 )
 def test_the_lead_takes_no_large_part_of_a_short_job_unless_the_config_says_so(asked, time_s, lead):
     assert lead_s(asked, drain_s=25.0, time_s=time_s) == lead

@@ -30,9 +30,8 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
             script = Path(arguments[-1]).read_text()
             name = next(line.partition("=")[2] for line in script.splitlines() if line.startswith("#SBATCH --job-name="))
             number = str(100 + len(queue))
-            queue.append(
-                {"id": number, "name": name, "state": "PENDING", "end": "N/A", "dependency": option(arguments, "--dependency")}
-            )
+            job = {"id": number, "name": name, "state": "PENDING", "end": "N/A", "script": arguments[-1]}
+            queue.append({**job, "dependency": option(arguments, "--dependency")})
             if (STATE / "lossy").exists():
                 (STATE / "lossy").unlink()
                 save(queue)
@@ -44,7 +43,7 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
             if wanted and not found:
                 sys.exit("slurm_load_jobs error: Invalid job id specified")
             for job in found:
-                if job["state"] != "CANCELLED" or wanted:
+                if job["state"] not in ("CANCELLED", "COMPLETED") or wanted:
                     words = (job["id"], job["state"], job["end"], job.get("preempt", "N/A"), "Dependency")
                     print("".join(f"{word:<{width}}" for word, width in zip(words, WIDTHS, strict=True)))
         case "scancel":
@@ -62,6 +61,8 @@ def save(queue: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
+    if Path(sys.argv[0]).name == "srun":  # every node is this machine
+        os.execv(sys.executable, [sys.executable, *sys.argv[sys.argv.index("-m") :]])
     with (STATE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         deaf = STATE / "deaf"
