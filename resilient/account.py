@@ -26,13 +26,9 @@ PARTS = {
 }
 """The parts of the account, and what they are."""
 
-GOES_ON = (
-    "report",
-    "recompute_batch",
-    "skip_batch",
-    "restart_agent",
-    "exclude_node",
-)  # actions that stop no rank: the time stays with the steps
+# Actions that stop no rank: the time stays with the steps.
+GOES_ON = ("report", "recompute_batch", "skip_batch", "restart_agent", "exclude_node")
+PLANNED = ("time_limit", "preempted")  # faults that cost nothing by themselves: ranks compute until the drain stops them
 
 
 @dataclass
@@ -180,7 +176,7 @@ class _Clerk:
         told = {"detail": "", "ranks": [], "nodes": [], "detect_s": 0.0, **line}
         incident = Incident(line["fault_id"], t, line["kind"], told["detail"], told["ranks"], told["nodes"], action)
         self.account.incidents.append(incident)
-        if action in GOES_ON:
+        if action in GOES_ON or line["kind"] in PLANNED:
             return
         if action == "wait":
             self._open.append(incident)

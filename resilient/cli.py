@@ -93,6 +93,26 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
 
 
 @app.command()
+def submit(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script, and submit nothing.")] = False,
+) -> None:
+    """Run a campaign as a chain of jobs of Slurm: one runs, the next one waits, until the target is reached."""
+    from resilient.campaign import already_reached
+    from resilient.config import load
+    from resilient.slurm.succession import submit as begin
+
+    given = overrides or []
+    loaded = load(config, given)
+    reached = already_reached(loaded)
+    if reached is not None and not dry_run:
+        typer.echo(f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}")
+        return
+    typer.echo(begin(loaded, [str(config.resolve()), *given], dry_run=dry_run))
+
+
+@app.command()
 def plan(config: ConfigFile, overrides: Overrides = None) -> None:
     """Check a config and say what it comes to: layout, memory, checkpoints, timeouts."""
     from resilient.campaign import machine_layout
@@ -119,6 +139,14 @@ def status(
     if watch:
         watch_forever(run_dir)
     show(run_dir, as_json=as_json)
+
+
+@app.command()
+def stop(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")]) -> None:
+    """Stop a campaign at its next step, with its state made durable; no further job of its chain follows."""
+    from resilient.halt import halt
+
+    typer.echo(halt(run_dir))
 
 
 @app.command()

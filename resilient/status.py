@@ -3,9 +3,8 @@
 `summarize` is pure: two lists of lines and a clock to a `Summary`.
 """
 
-import fcntl
+import asyncio
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,9 +17,14 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from resilient import ledger
-from resilient.account import PARTS, account
+from resilient.account import PARTS, PLANNED, account
 from resilient.driver.display import describe, duration
+from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable
+from resilient.slurm.chain import FILE as CHAIN
+from resilient.slurm.history import began_t, history, queued_s
+from resilient.slurm.queue import QueuedJob
+from resilient.slurm.succession import Succession
 
 WATCH_S = 2.0
 RECENT = 8
@@ -53,6 +57,10 @@ class Summary:
     rank_seconds: dict[str, float] = field(default_factory=dict)
     incidents: list[dict[str, Any]] = field(default_factory=list)
     recent: list[dict[str, Any]] = field(default_factory=list)
+    jobs: list[dict[str, Any]] = field(default_factory=list)
+    queued_s: float | None = None  # of a chain: while no job of it ran
+    chain_goodput: float | None = None  # with the time in the queue
+    expected_end_t: float | None = None  # unix seconds
 
 
 _STATES = {0: "reached", 70: "gave up", 75: "stopped"}
@@ -77,7 +85,7 @@ def summarize(events: Iterable[Line], metrics: Iterable[Line], *, locked: bool, 
             case "committed":
                 summary.checkpoint_step = line["step"]
                 summary.checkpoint_age_s = max(0.0, now - line["t"])
-            case "fault":
+            case "fault" if line.get("kind") not in PLANNED:
                 summary.faults += 1
             case "recovered":
                 summary.recovered += 1
@@ -112,24 +120,35 @@ def summarize(events: Iterable[Line], metrics: Iterable[Line], *, locked: bool, 
 
 def look(run_dir: Path) -> Summary:
     """The summary of a run directory. Raises EnvironmentUnusable if it is none."""
-    events = run_dir / ledger.EVENTS
-    if not events.is_file():
+    events, chain = run_dir / ledger.EVENTS, Succession.found(run_dir)
+    if chain is None and not events.is_file():
         raise EnvironmentUnusable(f"{run_dir} is not a run directory: it has no {ledger.EVENTS}")
-    return summarize(ledger.read(events), ledger.read(run_dir / ledger.METRICS), locked=_locked(run_dir), now=time.time())
+    now = time.time()
+    summary = summarize(ledger.read(events), ledger.read(run_dir / ledger.METRICS), locked=holder(run_dir) is not None, now=now)
+    if chain is not None:
+        summary.name = summary.name or chain.name
+        add_chain(summary, list(ledger.read(run_dir / CHAIN)), asyncio.run(chain.look()), now)
+    return summary
 
 
-def _locked(run_dir: Path) -> bool:
-    try:
-        fd = os.open(run_dir / ".lock", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+def add_chain(summary: Summary, records: Sequence[Line], queue: Sequence[QueuedJob] | None, now: float) -> None:
+    """The jobs, and what the time in the queue makes of the goodput and of the end.
+
+    Args:
+        records: of its file.
+        queue: None: Slurm does not say.
+    """
+    lines = history(records, queue)
+    summary.jobs = [asdict(line) for line in lines]
+    first_t = began_t(records)
+    if first_t is None:
+        return
+    summary.queued_s = queued_s(lines, first_t, summary.wall_s, now)
+    whole_s = summary.wall_s + summary.queued_s
+    if summary.goodput is not None and summary.wall_s:
+        summary.chain_goodput = summary.goodput * summary.wall_s / whole_s
+        if summary.left_s and summary.chain_goodput:
+            summary.expected_end_t = now + summary.left_s / summary.chain_goodput
 
 
 def render(summary: Summary) -> Group:
@@ -151,6 +170,13 @@ def render(summary: Summary) -> Group:
         ("generation", str(summary.generation)),
         ("goodput", None if summary.goodput is None else f"{summary.goodput:.1%} of {duration(summary.wall_s)}"),
         (
+            "with the queue",
+            None
+            if summary.chain_goodput is None
+            else f"{summary.chain_goodput:.1%}, {duration(summary.queued_s or 0)} without a job",
+        ),
+        ("expected end", None if summary.expected_end_t is None else _clock(summary.expected_end_t)),
+        (
             "faults",
             f"{summary.faults}, of which {summary.recovered} recovered; {summary.downtime_s:.1f} s down, "
             f"{summary.lost_steps} steps computed again",
@@ -159,12 +185,27 @@ def render(summary: Summary) -> Group:
     for name, value in rows:
         if value is not None:
             table.add_row(Text(name, style="dim"), value)
-    recent = [
-        Text(f"{time.strftime('%m-%d %H:%M:%S', time.localtime(line['t']))}  {describe(line)}", overflow="ellipsis")
-        for line in summary.recent
-    ]
-    blocks: list[Sequence[RenderableType]] = [_times(summary), _incidents(summary), recent]
+    recent = [Text(f"{_clock(line['t'])}  {describe(line)}", overflow="ellipsis") for line in summary.recent]
+    blocks: list[Sequence[RenderableType]] = [_jobs(summary), _times(summary), _incidents(summary), recent]
     return Group(table, *[each for block in blocks if block for each in (Text(""), *block)])
+
+
+def _jobs(summary: Summary) -> list[Table]:
+    """The last jobs of the chain, and the one that waits."""
+    if not summary.jobs:
+        return []
+    table = Table("job", "state", Column("from step", justify="right"), "began", "took", "", box=None, pad_edge=False)
+    for each in summary.jobs[-RECENT:]:
+        began, ended, until = each["started_t"], each["ended_t"], each["until_t"]
+        note = each["reason"] if until is None else f"until {_clock(until)}"
+        took = "" if began is None or ended is None else duration(ended - began)
+        step = "" if each["step"] is None else str(each["step"])
+        table.add_row(each["job"], each["state"], step, "" if began is None else _clock(began), took, Text(note, style="dim"))
+    return [table]
+
+
+def _clock(t: float) -> str:
+    return time.strftime("%m-%d %H:%M:%S", time.localtime(t))
 
 
 def _times(summary: Summary) -> list[Table]:

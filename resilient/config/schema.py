@@ -345,8 +345,22 @@ class Slurm(Section):
     hostname_suffix: str = Field("", description="of a host's name on the fast network, as in jwb0001i")
     interface: str | None = Field(None, description="on which the driver is reached; null: whatever its name leads to")
     srun_args: list[str] = Field([], description="more options for the steps that run agents")
-    signal_lead_s: Seconds | Auto = "auto"
-    max_jobs: Count = 50
+    signal_lead_s: Seconds | Auto = Field(
+        "auto", description="before the limit of a job, to make its state durable; auto: as long as that was measured to take"
+    )
+    max_jobs: Count = Field(50, description="of the chain; none is submitted beyond")
+    time_min: Count | None = Field(None, description="minutes that each job may take; null: the partition's default")
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    gres: str | None = Field(None, description="of each node, as in gpu:4")
+    gpus_per_node: Count | None = None
+    cpus_per_node: Count | None = Field(None, description="needed where a job is not given whole nodes")
+    requeue: Flag = Field(False, description="Slurm may put a job back in the queue when a node fails or is wanted back")
+    extra: list[str] = Field([], description="more lines of #SBATCH, as in --mail-type=FAIL")
+    setup: list[str] = Field([], description="lines of shell that come first in the job: modules, environments")
+    python: str | None = Field(None, description="the interpreter in the job; null: the one that submits")
 
 
 class Logging(Section):

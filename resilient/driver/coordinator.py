@@ -17,7 +17,7 @@ ledger), `ping`, `shutdown`, `storage` (an order for its keeper).
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Literal
 
 from checkpoint.tiers.cadence import mean_time_between_failures
 from resilient.config.timeouts import PING_S
@@ -66,6 +66,7 @@ class Job:
     stragglers: Rules | None = None  # None: nobody looks for them
     replace_stragglers: bool = False
     skip: tuple[Stretch, ...] = ()  # steps that earlier jobs found to be bad whatever the weights
+    tiers_vanish: bool = False  # what is on the nodes is gone with the job: only the durable tier is there for the next one
 
 
 class State(Enum):
@@ -258,16 +259,19 @@ class Coordinator:
         yield from self._told(fault, decide(self._situation(fault, now, None)), now)
         yield from self._gather(now)
 
-    def stop(self, signal_name: str, now: float) -> list[Effect]:
-        """A stop is asked for. The first drains, the second ends the run at once."""
+    def stop(self, signal_name: str, now: float, *, until_t: float | None = None) -> list[Effect]:
+        """A stop is asked for. The first drains, the second ends the run at once.
+
+        Args:
+            until_t: when the drain must be over, unix seconds; None: as the config says.
+        """
         if self.state is State.FINISHED:
             return []
         if self._drain is not None:
             return self._finish(Exit.STOPPED, f"stopped at once by a second {signal_name}", now)
-        self._drain = Drain(signal_name, now, now + self.job.drain_s, self._members)
+        self._drain = Drain(signal_name, now, now + self.job.drain_s if until_t is None else until_t, self._members)
         if self.state is State.SAVING:
-            assert self._ending is not None
-            self._ending.deadline_t = min(self._ending.deadline_t or self._drain.deadline_t, self._drain.deadline_t)
+            self._hurry(self._drain.deadline_t)
             return []
         if self.state is State.GATHERING:
             return list(self._conclude(Exit.STOPPED, f"stopped by {signal_name} while no step was being computed", now))
@@ -276,21 +280,55 @@ class Coordinator:
             effects += self.custody.save_newest(now)
         return [*effects, *(effect for index in self._members for effect in self._propose_to(index))]
 
-    def _reserve_s(self) -> float:
+    def run_out(self, kind: Literal["preempted", "time_limit"], detail: str, now: float, *, until_t: float) -> list[Effect]:
+        """The job's time is nearly over, or its nodes are wanted back: drain until then; a drain that is under way hurries."""
+        if self.state is State.FINISHED:
+            return []
+        if self._drain is not None:
+            self.hurry(until_t)
+            return []
+        fault = Fault(self._fault_id(), kind, kind, (), (), None, detail, "", 0.0)
+        told = list(self._told(fault, Action("finish_drain", "the state is made durable while there is time"), now))
+        return [*told, *self.stop(kind, now, until_t=until_t)]
+
+    def hurry(self, until_t: float) -> None:
+        """A drain that is under way must be over by then."""
+        if self._drain is not None:
+            self._drain.deadline_t = min(self._drain.deadline_t, until_t)
+            self._hurry(until_t)
+
+    def _hurry(self, until_t: float) -> None:
+        if self._ending is not None:
+            self._ending.deadline_t = min(self._ending.deadline_t or until_t, until_t)
+
+    @property
+    def draining(self) -> bool:
+        """Whether a stop is under way."""
+        return self._drain is not None
+
+    def drain_estimate_s(self) -> float | None:
+        """How long a step, a snapshot of it, and its flush have taken last; None before all three are known."""
+        newest, rate = self.custody.newest, self.custody.rate_bytes_per_s
+        if newest is None or rate is None or self._run is None or not self._run.step_s:
+            return None
+        size, stall_s = self.custody.cost(newest)
+        return self._run.step_s + stall_s + size / rate
+
+    def _reserve_s(self, drain: Drain) -> float:
         """How long before the end of a drain the workers must have stopped, so that what is held can be made durable."""
         newest, rate = self.custody.newest, self.custody.rate_bytes_per_s
         if newest is None:
             return 0.0
-        wanted = 2 * self.custody.cost(newest)[0] / rate if rate is not None else self.job.drain_s
-        return min(self.job.drain_s / 2, RESERVE_S + wanted)
+        wanted = 2 * self.custody.cost(newest)[0] / rate if rate is not None else drain.budget_s
+        return min(drain.budget_s / 2, RESERVE_S + wanted)
 
     def _time_for_a_snapshot(self) -> bool:
         """Whether a snapshot of the next step boundary can be durable in time; what is held already is saved at once where not."""
         newest, rate = self.custody.newest, self.custody.rate_bytes_per_s
-        if newest is None or rate is None or self._run is None:
+        if newest is None or rate is None or self._run is None or self._drain is None:
             return True
         size, stall_s = self.custody.cost(newest)
-        return fits(self.job.drain_s, step_s=self._run.step_s, stall_s=stall_s, size_bytes=size, rate_bytes_per_s=rate)
+        return fits(self._drain.budget_s, step_s=self._run.step_s, stall_s=stall_s, size_bytes=size, rate_bytes_per_s=rate)
 
     def tick(self, now: float) -> list[Effect]:
         """Time has passed."""
@@ -312,12 +350,12 @@ class Coordinator:
         effects += self._gather(now)
         if self.state is State.SAVING:
             effects += self._saved(now)
-        elif self._drain is not None and self.custody.behind and now >= self._drain.deadline_t - self._reserve_s():
+        elif self._drain is not None and self.custody.behind and now >= self._drain.deadline_t - self._reserve_s(self._drain):
             effects += self._conclude(Exit.STOPPED, "the workers did not stop in time; what the agents hold is the state", now)
         elif self._drain is not None and now >= self._drain.deadline_t:
             effects += self._finish(
                 Exit.STOPPED,
-                f"the drain took longer than {self.job.drain_s:.0f} s; the newest checkpoint is the state",
+                f"the drain took longer than {self._drain.budget_s:.0f} s; the newest checkpoint is the state",
                 now,
             )
         return effects
@@ -729,9 +767,14 @@ class Coordinator:
             return
         message, code = ending.message, ending.code
         if custody.behind and custody.newest is not None:
+            rest = (
+                "the other tiers vanish with the job: the next one goes on from there"
+                if self.job.tiers_vanish
+                else "it is still held by the other tiers: run again on the same nodes to go on"
+            )
             lost = (
                 f"step {custody.newest[0]} could not be made durable on tier {self.job.storage.durable.name}, where step "
-                f"{custody.durable_step} is the newest; it is still held by the other tiers: run again on the same nodes to go on"
+                f"{custody.durable_step} is the newest; {rest}"
             )
             message, code = f"{message}; {lost}" if message else lost, Exit.UNUSABLE if code is Exit.OK else code
         yield from self._finish(code, message, now)
@@ -748,7 +791,7 @@ class Coordinator:
         if self._drain is not None:
             drained = {
                 "signal": self._drain.signal,
-                "deadline_s": self.job.drain_s,
+                "deadline_s": round(self._drain.budget_s, 3),
                 "took_s": round(now - self._drain.asked_t, 3),
                 "step": self._last_step,
             }

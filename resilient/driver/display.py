@@ -44,7 +44,8 @@ def describe(line: Line) -> str | None:
             start = f"resumed at step {resumed}" if resumed else "from the start"
             return f"generation {line['generation']}: {line['world_size']} ranks, {start}"
         case "fault":
-            where = ", ".join(f"rank {rank}" for rank in line["ranks"]) or f"node {line['nodes']}"
+            nodes = ", ".join(map(str, line["nodes"]))
+            where = ", ".join(f"rank {rank}" for rank in line["ranks"]) or (f"node {nodes}" if nodes else "the job")
             at = f" at step {line['step']}" if line["step"] is not None else ""
             return f"fault {line['fault_id']}: {line['kind']}: {where}{at}: {line['detail']}"
         case "action":

@@ -23,6 +23,11 @@ class Drain:
     armed: bool = False
     _checked: dict[int, int] = field(default_factory=dict)
 
+    @property
+    def budget_s(self) -> float:
+        """How long it may take in all."""
+        return self.deadline_t - self.asked_t
+
     def propose(self, node: int) -> Effect:
         """The first round's message to a node."""
         return Send(node, {"type": "propose", "target": NOT_BEATEN, "reason": self.signal})

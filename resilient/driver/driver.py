@@ -1,11 +1,10 @@
 """The driver: the shell around the coordinator.
 
-Owns the run directory's lock, the ledger, the control socket, the agents' processes and the signals of one job. It feeds the
+Owns the run directory's lease, the ledger, the control socket, the agents' processes and the signals of one job. It feeds the
 coordinator with news and carries out the effects that come back; it decides nothing.
 """
 
 import asyncio
-import fcntl
 import hmac
 import logging
 import os
@@ -32,14 +31,18 @@ from resilient.driver.custody import StoragePlan, TierPlan
 from resilient.driver.display import Display
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, SetAside, WriteEvent, WriteMetrics, WriteText
 from resilient.driver.launch import AgentCommand, Launcher, LocalLauncher
+from resilient.driver.lease import LEASE_S, RENEW_S, RunLease
 from resilient.driver.prepare import PrepareFailed, run_prepare
+from resilient.driver.stops import Stops
 from resilient.driver.stragglers import Rules
 from resilient.driver.tensorboard import ScalarWriter
 from resilient.driver.watchdog import Limits
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.policy import Budget
 from resilient.slurm.allocation import Allocation
+from resilient.slurm.chain import standing
 from resilient.slurm.launch import SlurmLauncher, addresses
+from resilient.slurm.succession import Succession
 from resilient.spill import take_in
 from resilient.wire import LINE_LIMIT, decode, encode
 
@@ -48,35 +51,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 FENCE_RAISE_S = 30.0  # for a commit that is under way; the workers that could make one are dead by then
 SHUTDOWN_S = 3.0
-LOCK_WAIT_S = 10.0  # the processes of a driver that was killed a moment ago are gone long before
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
-
-class RunLock:
-    """One driver per run directory, on this machine; the lock falls with the process that holds it."""
-
-    def __init__(self, run_dir: Path) -> None:
-        path = run_dir / ".lock"
-        self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    owner = path.read_text().strip() or "another process"
-                    os.close(self._fd)
-                    raise EnvironmentUnusable(
-                        f"{run_dir} is in use by {owner}; stop that run first, or give this one another run_dir"
-                    ) from None
-                time.sleep(0.1)
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-
-    def close(self) -> None:
-        os.ftruncate(self._fd, 0)
-        os.close(self._fd)
 
 
 class Driver:
@@ -89,6 +64,8 @@ class Driver:
         kept: what the config's tiers come to.
         explain: turns an error that is found after the config was read into a message that names file and line.
         allocation: of Slurm, whose nodes are used; None: agents are processes of this machine.
+        succession: the chain that this job belongs to, if it does.
+        lease: of the run directory.
     """
 
     def __init__(
@@ -99,9 +76,14 @@ class Driver:
         kept: storage.Storage,
         explain: Callable[[ConfigError], str],
         allocation: Allocation | None,
+        succession: Succession | None,
+        lease: RunLease,
     ) -> None:
         self._config = config
         self._allocation = allocation
+        self._succession = succession
+        self._lease = lease
+        self._taken_over = False  # nothing more may be written: another driver does
         self._explain = explain
         self._layout = layout
         self._display = display
@@ -126,14 +108,16 @@ class Driver:
                 stragglers=straggler_rules(config),
                 replace_stragglers=config.resilience.straggler == "replace",
                 skip=tuple(skip),
+                tiers_vanish=allocation is not None,
             ),
             last_generation=ledger.last_generation(self._run_dir),
         )
+        self._stops = self._make_stops(limits.drain_s)
         self._token = secrets.token_hex(16)
         self._incarnations = dict.fromkeys(range(config.cluster.slots), 0)
         self._alive: set[tuple[int, int]] = set()
         self._writers: dict[int, asyncio.StreamWriter] = {}
-        self._launches: set[asyncio.Task[None]] = set()
+        self._pending: set[asyncio.Task[None]] = set()
         self._finished: asyncio.Future[Finish] | None = None
 
     async def run(self) -> tuple[Exit, str]:
@@ -146,7 +130,8 @@ class Driver:
         self._launcher = self._make_launcher(server.sockets[0].getsockname()[1])
         self._scalars = _scalar_writer(self._config) if self._config.logging.tensorboard else None
         with ledger.Ledger(self._run_dir) as self._ledger:
-            tasks = [self._background(work) for work in (self._tick(), self._prepare(), self._watch_duration())]
+            works = [self._tick(), self._prepare(), self._watch_duration(), self._see_to_a_successor(), self._keep_lease()]
+            tasks = [self._background(work) for work in (*works, *([self._stops.watch()] if self._stops is not None else []))]
             try:
                 take_in(self._run_dir, self._ledger)
                 self._write_event(WriteEvent("run_started", self._description(), self._coordinator.generation))
@@ -155,12 +140,17 @@ class Driver:
             finally:
                 for task in tasks:
                     task.cancel()
-                await asyncio.gather(*tasks, *self._launches, return_exceptions=True)
-                await self._launcher.close(SHUTDOWN_S)
-                take_in(self._run_dir, self._ledger)
+                await asyncio.gather(*tasks, *self._pending, return_exceptions=True)
+                await self._launcher.close(0.0 if self._taken_over else SHUTDOWN_S)
+                if not self._taken_over:
+                    take_in(self._run_dir, self._ledger)
                 server.close()
                 if self._scalars is not None:
                     self._scalars.close()
+        if self._taken_over:
+            return finish.code, finish.message
+        if self._succession is not None and self._allocation is not None:
+            await self._succession.ended(self._allocation.job_id, finish.code)
         return finish.code, self._explained(finish)
 
     def _explained(self, finish: Finish) -> str:
@@ -205,6 +195,22 @@ class Driver:
         command = self._agent_command(",".join(reached))
         return SlurmLauncher(command, self._on_ended, allocation=allocation, extra=slurm.srun_args)
 
+    def _make_stops(self, drain_s: float) -> Stops | None:
+        if self._allocation is None:
+            return None
+        lead, drain = self._config.slurm.signal_lead_s, self._config.resilience.drain_s
+        end = os.environ.get("SLURM_JOB_END_TIME", "")  # since Slurm 23
+        return Stops(
+            self._coordinator,
+            self._allocation.job_id,
+            asked_lead_s=None if lead == "auto" else lead,
+            asked_drain_s=None if drain == "auto" else drain,
+            drain_s=drain_s,
+            end_t=float(end) if end.isdigit() else None,
+            do=self._do,
+            note=self._display.note,
+        )
+
     def _agent_command(self, address: str) -> AgentCommand:
         environ = {
             "OMP_NUM_THREADS": str(self._layout.threads_per_proc),
@@ -238,6 +244,9 @@ class Driver:
     # -- news for the coordinator --------------------------------------------------------------------------------------
 
     def _on_signal(self, sig: signal.Signals) -> None:
+        if self._stops is not None and sig is not signal.SIGINT:
+            self._soon(self._stops.signalled(sig.name))
+            return
         self._display.note(f"{sig.name}: stopping at the next step; once more to stop at once")
         self._do(self._coordinator.stop(sig.name, time.time()))
 
@@ -259,7 +268,9 @@ class Driver:
                     if incarnation < 0:
                         break
                     self._writers[node] = writer
-                if (node, incarnation) in self._alive:
+                if message["type"] == "signal" and self._stops is not None:
+                    self._soon(self._stops.signalled(message["name"]))
+                elif (node, incarnation) in self._alive:
                     self._do(self._coordinator.message(message, time.time()))
         except (OSError, ValueError, KeyError) as error:
             if not isinstance(error, OSError):  # a defect, of the agent or here: the node is started anew, but not in silence
@@ -291,6 +302,27 @@ class Driver:
             self._display.note(f"{limit:g} minutes have passed (train.exit_duration_min): stopping at the next step")
             self._do(self._coordinator.stop("exit_duration_min", time.time()))
 
+    async def _keep_lease(self) -> None:
+        """Renew it; who finds that it was taken over stops at once, and leaves everything to the other one."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                other = self._lease.renew()
+            except OSError as error:
+                log.warning("the lease of %s could not be renewed: %s", self._run_dir, error)
+                continue
+            if other is not None and self._finished is not None and not self._finished.done():
+                self._taken_over = True
+                message = f"{self._run_dir} was taken over by {other}, which had not heard of this driver for {LEASE_S:.0f} s"
+                self._finished.set_result(Finish(Exit.UNUSABLE, message))
+
+    async def _see_to_a_successor(self) -> None:
+        """Once, however long it takes: whoever cancels the next job by hand wants it gone."""
+        if self._succession is not None and self._allocation is not None:
+            why_none = await self._succession.ensure(self._allocation.job_id, self._config.slurm.max_jobs)
+            if why_none:
+                self._display.note(f"no job will follow this one: {why_none}")
+
     async def _prepare(self) -> None:
         try:
             await run_prepare(
@@ -309,7 +341,7 @@ class Driver:
     # -- effects -------------------------------------------------------------------------------------------------------
 
     def _do(self, effects: Iterable[Effect]) -> None:
-        for effect in effects:
+        for effect in effects if not self._taken_over else ():
             match effect:
                 case Send(node, message):
                     writer = self._writers.get(node)
@@ -375,9 +407,13 @@ class Driver:
         self._alive.discard((node, self._incarnations[node]))
         self._incarnations[node] += 1
         self._alive.add((node, self._incarnations[node]))
-        task = self._background(self._launcher.launch(node, self._incarnations[node]))
-        self._launches.add(task)
-        task.add_done_callback(self._launches.discard)
+        self._soon(self._launcher.launch(node, self._incarnations[node]))
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        """A task that ends by itself; the run's end waits for it."""
+        task = self._background(work)
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
 
 
 def budget(config: Config) -> Budget:
@@ -433,7 +469,10 @@ def run_campaign(
             directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentUnusable(f"cannot make {error.filename}: {error.strerror}") from error
-    lock = RunLock(config.run_dir)
+    try:
+        lease = RunLease(config.run_dir)
+    except OSError as error:
+        raise EnvironmentUnusable(f"cannot write {error.filename}: {error.strerror}") from error
     try:
         try:
             kept = storage.storage_of(config, config.cluster.slots)
@@ -443,6 +482,13 @@ def run_campaign(
         written = config.run_dir / "config.yaml.new"
         written.write_text(dump(config))
         written.replace(config.run_dir / "config.yaml")
-        return asyncio.run(Driver(config, layout, display, kept, explain, allocation).run())
+        succession = Succession.of_job(config, os.environ) if allocation is not None else None
+        if succession is not None and allocation is not None:
+            over = succession.started(
+                allocation.job_id, standing(steps(config.checkpoint.tiers[-1].path), ledger.read(config.run_dir / ledger.METRICS))
+            )
+            if over is not None:
+                return over, f"the chain of {config.run_dir} is over; `resilient submit` begins it again"
+        return asyncio.run(Driver(config, layout, display, kept, explain, allocation, succession, lease).run())
     finally:
-        lock.close()
+        lease.close()

@@ -1,7 +1,5 @@
-"""The allocation that this process runs in, as Slurm's environment tells it, and the end of its time, for which Slurm is asked."""
+"""The allocation that this process runs in, as Slurm's environment tells it."""
 
-import asyncio
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,7 +7,6 @@ from resilient.exits import EnvironmentUnusable
 from resilient.slurm.hosts import counts, expand
 
 JOB = "SLURM_JOB_ID"
-ASK_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -50,29 +47,3 @@ class Allocation:
         here = environ.get("SLURMD_NODENAME", own)
         pairs = sorted(zip(hosts, cpus, strict=True), key=lambda pair: pair[0] != here)
         return cls(environ[JOB], tuple(host for host, _ in pairs), tuple(count for _, count in pairs), task)
-
-
-async def end_time(job_id: str) -> float | None:
-    """When the job's time is over, unix seconds; None if it has no limit, or Slurm does not say."""
-    command = ["squeue", "--noheader", "--job", job_id, "--Format", "EndTime:30,TimeLimit:30"]
-    with contextlib.suppress(OSError, asyncio.TimeoutError):
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=None,
-        )
-        told, _ = await asyncio.wait_for(process.communicate(), ASK_S)
-        return parse_end(told.decode(errors="replace"))
-    return None
-
-
-def parse_end(text: str) -> float | None:
-    """The end that `squeue` prints, in the local time of this machine."""
-    from datetime import datetime
-
-    for word in text.split():
-        with contextlib.suppress(ValueError):
-            return datetime.fromisoformat(word).timestamp()
-    return None

@@ -431,3 +431,16 @@ def test_agents_that_wait_for_the_preparation_are_not_taken_for_dead(counting: C
     run = counting(steps=5, args={"prepare_s": 14.0}, resilience={"fence_s": 2.0})
     assert run.run() == 0, run.output + run.logs()
     assert not run.events("fault")
+
+
+def test_a_driver_whose_run_directory_was_taken_over_stops_at_once_and_writes_no_more(counting: Counting):
+    run = counting(steps=100_000).start()
+    run.reach(5)
+    (run.run_dir / ".lease").write_text(
+        json.dumps({"host": "n7", "pid": 4711, "job": "42", "machine": "another", "token": "other"})
+    )
+    assert run.wait() == 69
+    assert "was taken over by pid 4711 on n7 (job 42)" in run.output
+    assert not run.events("run_finished")
+    assert "4711" in (run.run_dir / ".lease").read_text()
+    wait_for(lambda: not run.processes(), "the end of all its processes")

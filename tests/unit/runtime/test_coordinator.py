@@ -363,6 +363,43 @@ def test_a_drain_that_takes_too_long_is_cut(play):
     assert play.events("drain")[0]["took_s"] == 21.0
 
 
+def test_the_end_of_the_jobs_time_is_a_fault_of_its_own_and_drains_until_then(play):
+    effects = play.coordinator.run_out("time_limit", "20 s are left", play.now, until_t=play.now + 15)
+    play.effects += effects
+    assert [send.node for send in play.sent("propose", effects)] == [0, 1]
+    (fault,), (action,) = play.events("fault"), play.events("action")
+    assert (fault["kind"], fault["ranks"], action["name"]) == ("time_limit", [], "finish_drain")
+    play.now += 16
+    play.do("tick")
+    assert play.finish().code is Exit.STOPPED
+    assert {"signal": "time_limit", "deadline_s": 15.0}.items() <= play.events("drain")[0].items()
+
+
+def test_a_drain_that_is_under_way_hurries_when_there_is_less_time_and_never_takes_longer(play):
+    play.do("stop", "SIGTERM")
+    assert not play.coordinator.run_out("preempted", "the nodes are wanted", play.now, until_t=play.now + 10)
+    play.coordinator.hurry(play.now + 100)
+    play.now += 9
+    play.do("tick")
+    assert play.coordinator.state is not State.FINISHED
+    play.now += 2
+    play.do("tick")
+    assert play.finish().code is Exit.STOPPED
+    assert play.events("fault") == []
+
+
+def test_what_a_drain_takes_is_known_once_a_step_a_copy_and_a_flush_were_measured(play):
+    assert play.coordinator.drain_estimate_s() is None
+    for step in (1, 2):
+        play.now += 3
+        for node in (0, 1):
+            play.beat(node, step)
+            play.held(node, step)
+    assert play.coordinator.drain_estimate_s() is None  # nothing was ever flushed
+    play.coordinator.custody.rate_bytes_per_s = 100.0
+    assert play.coordinator.drain_estimate_s() == pytest.approx(3.0 + 0.01 + 2.0)
+
+
 def test_a_fault_during_a_drain_ends_with_what_is_durable(play):
     play.do("stop", "SIGTERM")
     play.exit(1)

@@ -1,7 +1,6 @@
 """Lifelines, the run directory's lock, the quickness of the command line, and the preparation: with real processes."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -12,9 +11,7 @@ import psutil
 import pytest
 
 from resilient.config import ConfigError
-from resilient.driver.driver import RunLock
 from resilient.driver.prepare import PrepareFailed, run_prepare
-from resilient.exits import EnvironmentUnusable
 
 PARENT = """
 import subprocess, sys, time
@@ -50,15 +47,6 @@ def test_a_process_on_a_lifeline_dies_with_its_parent():
 def test_a_process_whose_parent_is_gone_already_dies_at_once():
     code = "from resilient.lifeline import die_with_parent; die_with_parent(1 << 22)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
-
-
-def test_a_run_directory_is_locked_by_one_and_free_again_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("resilient.driver.driver.LOCK_WAIT_S", 0.1)
-    lock = RunLock(tmp_path)
-    with pytest.raises(EnvironmentUnusable, match=rf"in use by pid {os.getpid()} on "):
-        RunLock(tmp_path)
-    lock.close()
-    RunLock(tmp_path).close()
 
 
 @pytest.mark.parametrize("heavy", ["torch", "numpy", "pydantic", "zarr", "tokenizers", "tensorboard"])

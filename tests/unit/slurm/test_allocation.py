@@ -12,7 +12,7 @@ from resilient.campaign import allocation_of, fitted, machine_layout
 from resilient.config import Config
 from resilient.driver.launch import AgentCommand
 from resilient.exits import EnvironmentUnusable
-from resilient.slurm.allocation import Allocation, parse_end
+from resilient.slurm.allocation import Allocation
 from resilient.slurm.hosts import counts, expand
 from resilient.slurm.launch import SlurmLauncher, addresses
 from resilient.wire import parse_addresses
@@ -104,12 +104,6 @@ def test_without_a_job_agents_are_processes_and_slurm_is_an_error(monkeypatch):
     assert allocation_of(config()) is None
     with pytest.raises(EnvironmentUnusable, match="no job of Slurm"):
         allocation_of(config(launcher="slurm"))
-
-
-def test_the_end_of_the_job_is_read_or_unknown():
-    assert parse_end("2026-11-21T12:37:57 1:00\n") is not None
-    assert parse_end("NONE UNLIMITED") is None
-    assert parse_end("") is None
 
 
 def test_addresses_are_written_so_that_an_agent_can_read_them():

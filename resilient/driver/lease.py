@@ -1,0 +1,225 @@
+"""The lease of a run directory: one driver at a time, on this machine and on all that see the directory.
+
+Owns `.lock` and `.lease`. On one machine flock(2) decides, which falls with the process that holds it. Between machines no such
+lock can be relied on, so the owner renews the lease every few seconds, and one that is not renewed has lost its owner. Ages are
+told by the file system: the time of the lease against that of a file which was touched just now. Two that take an expired lease at
+once both write it, and the last one has it; an owner who finds another name in it stops. What its workers still do is fenced by
+generations.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from resilient.exits import EnvironmentUnusable
+
+LOCK = ".lock"
+LEASE = ".lease"
+RENEW_S = 3.0
+LEASE_S = 30.0  # an owner that has not renewed it for so long is gone
+LOCK_WAIT_S = 10.0  # the processes of a driver that was killed a moment ago are gone long before
+SETTLE_S = 1.0  # another that takes the same expired lease has done so by then
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who has a lease; `machine` is another for every boot of every machine, `token` for every lease."""
+
+    host: str
+    pid: int
+    job: str
+    machine: str
+    token: str
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host}{f' (job {self.job})' if self.job else ''}"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a newcomer sees.
+
+    Attributes:
+        flocked: it holds the lock of this machine.
+        owner: whom the lease names; None if there is none.
+        here: the owner is of this machine.
+        age_s: of the lease.
+        renewed: while the newcomer was looking.
+        watched_s: for how long it has.
+    """
+
+    flocked: bool
+    owner: Owner | None
+    here: bool
+    age_s: float
+    renewed: bool
+    watched_s: float
+
+
+def judge(seen: Seen) -> Literal["take", "wait", "refuse"]:
+    """What a newcomer may do."""
+    if seen.owner is None or seen.here:
+        return "take" if seen.flocked else "wait" if seen.watched_s < LOCK_WAIT_S else "refuse"
+    if seen.renewed:
+        return "refuse"
+    # The second condition is for clocks that do not agree.
+    return "take" if seen.age_s >= LEASE_S or seen.watched_s >= LEASE_S else "wait"
+
+
+class RunLease:
+    """Has the lease of a run directory until it is closed. Waits for an owner that may be gone.
+
+    Args:
+        run_dir: an existing directory.
+        machine: this one's name, if it is not to be found out.
+
+    Raises:
+        EnvironmentUnusable: another has it.
+    """
+
+    def __init__(self, run_dir: Path, machine: str | None = None) -> None:
+        self._path = run_dir / LEASE
+        name = socket.gethostname()
+        self.owner = Owner(name, os.getpid(), os.environ.get("SLURM_JOB_ID", ""), machine or machine_id(), secrets.token_hex(8))
+        self._own = run_dir / f"{LEASE}.{self.owner.token}"
+        self._lock = os.open(run_dir / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            self._write()
+            self._acquire(run_dir)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        finally:
+            self._own.unlink(missing_ok=True)
+
+    def _acquire(self, run_dir: Path) -> None:
+        began = time.monotonic()
+        flocked, first = False, None
+        while True:
+            flocked = flocked or _flock(self._lock)
+            owner, changed_ns = read(self._path)
+            first = changed_ns if first is None else first
+            os.utime(self._own)
+            age_s = (self._own.stat().st_mtime_ns - changed_ns) / 1e9 if changed_ns is not None else 0.0
+            here = owner is not None and owner.machine == self.owner.machine
+            seen = Seen(flocked, owner, here, age_s, changed_ns != first, time.monotonic() - began)
+            match judge(seen):
+                case "take":
+                    if self._take(fresh=changed_ns is None, settle=owner is not None and not here):
+                        return
+                case "refuse":
+                    who = owner or "another process"
+                    raise EnvironmentUnusable(
+                        f"{run_dir} is in use by {who}; stop that run first, or give this one another run_dir"
+                    )
+            time.sleep(LOOK_S)
+
+    def _take(self, *, fresh: bool, settle: bool) -> bool:
+        """Write the lease; whether it is still this one's a moment later.
+
+        Args:
+            fresh: there is none to be replaced.
+        """
+        if fresh:
+            try:
+                os.link(self._own, self._path)
+            except FileExistsError:
+                return False
+            return True
+        os.rename(self._own, self._path)  # noqa: PTH104 - beside os.link
+        if settle:
+            time.sleep(SETTLE_S)
+        if self._is_own():
+            return True
+        self._write()
+        return False
+
+    def _write(self) -> None:
+        self._own.write_text(json.dumps(asdict(self.owner)))
+
+    def _is_own(self) -> bool:
+        owner, _ = read(self._path)
+        return owner is not None and owner.token == self.owner.token
+
+    def renew(self) -> Owner | None:
+        """Say that this owner lives; returns who has taken the lease, if anybody has.
+
+        Raises:
+            OSError: the file system does not let it be renewed now.
+        """
+        owner, _ = read(self._path)
+        if owner is not None and owner.token != self.owner.token:
+            return owner
+        if owner is None:  # somebody has deleted it
+            self._write()
+            try:
+                self._take(fresh=True, settle=False)
+            finally:
+                self._own.unlink(missing_ok=True)
+            return None
+        os.utime(self._path)
+        return None
+
+    def close(self) -> None:
+        if self._is_own():
+            self._path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+
+def holder(run_dir: Path) -> Owner | None:
+    """Who works in a run directory now, as far as it can be seen from this machine without writing."""
+    owner, changed_ns = read(run_dir / LEASE)
+    if owner is None or owner.machine == machine_id():
+        return (owner or Owner("", 0, "", "", "")) if _flocked(run_dir) else None
+    return owner if time.time() - (changed_ns or 0) / 1e9 < LEASE_S else None
+
+
+def read(path: Path) -> tuple[Owner | None, int | None]:
+    """The owner that a lease names, and when it was renewed, nanoseconds; None for what is not there, or names nobody."""
+    try:
+        with path.open() as file:
+            told, changed_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return None, None
+    try:
+        return Owner(**json.loads(told)), changed_ns
+    except (ValueError, TypeError):
+        return None, changed_ns
+
+
+def machine_id() -> str:
+    """Tells machines, and boots of a machine, from each other."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _flock(fd: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _flocked(run_dir: Path) -> bool:
+    """Whether somebody on this machine holds the lock."""
+    try:
+        fd = os.open(run_dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,117 @@
+"""Stops of a job of Slurm: signals, and the end of the job's time, for which Slurm is asked again and again.
+
+Owns what is known of the job's end. Decides nothing: `resilient.slurm.deadline` does. A run outside of Slurm has no use for it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from resilient.driver.coordinator import Coordinator
+from resilient.driver.effects import Effect
+from resilient.slurm import queue
+from resilient.slurm.deadline import KILL_WAIT_S, Known, Stop, due, lead_s, needed_s, signalled
+from resilient.slurm.queue import ALIVE, QueuedJob, SlurmSilent
+
+log = logging.getLogger(__name__)
+
+ASK_EVERY_S = 60.0  # limits may be changed while a job runs
+ASK_AGAIN_S = 5.0  # until Slurm has answered for the first time
+LOOK_EVERY_S = 0.5
+SIGNAL_PATIENCE_S = 3.0  # for Slurm's answer when a signal has come, before the worst is assumed
+
+
+class Stops:
+    """Arguments:
+
+    job_id: this job.
+    asked_lead_s: `slurm.signal_lead_s`; None: auto.
+    asked_drain_s: `resilience.drain_s`; None: auto.
+    drain_s: what it comes to.
+    end_t: of the job's time, unix seconds, where the environment tells it.
+    do: carries effects out.
+    note: tells a person.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        job_id: str,
+        *,
+        asked_lead_s: float | None,
+        asked_drain_s: float | None,
+        drain_s: float,
+        end_t: float | None,
+        do: Callable[[Iterable[Effect]], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._coordinator = coordinator
+        self._job_id = job_id
+        self._asked_lead_s = asked_lead_s
+        self._asked_drain_s = asked_drain_s
+        self._drain_s = drain_s
+        self._end_t = end_t
+        self._do = do
+        self._note = note
+        self._began_t = time.time()
+        self._kill_wait_s: float | None = None
+
+    async def watch(self) -> None:
+        """Stop the run in time before the job's end; never returns."""
+        asked_t, told = 0.0, False
+        while True:
+            if time.monotonic() - asked_t >= (ASK_EVERY_S if told else ASK_AGAIN_S):
+                asked_t = time.monotonic()
+                told = await self._ask(queue.ASK_S) is not None
+            now = time.time()
+            stop = due(self._known(None, now), now)
+            if stop is not None and not self._coordinator.draining:
+                self._carry_out(stop, now)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def signalled(self, name: str) -> None:
+        """A signal has come, to this process or to an agent: what it means is asked of Slurm, for a moment."""
+        job = await self._ask(SIGNAL_PATIENCE_S)
+        now = time.time()
+        known = self._known(job, now)
+        stop = signalled(name, known, now)
+        if stop is not None:
+            self._carry_out(stop, now)
+        elif known.end_t is not None:
+            self._note(f"{name}: {known.end_t - now:.0f} s are left of the job's time, and a stop needs {known.needed_s:.0f} s")
+
+    async def _ask(self, patience_s: float) -> QueuedJob | None:
+        try:
+            job = await queue.job(self._job_id, timeout_s=patience_s)
+            if self._kill_wait_s is None and patience_s >= queue.ASK_S:
+                self._kill_wait_s = await queue.kill_wait() or KILL_WAIT_S
+        except SlurmSilent as error:
+            log.warning("the end of the job's time: %s", error)
+            return None
+        if job is not None and job.state in ALIVE and not job.preempted:
+            self._end_t = job.end_t
+        return job
+
+    def _known(self, job: QueuedJob | None, now: float) -> Known:
+        time_s = None if self._end_t is None else self._end_t - self._began_t
+        lead = lead_s(self._asked_lead_s, drain_s=self._drain_s, time_s=time_s)
+        needed = needed_s(self._coordinator.drain_estimate_s(), lead_s=lead, asked=self._asked_lead_s is not None)
+        return Known(self._end_t, job, needed, lead, KILL_WAIT_S if self._kill_wait_s is None else self._kill_wait_s)
+
+    def _carry_out(self, stop: Stop, now: float) -> None:
+        if stop.kind is not None:
+            assert stop.until_t is not None
+            until_t = stop.until_t if self._asked_drain_s is None else min(stop.until_t, now + self._asked_drain_s)
+            self._note(f"{stop.name.replace('_', ' ')}: {stop.detail}: stopping at the next step")
+            self._do(self._coordinator.run_out(stop.kind, stop.detail, now, until_t=until_t))
+            return
+        if self._coordinator.draining:  # agents were told as well, and Slurm says it more than once
+            if stop.until_t is not None:
+                self._coordinator.hurry(stop.until_t)
+            return
+        estimate_s = self._coordinator.drain_estimate_s()
+        until_t = now + (self._asked_drain_s or max(self._drain_s, 2 * estimate_s if estimate_s is not None else 0.0))
+        until_t = until_t if stop.until_t is None else min(until_t, stop.until_t)
+        self._note(f"{stop.name}: stopping at the next step, within {max(0.0, until_t - now):.0f} s")
+        self._do(self._coordinator.stop(stop.name, now, until_t=until_t))

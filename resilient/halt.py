@@ -1,0 +1,54 @@
+"""`resilient stop`: the end of a chain, and the word to the driver that runs, wherever it does."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from resilient.driver.lease import Owner, holder, machine_id
+from resilient.exits import EnvironmentUnusable
+from resilient.slurm import queue
+from resilient.slurm.queue import SlurmSilent
+from resilient.slurm.succession import Succession
+
+
+def halt(run_dir: Path) -> str:
+    """Stop what runs in a run directory, with its state made durable, and what waits behind it; what was done, in words.
+
+    Raises:
+        EnvironmentUnusable: Slurm does not answer, or the driver cannot be reached from here.
+    """
+    owner = holder(run_dir)
+    chain = Succession.found(run_dir)
+    if chain is not None:
+        running = [job.job_id for job in asyncio.run(chain.stop()) if job.runs]
+        if running:
+            for job_id in running:
+                _tell_job(job_id)
+            return f"the chain is over: nothing waits, and job {', '.join(running)} stops at its next step"
+        if owner is None:
+            return "the chain is over: nothing waits, and nothing runs"
+    if owner is None:
+        return f"nothing runs in {run_dir}"
+    _tell(run_dir, owner)
+    return f"{owner} stops at its next step"
+
+
+def _tell(run_dir: Path, owner: Owner) -> None:
+    if owner.job:
+        _tell_job(owner.job)
+    elif owner.machine == machine_id() and owner.pid > 0:
+        try:
+            os.kill(owner.pid, signal.SIGTERM)
+        except OSError as error:
+            raise EnvironmentUnusable(f"{owner} cannot be told to stop: {error.strerror}") from error
+    else:
+        raise EnvironmentUnusable(f"{run_dir} is in use by {owner}, which is not to be reached from here: kill -TERM it there")
+
+
+def _tell_job(job_id: str) -> None:
+    """SIGTERM: the signal ahead of the limit would be taken for one that Slurm has sent early."""
+    try:
+        asyncio.run(queue.signal_driver(job_id, "TERM"))
+    except SlurmSilent as error:
+        raise EnvironmentUnusable(str(error)) from error

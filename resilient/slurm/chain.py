@@ -1,0 +1,131 @@
+"""The chain: one job of a campaign runs, and one waits behind it until the target is reached. Pure.
+
+What happened so far stands in `chain.jsonl`, one record a line: `begun {name}` (by `resilient submit`), `submitted {job, after}`,
+`started {job, step}` (where the campaign stands, null: not known), `ended {job, exit_code}`, `cancelled {job}`, `stopped` (by
+`resilient stop`). A chain that is over stays over, whatever the queue holds, until somebody submits again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from resilient.exits import Exit
+from resilient.slurm.queue import QueuedJob
+
+FILE = "chain.jsonl"
+STUCK = 3  # jobs in a row that began at the same step: the next would, too
+
+# Ends after which another job may go on; a job that ended without a word (killed, a node lost) is followed as well.
+GOES_ON = (Exit.STOPPED, Exit.UNUSABLE)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What the records come to.
+
+    Attributes:
+        jobs: that have started since the chain was begun, in order; a job that was requeued counts again.
+        steps: that they began at, None where that is not known.
+        over: the exit code that ended the chain; None while it goes on.
+    """
+
+    jobs: tuple[str, ...] = ()
+    steps: tuple[int | None, ...] = ()
+    over: Exit | None = None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the last jobs, this one included, have all begun at the same step."""
+        last = self.steps[-STUCK - 1 :]
+        return len(last) > STUCK and len(set(last)) == 1 and last[0] is not None
+
+
+def fold(records: Iterable[Mapping[str, Any]]) -> Chain:
+    """The chain that was begun last."""
+    jobs: list[str] = []
+    steps: list[int | None] = []
+    over: Exit | None = None
+    for record in records:
+        match record.get("what"):
+            case "begun":
+                jobs, steps, over = [], [], None
+            case "started":
+                jobs.append(str(record["job"]))
+                steps.append(record["step"])
+            case "stopped":
+                over = Exit.STOPPED
+            case "ended" if record["exit_code"] not in GOES_ON:
+                over = Exit(record["exit_code"])
+    return Chain(tuple(jobs), tuple(steps), over)
+
+
+def name(records: Iterable[Mapping[str, Any]]) -> str | None:
+    """What the jobs are called; None if no chain was ever begun."""
+    found = None
+    for record in records:
+        found = record["name"] if record.get("what") == "begun" else found
+    return found
+
+
+def standing(durable: Iterable[int], metrics: Iterable[Mapping[str, Any]]) -> int | None:
+    """Where a campaign stands: its newest checkpoint, or the furthest step that a script with checkpoints of its own has told."""
+    newest = max(durable, default=0)
+    return newest or max((int(line["step"]) for line in metrics if "step" in line), default=None)
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Submit a job that starts once another has ended, and no other job of the chain runs; `after` None: at once."""
+
+    after: str | None
+
+
+@dataclass(frozen=True)
+class Cancel:
+    job_id: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do, and why no job is to follow where none is."""
+
+    actions: tuple[Submit | Cancel, ...] = ()
+    why_none: str = ""
+
+
+def on_submit(queue: Sequence[QueuedJob]) -> Plan:
+    """Somebody wants the campaign to run. A job that is about to be gone is none; the new one waits for that."""
+    return Plan(() if any(job.waits or job.runs for job in queue) else (Submit(None),))
+
+
+def on_start(chain: Chain, own: str, queue: Sequence[QueuedJob], max_jobs: int) -> Plan:
+    """A job has begun: exactly one must wait behind it, or none.
+
+    Args:
+        chain: with this job.
+        queue: jobs of the chain that wait or run.
+    """
+    waiting = [job.job_id for job in queue if job.waits and job.job_id != own]
+    why = ""
+    if chain.over is not None:
+        why = "the chain is over"
+    elif len(chain.jobs) >= max_jobs:
+        why = f"this is job {len(chain.jobs)} of the chain, and slurm.max_jobs is {max_jobs}"
+    elif chain.stuck:
+        why = f"the last {STUCK} jobs made no progress, and this one begins at step {chain.steps[-1]} as well"
+    if why:
+        return Plan(tuple(Cancel(job) for job in waiting), why)
+    if not waiting:
+        return Plan((Submit(own),))
+    return Plan(tuple(Cancel(job) for job in waiting[1:]))
+
+
+def on_end(chain: Chain, own: str, queue: Sequence[QueuedJob], code: Exit) -> Plan:
+    """A job ends with this code: what waits behind it goes on, or is not needed.
+
+    Args:
+        chain: with this end.
+    """
+    if code in GOES_ON and chain.over is None:
+        return Plan()
+    return Plan(tuple(Cancel(job.job_id) for job in queue if job.waits and job.job_id != own))

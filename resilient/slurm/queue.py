@@ -1,0 +1,155 @@
+"""What Slurm's commands are asked and told: its queue, one job, the site's KillWait; sbatch and scancel.
+
+Owns the text of the commands and of their answers. Every call has a time limit and raises `SlurmSilent` when it comes to nothing;
+who calls decides whether to try again.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+ASK_S = 10.0
+FIELDS = "JobID:32,State:24,EndTime:24,PreemptTime:24,Reason:48"  # each wider than anything that stands in it
+
+# States in which a job still holds its nodes and may use them.
+ALIVE = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})
+WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+BUSY = ("Unable to contact", "timed out", "Connection", "Zero Bytes", "temporarily", "try again", "Transport", "communication")
+OVER = ("Invalid job id", "already completing or completed", "Job/step already")
+
+
+class SlurmSilent(Exception):
+    """Slurm has not done what was asked: it does not answer, or refuses."""
+
+
+class SlurmRefused(SlurmSilent):
+    """Slurm has answered that it will not; asked again at once it would say the same."""
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job as the queue shows it.
+
+    Attributes:
+        end_t: when its time is over, unix seconds; None if it has no limit, or does not run.
+        preempted: it was told to make room, and `end_t` is the end of its grace time.
+        reason: why it waits.
+    """
+
+    job_id: str
+    state: str
+    end_t: float | None = None
+    preempted: bool = False
+    reason: str = ""
+
+    @property
+    def waits(self) -> bool:
+        return self.state in WAITING
+
+    @property
+    def runs(self) -> bool:
+        return self.state in ALIVE
+
+
+def parse_queue(text: str) -> list[QueuedJob]:
+    """The jobs in the answer of `squeue --Format` with FIELDS, oldest first; lines that are none are skipped."""
+    found = []
+    for line in text.splitlines():
+        words = line.split(maxsplit=4)
+        if len(words) >= 4 and words[0].isdigit():
+            end_t, preempt_t = parse_time(words[2]), parse_time(words[3])
+            found.append(QueuedJob(words[0], words[1], end_t, preempt_t is not None, words[4].strip() if words[4:] else ""))
+    return sorted(found, key=lambda job: int(job.job_id))
+
+
+def parse_time(word: str) -> float | None:
+    """Unix seconds of a time that Slurm prints in this machine's local time; None for N/A, NONE, Unknown."""
+    with contextlib.suppress(ValueError):
+        return datetime.fromisoformat(word).timestamp()
+    return None
+
+
+def parse_kill_wait(text: str) -> float | None:
+    """Seconds from SIGTERM to SIGKILL, of the answer of `scontrol show config`."""
+    found = re.search(r"^KillWait\s*=\s*(\d+)", text, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a new job should inherit: not what Slurm has told this one of itself."""
+    return {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "SRUN_")) or name == "SLURM_CONF"}
+
+
+async def _call(command: Sequence[str], timeout_s: float = ASK_S) -> str:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment(os.environ),
+            start_new_session=True,  # Ctrl-C is for this process alone
+        )
+    except OSError as error:
+        raise SlurmRefused(f"{command[0]} cannot be started: {error.strerror}") from error
+    try:
+        told, complaint = await asyncio.wait_for(process.communicate(), timeout_s)
+    except TimeoutError:
+        raise SlurmSilent(f"{command[0]} has not answered for {timeout_s:g} s") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if process.returncode:
+        said = complaint.decode(errors="replace").strip() or f"exit code {process.returncode}"
+        refused = not any(words in said for words in BUSY)
+        raise (SlurmRefused if refused else SlurmSilent)(said if said.startswith(command[0]) else f"{command[0]}: {said}")
+    return told.decode(errors="replace")
+
+
+async def job(job_id: str, *, timeout_s: float = ASK_S) -> QueuedJob | None:
+    """One job; None if Slurm does not know it any more. Raises SlurmSilent."""
+    try:
+        told = await _call(["squeue", "--noheader", "--states", "all", "--jobs", job_id, "--Format", FIELDS], timeout_s)
+    except SlurmSilent as error:
+        if any(words in str(error) for words in OVER):
+            return None
+        raise
+    return next(iter(parse_queue(told)), None)
+
+
+async def jobs(name: str) -> list[QueuedJob]:
+    """This user's jobs of a name that wait or run, oldest first. Raises SlurmSilent."""
+    command = ["squeue", "--noheader", "--me", "--name", name, "--Format", FIELDS]
+    return parse_queue(await _call(command))
+
+
+async def kill_wait() -> float | None:
+    """The site's KillWait, seconds. Raises SlurmSilent."""
+    return parse_kill_wait(await _call(["scontrol", "show", "config"]))
+
+
+async def submit(script: Path, dependencies: Collection[str]) -> str:
+    """Submit a batch script; the new job's id. Raises SlurmSilent."""
+    told = await _call(["sbatch", "--parsable", f"--dependency={','.join(dependencies)}", str(script)], 3 * ASK_S)
+    return told.strip().partition(";")[0]
+
+
+async def cancel(job_id: str) -> None:
+    """Cancel a job, if it has not ended by itself. Raises SlurmSilent."""
+    try:
+        await _call(["scancel", job_id])
+    except SlurmSilent as error:
+        if not any(words in str(error) for words in OVER):
+            raise
+
+
+async def signal_driver(job_id: str, name: str) -> None:
+    """Send a signal to the batch script of a job, and to nothing else. Raises SlurmSilent."""
+    await _call(["scancel", "--batch", f"--signal={name}", job_id])

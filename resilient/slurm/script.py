@@ -1,0 +1,82 @@
+"""The batch script of a chain's jobs, and the name by which they are one chain. Pure."""
+
+import hashlib
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from resilient.config import Config
+from resilient.config.timeouts import timeouts
+from resilient.slurm.deadline import lead_s
+
+FILE = "job.sh"
+SIGNAL_MAX_S = 65535  # that Slurm takes
+
+
+def job_name(config: Config, run_dir: Path) -> str:
+    """The name of every job that writes to a run directory, and of no other.
+
+    Args:
+        run_dir: without links, so that all ways to it lead to one name.
+    """
+    return f"{config.name}-{hashlib.sha256(str(run_dir).encode()).hexdigest()[:8]}"
+
+
+def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: str, directory: Path) -> str:
+    """The text.
+
+    Args:
+        run_dir: as for `job_name`.
+        arguments: of `resilient run`.
+        python: that submits.
+        directory: that relative paths start from.
+    """
+    slurm = config.slurm
+    asked = None if slurm.signal_lead_s == "auto" else slurm.signal_lead_s
+    time_s = None if slurm.time_min is None else 60.0 * slurm.time_min
+    lead = min(SIGNAL_MAX_S, math.ceil(lead_s(asked, drain_s=timeouts(config).drain_s, time_s=time_s)))
+    given = {
+        "job-name": job_name(config, run_dir),
+        "nodes": config.cluster.slots,
+        "ntasks-per-node": 1,
+        "cpus-per-task": slurm.cpus_per_node,
+        "gres": slurm.gres,
+        "gpus-per-node": slurm.gpus_per_node,
+        "time": slurm.time_min,
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "constraint": slurm.constraint,
+        "chdir": directory,
+        "output": f"{_literal(run_dir)}/logs/job-%j.out",
+        "open-mode": "append",
+        "signal": f"B:USR1@{lead}",
+    }
+    options = [f"--{name}={_quoted(str(value))}" for name, value in given.items() if value is not None]
+    options += ["--no-kill", "--requeue" if slurm.requeue else "--no-requeue", *slurm.extra]
+    command = shlex.join([slurm.python or python, "-m", "resilient", "run", *arguments])
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {option}" for option in options),
+            "",
+            "# Written by `resilient submit`, and submitted again by each job for its successor.",
+            *slurm.setup,
+            "",
+            "# In the shell's place, so that signals reach it and its exit code is the job's.",
+            f"exec {command}",
+            "",
+        ]
+    )
+
+
+def _literal(path: Path) -> str:
+    """A path in which sbatch puts nothing in the place of a percent sign."""
+    return str(path).replace("%", "%%")
+
+
+def _quoted(text: str) -> str:
+    """As sbatch reads words of a line."""
+    return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,242 @@
+"""Carries out what `resilient.slurm.chain` decides: looks into the queue, submits, cancels, and records it.
+
+Owns `chain.jsonl` and `chain.lock` of a run directory. One process at a time looks and acts, as far as the file system's locks
+reach; beyond that the jobs' common name and `--dependency=singleton` keep two of them from running at once. A submission of which
+the answer is lost is found in the queue by the name.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    before_sleep_log,
+    retry_if_exception_type,
+    stop_after_delay,
+    stop_any,
+    stop_never,
+    wait_random_exponential,
+)
+from tenacity.stop import stop_base
+
+from resilient.config import Config
+from resilient.exits import EnvironmentUnusable, Exit
+from resilient.ledger import JsonLines, read
+from resilient.slurm import chain, queue
+from resilient.slurm.chain import Cancel, Chain, Plan, Submit
+from resilient.slurm.queue import QueuedJob, SlurmRefused, SlurmSilent
+from resilient.slurm.script import FILE as SCRIPT
+from resilient.slurm.script import job_name, script
+
+log = logging.getLogger(__name__)
+
+LOCK = "chain.lock"
+PERSON_PATIENCE_S = 60.0
+END_PATIENCE_S = 20.0  # a successor that is not cancelled finds the chain over, and ends at once
+LOCK_LOOK_S = 0.1
+
+
+class Succession:
+    """The chain of one run directory.
+
+    Args:
+        run_dir: an existing directory.
+        name: of the jobs.
+    """
+
+    def __init__(self, run_dir: Path, name: str) -> None:
+        self._run_dir = run_dir
+        self.name = name
+
+    @classmethod
+    def of(cls, config: Config) -> "Succession":
+        return cls(config.run_dir, job_name(config, config.run_dir.resolve()))
+
+    @classmethod
+    def of_job(cls, config: Config, environ: Mapping[str, str]) -> "Succession | None":
+        """The chain that this process's job belongs to; None where the job was submitted in another way."""
+        found = cls.of(config)
+        return found if environ.get("SLURM_JOB_NAME") == found.name else None
+
+    @classmethod
+    def found(cls, run_dir: Path) -> "Succession | None":
+        """The chain that has been begun in a run directory, if there is one."""
+        name = chain.name(read(run_dir / chain.FILE))
+        return cls(run_dir, name) if name is not None else None
+
+    @property
+    def chain(self) -> Chain:
+        return chain.fold(read(self._run_dir / chain.FILE))
+
+    async def begin(self, script_text: str) -> tuple[str | None, list[QueuedJob]]:
+        """Write the batch script and submit the first job, unless the chain has jobs; its id, and the jobs that were there.
+
+        Raises:
+            EnvironmentUnusable: Slurm does not answer, or refuses.
+        """
+        (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        submitted: list[str] = []
+        found: list[QueuedJob] = []
+
+        async def work() -> None:
+            found[:] = await queue.jobs(self.name)
+            plan = chain.on_submit(found)
+            if plan.actions:
+                fresh = self._run_dir / f"{SCRIPT}.new"
+                fresh.write_text(script_text)
+                fresh.replace(self._run_dir / SCRIPT)
+                self._record("begun", name=self.name)  # before the job can be there: it must not find the chain over
+                submitted[:] = await self._carry_out(plan)
+
+        try:
+            await self._retried(work, stop_any(stop_after_delay(PERSON_PATIENCE_S), WhenRefused()))
+        except SlurmSilent as error:
+            raise EnvironmentUnusable(str(error)) from error
+        return (submitted[0] if submitted else None), found
+
+    def started(self, job_id: str, step: int | None) -> Exit | None:
+        """A job of the chain holds the run directory. Returns the code to end with where the chain is over.
+
+        Args:
+            step: where the campaign stands, if that is known.
+        """
+        over = self.chain.over
+        if over is None:
+            self._record("started", job=job_id, step=step)
+        return over
+
+    async def ensure(self, job_id: str, max_jobs: int) -> str:
+        """See to it that one job waits behind this one, however long Slurm is silent; returns why there is none, or nothing."""
+        why: list[str] = []
+
+        async def work() -> None:
+            plan = chain.on_start(self.chain, job_id, await queue.jobs(self.name), max_jobs)
+            await self._carry_out(plan)
+            why[:] = [plan.why_none]
+
+        await self._retried(work, stop_never)
+        return why[0]
+
+    async def ended(self, job_id: str, code: Exit) -> None:
+        """A job of the chain ends with this code; what is not needed behind it goes."""
+        self._record("ended", job=job_id, exit_code=int(code))
+
+        async def work() -> None:
+            if code in chain.GOES_ON and self.chain.over is None:
+                return
+            await self._carry_out(chain.on_end(self.chain, job_id, await queue.jobs(self.name), code))
+
+        try:
+            await self._retried(work, stop_after_delay(END_PATIENCE_S))
+        except SlurmSilent as error:
+            log.warning("the next job of the chain could not be cancelled, and will end as soon as it starts: %s", error)
+
+    async def look(self) -> list[QueuedJob] | None:
+        """The jobs that wait or run; None if Slurm does not say."""
+        with contextlib.suppress(SlurmSilent):
+            return await queue.jobs(self.name)
+        return None
+
+    async def stop(self) -> list[QueuedJob]:
+        """End the chain: what waits is cancelled; returns the jobs that run, which are left to be told.
+
+        Raises:
+            EnvironmentUnusable: Slurm does not answer. The chain is over all the same, as soon as its next job starts.
+        """
+        self._record("stopped")  # first, so that a job that begins or ends now submits nothing
+        running: list[QueuedJob] = []
+
+        async def work() -> None:
+            found = await queue.jobs(self.name)
+            await self._carry_out(Plan(tuple(Cancel(job.job_id) for job in found if job.waits)))
+            running[:] = [job for job in found if not job.waits]
+
+        try:
+            await self._retried(work, stop_any(stop_after_delay(PERSON_PATIENCE_S), WhenRefused()))
+        except SlurmSilent as error:
+            raise EnvironmentUnusable(str(error)) from error
+        return running
+
+    async def _carry_out(self, plan: Plan) -> list[str]:
+        submitted = []
+        for action in plan.actions:
+            match action:
+                case Submit(after):
+                    dependencies = [*([f"afterany:{after}"] if after is not None else []), "singleton"]
+                    submitted.append(await queue.submit(self._run_dir / SCRIPT, dependencies))
+                    self._record("submitted", job=submitted[-1], after=after)
+                case Cancel(job_id):
+                    await queue.cancel(job_id)
+                    self._record("cancelled", job=job_id)
+        return submitted
+
+    def _record(self, what: str, **fields: object) -> None:
+        lines = JsonLines(self._run_dir / chain.FILE)
+        try:
+            lines.append({"t": time.time(), "what": what, **fields})
+        finally:
+            lines.close()
+
+    async def _retried(self, work: Callable[[], Awaitable[None]], stop: stop_base) -> None:
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(SlurmSilent),
+            wait=wait_random_exponential(multiplier=1, max=60),
+            stop=stop,
+            before_sleep=before_sleep_log(log, logging.WARNING),
+            reraise=True,
+        ):
+            with attempt:
+                async with self._alone():
+                    await work()
+
+    @contextlib.asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+
+        fd = os.open(self._run_dir / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(LOCK_LOOK_S)
+            yield
+        finally:
+            os.close(fd)
+
+
+class WhenRefused(stop_base):
+    """A person can do something about a refusal; the driver waits until somebody has."""
+
+    def __call__(self, retry_state: RetryCallState) -> bool:
+        return retry_state.outcome is not None and isinstance(retry_state.outcome.exception(), SlurmRefused)
+
+
+def submit(config: Config, arguments: Sequence[str], *, dry_run: bool) -> str:
+    """What `resilient submit` does, and what it tells.
+
+    Args:
+        arguments: of `resilient run`.
+
+    Raises:
+        EnvironmentUnusable: Slurm does not answer, or refuses, or the run directory cannot be written.
+    """
+    text = script(config, config.run_dir.resolve(), arguments=arguments, python=sys.executable, directory=Path.cwd())
+    if dry_run:
+        return text.rstrip()
+    try:
+        job_id, there = asyncio.run(Succession.of(config).begin(text))
+    except OSError as error:
+        raise EnvironmentUnusable(f"cannot write {error.filename}: {error.strerror}") from error
+    if job_id is None:
+        jobs = ", ".join(f"{job.job_id} ({job.state.lower()})" for job in there)
+        return f"{config.name} is in the queue already: {jobs}; nothing was submitted"
+    return f"{config.name} is submitted as job {job_id}; `resilient status {config.run_dir}` says how it is doing"

@@ -1,0 +1,74 @@
+"""sbatch, squeue, scancel and scontrol in one program, with a queue in a file: the texts are those of Slurm 22.05.
+
+`STATE/queue.json` holds the jobs; as long as `STATE/deaf` names a number above nought, calls fail and count it down; where
+`STATE/lossy` exists, sbatch submits, removes it, and fails all the same.
+"""
+
+import fcntl
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+STATE = Path(os.environ["FAKE_SLURM"])
+WIDTHS = (32, 24, 24, 24, 48)
+
+
+def option(arguments: list[str], name: str) -> str:
+    for index, word in enumerate(arguments):
+        if word == name:
+            return arguments[index + 1]
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return ""
+
+
+def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> None:
+    match program:
+        case "sbatch":
+            script = Path(arguments[-1]).read_text()
+            name = next(line.partition("=")[2] for line in script.splitlines() if line.startswith("#SBATCH --job-name="))
+            number = str(100 + len(queue))
+            job = {"id": number, "name": name, "state": "PENDING", "end": "N/A", "script": arguments[-1]}
+            queue.append({**job, "dependency": option(arguments, "--dependency")})
+            if (STATE / "lossy").exists():
+                (STATE / "lossy").unlink()
+                save(queue)
+                sys.exit("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
+            print(number)
+        case "squeue":
+            wanted, name = option(arguments, "--jobs"), option(arguments, "--name")
+            found = [job for job in queue if job["id"] == wanted or job["name"] == name]
+            if wanted and not found:
+                sys.exit("slurm_load_jobs error: Invalid job id specified")
+            for job in found:
+                if job["state"] not in ("CANCELLED", "COMPLETED") or wanted:
+                    words = (job["id"], job["state"], job["end"], job.get("preempt", "N/A"), "Dependency")
+                    print("".join(f"{word:<{width}}" for word, width in zip(words, WIDTHS, strict=True)))
+        case "scancel":
+            for job in queue:
+                if job["id"] == arguments[-1]:
+                    sent = option(arguments, "--signal")
+                    job["state"] = job["state"] if sent else "CANCELLED"
+                    job["signals"] = [*job.get("signals", []), *([sent] if sent else [])]
+        case "scontrol":
+            print("KillOnBadExit           = 0\nKillWait                = 42 sec")
+
+
+def save(queue: list[dict[str, Any]]) -> None:
+    (STATE / "queue.json").write_text(json.dumps(queue))
+
+
+if __name__ == "__main__":
+    if Path(sys.argv[0]).name == "srun":  # every node is this machine
+        os.execv(sys.executable, [sys.executable, *sys.argv[sys.argv.index("-m") :]])
+    with (STATE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        deaf = STATE / "deaf"
+        if deaf.exists() and int(deaf.read_text()) > 0:
+            deaf.write_text(str(int(deaf.read_text()) - 1))
+            sys.exit("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+        jobs = json.loads((STATE / "queue.json").read_text())
+        main(Path(sys.argv[0]).name, sys.argv[1:], jobs)
+        save(jobs)

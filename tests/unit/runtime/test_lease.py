@@ -1,0 +1,163 @@
+"""Who may work in a run directory: the rule as a table, and real processes."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from resilient.driver import lease
+from resilient.driver.lease import LEASE_S, LOCK_WAIT_S, Owner, RunLease, Seen, holder, judge
+from resilient.exits import EnvironmentUnusable
+
+ROOT = Path(__file__).parents[3]
+OTHER = Owner("n7", 4711, "42", "another machine", "t")
+
+# A driver in small: it takes the lease, says so, and renews it whenever it is told to.
+OWNER = """
+import sys
+from pathlib import Path
+from resilient.driver import lease
+lease.LEASE_S, lease.SETTLE_S, lease.LOCK_WAIT_S = map(float, sys.argv[3:6])
+mine = lease.RunLease(Path(sys.argv[1]), sys.argv[2])
+print("taken", flush=True)
+for line in sys.stdin:
+    print(mine.renew(), flush=True)
+mine.close()
+"""
+
+
+class Process:
+    def __init__(self, run_dir: Path, machine: str, *limits: float) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWNER, str(run_dir), machine, *map(str, limits or (LEASE_S, 0.0, 0.3))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "SLURM_JOB_ID": "42"},
+            text=True,
+        )
+
+    def said(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def renew(self) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.said()
+
+    def close(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.communicate(timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("seen", "verdict"),
+    [
+        (Seen(True, None, False, 0.0, False, 0.0), "take"),
+        (Seen(False, None, False, 0.0, False, 0.0), "wait"),
+        (Seen(False, None, False, 0.0, False, LOCK_WAIT_S), "refuse"),
+        (Seen(True, OTHER, True, 0.0, False, 0.0), "take"),  # of this machine: its process is gone, however young the lease is
+        (Seen(False, OTHER, True, 0.0, False, 0.0), "wait"),
+        (Seen(False, OTHER, True, 9 * LEASE_S, False, LOCK_WAIT_S), "refuse"),  # it is stopped, but it lives
+        (Seen(True, OTHER, False, 5.0, False, 0.0), "wait"),
+        (Seen(True, OTHER, False, 5.0, True, 5.0), "refuse"),
+        (Seen(True, OTHER, False, LEASE_S, False, 0.0), "take"),
+        (Seen(False, OTHER, False, LEASE_S, False, 0.0), "take"),  # a server still holds the lock for a machine that is gone
+        (Seen(True, OTHER, False, -900.0, False, LEASE_S), "take"),  # clocks that do not agree
+        (Seen(True, OTHER, False, -900.0, True, LEASE_S), "refuse"),
+    ],
+)
+def test_the_lock_decides_on_one_machine_and_the_lease_between_machines(seen, verdict):
+    assert judge(seen) == verdict
+
+
+def test_a_run_directory_is_held_by_one_and_free_again_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lease, "LOCK_WAIT_S", 0.1)
+    first = RunLease(tmp_path)
+    assert holder(tmp_path) == first.owner
+    with pytest.raises(EnvironmentUnusable, match=rf"in use by pid {os.getpid()} on "):
+        RunLease(tmp_path)
+    first.close()
+    assert holder(tmp_path) is None
+    RunLease(tmp_path).close()
+    assert [path.name for path in tmp_path.iterdir()] == [lease.LOCK]
+
+
+def test_a_live_owner_on_another_machine_is_left_alone_and_named(tmp_path: Path):
+    owner = Process(tmp_path, "one")
+    assert owner.said() == "taken"
+    newcomer = Process(tmp_path, "two")
+    while newcomer.process.poll() is None:
+        assert owner.renew() == "None"
+    assert newcomer.process.stderr is not None
+    assert f"in use by pid {owner.process.pid} on " in (told := newcomer.process.stderr.read())
+    assert "(job 42)" in told
+    newcomer.close()
+    owner.close()
+
+
+def test_a_driver_that_was_killed_leaves_its_directory_to_the_next_one_on_the_machine(tmp_path: Path):
+    owner = Process(tmp_path, "one")
+    assert owner.said() == "taken"
+    owner.process.kill()
+    owner.process.wait()
+    following = Process(tmp_path, "one")
+    assert following.said() == "taken"
+    following.close()
+    owner.close()
+
+
+def test_an_expired_lease_is_taken_over_and_the_old_owner_finds_out(tmp_path: Path):
+    """The owner is stopped, as a machine that hangs; its lock is never given up."""
+    owner = Process(tmp_path, "one")
+    assert owner.said() == "taken"
+    owner.process.send_signal(signal.SIGSTOP)
+    old = time.time() - 60
+    os.utime(tmp_path / lease.LEASE, (old, old))
+    newcomer = Process(tmp_path, "two", 30.0, 0.1, 0.3)
+    assert newcomer.said() == "taken"
+    owner.process.send_signal(signal.SIGCONT)
+    assert owner.renew().startswith(f"pid {newcomer.process.pid} on ")
+    owner.close()
+    assert json.loads((tmp_path / lease.LEASE).read_text())["pid"] == newcomer.process.pid  # the old owner took nothing away
+    assert newcomer.renew() == "None"
+    newcomer.close()
+    assert not (tmp_path / lease.LEASE).exists()
+
+
+def test_of_two_that_take_an_expired_lease_at_once_one_has_it(tmp_path: Path):
+    (tmp_path / lease.LEASE).write_text(json.dumps({"host": "n7", "pid": 1, "job": "", "machine": "gone", "token": "x"}))
+    os.utime(tmp_path / lease.LEASE, (0, 0))
+    both = [Process(tmp_path, name, LEASE_S, 1.0, 0.3) for name in ("one", "two")]
+    ready, _, _ = select.select([each.process.stdout for each in both], [], [])
+    (first,) = [each for each in both if each.process.stdout in ready]
+    (second,) = [each for each in both if each is not first]
+    assert first.said() == "taken"
+    while second.process.poll() is None:  # it sees the lease renewed, and gives up
+        assert first.renew() == "None"
+    assert second.said() == ""
+    for each in both:
+        each.close()
+
+
+def test_a_lease_that_somebody_deleted_is_written_again(tmp_path: Path):
+    mine = RunLease(tmp_path)
+    (tmp_path / lease.LEASE).unlink()
+    assert mine.renew() is None
+    assert lease.read(tmp_path / lease.LEASE)[0] == mine.owner
+    mine.close()
+
+
+def test_a_lease_that_names_nobody_is_replaced(tmp_path: Path):
+    (tmp_path / lease.LEASE).write_text('{"host": "n')
+    mine = RunLease(tmp_path)
+    assert lease.read(tmp_path / lease.LEASE)[0] == mine.owner
+    mine.close()

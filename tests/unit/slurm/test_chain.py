@@ -1,0 +1,87 @@
+"""The chain as a table: what records, the queue and exit codes come to."""
+
+import pytest
+
+from resilient.exits import Exit
+from resilient.slurm.chain import STUCK, Cancel, Chain, Plan, Submit, fold, name, on_end, on_start, on_submit, standing
+from resilient.slurm.queue import QueuedJob
+
+OWN = QueuedJob("7", "RUNNING")
+NEXT, SURPLUS, FADING = QueuedJob("8", "PENDING"), QueuedJob("9", "PENDING"), QueuedJob("6", "COMPLETING")
+GOING = Chain(("5", "7"), (0, 40))
+
+
+@pytest.mark.parametrize(
+    ("queue", "submits"), [([], True), ([OWN], False), ([NEXT], False), ([OWN, NEXT], False), ([FADING], True)]
+)
+def test_a_chain_is_begun_only_where_none_is(queue, submits):
+    assert on_submit(queue) == Plan((Submit(None),) if submits else ())
+
+
+@pytest.mark.parametrize(
+    ("chain", "queue", "actions", "why"),
+    [
+        (GOING, [OWN], (Submit("7"),), ""),
+        (GOING, [FADING, OWN], (Submit("7"),), ""),
+        (GOING, [OWN, NEXT], (), ""),
+        (GOING, [OWN, NEXT, SURPLUS], (Cancel("9"),), ""),
+        (Chain(("5", "6", "7"), (0, 20, 40)), [OWN], (), "job 3 of the chain, and slurm.max_jobs is 3"),
+        (Chain(("5", "6", "7"), (0, 20, 40)), [OWN, NEXT], (Cancel("8"),), "slurm.max_jobs"),
+        (Chain(("7",), (0,), Exit.GAVE_UP), [OWN, NEXT], (Cancel("8"),), "the chain is over"),
+        (Chain(("7",), (0,), Exit.STOPPED), [OWN], (), "the chain is over"),
+    ],
+)
+def test_exactly_one_job_waits_behind_the_one_that_runs(chain, queue, actions, why):
+    plan = on_start(chain, "7", queue, max_jobs=3)
+    assert plan.actions == actions
+    assert why in plan.why_none
+    assert bool(plan.why_none) == bool(why)
+
+
+@pytest.mark.parametrize(("jobs", "stuck"), [(STUCK, False), (STUCK + 1, True)])
+def test_jobs_that_make_nothing_durable_are_not_followed_for_ever(jobs, stuck):
+    chain = Chain(tuple(map(str, range(jobs))), (0, 10, *[40] * jobs)[2:])
+    assert chain.stuck == stuck
+    assert bool(on_start(chain, "7", [OWN], max_jobs=50).why_none) == stuck
+    assert not Chain(chain.jobs, (*chain.steps, 41)).stuck  # progress forgets it
+    assert not Chain(chain.jobs, (None,) * jobs).stuck  # nobody knows
+
+
+@pytest.mark.parametrize(
+    ("durable", "metrics", "step"),
+    [([5, 40], [{"step": 44}], 40), ([], [{"step": 43}, {"step": 42}], 43), ([], [], None), ([0], [], None)],
+)
+def test_a_campaign_stands_at_its_newest_checkpoint_or_where_its_script_says(durable, metrics, step):
+    assert standing(durable, metrics) == step
+
+
+@pytest.mark.parametrize(
+    ("code", "cancels"),
+    [(Exit.OK, True), (Exit.GAVE_UP, True), (Exit.CONFIG, True), (Exit.STOPPED, False), (Exit.UNUSABLE, False)],
+)
+def test_the_exit_code_decides_whether_the_next_job_is_needed(code, cancels):
+    chain = fold(
+        [{"what": "begun"}, {"what": "started", "job": "7", "step": 0}, {"what": "ended", "job": "7", "exit_code": int(code)}]
+    )
+    assert on_end(chain, "7", [OWN, NEXT], code) == Plan((Cancel("8"),) if cancels else ())
+    assert (chain.over is not None) == cancels
+
+
+def test_a_stop_that_somebody_asks_for_is_the_end_of_the_chain():
+    chain = fold([{"what": "begun"}, {"what": "stopped"}])
+    assert on_end(chain, "7", [OWN, NEXT], Exit.STOPPED) == Plan((Cancel("8"),))
+
+
+def test_a_chain_that_is_over_is_begun_again_by_whoever_submits():
+    records = [
+        {"what": "begun", "name": "x-1"},
+        {"what": "started", "job": "7", "step": 0},
+        {"what": "ended", "job": "7", "exit_code": 70},
+    ]
+    assert fold(records) == Chain(("7",), (0,), Exit.GAVE_UP)
+    assert fold([*records, {"what": "begun", "name": "x-1"}, {"what": "submitted", "job": "9"}]) == Chain()
+    assert (name(records), name([])) == ("x-1", None)
+
+
+def test_a_job_that_ended_without_a_word_is_followed():
+    assert fold([{"what": "begun"}, {"what": "started", "job": "7", "step": 5}]) == Chain(("7",), (5,))

@@ -1,0 +1,50 @@
+"""The answers of Slurm's commands, as Slurm 22.05 prints them."""
+
+from datetime import datetime
+
+import pytest
+
+from resilient.slurm.queue import QueuedJob, environment, parse_kill_wait, parse_queue
+
+
+def row(*words: str) -> str:
+    return "".join(f"{word:<{width}}" for word, width in zip(words, (32, 24, 24, 24, 48), strict=True))
+
+
+def test_the_queue_is_read_oldest_job_first():
+    text = "\n".join(
+        [
+            row("1042", "PENDING", "N/A", "N/A", "Dependency"),
+            row("999", "RUNNING", "2026-11-21T14:00:00", "N/A", "None"),
+            row("1000", "RUNNING", "2026-11-21T14:00:00", "2026-11-21T13:59:00", "None"),
+            row("1001", "PENDING", "N/A", "N/A", "(Nodes required for job are DOWN)"),
+            "slurm_load_jobs error: something else",
+        ]
+    )
+    end = datetime.fromisoformat("2026-11-21T14:00:00").timestamp()
+    assert parse_queue(text) == [
+        QueuedJob("999", "RUNNING", end, False, "None"),
+        QueuedJob("1000", "RUNNING", end, True, "None"),
+        QueuedJob("1001", "PENDING", None, False, "(Nodes required for job are DOWN)"),
+        QueuedJob("1042", "PENDING", None, False, "Dependency"),
+    ]
+
+
+@pytest.mark.parametrize("state", ["PENDING", "REQUEUED", "RUNNING", "COMPLETING"])
+def test_a_job_that_waits_is_one_that_has_no_nodes(state):
+    assert QueuedJob("1", state).waits == (state in ("PENDING", "REQUEUED"))
+
+
+@pytest.mark.parametrize("word", ["N/A", "NONE", "Unknown", "Invalid"])
+def test_no_time_limit_is_no_end(word):
+    assert parse_queue(row("7", "RUNNING", word, "N/A", "None"))[0].end_t is None
+
+
+def test_the_sites_kill_wait_is_read():
+    assert parse_kill_wait("KillOnBadExit           = 0\nKillWait                = 42 sec\n") == 42
+    assert parse_kill_wait("slurm_load_ctl_conf error") is None
+
+
+def test_a_new_job_inherits_nothing_that_slurm_told_the_old_one_of_itself():
+    stays = {"SLURM_CONF": "/etc/s", "SBATCH_ACCOUNT": "a", "PATH": "/"}
+    assert environment({"SLURM_JOB_ID": "7", "SLURM_CPU_BIND": "x", "SRUN_CPUS_PER_TASK": "4", **stays}) == stays

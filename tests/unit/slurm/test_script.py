@@ -1,0 +1,84 @@
+"""The batch script of a chain."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from resilient.config import Config
+from resilient.slurm.script import job_name, script
+
+
+def config(**slurm: object) -> Config:
+    cluster = {"nodes": 3, "spares": 1}
+    return Config.model_validate({"name": "gpt", "run_dir": "run", "cluster": cluster, "slurm": slurm})
+
+
+def text(run_dir: str = "/scratch/run", **slurm: object) -> str:
+    return script(
+        config(**slurm), Path(run_dir), arguments=["c.yaml", "args.a=b c"], python="/v/bin/python", directory=Path("/home/me")
+    )
+
+
+def options(of: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in of.splitlines() if line.startswith("#SBATCH ")]
+
+
+def test_the_script_asks_for_what_the_config_says_and_for_nothing_else():
+    plain = options(text())
+    assert {"--nodes=4", "--ntasks-per-node=1", "--no-kill", "--no-requeue", "--open-mode=append", "--chdir=/home/me"} <= set(plain)
+    assert not [
+        each for each in plain if each.startswith(("--time", "--gres", "--partition", "--account", "--qos", "--constraint"))
+    ]
+    asked = {
+        "time_min": 90,
+        "partition": "booster",
+        "account": "a1",
+        "qos": "long",
+        "constraint": "a&b",
+        "gres": "gpu:4",
+        "gpus_per_node": 4,
+        "cpus_per_node": 48,
+        "requeue": True,
+        "extra": ["--mail-type=FAIL"],
+    }
+    given = set(options(text(**asked)))
+    assert {"--time=90", "--partition=booster", "--account=a1", "--qos=long", '--constraint="a&b"', "--gres=gpu:4"} <= given
+    assert {"--gpus-per-node=4", "--cpus-per-task=48", "--requeue", "--mail-type=FAIL"} <= given
+    assert "--no-requeue" not in given
+
+
+@pytest.mark.parametrize(
+    ("slurm", "lead"), [({}, 60), ({"time_min": 1440}, 60), ({"time_min": 1}, 15), ({"time_min": 1, "signal_lead_s": 20}, 20)]
+)
+def test_the_signal_comes_to_the_driver_alone_as_long_ahead_of_the_limit_as_a_drain_may_take(slurm, lead):
+    assert f"--signal=B:USR1@{lead}" in options(text(**slurm))
+
+
+def test_the_command_takes_the_shells_place_after_the_setup(tmp_path: Path):
+    """bash runs it: what is exec'd has the shell's process id, the words of the arguments, and what the setup has made."""
+    told = tmp_path / "told"
+    program = tmp_path / "py thon"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" $$ "$MODULE" "$@" > {told}\nexit 75\n')
+    program.chmod(0o755)
+    written = script(
+        config(setup=["export MODULE=loaded"], python=str(program)),
+        tmp_path,
+        arguments=["c.yaml", "args.a=b c"],
+        python="/nowhere",
+        directory=tmp_path,
+    )
+    path = tmp_path / "job.sh"
+    path.write_text(written)
+    process = subprocess.Popen(["bash", str(path)])
+    assert process.wait() == 75
+    assert told.read_text().splitlines() == [str(process.pid), "loaded", "-m", "resilient", "run", "c.yaml", "args.a=b c"]
+
+
+def test_percent_signs_and_blanks_in_the_run_directory_are_its_own():
+    assert '--output="/s/100%% new/logs/job-%j.out"' in options(text("/s/100% new"))
+
+
+def test_a_run_directory_has_one_name_and_another_one_another():
+    assert job_name(config(), Path("/a")) == job_name(config(time_min=5), Path("/a")) != job_name(config(), Path("/b"))
+    assert f"--job-name={job_name(config(), Path('/scratch/run'))}" in options(text())

@@ -1,0 +1,153 @@
+"""A driver's stops: Slurm is asked by real processes, the coordinator is the real one."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from resilient.driver import stops
+from resilient.driver.coordinator import Coordinator, Job, State
+from resilient.driver.custody import StoragePlan, TierPlan
+from resilient.driver.drain import Drain
+from resilient.driver.effects import Effect, WriteEvent
+from resilient.driver.stops import Stops
+from resilient.driver.watchdog import Limits
+from resilient.policy import Budget
+from resilient.slurm.deadline import END_S, KILL_WAIT_S
+
+
+class Play:
+    """A generation of one rank that runs in job 7, which the queue shows as the test says."""
+
+    def __init__(self, slurm: Any, left_s: float, **settings: Any) -> None:
+        self.slurm = slurm
+        self.effects: list[Effect] = []
+        self.notes: list[str] = []
+        job = Job(
+            layouts={1: {"dp": 1}},
+            spares=0,
+            rejoin_s=20.0,
+            procs_per_node=1,
+            storage=StoragePlan(TierPlan("ram", 1), (), TierPlan("scratch", 3), 2),
+            budget=Budget(30, 3),
+            drain_s=25.0,
+            silence_s=30.0,
+            hang=Limits(10.0, 600.0),
+            link_grace_s=60.0,
+            collective_timeout_s=620.0,
+        )
+        self.coordinator = Coordinator(job, last_generation=0)
+        now = time.time()
+        self.coordinator.begin(now)
+        self.coordinator.prepared(now)
+        for message in (
+            {"type": "hello", "host": "n1", "addr": "10.0.0.1", "token": ""},
+            {"type": "ready", "store_port": 5000, "storage": {"parts": [], "address": "10.0.0.1:9"}},
+        ):
+            self.coordinator.message({"node": 0, **message}, now)
+        assert self.coordinator.state is State.RUNNING
+        self.end_t = now + left_s
+        slurm.set([{"id": "7", "name": "x", "state": "RUNNING", "end": clock(self.end_t)}])
+        defaults = {"asked_lead_s": None, "asked_drain_s": None, "drain_s": 25.0, "end_t": None}
+        self.stops = Stops(self.coordinator, "7", **{**defaults, **settings}, do=self.do, note=self.notes.append)
+
+    def do(self, effects: Iterable[Effect]) -> None:
+        self.effects += effects
+
+    def signal(self, name: str) -> None:
+        asyncio.run(self.stops.signalled(name))
+
+    def watch(self) -> None:
+        """Until it stops the run."""
+
+        async def work() -> None:
+            task = asyncio.create_task(self.stops.watch())
+            while not self.coordinator.draining:
+                await asyncio.sleep(0.01)
+            task.cancel()
+
+        asyncio.run(asyncio.wait_for(work(), 30))
+
+    def faults(self) -> list[Any]:
+        return [effect.fields["kind"] for effect in self.effects if isinstance(effect, WriteEvent) and effect.event == "fault"]
+
+    @property
+    def drain(self) -> Drain:
+        assert self.coordinator._drain is not None
+        return self.coordinator._drain
+
+
+def clock(t: float) -> str:
+    return datetime.fromtimestamp(t).isoformat(timespec="seconds")
+
+
+def test_the_run_is_stopped_ahead_of_the_end_that_slurm_tells(slurm):
+    play = Play(slurm, 30.0, asked_lead_s=60.0)
+    play.watch()
+    assert play.faults() == ["time_limit"]
+    assert play.drain.deadline_t == int(play.end_t) - END_S
+
+
+def test_a_limit_that_is_changed_while_the_job_runs_is_heard_of(slurm, monkeypatch):
+    monkeypatch.setattr(stops, "ASK_EVERY_S", 0.05)
+    monkeypatch.setattr(stops, "LOOK_EVERY_S", 0.01)
+    play = Play(slurm, 3600.0)
+
+    async def work() -> None:
+        task = asyncio.create_task(play.stops.watch())
+        while play.stops._end_t is None:
+            await asyncio.sleep(0.01)
+        assert not play.coordinator.draining
+        play.slurm.becomes("7", end=clock(time.time() + 20))
+        while not play.coordinator.draining:
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+    assert play.faults() == ["time_limit"]
+
+
+def test_a_signal_ahead_of_the_limit_that_comes_early_stops_nothing(slurm):
+    play = Play(slurm, 100.0, asked_lead_s=20.0)
+    play.signal("SIGUSR1")
+    assert not play.coordinator.draining
+    assert "SIGUSR1: " in play.notes[0] and "a stop needs 20 s" in play.notes[0]
+
+
+def test_one_cancellation_is_one_stop_however_many_processes_were_told(slurm):
+    """scancel signals the driver and all agents; a second SIGTERM must not cut the drain."""
+    play = Play(slurm, 3600.0)
+    play.signal("SIGUSR1")
+    assert play.drain.budget_s == 25.0
+    slurm.becomes("7", state="COMPLETING", end=clock(time.time()))
+    for _ in range(4):
+        play.signal("SIGTERM")
+    assert play.coordinator.state is State.RUNNING
+    assert play.faults() == []
+    assert play.drain.signal == "SIGUSR1"
+
+
+def test_preemption_is_told_and_gives_the_grace_time(slurm):
+    play = Play(slurm, 3600.0)
+    end_t = int(time.time()) + 500
+    slurm.becomes("7", end=clock(end_t), preempt=clock(time.time()))
+    play.signal("SIGTERM")
+    assert play.faults() == ["preempted"]
+    assert play.drain.deadline_t == end_t - END_S
+
+
+def test_a_slurm_that_does_not_answer_gives_no_more_than_kill_wait(slurm):
+    play = Play(slurm, 3600.0)
+    slurm.deaf(99)
+    play.signal("SIGTERM")
+    assert play.drain.budget_s == pytest.approx(KILL_WAIT_S - END_S)
+
+
+def test_a_stop_on_request_takes_as_long_as_the_config_says(slurm):
+    play = Play(slurm, 3600.0, asked_drain_s=7.0)
+    play.signal("SIGTERM")
+    assert play.drain.budget_s == pytest.approx(7.0)
+    assert play.faults() == []

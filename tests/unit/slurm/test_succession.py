@@ -1,0 +1,205 @@
+"""A chain on Slurm's commands: real processes whose queue is a file."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from resilient.config import Config, load
+from resilient.exits import EnvironmentUnusable, Exit
+from resilient.slurm import chain, queue, succession
+from resilient.slurm.succession import Succession
+from resilient.status import look
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"name": "gpt", "run_dir": str(tmp_path / "run")}))
+    return path
+
+
+@pytest.fixture
+def config(path: Path) -> Config:
+    return load(path, [])
+
+
+@pytest.fixture
+def going(config: Config, slurm) -> Succession:
+    """A chain whose first job runs."""
+    found = Succession.of(config)
+    asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))
+    slurm.becomes("100", state="RUNNING", end="2099-01-01T00:00:00")
+    assert found.started("100", 0) is None
+    return found
+
+
+def command(*words: str) -> "subprocess.Popen[str]":
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "resilient", *words], env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def records(run_dir: Path) -> list[str]:
+    return [json.loads(line)["what"] for line in (run_dir / chain.FILE).read_text().splitlines()]
+
+
+def test_submitting_twice_at_once_and_again_gives_one_job(path: Path, slurm, tmp_path: Path):
+    both = [command("submit", str(path)) for _ in range(2)]
+    told = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    again = command("submit", str(path))
+    assert "in the queue already: 100 (pending)" in again.communicate()[0]
+    (job,) = slurm.jobs()
+    assert job["dependency"] == "singleton"
+    assert f"#SBATCH --job-name={job['name']}" in (tmp_path / "run/job.sh").read_text()
+    assert records(tmp_path / "run") == ["begun", "submitted"]
+
+
+def test_a_dry_run_prints_the_script_and_touches_nothing(path: Path, slurm, tmp_path: Path):
+    dry = command("submit", str(path), "train.steps=7", "--dry-run")
+    told, _ = dry.communicate()
+    assert told.startswith("#!/bin/bash\n#SBATCH --job-name=gpt-")
+    assert told.rstrip().endswith(f"-m resilient run {path} train.steps=7")
+    assert not slurm.jobs()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_submission_whose_answer_is_lost_is_found_and_not_made_again(config: Config, slurm):
+    slurm.lossy()
+    found = Succession.of(config)
+    job, there = asyncio.run(found.begin(f"#SBATCH --job-name={found.name}\n"))
+    assert (job, [each.job_id for each in there]) == (None, ["100"])
+    assert len(slurm.jobs()) == 1
+    assert found.chain.over is None
+
+
+def test_a_slurm_that_is_deaf_for_a_while_is_asked_again(going: Succession, slurm):
+    slurm.deaf(2)
+    assert asyncio.run(going.ensure("100", 50)) == ""
+    (_, successor) = slurm.jobs()
+    assert successor["dependency"] == "afterany:100,singleton"
+
+
+def test_a_person_does_not_wait_for_ever_for_a_deaf_slurm(config: Config, slurm, monkeypatch):
+    monkeypatch.setattr(succession, "PERSON_PATIENCE_S", 0.01)
+    slurm.deaf(99)
+    with pytest.raises(EnvironmentUnusable, match="Unable to contact slurm controller"):
+        asyncio.run(Succession.of(config).begin(""))
+    assert not slurm.jobs()
+
+
+def test_a_refusal_is_told_at_once_with_slurms_own_words(path: Path, slurm, tmp_path: Path):
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gone' >&2; exit 1\n")
+    submit = command("submit", str(path))
+    told, _ = submit.communicate(timeout=20)
+    assert (submit.returncode, told) == (Exit.UNUSABLE, "resilient: sbatch: error: invalid partition specified: gone\n")
+
+
+def test_a_driver_that_starts_again_after_a_crash_submits_no_second_successor(going: Succession, slurm, config: Config):
+    asyncio.run(going.ensure("100", 50))
+    (config.run_dir / chain.FILE).write_text(
+        '{"what": "begun", "name": "x"}\n'
+    )  # it crashed before it could write down what it did
+    assert going.started("100", 0) is None
+    asyncio.run(going.ensure("100", 50))
+    assert [job["id"] for job in slurm.jobs()] == ["100", "101"]
+
+
+@pytest.mark.parametrize(
+    ("code", "left"), [(Exit.OK, 0), (Exit.GAVE_UP, 0), (Exit.CONFIG, 0), (Exit.STOPPED, 1), (Exit.UNUSABLE, 1)]
+)
+def test_a_successor_is_left_where_it_is_needed_and_nowhere_else(going: Succession, slurm, code, left):
+    asyncio.run(going.ensure("100", 50))
+    assert len(slurm.jobs("PENDING")) == 1
+    asyncio.run(going.ended("100", code))
+    assert len(slurm.jobs("PENDING")) == left
+
+
+def test_a_job_that_could_not_be_cancelled_finds_the_chain_over(going: Succession, slurm, monkeypatch):
+    asyncio.run(going.ensure("100", 50))
+    monkeypatch.setattr(succession, "END_PATIENCE_S", 0.01)
+    slurm.deaf(99)
+    asyncio.run(going.ended("100", Exit.GAVE_UP))
+    slurm.deaf(0)
+    assert going.started("101", 40) is Exit.GAVE_UP
+    assert going.chain.jobs == ("100",)
+
+
+def test_the_last_job_that_is_allowed_has_no_successor(going: Succession, slurm):
+    assert "slurm.max_jobs is 1" in asyncio.run(going.ensure("100", 1))
+    assert len(slurm.jobs("PENDING")) == 0
+
+
+def test_a_stop_ends_the_chain_first_and_tells_the_driver_then(going: Succession, slurm, config: Config):
+    asyncio.run(going.ensure("100", 50))
+    stop = command("stop", str(config.run_dir))
+    told, _ = stop.communicate()
+    assert (stop.returncode, told) == (0, "the chain is over: nothing waits, and job 100 stops at its next step\n")
+    running, waiting = slurm.jobs()
+    assert (running["state"], running["signals"], waiting["state"]) == ("RUNNING", ["TERM"], "CANCELLED")
+    assert records(config.run_dir)[-2:] == ["stopped", "cancelled"]
+    assert "the chain is over" in asyncio.run(going.ensure("100", 50))  # a driver that was about to submit does not
+    assert len(slurm.jobs()) == 2
+
+
+def test_a_stop_reaches_a_run_without_slurm(tmp_path: Path):
+    """The run is a process that holds the lease and ends by the signal."""
+    code = "import sys, signal; from pathlib import Path; from resilient.driver.lease import RunLease\n"
+    code += "mine = RunLease(Path(sys.argv[1])); print(1, flush=True); signal.pause()"
+    environ = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"} | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environ, stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None and run.stdout.readline() == "1\n"
+    told, _ = (stop := command("stop", str(tmp_path))).communicate()
+    assert (stop.returncode, f"pid {run.pid} on " in told) == (0, True)
+    assert run.wait(timeout=20) == -signal.SIGTERM
+    run.stdout.close()
+    told, _ = command("stop", str(tmp_path)).communicate()
+    assert told == f"nothing runs in {tmp_path}\n"
+
+
+def test_a_run_on_another_machine_that_is_no_job_is_not_reached_and_named(tmp_path: Path):
+    owner = {"host": "n7", "pid": 4711, "job": "", "machine": "another", "token": "x"}
+    (tmp_path / ".lease").write_text(json.dumps(owner))
+    told, _ = (stop := command("stop", str(tmp_path))).communicate()
+    assert stop.returncode == Exit.UNUSABLE
+    assert "pid 4711 on n7" in told
+
+
+def test_the_status_shows_the_chain_before_its_first_job_has_begun_and_after(going: Succession, slurm, config: Config):
+    asyncio.run(going.ensure("100", 50))
+    found = look(config.run_dir)
+    assert [(job["job"], job["state"], job["step"]) for job in found.jobs] == [("100", "running", 0), ("101", "waiting", None)]
+    assert found.jobs[1]["reason"] == "Dependency"
+    asyncio.run(going.ended("100", Exit.STOPPED))
+    slurm.set([{**job, "state": "CANCELLED"} for job in slurm.jobs()])
+    found = look(config.run_dir)
+    assert [(job["job"], job["state"]) for job in found.jobs] == [("100", "ended by 75"), ("101", "ended without a word")]
+    slurm.deaf(99)
+    assert [job["state"] for job in look(config.run_dir).jobs] == ["ended by 75", "waiting"]
+
+
+def test_a_job_belongs_to_the_chain_by_its_name(config: Config):
+    name = Succession.of(config).name
+    assert Succession.of_job(config, {"SLURM_JOB_NAME": "interactive"}) is None
+    found = Succession.of_job(config, {"SLURM_JOB_NAME": name})
+    assert found is not None and found.name == name
+
+
+def test_slurm_is_asked_for_the_end_of_a_job_and_whether_it_is_to_make_room(going: Succession, slurm):
+    job = asyncio.run(queue.job("100"))
+    assert job is not None and job.end_t is not None and job.runs and not job.preempted
+    slurm.becomes("100", preempt="2026-11-21T13:59:00")
+    job = asyncio.run(queue.job("100"))
+    assert job is not None and job.preempted
+    assert asyncio.run(queue.job("999")) is None
+    assert asyncio.run(queue.kill_wait()) == 42
