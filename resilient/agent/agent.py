@@ -28,7 +28,7 @@ from resilient.agent.links import LinkWatch, interface_of, interfaces_of, ports_
 from resilient.agent.rendezvous import CalledOff, DriverRendezvous, Generation
 from resilient.agent.standby import Standbys
 from resilient.agent.storage import KeeperProcess
-from resilient.agent.workers import Workers, keeper_directory, page_directory, salvaged
+from resilient.agent.workers import Workers, await_fork_server, keeper_directory, page_directory, salvaged
 from resilient.faults import INCIDENTS, WorkerEnd
 from resilient.health.node import NodeCheck, NodeSpec, tiers_of
 from resilient.network import dump_files
@@ -128,6 +128,10 @@ class NodeAgent(LocalElasticAgent):
         for generation, rank, records in salvaged(self._pages):
             items = [(rank, record.t, record.event, dict(record.fields)) for record in records]
             spill.leave(self._settings.run_dir, generation, socket.gethostname(), items)
+        # Nothing is answered while the fork server imports, which takes a minute where many nodes share a file system, and from its
+        # hello on the driver takes an agent that is silent for lost.
+        await_fork_server()
+        self._heard_t = time.monotonic()
         self._send("hello", host=socket.gethostname(), addr=self._settings.addr, token=self._settings.token, t=time.time())
         if self._settings.health_s:
             self._check = NodeCheck(self._node_spec())

@@ -46,6 +46,18 @@ def start_fork_server(entry_modules: Sequence[str]) -> None:
     forkserver.ensure_running()
 
 
+def await_fork_server() -> None:
+    """Return when all is imported; nothing can be forked before."""
+    process = multiprocessing.get_context("forkserver").Process(target=_nothing, daemon=True)
+    process.start()
+    process.join()
+    process.close()
+
+
+def _nothing() -> None:
+    pass
+
+
 @dataclass(eq=False)
 class Rank:
     """One worker: its process, its page, and what was found on the page so far."""
