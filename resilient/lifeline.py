@@ -9,6 +9,15 @@ import signal
 
 _PR_SET_PDEATHSIG = 1
 
+# What asks a run to stop. A scheduler sends it to every process of a job, and the driver alone decides what it comes to.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def leave_stops_to_the_driver() -> None:
+    """Ignore from now on what asks a run to stop."""
+    for sig in STOP_SIGNALS:
+        signal.signal(sig, signal.SIG_IGN)
+
 
 def die_with_parent(parent_pid: int, sig: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel send `sig` to this process when the thread that started it ends.

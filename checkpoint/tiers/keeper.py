@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -636,7 +637,9 @@ def _remove_empty(path: Path) -> None:
 
 
 def main() -> None:
-    """Entry point: settings on the first line of the standard input, commands on the others."""
+    """Entry point: settings on the first line of the standard input, commands on the others; the end of it is the only end."""
+    for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):  # a scheduler sends them to every process of a job
+        signal.signal(sig, signal.SIG_IGN)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with open(0, "rb", buffering=0, closefd=False) as unbuffered:  # what follows the line is the loop's
         settings = json.loads(unbuffered.readline())

@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Sequence
 
-from resilient.lifeline import die_with_parent
+from resilient.lifeline import die_with_parent, leave_stops_to_the_driver
 
 MODULES_VARIABLE = "RESILIENT_PRELOAD"
 AGENT_VARIABLE = "RESILIENT_AGENT_PID"
@@ -40,6 +40,7 @@ def preload(entry_modules: Sequence[str]) -> None:
 
 
 if AGENT_VARIABLE in os.environ:
+    leave_stops_to_the_driver()
     die_with_parent(int(os.environ[AGENT_VARIABLE]))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     preload([name for name in os.environ[MODULES_VARIABLE].split(",") if name])

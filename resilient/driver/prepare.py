@@ -16,7 +16,7 @@ from typing import Any
 
 from resilient import entry
 from resilient.config import ConfigError, Problem, load
-from resilient.lifeline import die_with_parent
+from resilient.lifeline import die_with_parent, leave_stops_to_the_driver
 
 Progress = Callable[[str, int, int], None]
 
@@ -91,6 +91,7 @@ def _say(message: dict[str, object]) -> None:
 
 def main() -> int:
     config_path, entrypoint, parent = sys.argv[1:]
+    leave_stops_to_the_driver()
     die_with_parent(int(parent))
     message = _hook(Path(config_path), entrypoint)
     if message is not None:

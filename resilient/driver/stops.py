@@ -72,7 +72,8 @@ class Stops:
 
     async def signalled(self, name: str) -> None:
         """A signal has come, to this process or to an agent: what it means is asked of Slurm, for a moment."""
-        job = await self._ask(SIGNAL_PATIENCE_S)
+        # Slurm signals every process of the job: an squeue that has just been started may be among them.
+        job = await self._ask(SIGNAL_PATIENCE_S) or await self._ask(SIGNAL_PATIENCE_S)
         now = time.time()
         known = self._known(job, now)
         stop = signalled(name, known, now)

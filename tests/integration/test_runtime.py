@@ -444,3 +444,19 @@ def test_a_driver_whose_run_directory_was_taken_over_stops_at_once_and_writes_no
     assert not run.events("run_finished")
     assert "4711" in (run.run_dir / ".lease").read_text()
     wait_for(lambda: not run.processes(), "the end of all its processes")
+
+
+def test_a_stop_that_every_process_of_the_job_is_sent_is_one_stop(counting: Counting):
+    """A scheduler signals them all: keeper, fork server, standbys and workers leave it to the driver."""
+    run = counting(steps=100_000, every_steps=1000).start()
+    run.reach(12)
+    agents = {process.pid for process in run.processes() if "resilient.agent" in process.cmdline()}
+    for process in run.processes():
+        if process.pid not in agents:
+            process.send_signal(signal.SIGTERM)
+    run.reach(run.step() + 5)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output + run.logs()
+    assert not run.events("fault")
+    assert "the keeper has died" not in run.logs()
+    assert json.loads((run.run_dir / "state.json").read_text())["step"] == run.step()
