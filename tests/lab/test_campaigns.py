@@ -68,7 +68,8 @@ def members(run: Job) -> list[list[str]]:
 
 
 def actions(run: Job) -> list[str]:
-    return [event["name"] for event in run.events("action")]
+    """What was done about nodes. (A buddy that was fetching from a node tells of it as of a tier that fails.)"""
+    return [event["name"] for event in run.events("action") if event["name"] in ("replace_node", "shrink", "grow")]
 
 
 def told(run: Job) -> str:
@@ -104,7 +105,7 @@ def test_a_spare_goes_on_from_ram_when_a_host_is_gone_with_all_that_it_held(lab:
     assert run.wait() == 0, told(run)
     assert members(run) == [["n1", "n2", "n3"], ["n1", "n4", "n3"]]
     assert actions(run) == ["replace_node"]
-    (fault,) = run.events("fault")
+    (fault,) = [event for event in run.events("fault") if event["kind"] != "storage"]
     assert (fault["kind"], fault["nodes"]) == ("node_lost", [1])
     assert "n2" in fault["detail"]
     again = run.events("generation_started")[1]
@@ -139,7 +140,7 @@ def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, 
     assert len(members(run)) == 1, "the spare was let in while the ranks were still there"
     assert run.wait() == 0, told(run)
     assert members(run) == [["n1", "n2", "n3"], ["n1", "n2", "n4"]]
-    assert actions(run)[-1] == "replace_node"
+    assert actions(run) == ["replace_node"]
     same(run, twin)
 
 
