@@ -73,5 +73,5 @@ def test_the_watchdog_always_speaks_before_a_collective(floor_s: float, more_s: 
 def test_the_plan_shows_the_ladder_from_the_shortest_to_the_longest():
     rungs = plan.ladder(config(drain_s=7.0, network={"collective_timeout_s": 1234.0}))
     shown = [float(re.match(r" *([\d.]+) s  ", str(text))[1]) for text in rungs.values()]  # type: ignore[index]
-    assert shown == sorted(shown) and len(shown) == 8
+    assert shown == sorted(shown) and len(shown) == 10
     assert rungs["collective"].startswith("  1234.0 s") and rungs["drain on SIGTERM, Ctrl-C"].startswith("     7.0 s")
