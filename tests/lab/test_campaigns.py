@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import GLOBAL_BATCH, HOSTS, STEPS, Campaign, Job, same, wait_for
+from conftest import HOSTS, Campaign, Job, same, wait_for
 
 from chaos.lab.lab import Lab
 
@@ -162,18 +162,3 @@ def test_without_a_spare_fewer_hosts_go_on_and_one_that_boots_is_taken_in_again(
     assert run.wait() == 75, told(run)
     assert actions(run) == ["replace_node", "shrink", "grow"]
     assert [event["tier"] for event in run.events("generation_started")[1:]] == ["ram", "ram"]
-
-
-def test_a_job_that_is_cancelled_saves_and_the_next_one_goes_on(job: Jobs, twin: Campaign):
-    run = job(checkpoint=tiers(NEVER))
-    run.start().reach(10)
-    run.signal(signal.SIGTERM)
-    assert run.wait() == 75, told(run)
-    stopped = run.events("run_finished")[-1]["step"]
-    assert 10 <= stopped < STEPS
-    run.start()
-    assert run.wait() == 0, told(run)
-    assert run.events("generation_started")[-1]["resumed_step"] == stopped
-    assert [len(losses) for losses in run.losses().values()] == [1] * STEPS
-    assert [line["samples"] for line in run.metrics()] == [GLOBAL_BATCH * step for step in range(1, STEPS + 1)]
-    same(run, twin)
