@@ -107,15 +107,17 @@ class TrainingState:
         if self._snapshots is None:
             self._save()
             return
-        if self._saved_step != self.progress.step:
-            self._snapshot(frozenset([self._config.checkpoint.tiers[-1].name]), wait_s=LAST_WAIT_S)
+        if self._snapshots.left_out(self._saved_step == self.progress.step):
+            self._snapshot(frozenset([self._config.checkpoint.tiers[-1].name]), wait_s=LAST_WAIT_S, again=True)
 
-    def _snapshot(self, tiers: frozenset[str], wait_s: float = 0.0) -> None:
+    def _snapshot(self, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> None:
         assert self._snapshots is not None
         with worker.phase("snapshot"):
             pieces = [*self.arrays(), self._random_numbers(random_state())]
             changed = self._saved_step is not None and self.progress.skipped == 0 and not self._untouched
-            taken = self._snapshots.take(self.progress.step, pieces, self._small(), tiers, changed=changed, wait_s=wait_s)
+            taken = self._snapshots.take(
+                self.progress.step, pieces, self._small(), tiers, changed=changed, wait_s=wait_s, again=again
+            )
         if taken.taken:
             self._saved_step, self._untouched = self.progress.step, False
 

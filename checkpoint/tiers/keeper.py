@@ -329,6 +329,8 @@ class Keeper:
                         self._taken(group, message)
                     case "skipped":
                         self._skipped(group, message["step"], "no slab was free")
+                    case "passed":
+                        self._passed(group, message)
 
     async def _prepare(self, group: Group) -> None:
         """Make slabs for what the workers have announced, in the first place that has room."""
@@ -385,21 +387,36 @@ class Keeper:
     def _taken(self, group: Group, message: Message) -> None:
         step, rank = message["step"], message["rank"]
         if message["loan"] != self._loan or self._lent is None:
-            return  # of a keeper before this one
+            self._skipped(group, step, "it was copied for a keeper before this one")
+            return
         group.users.add(rank)
+        if message["again"] and step in group.skipped:
+            group.skipped.remove(step)
         if step not in group.skipped:
             group.taken.setdefault(step, {})[rank] = message
-        if group.users == group.ranks:
-            index, self._lent = self._lent, None
-            mine = group.taken.pop(step, {})
-            for other in list(group.taken):
-                self._skipped(group, other, "ranks took other steps")
-            if mine.keys() == group.ranks:
-                self._sealing.add(self._background(self._seal(group, index, step, mine)))
-            else:
-                self._slabs.give_back(index)
+        self._returned(group, step)
+
+    def _passed(self, group: Group, message: Message) -> None:
+        """A rank does without the slab that is lent."""
+        if message["loan"] == self._loan and self._lent is not None:
+            group.users.add(message["rank"])
+            self._returned(group, None)
+
+    def _returned(self, group: Group, step: int | None) -> None:
+        """Once all ranks are done with the slab that is lent: it holds this step of all of them, or nothing of use."""
+        if group.users != group.ranks or self._lent is None:
+            return
+        index, self._lent = self._lent, None
+        mine = group.taken.pop(step, {}) if step is not None else {}
+        for other in list(group.taken):
+            self._skipped(group, other, "ranks took other steps")
+        if step is not None and mine.keys() == group.ranks:
+            self._sealing.add(self._background(self._seal(group, index, step, mine)))
+        else:
+            self._slabs.give_back(index)
+            if step is not None:
                 self._skipped(group, step, "a rank left it out")
-            self._offer()
+        self._offer()
 
     def _skipped(self, group: Group, step: int, why: str) -> None:
         group.taken.pop(step, None)

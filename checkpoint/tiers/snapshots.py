@@ -111,6 +111,22 @@ class Snapshots:
         found: frozenset[str] = told[0]
         return found
 
+    def left_out(self, taken: bool) -> bool:
+        """Whether some rank has left a step out, and all must take it `again`. Collective.
+
+        Args:
+            taken: whether this rank has it.
+        """
+        first = self.session.first_rank
+        told = self._ranks.all((taken, self._used))
+        if all(has for has, _ in told):
+            return False
+        latest = max(used for _, used in told[first : first + self.session.ranks])
+        if self._used < latest:  # the ranks of a node use the same slab: this one does without that which another has used
+            self._used = latest
+            self._tell({"say": "passed", "loan": latest})
+        return True
+
     def take(
         self,
         step: int,
@@ -120,6 +136,7 @@ class Snapshots:
         *,
         changed: bool = True,
         wait_s: float = 0.0,
+        again: bool = False,
     ) -> Taken:
         """Copy the pieces' tensors; they may change again as soon as this returns.
 
@@ -130,6 +147,7 @@ class Snapshots:
             tiers: that are to have it.
             changed: whether anything but `small` has changed since the last snapshot; equal bytes are refused where it has.
             wait_s: how long to wait for a slab; without one, a snapshot that finds none is left out.
+            again: the step counts although some rank has left it out before; see `left_out`.
         """
         began = time.perf_counter()
         index = self._borrow(wait_s)
@@ -146,7 +164,7 @@ class Snapshots:
         points.reached("snapshot_copied")
         stall_s = time.perf_counter() - began
         said = {"say": "taken", "step": step, "loan": self._used, "slab": index, "stall_s": stall_s, "tiers": sorted(tiers)}
-        self._tell({**said, "changed": changed, "bytes": slab.size_bytes})
+        self._tell({**said, "changed": changed, "bytes": slab.size_bytes, "again": again})
         points.reached("snapshot_told")
         if self._clock is not None:
             self._clock.taken(tiers, stall_s, time.monotonic())

@@ -25,6 +25,7 @@ News = Mapping[str, Any]
 FAILURES = 3  # of a job, until its step is given up on that tier
 CANDIDATES = 6
 LOST = "a node was lost"
+SILENT_STEPS = 3  # of which a node has told what became of them; those before are sealed, or will never be
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,7 @@ class Custody:
         self._unprotected: dict[str, Key] = {}  # what buddies could not get hold of
         self._decided = 0
         self._left_out: set[int] = set()  # steps beyond the one that was decided on, which some node does not have
+        self._told: dict[int, set[int]] = {}  # by node, the steps beyond that one of which it has said what became of them
         self._holding = True
         self._numbers = itertools.count(1)
         self._troubles: dict[tuple[int, str], _Trouble] = {}
@@ -318,7 +320,7 @@ class Custody:
         What was under way starts anew, on its behalf.
         """
         self._generation = generation
-        self._left_out = set()
+        self._left_out, self._told = set(), {}
         self._members = tuple(members)
         domains = [self.plan.domains[node] for node in members] if self.plan.domains else None
         self._buddies = buddies(len(self._members), domains)
@@ -353,8 +355,10 @@ class Custody:
             case "listening":
                 self._addresses[node] = news["address"]
                 return []
-            case "inventory":  # of a keeper that was started anew
+            case "inventory":  # of a keeper that was started anew: what it does not have by now it will never have
                 self.inventory(node, news)
+                here = {entry["step"] for entry in news["parts"] if not entry["replica"]}
+                self._left_out |= {step for step in self._undecided() if step not in here}
                 return list(self._again(node))
             case "held":
                 return list(self._held(node, news, now))
@@ -379,6 +383,8 @@ class Custody:
         if key in self._complete.get(tier, ()):
             return  # the inventory was faster than the news
         if tier == self.plan.memory.name:
+            self._left_out.discard(key[0])  # it was taken again
+            yield from self._tells(node, key[0])
             snapshot.size_bytes += news["bytes"]
             snapshot.stall_s = max(snapshot.stall_s, news["stall_s"])
             snapshot.write_s = max(snapshot.write_s, news["write_s"])
@@ -406,6 +412,7 @@ class Custody:
         if tier == self.plan.memory.name:
             self._decided = key[0]
             self._left_out = {step for step in self._left_out if step > key[0]}
+            self._told = {node: {step for step in told if step > key[0]} for node, told in self._told.items()}
         yield self._snapshot_event(tier, key, snapshot, write_s)
         if tier == self.plan.memory.name:
             for other in (*self.plan.others, self.plan.durable):
@@ -459,10 +466,24 @@ class Custody:
     def _skipped(self, node: int, news: News, now: float) -> Iterator[Effect]:
         if news["generation"] == self._generation:
             self._left_out.add(news["step"])
+            yield from self._tells(node, news["step"])
         if news["what"] == "stale":
             detail = f"step {news['step']} carries the same bytes as step {news['before']} although training went on: refused"
             yield self._fault(node, self.plan.memory.name, detail, now, step=news["step"])
         yield from self._keep(self.plan.memory.name)
+
+    def _undecided(self) -> list[int]:
+        """Steps of this generation of which a part is held, and that may become whole."""
+        return [key[0] for key in self._snapshots if key[1] == self._generation and self._decided < key[0] not in self._left_out]
+
+    def _tells(self, node: int, step: int) -> Iterator[Effect]:
+        """A node has said what became of a step. Of one before several such it will say nothing any more."""
+        told = self._told.setdefault(node, set())
+        told.add(step)
+        silent = [each for each in self._undecided() if each not in told and sum(later > each for later in told) >= SILENT_STEPS]
+        if silent:
+            self._left_out.update(silent)
+            yield from self._keep(self.plan.memory.name)
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 

@@ -112,11 +112,13 @@ def worker_child(pipe: Connection, store: str, path: str, root: str, rank: int, 
         order = pipe.recv()
         if order is None:
             break
-        step, tiers, changed = order
+        step, tiers, changed, wait_s = order
         for one, other in zip(mine, pieces(rank, world, step if changed else step - 1), strict=True):
             one.data.copy_(other.data)
-        taken = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=1.0)
-        pipe.send(taken.taken)
+        taken = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=wait_s).taken
+        if wait_s == 0 and snapshots.left_out(taken):  # the last step
+            taken = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=20.0, again=True).taken
+        pipe.send(taken)
     pipe.close()
     os._exit(0)
 
@@ -256,11 +258,11 @@ class Lab:
         except EOFError:
             return None
 
-    def step(self, number: int, tiers: tuple[str, ...] = ("ram",), *, changed: bool = True) -> bool:
-        """All ranks take a snapshot; whether all say that they have, and are alive."""
+    def step(self, number: int, tiers: tuple[str, ...] = ("ram",), *, changed: bool = True, wait_s: float = 1.0) -> bool:
+        """All ranks take a snapshot; whether all say that they have, and are alive. One that waits for no slab is their last."""
         for worker in self.workers:
             try:
-                worker.pipe.send((number, tiers, changed))
+                worker.pipe.send((number, tiers, changed, wait_s))
             except BrokenPipeError:
                 return False
         return all(self._from(worker) for worker in self.workers)

@@ -3,6 +3,8 @@
 import os
 import random
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -176,6 +178,26 @@ def test_a_node_whose_memory_and_disk_are_gone_gets_its_part_from_its_buddy(lab:
     nodes.forget_node(1)
     nodes.nodes[1].start()
     assert [(said[0], said[1]) for said in nodes.begin()] == [(4, "ram"), (4, "ram")]
+
+
+def test_the_last_step_is_taken_again_by_all_where_one_node_has_left_it_out(lab: Callable[..., Lab]) -> None:
+    nodes = lab()
+    nodes.begin()
+    for step in (1, 2):
+        assert nodes.step(step)
+    nodes.wait(lambda: nodes.reported("snapshot", "ram") == 2, "both steps in memory")
+    assert nodes.nodes[1].keeper is not None
+    pid = nodes.nodes[1].keeper.process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    assert nodes.step(3)  # into the slab that is lent already; there will be no other
+    later = threading.Timer(1.0, os.kill, (pid, signal.SIGCONT))
+    later.start()
+    assert nodes.step(4, wait_s=0.0)
+    later.join()
+    nodes.wait(lambda: nodes.reported("snapshot", "ram") == 4, "the step that was left out")
+    nodes.end_workers()
+    assert [said[0] for said in nodes.begin()] == [4, 4]
 
 
 def test_a_snapshot_with_the_bytes_of_the_one_before_is_refused(lab: Callable[..., Lab]) -> None:

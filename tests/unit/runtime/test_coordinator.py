@@ -1062,3 +1062,33 @@ def test_a_second_rank_that_raises_while_the_run_is_given_up_is_no_second_fault(
     assert [action["name"] for action in play.events("action")] == ["give_up"]
     assert len(play.events("fault")) == 1
     assert play.finish().code is Exit.GAVE_UP
+
+
+def test_a_step_of_which_a_node_never_tells_is_let_go_once_it_has_told_of_several_later_ones(play):
+    play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 0}]])
+    for step in (7, 8, 9, 10):
+        play.held(0, step)
+    play.effects.clear()
+    for step in (8, 9):
+        play.news(1, "skipped", step=step, generation=5, why="no slab was free")
+    assert all(7 not in order["left_out"] for _, order in play.orders("keep"))
+    effects = play.news(1, "skipped", step=10, generation=5, why="no slab was free")
+    assert play.orders("keep", effects)[-1][1]["left_out"] == [7, 8, 9, 10]
+
+
+def test_what_a_new_keeper_does_not_have_is_let_go_by_the_others(play):
+    play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 0}]])
+    for step in (7, 8):
+        play.held(0, step)
+    effects = play.news(1, "inventory", parts=[part(8, 1)], address="10.0.0.1:10")
+    assert play.orders("keep", effects)[-1][1]["left_out"] == [7]
+
+
+def test_a_step_that_was_left_out_and_taken_again_counts(play):
+    play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 0}]])
+    play.held(0, 7)
+    play.news(1, "skipped", step=7, generation=5, why="no slab was free")
+    for node in (0, 1):
+        effects = play.held(node, 7)
+    assert [event["step"] for event in play.events("snapshot")] == [7]
+    assert play.orders("keep", effects)[-1][1]["left_out"] == []
