@@ -266,6 +266,9 @@ class Resilience(Section):
         "auto", description="ranks may wait for each other so long while a link is down or has just come back; auto: 60"
     )
     fence_s: Seconds | Auto = Field("auto", description="an agent without its driver for so long kills its workers")
+    lost_s: Seconds | Auto = Field(
+        "auto", description="a node that is not heard of for so long is lost; auto: 8 while a spare stands by, else fence_s + 5"
+    )
     rejoin_s: Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_bool)] | Auto = Field(
         "auto", description="a lost node is waited for so long, where no spare is there, before fewer nodes go on; auto: 30"
     )

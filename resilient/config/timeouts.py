@@ -22,6 +22,7 @@ FENCE_S = 30.0
 DRAIN_S = 25.0
 HEALTH_S = 30.0
 REJOIN_S = 30.0  # an agent that was killed is back long before
+LOST_WITH_SPARE_S = 8.0  # TCP has resent after an outage of 5 s by then
 LINK_GRACE_S = 60.0  # TCP and InfiniBand, as most sites set them, have gone on by then or given up
 
 
@@ -35,7 +36,9 @@ class Timeouts:
         link_grace_s: ranks may be silent so long while a link is down or has just come back.
         collective_s: of a process group.
         fence_s: an agent without its driver kills its workers.
-        lost_s: the driver calls an agent lost that it has not heard of; its workers are dead by then.
+        lost_s: the driver calls an agent lost that it has not heard of.
+        lost_with_spare_s: the same while a spare stands by, so that little is lost if the node was well. Its workers may live on
+            until the fence, but belong to a generation that is over.
         drain_s: of a stop on request; after that workers are killed, hung or not.
         rejoin_s: a lost node is waited for, where no spare is there and fewer nodes can go on.
         health_s: of the check of a node before it takes part; 0: there is none.
@@ -47,6 +50,7 @@ class Timeouts:
     collective_s: float
     fence_s: float
     lost_s: float
+    lost_with_spare_s: float
     drain_s: float
     rejoin_s: float
     health_s: float
@@ -64,7 +68,8 @@ def timeouts(config: Config) -> Timeouts:
         link_grace_s=grace_s,
         collective_s=_least_collective_s(config, grace_s) if asked_s == "auto" else asked_s,
         fence_s=fence_s,
-        lost_s=fence_s + 5.0,
+        lost_s=fence_s + 5.0 if resilience.lost_s == "auto" else resilience.lost_s,
+        lost_with_spare_s=min(LOST_WITH_SPARE_S, fence_s + 5.0) if resilience.lost_s == "auto" else resilience.lost_s,
         drain_s=DRAIN_S if resilience.drain_s == "auto" else resilience.drain_s,
         rejoin_s=REJOIN_S if resilience.rejoin_s == "auto" else resilience.rejoin_s,
         health_s=HEALTH_S * check if isinstance(check, bool) else check,
@@ -96,6 +101,9 @@ def out_of_order(config: Config) -> Iterator[Problem]:
     if found.fence_s < PING_S:
         message = f"must be at least {PING_S:g}: the driver says no more often that it is there"
         yield Problem("resilience.fence_s", found.fence_s, message)
+    if found.lost_s <= TOLD_S:
+        message = f"must be above {TOLD_S:g}: agents say no more often that they are there"
+        yield Problem("resilience.lost_s", found.lost_s, message)
     both_given = "auto" not in (resilience.link_grace_s, resilience.fence_s)
     if both_given and config.cluster.nodes > 1 and found.link_grace_s > found.fence_s:
         message = (

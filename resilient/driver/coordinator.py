@@ -60,6 +60,7 @@ class Job:
     budget: Budget
     drain_s: float
     silence_s: float  # a node that has not been heard of for so long is lost
+    silence_with_spare_s: float  # the same while a spare stands by
     hang: Limits
     link_grace_s: float  # how long ranks may wait for each other while a link is down, or has just come back
     collective_timeout_s: float  # of process groups: longer than the watchdog bears
@@ -339,7 +340,9 @@ class Coordinator:
             self._pinged_t = now
             effects += [Send(index, {"type": "ping"}) for index, node in enumerate(self._nodes) if node.joined]
         for index, node in enumerate(self._nodes):
-            if node.joined and now - node.heard_t > self.job.silence_s:
+            ready_to_replace = self.membership.is_member(index) and self.membership.spare() is not None
+            limit_s = self.job.silence_with_spare_s if ready_to_replace else self.job.silence_s
+            if node.joined and now - node.heard_t > limit_s:
                 effects += self.lost(index, f"silent for {now - node.heard_t:.0f} s", now)
         if self.state is State.GATHERING:
             effects += self._gather(now)

@@ -102,6 +102,7 @@ class Driver:
                 budget=budget(config),
                 drain_s=limits.drain_s,
                 silence_s=limits.lost_s,
+                silence_with_spare_s=limits.lost_with_spare_s,
                 link_grace_s=limits.link_grace_s,
                 hang=Limits(limits.soft_s, limits.hard_s),
                 collective_timeout_s=limits.collective_s,

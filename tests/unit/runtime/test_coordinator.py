@@ -44,6 +44,7 @@ class Play:
             budget=Budget(**limits),
             drain_s=20.0,
             silence_s=30.0,
+            silence_with_spare_s=8.0,
             hang=Limits(10.0, 600.0),
             link_grace_s=60.0,
             collective_timeout_s=620.0,
@@ -1092,3 +1093,21 @@ def test_a_step_that_was_left_out_and_taken_again_counts(play):
         effects = play.held(node, 7)
     assert [event["step"] for event in play.events("snapshot")] == [7]
     assert play.orders("keep", effects)[-1][1]["left_out"] == []
+
+
+def test_a_silent_node_is_lost_sooner_while_a_spare_stands_by():
+    play = Play(spares=1)
+    play.start()
+    play.now += 7
+    play.beat(0, 1)
+    play.tell(2, "alive")
+    play.do("tick")
+    assert not play.events("fault")
+    play.now += 2
+    play.do("tick")
+    assert play.events("fault")[0]["nodes"] == [1]
+    assert play.events("action")[0]["reason"] == "node 1 is gone: spare node 2 takes over"
+    ready(play, 0)  # and from here on there is no spare any more
+    play.now += 9
+    play.do("tick")
+    assert len(play.events("fault")) == 1

@@ -35,6 +35,7 @@ class Play:
             budget=Budget(30, 3),
             drain_s=25.0,
             silence_s=30.0,
+            silence_with_spare_s=8.0,
             hang=Limits(10.0, 600.0),
             link_grace_s=60.0,
             collective_timeout_s=620.0,
