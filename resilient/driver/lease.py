@@ -114,6 +114,8 @@ class RunLease:
             match judge(seen):
                 case "take":
                     if self._take(fresh=changed_ns is None, settle=owner is not None and not here):
+                        os.ftruncate(self._lock, 0)
+                        os.pwrite(self._lock, f"{self.owner}\n".encode(), 0)  # for people, and tools that know the lock alone
                         return
                 case "refuse":
                     who = owner or "another process"
@@ -171,6 +173,7 @@ class RunLease:
     def close(self) -> None:
         if self._is_own():
             self._path.unlink(missing_ok=True)
+            os.ftruncate(self._lock, 0)
         os.close(self._lock)
 
 
