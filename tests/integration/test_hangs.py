@@ -46,14 +46,14 @@ def test_a_stopped_worker_is_found_at_default_settings(counting: Counting, round
     ],
 )
 def test_a_hung_worker_is_found_and_named(counting: Counting, how: str, said: str):
-    args = {"hang_at": 25, "hang": how, "bad_rank": 1, "once": True}
-    run = counting(steps=40, args=args, resilience=SOON)
+    args = {"hang_at": 105, "hang": how, "bad_rank": 1, "once": True}
+    run = counting(steps=130, args=args, resilience=SOON)
     assert run.run() == 0, run.output + run.logs()
     assert len(run.events("fault")) == 1, run.events("fault")
     (fault,) = run.events("fault")
     assert fault["kind"] == ("collective_timeout" if how == "collective" else "hang"), fault
     assert 1 in fault["ranks"] and (how == "collective" or fault["ranks"] == [1]), fault
-    assert fault["step"] == 25 and said in fault["detail"] + fault["evidence"], fault
+    assert fault["step"] == 105 and said in fault["detail"] + fault["evidence"], fault
     (recovered,) = run.events("recovered")
     assert recovered["lost_steps"] == 4
     evidence = run.run_dir / "incidents" / fault["fault_id"]
