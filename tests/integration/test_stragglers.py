@@ -21,7 +21,9 @@ several = pytest.mark.skipif(len(CORES) < 2, reason="NOT TESTED HERE: a rank wit
 @contextlib.contextmanager
 def load(*cores: set[int]) -> Iterator[None]:
     """Processes that compute without end, each on its cores."""
-    started = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in cores]
+    started = [
+        subprocess.Popen(["sh", "-c", "while :; do :; done"], start_new_session=True) for _ in cores
+    ]  # sessions are weighed, not processes
     try:
         for process, where in zip(started, cores, strict=True):
             os.sched_setaffinity(process.pid, where)
