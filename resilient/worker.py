@@ -8,7 +8,7 @@ This module is also the one face that the runtime shows to a training script, so
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +42,7 @@ GENERATION_VARIABLE = "RESILIENT_GENERATION"
 RUN_DIR_VARIABLE = "RESILIENT_RUN_DIR"
 SESSION_VARIABLE = "RESILIENT_SESSION"
 GUARD_VARIABLE = "RESILIENT_GUARD"
+CHAOS_VARIABLE = "RESILIENT_CHAOS"  # module whose `arm(context)` is called in each rank, where faults are allowed
 COLLECTIVE_TIMEOUT_VARIABLE = "RESILIENT_COLLECTIVE_TIMEOUT_S"
 
 
@@ -118,6 +119,20 @@ def init() -> Context:
     )
 
 
+Watcher = Callable[[str | None, int], None]
+
+_watcher: Watcher | None = None
+
+
+def watch(watcher: Watcher) -> None:
+    """Have it called in the training thread: with the name of each phase that begins and 0, or None and a step that is finished.
+
+    For the injection of faults; nothing else changes what a training script does.
+    """
+    global _watcher
+    _watcher = watcher
+
+
 class _Phase:
     __slots__ = ("_before", "_code")
 
@@ -128,6 +143,8 @@ class _Phase:
     def __enter__(self) -> None:
         if _page is not None:
             self._before = _page.enter(self._code)
+        if _watcher is not None:
+            _watcher(PHASES[self._code], 0)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         # A phase that raised stays on the page: it is where the worker failed.
@@ -151,6 +168,8 @@ def beat(step: int) -> None:
     """Say that optimizer step `step` (1-based) is finished. All ranks beat every step."""
     if _page is not None:
         _page.beat(step)
+    if _watcher is not None:
+        _watcher(None, step)
 
 
 def should_stop() -> str | None:

@@ -4,6 +4,7 @@ Runs in the forked child. It shields the worker from signals that are for the dr
 its output to the rank's log, and leaves the exception that ended it on the page before anything is torn down.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -63,9 +64,11 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
     recorder.answer_with_record(spec.record)
     os.environ.update(spec.environ)
     try:
-        timeout_s = worker.init().collective_timeout_s
-        if timeout_s is not None:
-            groups.wait_at_most(timeout_s)
+        context = worker.init()
+        if context.collective_timeout_s is not None:
+            groups.wait_at_most(context.collective_timeout_s)
+        if worker.CHAOS_VARIABLE in os.environ:
+            importlib.import_module(os.environ[worker.CHAOS_VARIABLE]).arm(context)
         entry.run(entry.parse(spec.entrypoint), lambda: config or worker.load_config(spec.config))
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is evidence
         if isinstance(error, SystemExit):

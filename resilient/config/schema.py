@@ -384,6 +384,12 @@ class Logging(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class Chaos(Section):
+    """Whether this campaign may be broken on purpose."""
+
+    allow: Flag = Field(False, description="`resilient chaos` may inject faults; ranks look out for those that they are to make")
+
+
 class Config(Section):
     """A whole campaign. `load` makes one from a file."""
 
@@ -404,4 +410,5 @@ class Config(Section):
     resilience: Resilience = Resilience()
     network: Network = Network()
     slurm: Slurm = Slurm()
+    chaos: Chaos = Chaos()
     logging: Logging = Logging()

@@ -465,6 +465,7 @@ class Coordinator:
             "generation_started",
             {
                 "nodes": [self._nodes[index].host for index in self._members],
+                "members": list(self._members),
                 "world_size": self._world_size,
                 "layout": dict(self.job.layouts[len(self._members)]),
                 "resumed_step": resumed_step,

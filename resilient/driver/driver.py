@@ -45,12 +45,14 @@ from resilient.slurm.launch import SlurmLauncher, addresses
 from resilient.slurm.succession import Succession
 from resilient.spill import take_in
 from resilient.wire import LINE_LIMIT, decode, encode
+from resilient.worker import CHAOS_VARIABLE
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 FENCE_RAISE_S = 30.0  # for a commit that is under way; the workers that could make one are dead by then
 SHUTDOWN_S = 3.0
+INJECTION = "chaos.inside"  # by name: the runtime knows nothing of it
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -216,6 +218,7 @@ class Driver:
         environ = {
             "OMP_NUM_THREADS": str(self._layout.threads_per_proc),
             **network.environment(self._config.network, os.environ, one_machine=self._allocation is None),
+            **({CHAOS_VARIABLE: INJECTION} if self._config.chaos.allow else {}),
         }
         return AgentCommand(
             driver=address,

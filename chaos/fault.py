@@ -1,0 +1,113 @@
+"""What a fault is: parameters, what it needs, what it does to its target, how that is undone, and what should come of it.
+
+Each kind of fault is one small file of `chaos.faults`, named as the fault, with one subclass of `Outside` or `Inside`. Fields are
+its parameters. Nothing here or in a fault file may import torch at the top: catalogues and hands must start at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from chaos.scene import Place, Scene
+
+Evidence = Mapping[str, object]
+
+
+class Need(StrEnum):
+    """What a fault cannot do without."""
+
+    ROOT = "root"
+    LAB = "lab"  # hosts of `resilient lab`: links, name service and clocks of their own
+    SLURM = "slurm"
+
+
+class Aim(StrEnum):
+    """What a fault is aimed at."""
+
+    RANK = "rank"  # one worker
+    NODE = "node"  # an agent with all that runs under it, or a node's link or tier
+    RUN = "run"  # the driver, or what all nodes share
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What should come of a fault, as the recovery ladder says.
+
+    Attributes:
+        kinds: of `fault` events, any of which tells of it; empty: it need not be told.
+        actions: the rungs that may be taken; empty: nothing may be done for it.
+        culprit: whether the ledger must name the target (its rank, or its node).
+        exits: codes with which the job may end because of it; the campaign is then started again. Beside 0.
+        lost_steps: most that may have to be computed again, beyond the newest snapshot.
+        exact: whether losses and weights stay those of a run without faults, to the last bit.
+    """
+
+    kinds: frozenset[str] = frozenset()
+    actions: frozenset[str] = frozenset()
+    culprit: bool = False
+    exits: frozenset[int] = frozenset()
+    lost_steps: int = 1
+    exact: bool = True
+
+
+class Fault(BaseModel):
+    """Base of all faults. The class's docstring is its entry in the catalogue: the first line says what happens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    aim: ClassVar[Aim]
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    undone: ClassVar[str] = "nothing is left to undo"  # how it undoes itself, for the catalogue
+
+    def expects(self) -> Expectation:
+        """What the ladder should do about it, with these parameters."""
+        raise NotImplementedError
+
+
+class Outside(Fault):
+    """Done to processes, links, tiers or files, by a hand: a process beside them (`chaos.hand`)."""
+
+    # "node": the hand runs on the node that is aimed at; "machine": on the one from which the lab's hosts are made.
+    site: ClassVar[Literal["node", "machine"]] = "node"
+
+    def inject(self, scene: "Scene") -> Evidence:
+        """Do it, and return once it has happened, with what shows that it has: process states, counters, mounts.
+
+        What must be undone is given to `scene.guard` *before* it is done. To last for a time, wait in `scene.hold(seconds)`.
+
+        Raises:
+            CannotInject: there is nothing to do it to, or it did not take.
+        """
+        raise NotImplementedError
+
+
+class Inside(Fault):
+    """Done by a rank to itself, at a step: the worker finds an order to (`chaos.inside`)."""
+
+    aim: ClassVar[Aim] = Aim.RANK
+    when: ClassVar[str] = "step"  # phase of the training thread at whose begin it strikes
+
+    def strike(self, place: "Place") -> None:
+        """Do it; called in the training thread, at most once for an order, after the order was marked as taken."""
+        raise NotImplementedError
+
+
+class CannotInject(Exception):
+    """A fault found nothing to be done to, or had no effect. The message says what was expected and what was found."""
+
+
+def describe(kind: type[Fault]) -> str:
+    """Its first line for tables."""
+    return (kind.__doc__ or "").strip().partition("\n")[0]
+
+
+def parameters(kind: type[Fault]) -> list[tuple[str, str, Any, str]]:
+    """Name, type, default and description of each parameter."""
+    return [
+        (name, str(getattr(field.annotation, "__name__", field.annotation)), field.default, field.description or "")
+        for name, field in kind.model_fields.items()
+    ]
