@@ -109,7 +109,8 @@ def main() -> int:
             return sum(told(run) for run in runs) and 1
         finally:
             for other in others:
-                other.kill()
+                if other.pid is not None:
+                    other.kill()
             for run in runs:
                 run.stop()
 

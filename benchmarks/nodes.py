@@ -125,12 +125,14 @@ def agents(run: Resilient) -> dict[int, psutil.Process]:
 
 
 def whole(run: Resilient, nodes: int) -> dict[str, Any] | None:
-    """The generation that runs, once it has two nodes, has recovered, and all agents have a fork server."""
+    """The generation that runs, once it has two nodes and has recovered, and the driver has heard of every agent that is there."""
     started = events(run, "generation_started")
     if not started or len(started[-1]["nodes"]) < 2 or run.newest()["generation"] < started[-1]["generation"]:
         return None
     found = agents(run)
-    return started[-1] if len(found) == nodes and all(len(each.children()) >= 2 for each in found.values()) else None
+    heard = {node: [line["t"] for line in events(run, "health") if line["node"] == node] for node in found}
+    well = all(len(each.children()) >= 2 and max(heard[node], default=0) > each.create_time() for node, each in found.items())
+    return started[-1] if len(found) == nodes and well else None
 
 
 def replicated(memory: Path, since: int) -> bool:

@@ -34,6 +34,10 @@ _FAILED = (1 << 64) - 1
 _LINE_LIMIT = 1 << 16
 
 
+class Unreachable(DamagedCheckpoint):
+    """Nobody answers where a part should be: its node is gone, or the way to it."""
+
+
 class Server:
     """Lets other nodes read below some directories.
 
@@ -142,7 +146,7 @@ class RemotePart(Source):
         try:
             return attempts(self._once, target, {"directory": self._directory, **request})
         except OSError as error:
-            raise DamagedCheckpoint(self.path, f"{request['file']} cannot be fetched: {error}") from error
+            raise Unreachable(self.path, f"{request['file']} cannot be fetched: {error}") from error
 
     def _once(self, target: memoryview | None, request: Mapping[str, object]) -> bytes:
         try:

@@ -36,7 +36,7 @@ from checkpoint.part import Part
 from checkpoint.source import DirectorySource, Source
 from checkpoint.tiers import blueprint, copying
 from checkpoint.tiers.copying import Cancelled, Copy
-from checkpoint.tiers.exchange import RemotePart, Server
+from checkpoint.tiers.exchange import RemotePart, Server, Unreachable
 from checkpoint.tiers.pace import Pace
 from checkpoint.tiers.session import SLABS, Control
 from checkpoint.tiers.slabs import Slab, Slabs, SlabSource
@@ -507,7 +507,8 @@ class Keeper:
         except (CheckpointError, OSError, Cancelled, ValueError) as error:
             fields = {name: message[name] for name in ("tier", "step", "generation", "id") if name in message}
             reason = "cancelled" if cancelled.is_set() else f"{error}"
-            self._say("failed", job=kind, **fields, owner=message["owner"], detail=reason)
+            lost = isinstance(error, Unreachable)
+            self._say("failed", job=kind, **fields, owner=message["owner"], detail=reason, unreachable=lost)
         else:
             if tier.trouble_t is not None:
                 self._say("well", tier=tier.name, down_s=time.monotonic() - tier.trouble_t)

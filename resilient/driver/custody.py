@@ -173,6 +173,7 @@ class Custody:
         self._jobs: dict[str, Job] = {}
         self._pending: dict[str, Key] = {}
         self._replications: dict[str, Replication] = {}
+        self._unreached: set[int] = set()  # parts whose node did not answer its buddy the last time
         self._protected: dict[str, Key] = {}  # the newest step of which the buddies have all parts
         self._unprotected: dict[str, Key] = {}  # what buddies could not get hold of
         self._decided = 0
@@ -330,7 +331,7 @@ class Custody:
             if tier not in self._pending or job.key > self._pending[tier]:
                 self._pending[tier] = job.key
             effects += [self._order(node, {"do": "cancel", "tier": tier}) for node in self._addresses]
-        self._jobs, self._replications = {}, {}
+        self._jobs, self._replications, self._unreached = {}, {}, set()
         self._protected, self._unprotected = {}, {}
         for key in [key for key, snapshot in self._snapshots.items() if not snapshot.whole()]:
             del self._snapshots[key]
@@ -521,8 +522,12 @@ class Custody:
 
     def _job_news(self, node: int, news: News, now: float) -> Iterator[Effect]:
         if news["what"] == "failed" and news["job"] == "replicate":
-            detail = f"the replica of part {news['owner']} of step {news['step']}: {news['detail']}"
-            yield self._fault(node, news["tier"], detail, now, step=news["step"])
+            # Of a node that does not answer once, its own loss tells soon enough.
+            if not news["unreachable"] or news["owner"] in self._unreached:
+                detail = f"the replica of part {news['owner']} of step {news['step']}: {news['detail']}"
+                yield self._fault(node, news["tier"], detail, now, step=news["step"])
+            if news["unreachable"]:
+                self._unreached.add(news["owner"])
             yield from self._replicated(news["tier"], news["owner"], news["id"], failed=True)
             return
         job = self._jobs.get(news["tier"])

@@ -32,6 +32,7 @@ class Play:
         fewer: tuple[int, ...] = (),
         stragglers: Rules | None = None,
         replace_stragglers: bool = False,
+        replicas: bool = False,
         **budget: int,
     ) -> None:
         limits = {"max_restarts_per_hour": 30, "give_up_after_same_step": 3, **budget}
@@ -40,7 +41,7 @@ class Play:
             spares=spares,
             rejoin_s=20.0,
             procs_per_node=1,
-            storage=StoragePlan(TierPlan("ram", 1), (), TierPlan("scratch", 3), 2),
+            storage=StoragePlan(TierPlan("ram", 1, replicas), (), TierPlan("scratch", 3), 2),
             budget=Budget(**limits),
             drain_s=20.0,
             silence_s=30.0,
@@ -755,6 +756,30 @@ def test_a_spare_takes_over_with_the_replicas_of_the_node_that_is_gone():
     assert candidate["step"] == 9
     assert [holding["address"] for holding in candidate["holdings"]] == ["10.0.0.0:9"] * 2
     assert play.coordinator.custody.newest == (9, 5)
+
+
+def failed_replica(play: Play, step: int, *, unreachable: bool) -> list[dict[str, Any]]:
+    """A snapshot's copies are asked for, and that of part 1 does not come about; the faults that are told of it."""
+    play.effects.clear()
+    play.held(0, step)
+    play.held(1, step)
+    for node, order in play.orders("replicate"):
+        what = {name: order[name] for name in ("tier", "step", "generation", "owner", "id")}
+        if order["owner"] == 1:
+            play.news(node, "failed", job="replicate", **what, detail="no good", unreachable=unreachable)
+        else:
+            play.news(node, "held", **what, directory="/ram", nodes=2, replica=True, bytes=9, stall_s=0.0, write_s=0.1, wants=[])
+    return play.events("fault")
+
+
+def test_a_part_that_cannot_be_fetched_is_a_fault_of_storage_only_if_its_node_answers_or_stays_silent():
+    play = Play(replicas=True)
+    play.start()
+    assert not failed_replica(play, 1, unreachable=True)
+    assert [fault["kind"] for fault in failed_replica(play, 2, unreachable=True)] == ["storage"]
+    play = Play(replicas=True)
+    play.start()
+    assert [fault["kind"] for fault in failed_replica(play, 1, unreachable=False)] == ["storage"]
 
 
 def test_without_a_spare_fewer_nodes_go_on_once_the_time_to_return_is_over():
