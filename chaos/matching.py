@@ -148,7 +148,7 @@ def match(
 
 
 def _best(fits: Sequence[Injection], fault: Told) -> Injection:
-    return max(fits, key=lambda each: (fault.names(each.target), each.t or 0.0))
+    return max(fits, key=lambda each: (fault.names(each.target), (each.t or 0.0) <= fault.t, each.t or 0.0))
 
 
 def _open(injection: Injection, so_far: Sequence[Told], fault: Told) -> bool:
@@ -161,7 +161,7 @@ def _open(injection: Injection, so_far: Sequence[Told], fault: Told) -> bool:
     if fault.kind == "storage":  # what is wrong there may be met whenever it is next read or written
         return True
     if so_far and fault.kind not in COMES_BACK:
-        return fault.since_t <= max(end_t, *(each.until_t for each in so_far)) + EARLY_S
+        return fault.since_t <= max(end_t, *(each.until_t for each in so_far))
     return fault.since_t <= end_t + LATE_S
 
 
