@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos.scene import Place
+from chaos.scene import Follower, Place
 from resilient import worker
 
 DIRECTORY = "chaos"
@@ -67,10 +67,12 @@ class _Lookout:
         self._names: frozenset[str] = frozenset()
         self._orders: list[Order] = []
         self._finished: int | None = None
+        self._followers: list[Follower] = []
 
     def __call__(self, phase: str | None, step: int) -> None:
         if phase is None:
             self._finished = step
+        self._followers = [each for each in self._followers if each(phase, step if phase is None else (self._finished or 0) + 1)]
         self._read()
         for order in list(self._orders):
             if self._due(order, phase):
@@ -115,4 +117,4 @@ class _Lookout:
         fault = kind(order.fault)(**order.params)
         assert isinstance(fault, Inside)
         run_dir = self._directory.parent
-        fault.strike(Place(order.rank, self._context.world_size, step, phase, run_dir))
+        fault.strike(Place(order.rank, self._context.world_size, step, phase, run_dir, self._followers.append))
