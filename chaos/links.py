@@ -1,7 +1,7 @@
-"""What is done to a host's network, as commands: each with the one that undoes it, which does no harm where nothing is to be undone.
+"""What is done to a host's network, as commands: each with the one that undoes it, and does no harm where nothing was done.
 
-A pure table. `namespace` is the network namespace of a host, `port` the end of its link at the switch, `mark` what tells the rules of
-one fault from those of another: a number from 1 to 65534.
+A pure table. `namespace` is the network namespace of a host, `port` the end of its link at the switch, `mark` what tells the rules
+of one fault from those of another: a number from 1 to 65534.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,6 +60,20 @@ def capped(namespace: str, device: str, mark: int, mbit_per_s: float) -> Change:
     handle = ("qdisc", "add", "dev", device, "root", "handle", f"{mark:x}:")
     limits = ("tbf", "rate", f"{mbit_per_s * 1e6:.0f}bit", "burst", "32kb", "latency", "400ms")
     return Change(("tc", "-n", namespace, *handle, *limits), ("tc", "-n", namespace, handle[0], "del", *handle[2:]))
+
+
+def no_names(mark: int) -> str:
+    """What a file says that stands in for /etc/hosts and /etc/resolv.conf alike, and knows nobody but the host itself."""
+    return f"# {_comment(mark)}\n127.0.0.1 localhost\nnameserver 127.0.0.1\n"
+
+
+def without_names(pid: int, mark: int, path: str) -> Iterator[Change]:
+    """Where this process lives, no name leads anywhere. Args: path: of a file with what `no_names` says."""
+    enter = ("nsenter", "--target", str(pid), "--mount", "--")
+    for name in ("/etc/hosts", "/etc/resolv.conf"):
+        # One that is not ours stays: it may be the host's own.
+        undo = f"if grep -q -w {_comment(mark)} {name}; then umount {name}; fi"
+        yield Change((*enter, "mount", "--bind", path, name), (*enter, "sh", "-c", undo))
 
 
 def packets(namespace: str, mark: int) -> tuple[Command, str]:

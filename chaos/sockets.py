@@ -1,7 +1,7 @@
 """The TCP sockets of another process of the same user: reset, made deaf, and made to hear again, without root.
 
-`pidfd_getfd(2)` lends a descriptor of theirs. `python -m chaos.sockets PID START_TIME` lets all of that process hear again; it does no
-harm where there is nothing to undo.
+`pidfd_getfd(2)` lends descriptors of theirs. `python -m chaos.sockets PID START_TIME` lets all of that process hear again; it does
+no harm where there is nothing to undo.
 """
 
 import ctypes
