@@ -5,6 +5,7 @@ Owns what a person would do who starts a campaign, or a chain of jobs: `resilien
 
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 
 from chaos.experiment import Campaign as Wanted
 from chaos.experiment import ExperimentError
+from chaos.observation import Job
 from chaos.sites import Site, Started
 from resilient.config import Config, dump, load
 
@@ -68,21 +70,23 @@ class Campaign:
     def __init__(self, config: Config, directory: Path, site: Site, environ: Mapping[str, str]) -> None:
         self.config, self.directory = config, directory
         self.run_dir = config.run_dir
-        self.exits: list[int] = []
+        self.jobs: list[Job] = []
+        self._began_t = 0.0
         self._site, self._environ = site, environ
         self._started: Started | None = None
 
     def start(self, *overrides: str) -> None:
         """Run it, or go on with it."""
         words = [sys.executable, "-m", "resilient", "run", str((self.directory / CONFIG).absolute()), *overrides]
+        self._began_t = time.time()
         self._started = self._site.run(words, self._environ, (self.directory / OUTPUT).absolute(), self.config.cluster.slots)
 
     def ended(self) -> int | None:
         """The exit code of the command that was started last; None while it runs."""
         if self._started is not None and (code := self._started.poll()) is not None:
-            self.exits.append(code)
+            self.jobs.append(Job(self._began_t, time.time(), code))
             self._started = None
-        return self.exits[-1] if self._started is None and self.exits else None
+        return self.jobs[-1].code if self._started is None and self.jobs else None
 
     def stop(self) -> None:
         """Ask it to stop at its next step, with its state made durable."""

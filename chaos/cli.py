@@ -32,7 +32,7 @@ def run(
 
     from chaos import stage
     from chaos.experiment import find, lasting, read, seed_of
-    from chaos.telling import Lines
+    from chaos.telling import Lines, show_verdict
 
     file = find(experiment)
     wanted = lasting(read(file), minutes)
@@ -47,8 +47,9 @@ def run(
             result = stage.attach(wanted, number, run_dir.absolute(), directory, teller)
         else:
             result = stage.perform(wanted, file, number, directory, twin, teller)
-            twin = result.twin_dir if minutes is None else None
-        good &= result.outcome.finished and not result.outcome.missed
+            twin = result.twin if wanted.random is None or wanted.random.minutes is None else None
+        show_verdict(console, result.verdict)
+        good &= result.verdict.ok
     raise typer.Exit(0 if good else 1)
 
 

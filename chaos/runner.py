@@ -64,8 +64,6 @@ class Outcome:
         why: it is over.
         steady_step_s: seconds of a step in the steady state, median; None if it was not reached.
         finite: whether the losses were finite then.
-        missed: ids of faults that were to be injected, and never were.
-        exits: of the campaign's commands, in order.
     """
 
     finished: bool
@@ -73,8 +71,6 @@ class Outcome:
     step: int
     steady_step_s: float | None
     finite: bool
-    missed: tuple[str, ...]
-    exits: tuple[int, ...]
 
 
 @dataclass
@@ -117,7 +113,6 @@ class Runner:
         self._watch = Watch(campaign.run_dir)
         self._active: list[_Active] = []
         self._past: list[_Active] = []
-        self._missed: list[str] = []
         self._begun_t = self._steady_t = self._calm_t = self._started_t = self._due_t = 0.0
         self._steady: tuple[float, bool] | None = None
         self._stopping = False
@@ -144,10 +139,8 @@ class Runner:
             return self._over(False, f"it did not end within {self._terms.limits.minutes:g} minutes (limits.minutes)")
         if self._steady is None:
             self._look_for_steadiness(now)
-        elif self._active:
-            return self._follow(now)
         else:
-            self._begin(now)
+            return self._follow(now) if self._active else self._begin(now)
         return None
 
     # -- the campaign --------------------------------------------------------------------------------------------------
@@ -183,24 +176,28 @@ class Runner:
             self._teller.note(f"steady: {1000 * step_s:.0f} ms a step{'' if finite else ', but losses that are not finite'}")
 
     def _over(self, finished: bool, why: str) -> Outcome:
-        left = [each.strike for each in self._active if each.t is None] + [each for group in self._groups for each in group.strikes]
-        missed = [*self._missed, *(strike.id for strike in left if not strike.by_chance)]
+        now = time.time()
+        for strike in [strike for group in self._groups for strike in group.strikes if not strike.by_chance]:
+            failed = "its turn did not come before the end"
+            target = strike.target if isinstance(strike.target, Target) else Target()
+            self._record(Injection(strike.id, strike.fault, strike.params, target, now, failed=failed))
         step_s, finite = self._steady or (None, False)
-        return Outcome(finished, why, self._watch.step, step_s, finite, tuple(missed), tuple(self._campaign.exits))
+        return Outcome(finished, why, self._watch.step, step_s, finite)
 
     # -- one group of faults after the other ---------------------------------------------------------------------------
 
-    def _begin(self, now: float) -> None:
+    def _begin(self, now: float) -> Outcome | None:
         """Send the hands of the next group, if it is nearly time."""
         if self._stopping or self._watch.generation is None or not self._watch.goes_on_since(self._calm_t):
-            return
-        if self._terms.minutes is not None and now > self._steady_t + 60 * self._terms.minutes:
+            return None
+        late = self._terms.minutes is not None and now > self._steady_t + 60 * self._terms.minutes
+        if late and self._terms.own:
             self._teller.note("the time is over; the campaign is stopped")
             self._stopping = True
             self._campaign.stop()
-            return
-        if not self._groups:
-            return
+            return None
+        if late or not self._groups:
+            return None if self._terms.own else self._over(True, "all faults were injected")
         first = self._groups[0].strikes[0]
         assert self._steady is not None
         self._due_t = max(self._calm_t + first.calm_s, self._steady_t + (first.at.s or 0.0))
@@ -209,6 +206,7 @@ class Runner:
             group = self._groups.pop(0)
             for strike in group.strikes:
                 self._send(strike)
+        return None
 
     def _follow(self, now: float) -> Outcome | None:
         """Tell the hands of a group when to strike, until the run goes on after all of them."""
@@ -259,7 +257,8 @@ class Runner:
             return True
         if each.expects.exits and self._started_t < each.t - 1.0:  # the hand may see the end after it was seen here
             return False
-        if not each.expects.exits and each.expects.kinds and not self._watch.told_since(each.t, each.expects.kinds):
+        must_be_told = each.expects.kinds and not each.expects.exits and not each.expects.may_pass
+        if must_be_told and not self._watch.told_since(each.t, each.expects.kinds):
             return False
         return self._watch.goes_on_since(max(each.last_t, self._started_t))
 
@@ -335,13 +334,12 @@ class Runner:
             self._teller.note(f"{strike.id}: {self._where(each)}: not injected: {each.failed}")
             if each.missed and strike.by_chance:
                 return
-            self._missed += [strike.id] if each.t is None else []
-        record.append(
-            self._campaign.run_dir,
-            Injection(
-                strike.id, strike.fault, strike.params, each.target, each.asked_t, each.t, each.undone_t, each.evidence, each.failed
-            ),
-        )
+        times = each.asked_t, each.t, each.undone_t
+        self._record(Injection(strike.id, strike.fault, strike.params, each.target, *times, each.evidence, each.failed))
+
+    def _record(self, injection: Injection) -> None:
+        if self._campaign.run_dir.is_dir():
+            record.append(self._campaign.run_dir, injection)
 
     def _where(self, each: _Active) -> str:
         target = each.target

@@ -44,6 +44,9 @@ class Site(Protocol):
     def run(self, words: Sequence[str], environ: Mapping[str, str], output: Path, nodes: int) -> Started:
         """Start a campaign's command; what it prints is added to a file."""
 
+    def hosts(self) -> Mapping[str, Sequence[str]]:
+        """What stands before a command for each of its hosts, by name; this one has none."""
+
     def reach(self, host: str) -> list[str]:
         """What stands before a command that is to run on a host; empty: nothing.
 
@@ -87,6 +90,9 @@ class Here:
     def run(self, words: Sequence[str], environ: Mapping[str, str], output: Path, nodes: int) -> Started:
         return _Process(words, environ, output)
 
+    def hosts(self) -> Mapping[str, Sequence[str]]:
+        return {"": ()}
+
     def reach(self, host: str) -> list[str]:
         if host not in ("", socket.gethostname()):
             raise EnvironmentUnusable(f"the campaign runs on {host}, and this is {socket.gethostname()}, outside of any job")
@@ -104,6 +110,9 @@ class InJob:
 
     def run(self, words: Sequence[str], environ: Mapping[str, str], output: Path, nodes: int) -> Started:
         return _Process(words, environ, output)
+
+    def hosts(self) -> Mapping[str, Sequence[str]]:
+        return {host: self.reach(host) for host in self._allocation.hosts}
 
     def reach(self, host: str) -> list[str]:
         if host in ("", self._allocation.hosts[0], socket.gethostname()):
@@ -166,6 +175,9 @@ class InLab:
         if told.returncode:
             raise EnvironmentUnusable(f"the lab's Slurm takes no job: {told.stderr.strip()}")
         return _Job(self._lab, told.stdout.strip())
+
+    def hosts(self) -> Mapping[str, Sequence[str]]:
+        return {"": (), **{host: self.reach(host) for host in self._lab.shape().all_names}}
 
     def reach(self, host: str) -> list[str]:
         return self._lab.command([], host=host)

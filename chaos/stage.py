@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -17,10 +17,12 @@ from typing import NoReturn
 from chaos.campaign import TWIN, Campaign, resolve
 from chaos.experiment import Experiment, ExperimentError
 from chaos.fault import Need
+from chaos.gathering import look, observe, places
 from chaos.leash import Leash
-from chaos.planning import Plan, World, plan
-from chaos.runner import POLL_S, Outcome, Runner, Teller, Terms
+from chaos.planning import World, plan
+from chaos.runner import POLL_S, Runner, Teller, Terms
 from chaos.sites import Here, InLab, Site, place, rights
+from chaos.verdict import OF_EACH, Verdict, judge
 from resilient.campaign import machine_layout
 from resilient.config import Config, load
 from resilient.driver.lease import holder
@@ -37,13 +39,11 @@ class Interrupted(ForeseenError):
 
 @dataclass(frozen=True)
 class Result:
-    """What is there to judge."""
+    """What has come of an experiment; `twin`: run directory of the campaign without faults."""
 
     directory: Path
-    plan: Plan
-    outcome: Outcome
-    run_dir: Path
-    twin_dir: Path | None
+    verdict: Verdict
+    twin: Path | None = None
 
 
 def world_of(config: Config, has: frozenset[Need]) -> World:
@@ -122,11 +122,25 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin
         campaign = Campaign(config, directory, site, leash.campaign())
         many = len(made.strikes) if terms.minutes is None else "any number of"
         teller.note(f"{experiment.name}, seed {seed}: {many} faults, in {directory}")
+        before, began = look(places(config), site.hosts()), time.monotonic()
         outcome = Runner(made, campaign, site, terms, teller, leash.hand()).run()
+        wall_s = time.monotonic() - began
         teller.note(outcome.why)
         if experiment.twin and terms.minutes is not None and outcome.finished:
             twin = _twin(experiment, file, directory, site, leash, teller, steps=outcome.step)
-        return Result(directory, made, outcome, config.run_dir, twin)
+        teller.note("looking at what is there")
+        seen = observe(
+            config.run_dir,
+            campaign.jobs,
+            before,
+            experiment=experiment.name,
+            seed=seed,
+            twin=twin,
+            tolerance=experiment.tolerance,
+            wall_s=wall_s,
+            hosts=site.hosts(),
+        )
+        return Result(directory, judge(seen), twin)
 
 
 def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, teller: Teller) -> Result:
@@ -149,9 +163,12 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, te
         campaign = Campaign(config, directory, site, {})
         made = plan(experiment, seed, world_of(config, site.has))
         terms = _terms(experiment, config, own=False)
+        before = look(places(config), site.hosts())
         outcome = Runner(made, campaign, site, terms, teller, leash.hand()).run()
         teller.note(outcome.why)
-        return Result(directory, made, outcome, run_dir, None)
+        found = judge(observe(run_dir, (), before, experiment=experiment.name, seed=seed, hosts=site.hosts()))
+        # It goes on, so that only what was done to it can be judged.
+        return Result(directory, replace(found, checks=[check for check in found.checks if check.name in OF_EACH]))
 
 
 def _terms(experiment: Experiment, config: Config, *, own: bool) -> Terms:

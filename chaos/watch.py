@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from chaos.matching import GOES_ON
 from chaos.tail import Tail
 from resilient import ledger
 from resilient.driver.lease import holder
@@ -50,6 +51,7 @@ class Watch:
                     self._exit_code = event["exit_code"]
                 case "fault":
                     self.faults.append(event)
+                case "action" if event["name"] not in GOES_ON:
                     self._open[event["fault_id"]] = event["t"]
                 case "recovered":
                     self._open.pop(event["fault_id"], None)
@@ -63,7 +65,7 @@ class Watch:
         return any(fault["t"] >= t and fault["kind"] in kinds for fault in self.faults)
 
     def goes_on_since(self, t: float) -> bool:
-        """Whether a step was finished since then, and no fault is open."""
+        """Whether a step was finished since then, and no rank is being started anew."""
         return self.progress_t > t and not self._open
 
     def ended(self, run_dir: Path) -> int | None:
