@@ -201,6 +201,9 @@ BREAKS: dict[str, tuple[set[str], Callable[[Observation], Observation]]] = {
     "a fault was told that nobody injected": ({"false alarms"}, lambda seen: replace(
         seen, injections=seen.injections[:1], expected={"f1": KILLED}
     )),
+    "a checkpoint was refused that nobody damaged": ({"false alarms"}, lambda seen: replace(
+        seen, events=[*seen.events, {"t": 1009.0, "event": "checkpoint_rejected", "generation": 2, "step": 5, "reason": "damaged"}]
+    )),
     "a loss is off by the last bit": ({"losses"}, lambda seen: lines(
         seen, lambda line: line["step"] == 26, {"loss": loss(26) * (1 + 2**-52)}, "metrics"
     )),
@@ -309,6 +312,29 @@ def test_a_flap_that_costs_nothing_may_pass():
     seen = Tale().goes_to(12).strikes(LINK, None).goes_to(STEPS).ends().seen()
     assert judge(seen).broken == []
     assert (outcomes(seen)[0].kinds, outcomes(seen)[0].downtime_s) == ([], 0.0)
+
+
+def test_what_need_not_be_told_may_be_told_by_what_is_done_about_it():
+    """A short outage is waited for, whatever it is called; nothing else may be done."""
+    patient = Expectation(actions=frozenset({"wait"}))
+
+    def short(action: str) -> Observation:
+        tale = Tale().goes_to(12).strikes(patient, None, lasts_s=2)
+        name = tale.tells("collective_timeout", action)
+        if action != "wait":
+            tale.begins()
+        return tale.recovers(name).goes_to(STEPS).ends().seen()
+
+    assert judge(short("wait")).broken == []
+    assert outcomes(short("wait"))[0].kinds == ["collective_timeout"]
+    assert set(judge(short("restart_workers")).broken) == {"told", "rung"}
+
+
+def test_a_checkpoint_that_was_damaged_may_be_refused():
+    tale = Tale().goes_to(12).strikes(Expectation(rejected=True, lost_steps=None), None)
+    tale.killed(1)
+    tale.event("checkpoint_rejected", step=10, tier="durable", reason="c/0 has another checksum")
+    assert judge(tale.goes_to(STEPS).ends().seen()).broken == []
 
 
 def test_a_stall_that_was_waited_for_and_what_came_of_it_belong_to_the_same_outage():
