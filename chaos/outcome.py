@@ -179,10 +179,11 @@ def _lost(seen: Observation, injection: Injection, told: Sequence[Told], ended: 
         stops.append((injection.t, ended.ended_t))
     beyond = 0
     for since_t, until_t in stops:
-        starts = [line for line in seen.events if line["event"] == "generation_started" and line["t"] >= until_t]
+        later = [line for line in seen.events if line["event"] == "generation_started" and line["t"] >= until_t]
+        starts = [int(line["resumed_step"]) for line in later if line["resumed_step"] is not None]  # None: it ended before it knew
         if not starts:
             continue
-        resumed = int(starts[0]["resumed_step"] or 0)
+        resumed = starts[0]
         if ended is not None:
             lost = max((int(line["step"]) for line in seen.metrics if line["t"] <= until_t), default=0) - resumed
         held = [line for line in seen.events if line["event"] in ("snapshot", "committed") and line["t"] <= since_t]

@@ -15,7 +15,6 @@ from chaos import faults
 from chaos.fault import Need, describe
 from chaos.planning import Plan, Strike, why_not
 from chaos.scene import Target
-from chaos.verdict import Verdict
 from resilient.driver.display import describe as in_words
 
 _STYLES = {"fault": "red", "action": "yellow", "recovered": "green"}
@@ -64,13 +63,6 @@ def show_faults(console: Console, has: frozenset[Need]) -> None:
         needs = ", ".join(sorted(kind.needs)) or "nothing"
         table.add_row(name, describe(kind), needs, "yes" if possible else "no", actions.replace("_", " "))
     console.print(table)
-
-
-def show_verdict(console: Console, verdict: Verdict) -> None:
-    """What the invariants come to."""
-    for check in verdict.checks:
-        console.print(Text(f"{'ok ' if check.ok else 'NO '} {check.name}: {check.detail}"), highlight=False, soft_wrap=True)
-    console.print(Text(f"{verdict.experiment}, seed {verdict.seed}: {'all is well' if verdict.ok else 'not well'}"))
 
 
 def _aimed(strike: Strike) -> str:
