@@ -25,6 +25,7 @@ from resilient.exits import Exit
 
 POLL_S = 0.02
 ARM_AHEAD_S = 3.0  # of the step or the time at which a fault is to strike
+CALM_STEPS = 5  # between faults: what is seldom, as the first steps after a recovery, is watched with more patience
 PHASE_S = 120.0  # for a phase to come
 HEED_S = 30.0  # for a hand to undo what it did after it was let go of
 
@@ -190,7 +191,7 @@ class Runner:
 
     def _begin(self, now: float) -> Outcome | None:
         """Send the hands of the next group, if it is nearly time."""
-        if self._stopping or self._watch.generation is None or not self._watch.goes_on_since(self._calm_t):
+        if self._stopping or self._watch.generation is None or not self._watch.goes_on_since(self._calm_t, CALM_STEPS):
             return None
         late = self._terms.minutes is not None and now > self._steady_t + 60 * self._terms.minutes
         if late or not self._groups:

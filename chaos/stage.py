@@ -29,6 +29,7 @@ from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable, Exit, ForeseenError
 
 RESULTS = Path("runs/chaos")
+STOP_S = 30.0  # for a campaign to stop at its next step; then it is killed
 
 
 class Interrupted(ForeseenError):
@@ -126,6 +127,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin
         outcome = Runner(made, campaign, site, terms, teller, leash.hand()).run()
         wall_s = time.monotonic() - began
         teller.note(outcome.why)
+        _end(campaign, leash)
         if experiment.twin and not terms.to_target and outcome.finished:
             twin = _twin(experiment, file, directory, site, leash, teller, steps=outcome.step)
         teller.note("looking at what is there")
@@ -189,6 +191,19 @@ def _site(experiment: Experiment, config: Config, leash: Leash, teller: Teller) 
     leash.lab(lab.place.name)
     teller.note(f"a lab of {experiment.lab.hosts} hosts comes up")
     return InLab.up(lab, experiment.lab.hosts)
+
+
+def _end(campaign: Campaign, leash: Leash) -> None:
+    """See to it that a campaign which did not end by itself is over."""
+    if campaign.jobs and campaign.ended() is not None:
+        return
+    campaign.stop()
+    deadline = time.monotonic() + STOP_S
+    while campaign.ended() is None and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    leash.end_campaigns()
+    while campaign.ended() is None and time.monotonic() < deadline + STOP_S:
+        time.sleep(POLL_S)
 
 
 def _twin(

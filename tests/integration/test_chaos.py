@@ -51,7 +51,7 @@ class Chaos:
         )
         return self
 
-    def run(self, experiment: dict[str, Any], *options: str, patience_s: float = 240.0) -> int:
+    def run(self, experiment: dict[str, Any], *options: str, patience_s: float = 500.0) -> int:
         self.start(experiment, *options)
         assert self.process is not None
         self.printed, _ = self.process.communicate(timeout=patience_s)
