@@ -41,6 +41,12 @@ class Leash:
         """A lab that is taken down at the end; told before it is brought up."""
         self._guard.add([sys.executable, "-m", "chaos.leash", self.mark, name])
 
+    def end_campaigns(self) -> None:
+        """Kill what is ended at once."""
+        while campaign := marked(CAMPAIGN, self.mark):
+            _kill(campaign)
+            time.sleep(POLL_S)
+
     def __enter__(self) -> "Leash":
         return self
 

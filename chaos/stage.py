@@ -29,6 +29,7 @@ from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable, Exit, ForeseenError
 
 RESULTS = Path("runs/chaos")
+STOP_S = 30.0  # for a campaign to stop at its next step; then it is killed
 
 
 class Interrupted(ForeseenError):
@@ -117,16 +118,17 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin
                 "none of the faults can be injected here: " + "; ".join(map(": ".join, made.left_out.items()))
             )
         terms = _terms(experiment, config, own=True)
-        if experiment.twin and twin is None and terms.minutes is None:
+        if experiment.twin and twin is None and terms.to_target:
             twin = _twin(experiment, file, directory, site, leash, teller)
         campaign = Campaign(config, directory, site, leash.campaign())
-        many = len(made.strikes) if terms.minutes is None else "any number of"
-        teller.note(f"{experiment.name}, seed {seed}: {many} faults, in {directory}")
+        many = f"{len(made.strikes)} faults" if terms.minutes is None else f"faults for {terms.minutes:g} minutes"
+        teller.note(f"{experiment.name}, seed {seed}: {many}, in {directory}")
         before, began = look(places(config), site.hosts()), time.monotonic()
         outcome = Runner(made, campaign, site, terms, teller, leash.hand()).run()
         wall_s = time.monotonic() - began
         teller.note(outcome.why)
-        if experiment.twin and terms.minutes is not None and outcome.finished:
+        _end(campaign, leash)
+        if experiment.twin and not terms.to_target and outcome.finished:
             twin = _twin(experiment, file, directory, site, leash, teller, steps=outcome.step)
         teller.note("looking at what is there")
         seen = observe(
@@ -140,7 +142,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin
             wall_s=wall_s,
             hosts=site.hosts(),
         )
-        return Result(directory, judge(seen), twin)
+        return Result(directory, judge(replace(seen, target_step=outcome.step if outcome.finished else seen.target_step)), twin)
 
 
 def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, teller: Teller) -> Result:
@@ -173,7 +175,8 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, te
 
 def _terms(experiment: Experiment, config: Config, *, own: bool) -> Terms:
     minutes = experiment.random.minutes if experiment.random is not None else None
-    return Terms(experiment.limits, experiment.steady_steps, machine_layout(config).procs_per_node, minutes, own)
+    to_target = experiment.campaign.until == "target"
+    return Terms(experiment.limits, experiment.steady_steps, machine_layout(config).procs_per_node, minutes, to_target, own)
 
 
 def _site(experiment: Experiment, config: Config, leash: Leash, teller: Teller) -> Site:
@@ -188,6 +191,19 @@ def _site(experiment: Experiment, config: Config, leash: Leash, teller: Teller) 
     leash.lab(lab.place.name)
     teller.note(f"a lab of {experiment.lab.hosts} hosts comes up")
     return InLab.up(lab, experiment.lab.hosts)
+
+
+def _end(campaign: Campaign, leash: Leash) -> None:
+    """See to it that a campaign which did not end by itself is over."""
+    if campaign.jobs and campaign.ended() is not None:
+        return
+    campaign.stop()
+    deadline = time.monotonic() + STOP_S
+    while campaign.ended() is None and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    leash.end_campaigns()
+    while campaign.ended() is None and time.monotonic() < deadline + STOP_S:
+        time.sleep(POLL_S)
 
 
 def _twin(
