@@ -19,7 +19,7 @@ from chaos.observation import Observation
 from chaos.record import Injection, append
 from chaos.scene import Target
 from chaos.verdict import OF_EACH, OF_THE_RUN, Job, Verdict, judge
-from checkpoint.naming import step_path
+from checkpoint.naming import step_path, steps
 from resilient.agent.workers import page_directory
 from resilient.config import load
 
@@ -65,7 +65,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
 
     twin, run = made("twin", 0.0), made("broken", 0.03)
     assert twin.run() == 0, twin.output + twin.logs()
-    before = gathering.look([run.run_dir])
+    before = gathering.look(gathering.places(load(run.path, [])))
     began_t = time.time()
     run.start()
     try:
@@ -74,9 +74,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
         with contextlib.ExitStack() as hands:
             sent = {name: hands.enter_context(hand(run, name, rank=rank, step=step)) for name, (rank, step) in struck.items()}
             for name, each in sent.items():  # as the runner does it: by a hand, and then into the record
-                evidence = each.done()
-                t = evidence["t"]
-                append(run.run_dir, Injection(name, name, {}, Target(struck[name][0], 0), began_t, t, time.time(), evidence))
+                injected, undone = each.answer("injected", 300.0), each.answer("undone")
+                target = Target(struck[name][0], 0)
+                append(run.run_dir, Injection(name, name, {}, target, began_t, injected["t"], undone["t"], injected["evidence"]))
         code = run.wait()
     finally:
         run.kill()
@@ -114,9 +114,10 @@ def test_a_loss_that_was_altered_is_seen(broken: Broken):
         path.write_text(text)
 
 
-@pytest.mark.parametrize(("steps_ago", "red"), [(0, {"checkpoints", "weights"}), (EVERY, {"checkpoints"})])
-def test_a_flipped_byte_of_a_checkpoint_is_seen(broken: Broken, steps_ago: int, red: set[str]):
-    checkpoint = step_path(broken.run_dir / "checkpoints", STEPS - steps_ago)
+@pytest.mark.parametrize(("which", "red"), [(-1, {"checkpoints", "weights"}), (-2, {"checkpoints"})])
+def test_a_flipped_byte_of_a_checkpoint_is_seen(broken: Broken, which: int, red: set[str]):
+    root = broken.run_dir / "checkpoints"
+    checkpoint = step_path(root, steps(root)[which])
     path = max((each for each in (checkpoint / "numbers").rglob("*") if each.is_file()), key=lambda each: each.stat().st_size)
     content = path.read_bytes()
     path.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
@@ -159,6 +160,8 @@ def test_files_that_are_left_are_seen(broken: Broken):
             assert broken.verdict().broken == ["files"], path
         finally:
             path.rmdir()
+    tier.rmdir()
+    tier.parent.rmdir()
     assert broken.verdict().broken == []
 
 
