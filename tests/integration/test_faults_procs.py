@@ -20,6 +20,7 @@ from hands import hand
 from chaos import faults
 from chaos.fault import Inside
 from chaos.processes import continues
+from resilient.agent.oom import controller
 
 Counting = Callable[..., Campaign]
 
@@ -189,7 +190,8 @@ def test_keeper_agent_node_and_driver_go_one_after_the_other_and_no_bit_is_diffe
     training: Training, twins, ram: Path, tmp_path: Path
 ):
     never_durable = {**tiers(tmp_path / "disturbed/run", ram, replicas=1), "every_steps": 1000}
-    run = training(cluster={"nodes": 2, "procs_per_node": 1, "device": "cpu"}, checkpoint=never_durable).start()
+    cluster = {"nodes": 2, "procs_per_node": 1, "device": "cpu"}
+    run = training(cluster=cluster, checkpoint=never_durable, resilience={"rejoin_s": 100}).start()
     wait_for((run.run_dir / "storage.json").exists, "the run directory")
     with (
         hand(run, "keeper_kill", node=0, step=3) as keeper,
@@ -262,3 +264,37 @@ def test_numbers_that_go_bad_are_computed_again_or_rolled_back_and_no_bit_is_dif
     assert computed(run) == twins("bf16").losses()
     for name, array in weights(twins("bf16")).items():
         assert array.tobytes() == weights(run)[name].tobytes(), name
+
+
+def test_a_rank_that_is_made_slow_is_reported_until_it_is_not_slow_any_more(counting: Counting):
+    run = counting(steps=100_000, every_steps=1000, resilience={"straggler_steps": 15}, **ALLOWED).start()
+    calm(run, 0, 10)
+    params = {"seconds": 8.0}
+    with hand(run, "slow_rank", rank=1, **params) as sent:
+        sent.done()
+        wait_for(lambda: run.events("fault"), f"the straggler\n{run.logs()}")
+        calm(run, 1)
+    event = told(run, 1, "slow_rank", params)
+    assert event["ranks"] == [1], event
+    assert run.events("recovered")[0]["fault_id"] == event["fault_id"]
+    stop(run)
+    assert len(run.events("generation_started")) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: a memory cgroup of its own needs root")
+def test_a_rank_that_uses_more_than_its_cgroup_may_is_ended_by_the_kernel_and_the_cgroup_is_removed(counting: Counting):
+    found = controller(Path("/proc/self/mountinfo").read_text())
+    assert found is not None
+    run = counting(steps=100_000, **ALLOWED).start()
+    calm(run, 0, 10)
+    with hand(run, "worker_oom", rank=1, mib=64) as sent:
+        evidence = sent.done()
+        cgroup = found.mount / f"resilient-chaos-{evidence['pid']}"
+        assert cgroup.exists()
+        calm(run, 1)
+    event = told(run, 1, "worker_oom", {})
+    assert (event["kind"], event["ranks"]) == ("exit", [1]), event
+    assert f"killed by the OOM killer (cgroup /{cgroup.name}, limit 64 MiB" in event["detail"], event
+    wait_for(lambda: not cgroup.exists(), f"the end of {cgroup}")
+    stop(run)
+    whole(run)
