@@ -1,11 +1,15 @@
 """Links and names of the lab's hosts that fail under a campaign: counters that move, the right rung, and nothing that stays."""
 
+import contextlib
 import importlib.util
+import random
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from conftest import HOSTS, ROOT, TIMES, Job, on, wait_for
 
@@ -56,9 +60,9 @@ class Toy(Job):
         found: list[str] = self.events("generation_started")[-1]["nodes"]
         return found
 
-    def spares(self) -> list[str]:
-        """Other hosts with an agent that is connected to the driver."""
-        return [host for host in self.hosts().values() if host not in self.members()]
+    def started(self, host: str) -> int:
+        """How often an agent has come up there, fit to take part."""
+        return (self.run_dir / "logs" / f"agent{self.node(host)}.log").read_text().count("health check: ")
 
     def exact(self) -> bool:
         """Whether every step had the loss that it must have, to the last bit, however often it was computed."""
@@ -118,15 +122,15 @@ def since(run: Toy) -> Iterator[Since]:
 
 # What is done for a moment, and which of its evidence must have moved.
 SHORT = [
-    ("link_down", "n2", {"seconds": 3}, "carrier_downs"),
-    ("link_down", "n1", {"seconds": 3}, "carrier_downs"),  # of the driver's host
+    ("link_down", "n2", {"seconds": 2}, "carrier_downs"),
+    ("link_down", "n1", {"seconds": 2}, "carrier_downs"),  # of the driver's host
     ("link_flap", "n3", {"times": 2, "down_s": 0.5, "up_s": 1.0}, "carrier_downs"),
-    ("packet_loss", "n2", {"share": 0.1, "seconds": 3}, "dropped_packets"),
-    ("bandwidth_cap", "n2", {"mbit_per_s": 0.1, "seconds": 3}, "held_back_packets"),
-    ("one_way_drop", "n2", {"seconds": 3}, "dropped_packets"),
-    ("one_way_drop", "n3", {"seconds": 3, "lost": "out"}, "dropped_packets"),
-    ("coordinator_unreachable", "n3", {"seconds": 4}, "dropped_packets"),
-    ("partition", "n3", {"seconds": 3}, "dropped_packets"),
+    ("packet_loss", "n2", {"share": 0.1, "seconds": 2}, "dropped_packets"),
+    ("bandwidth_cap", "n2", {"mbit_per_s": 0.1, "seconds": 2}, "held_back_packets"),
+    ("one_way_drop", "n2", {"seconds": 2}, "dropped_packets"),
+    ("one_way_drop", "n3", {"seconds": 2, "lost": "out"}, "dropped_packets"),
+    ("coordinator_unreachable", "n3", {"seconds": 3}, "dropped_packets"),
+    ("partition", "n3", {"seconds": 2}, "dropped_packets"),
     ("dns_failure", "n2", {"seconds": 1}, None),
 ]
 
@@ -148,26 +152,43 @@ def test_what_is_short_is_sat_out(run: Toy, since: Since, fault: str, host: str,
         assert not changes
 
 
-@pytest.mark.parametrize(
-    ("fault", "params"),
-    [
-        ("link_down", {}),
-        ("link_flap", {"down_s": 1000}),
-        ("packet_loss", {}),
-        ("bandwidth_cap", {}),
-        ("one_way_drop", {}),
-        ("partition", {}),
-        ("coordinator_unreachable", {}),
-        ("dns_failure", {}),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_it_is_undone_although_the_hand_is_killed(run: Toy, since: Since, fault: str, params: dict[str, Any]):
+UNDOABLE = {
+    "link_down": ("ctl", r"n3@.*NO-CARRIER|n3@[^\n]*state DOWN"),
+    "packet_loss": ("n3", r"-m statistic"),
+    "bandwidth_cap": ("n3", r"qdisc tbf"),
+    "one_way_drop": ("n3", r"-A INPUT -i eth0 -m comment"),
+    "partition": ("n4", r"-A INPUT -s 10.88.0.11"),
+    "coordinator_unreachable": ("n3", r"-p tcp -m tcp --sport"),
+    "dns_failure": ("n3", r"# chaos-"),
+}
+
+
+def test_all_is_undone_although_the_hands_are_killed(run: Toy, since: Since):
     before = network(run.lab)
-    with run.hand(fault, "n3", **(params or {"seconds": 1000})) as sent:
-        wait_for(lambda: network(run.lab) != before, f"{fault} on n3")
-        sent.kill()
-    wait_for(lambda: network(run.lab) == before, f"the end of {fault}", 20.0)
+    with contextlib.ExitStack() as stack:
+        sent = [stack.enter_context(run.hand(fault, "n3", seconds=1000)) for fault in UNDOABLE]
+        for fault, (host, trace) in UNDOABLE.items():
+            wait_for(lambda host=host, trace=trace: re.search(trace, network(run.lab)[host]), f"{fault}: {network(run.lab)}")
+        for each in sent:
+            each.kill()
+    wait_for(lambda: network(run.lab) == before, "the end of all of them", 20.0)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_all_is_undone_at_whatever_moment_the_hands_are_killed(run: Toy, since: Since, seed: int):
+    before, chance = network(run.lab), random.Random(seed)
+    with contextlib.ExitStack() as stack:
+        sent = [stack.enter_context(run.hand(fault, "n3", seconds=1000)) for fault in UNDOABLE]
+        guards = []
+        for each in sent:
+            each.answer("armed")
+            guards += psutil.Process(each.process.pid).children()
+        for each in sent:
+            threading.Event().wait(chance.uniform(0.0, 0.1))
+            each.kill()
+    assert len(guards) >= len(UNDOABLE)
+    psutil.wait_procs(guards, 20.0)
+    assert network(run.lab) == before
 
 
 @pytest.mark.parametrize(
@@ -181,12 +202,12 @@ def test_it_is_undone_although_the_hand_is_killed(run: Toy, since: Since, fault:
 )
 def test_a_host_that_is_silent_for_longer_is_replaced(run: Toy, since: Since, fault: str, params: dict[str, Any]):
     host = run.members()[1]
+    times = run.started(host)
     run.strike(fault, host, **params)
     wait_for(since.recovered, f"the recovery\n{run.logs()}")
-    print(since.told(), since.recovered(), run.members(), run.spares())
     assert ("node_lost", [run.node(host)], "replace_node") in since.told()
     assert host not in run.members()
-    wait_for(lambda: host in run.spares(), f"the return of {host}")
+    wait_for(lambda: run.started(host) > times, f"the return of {host}")
 
 
 def test_a_reset_on_a_host_without_names_costs_one_restart(run: Toy, since: Since):
