@@ -30,7 +30,7 @@ from resilient.driver.membership import Membership, Node
 from resilient.driver.stragglers import Episode, Rules, Stragglers
 from resilient.driver.watchdog import PATIENCE_S, Limits, Suspicion, Watchdog
 from resilient.exits import Exit
-from resilient.faults import INCIDENTS, Fault, OutOfMemory, Raised, WorkerEnd, from_ends, is_victim
+from resilient.faults import INCIDENTS, Fault, OutOfMemory, Raised, WorkerEnd, computed, from_ends, is_victim
 from resilient.page import NOT_BEATEN
 from resilient.policy import UNFIT, Action, Budget, Situation, decide
 from resilient.rollback import RollBack, Stretch, bad_numbers, data_of, merged
@@ -241,7 +241,7 @@ class Coordinator:
             cause=cause,
             ranks=self.membership.ranks(index, self.job.procs_per_node),
             nodes=(index,),
-            step=max(run.step, run.resumed_step or 0) + 1 if run is not None else None,
+            step=computed(run.step, run.resumed_step) if run is not None else None,
             detail=detail,
             evidence=evidence,
             detect_s=detect_s,
@@ -602,7 +602,7 @@ class Coordinator:
     def _blame(self, now: float) -> Iterator[Effect]:
         run = self._run
         assert run is not None
-        fault = from_ends(self._fault_id(), run.ends, resumed_step=run.resumed_step or 0, now=now)
+        fault = from_ends(self._fault_id(), run.ends, resumed_step=run.resumed_step, now=now)
         yield from self._fault(fault, now - fault.detect_s, now)
 
     def _fault(self, fault: Fault, happened_t: float, now: float, outage: Outage | None = None) -> Iterator[Effect]:
