@@ -51,7 +51,7 @@ def run(
             result = stage.attach(wanted, number, run_dir.absolute(), directory, teller)
         else:
             result = stage.perform(wanted, file, number, directory, twin, teller)
-            twin = result.twin if wanted.random is None or wanted.random.minutes is None else None
+            twin = result.twin if wanted.campaign.until == "target" else None
         save(result.verdict, directory)
         if as_json:
             typer.echo(json.dumps(as_json_object(result.verdict)))

@@ -44,7 +44,8 @@ class Terms:
     """On which terms faults are injected.
 
     Attributes:
-        minutes: after so many of the steady state the campaign is stopped, whatever its target; None: it goes on to its target.
+        minutes: for so many of the steady state, at most.
+        to_target: the campaign goes on to its target afterwards; else it is stopped.
         own: the campaign is this command's own, to be started, and started again.
     """
 
@@ -52,6 +53,7 @@ class Terms:
     steady_steps: int
     procs_per_node: int
     minutes: float | None = None
+    to_target: bool = True
     own: bool = True
 
 
@@ -145,9 +147,9 @@ class Runner:
 
     # -- the campaign --------------------------------------------------------------------------------------------------
 
-    def _start(self, *overrides: str) -> None:
+    def _start(self) -> None:
         self._started_t = time.time()
-        self._campaign.start(*overrides)
+        self._campaign.start()
 
     def _look(self) -> None:
         for event in self._watch.look():
@@ -159,7 +161,7 @@ class Runner:
         if code == Exit.OK or (code == Exit.STOPPED and not self._terms.own):
             return self._over(True, "the campaign reached its target" if code == Exit.OK else "the campaign was stopped")
         if code == Exit.STOPPED and self._stopping:
-            self._start(f"train.steps={self._watch.step}")  # what it has is its target now
+            self._campaign.conclude(self._watch.step)
             return None
         causes = [each for each in [*self._past[-20:], *self._active] if each.told and is_one_of(code, each.expects.exits)]
         if not causes or not self._terms.own:
@@ -191,13 +193,8 @@ class Runner:
         if self._stopping or self._watch.generation is None or not self._watch.goes_on_since(self._calm_t):
             return None
         late = self._terms.minutes is not None and now > self._steady_t + 60 * self._terms.minutes
-        if late and self._terms.own:
-            self._teller.note("the time is over; the campaign is stopped")
-            self._stopping = True
-            self._campaign.stop()
-            return None
         if late or not self._groups:
-            return None if self._terms.own else self._over(True, "all faults were injected")
+            return self._done()
         first = self._groups[0].strikes[0]
         assert self._steady is not None
         self._due_t = max(self._calm_t + first.calm_s, self._steady_t + (first.at.s or 0.0))
@@ -206,6 +203,17 @@ class Runner:
             group = self._groups.pop(0)
             for strike in group.strikes:
                 self._send(strike)
+        return None
+
+    def _done(self) -> Outcome | None:
+        """There is nothing more to inject."""
+        self._groups = []
+        if not self._terms.own:
+            return self._over(True, "all faults were injected")
+        if not self._terms.to_target:
+            self._teller.note("all faults were injected; the campaign is stopped")
+            self._stopping = True
+            self._campaign.stop()
         return None
 
     def _follow(self, now: float) -> Outcome | None:
@@ -358,4 +366,5 @@ class Runner:
 
 
 def _in_words(evidence: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in evidence.items() if not isinstance(value, dict | list))[:120]
+    said = [f"{key} {value}" for key, value in evidence.items() if key != "t" and not isinstance(value, dict | list)]
+    return ", ".join(said)[:120]

@@ -117,16 +117,16 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin
                 "none of the faults can be injected here: " + "; ".join(map(": ".join, made.left_out.items()))
             )
         terms = _terms(experiment, config, own=True)
-        if experiment.twin and twin is None and terms.minutes is None:
+        if experiment.twin and twin is None and terms.to_target:
             twin = _twin(experiment, file, directory, site, leash, teller)
         campaign = Campaign(config, directory, site, leash.campaign())
-        many = len(made.strikes) if terms.minutes is None else "any number of"
-        teller.note(f"{experiment.name}, seed {seed}: {many} faults, in {directory}")
+        many = f"{len(made.strikes)} faults" if terms.minutes is None else f"faults for {terms.minutes:g} minutes"
+        teller.note(f"{experiment.name}, seed {seed}: {many}, in {directory}")
         before, began = look(places(config), site.hosts()), time.monotonic()
         outcome = Runner(made, campaign, site, terms, teller, leash.hand()).run()
         wall_s = time.monotonic() - began
         teller.note(outcome.why)
-        if experiment.twin and terms.minutes is not None and outcome.finished:
+        if experiment.twin and not terms.to_target and outcome.finished:
             twin = _twin(experiment, file, directory, site, leash, teller, steps=outcome.step)
         teller.note("looking at what is there")
         seen = observe(
@@ -140,7 +140,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin
             wall_s=wall_s,
             hosts=site.hosts(),
         )
-        return Result(directory, judge(seen), twin)
+        return Result(directory, judge(replace(seen, target_step=outcome.step if outcome.finished else seen.target_step)), twin)
 
 
 def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, teller: Teller) -> Result:
@@ -173,7 +173,8 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, te
 
 def _terms(experiment: Experiment, config: Config, *, own: bool) -> Terms:
     minutes = experiment.random.minutes if experiment.random is not None else None
-    return Terms(experiment.limits, experiment.steady_steps, machine_layout(config).procs_per_node, minutes, own)
+    to_target = experiment.campaign.until == "target"
+    return Terms(experiment.limits, experiment.steady_steps, machine_layout(config).procs_per_node, minutes, to_target, own)
 
 
 def _site(experiment: Experiment, config: Config, leash: Leash, teller: Teller) -> Site:

@@ -52,7 +52,9 @@ def show_plan(console: Console, plan: Plan) -> None:
 
 def show_faults(console: Console, has: frozenset[Need]) -> None:
     """The faults that there are."""
-    table = Table("fault", "what happens", "needs", "here", "ends in", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title, wraps in (("fault", False), ("what happens", True), ("needs", False), ("here", False), ("ends in", True)):
+        table.add_column(title, no_wrap=not wraps, ratio=(2 if title == "what happens" else 1) if wraps else None)
     for name in faults.names():
         kind = faults.kind(name)
         possible = not why_not(name, has)
