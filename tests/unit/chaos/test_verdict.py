@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.fault import Expectation
@@ -86,7 +86,7 @@ class Tale:
 
     def recovers(self, name: str, lost_steps: int = 0) -> "Tale":
         self.goes_to(self.step + 1)
-        self.event("recovered", fault_id=name, downtime_s=1.5, lost_steps=lost_steps)
+        self.event("recovered", fault_id=name, step=self.step, downtime_s=1.5, lost_steps=lost_steps)
         return self
 
     def killed(self, rank: int = 1, expected: Expectation = KILLED, kind: str = "exit") -> "Tale":
@@ -269,7 +269,7 @@ def test_a_kill_while_another_is_recovered_from_is_an_injection_of_its_own():
     tale.t += 0.5
     tale.begins()
     tale.recovers(one, 2)
-    tale.event("recovered", fault_id=two, downtime_s=1.0, lost_steps=0)
+    tale.event("recovered", fault_id=two, step=11, downtime_s=1.0, lost_steps=0)
     seen = tale.goes_to(STEPS).ends().seen()
     assert judge(seen).broken == []
     assert [each.covered_by for each in outcomes(seen)] == ["", ""]
@@ -465,6 +465,7 @@ def told(schedule: list[tuple[int, int, bool]]) -> Tale:
     return tale.goes_to(STEPS).ends()
 
 
+@settings(max_examples=40)
 @given(schedules)
 def test_whatever_is_struck_when_a_recovered_campaign_is_green(schedule: list[tuple[int, int, bool]]):
     seen = told(schedule).seen()
@@ -472,6 +473,7 @@ def test_whatever_is_struck_when_a_recovered_campaign_is_green(schedule: list[tu
     assert len(judge(seen).outcomes) == len(schedule)
 
 
+@settings(max_examples=40)
 @given(schedules, st.data())
 def test_no_injection_can_be_left_out_of_the_record(schedule: list[tuple[int, int, bool]], data: st.DataObject):
     seen = told(schedule).seen()
@@ -480,6 +482,7 @@ def test_no_injection_can_be_left_out_of_the_record(schedule: list[tuple[int, in
     assert not judge(replace(seen, injections=kept)).ok
 
 
+@settings(max_examples=40)
 @given(schedules, st.data())
 def test_no_loss_can_be_altered(schedule: list[tuple[int, int, bool]], data: st.DataObject):
     seen = told(schedule).seen()
