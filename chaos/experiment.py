@@ -16,7 +16,7 @@ from chaos.moments import Phase
 from resilient.exits import Exit, ForeseenError
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-SHIPPED = Path(__file__).parents[1] / "experiments"
+SHIPPED = Path(__file__).parent / "experiments"  # a link in the source tree, so that an installation has them too
 
 
 class ExperimentError(ForeseenError):
