@@ -3,15 +3,21 @@
 import os
 import random
 import shutil
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Campaign, wait_for
-from hands import strike
+from conftest import MOUNTS, Campaign, wait_for
+from hands import hand, strike
+from keeping import advance, beginning
 
+from chaos.mounts import mounted, options
+from chaos.places import free
 from checkpoint import verify
+from resilient import storage
 
 EVERY = 10
 Keeping = Callable[..., Campaign]
@@ -43,7 +49,7 @@ def ram() -> Iterator[Path]:
 def keeping(campaign: Callable[..., Campaign], ram: Path) -> Keeping:
     """A campaign of the toy that has a state, with snapshots in RAM at every step."""
 
-    def make(steps: int = 100, *, durable: Path | None = None, directory: Path | None = None, **changes: Any) -> Campaign:
+    def make(steps: int = 100_000, *, durable: Path | None = None, directory: Path | None = None, **changes: Any) -> Campaign:
         tiers = [
             {"name": "ram", "path": str(changes.pop("memory", ram)), "keep_last": 2, "replicas": 1},
             *changes.pop("between", []),
@@ -74,20 +80,33 @@ def held(run: Campaign) -> list[int]:
     return [event["step"] for event in run.events("snapshot") if event["tier"] == "ram"]
 
 
-def well(run: Campaign, steps: int) -> None:
-    """It came to its end with one loss for each step, however often that was computed, and a sound checkpoint."""
-    assert run.wait() == 0, run.output + run.logs()
+def well(run: Campaign) -> None:
+    """Stop it, further than it ever was: there is one loss for each step, the one of a run in which nothing happens, and a sound checkpoint of the last one."""
+    furthest = max(run.losses())
+    until(run, lambda: run.step() > furthest, "more than there was")
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output + run.logs()
     losses = run.losses()
-    assert sorted(losses) == list(range(1, steps + 1))
-    assert all(len(each) == 1 for each in losses.values()), {step: each for step, each in losses.items() if len(each) > 1}
-    verify(Path(run.config["checkpoint"]["tiers"][-1]["path"].replace("${run_dir}", str(run.run_dir))) / f"step-{steps:08}")
+    assert losses == {step: {repr(loss)} for step, loss in twin(max(losses))}
+    (last,) = run.events("run_finished")[-1:]
+    verify(Path(storage.read(run.run_dir)["tiers"][-1]["roots"][0]) / f"step-{last['step']:08}")
+    assert last["step"] == max(losses)
+
+
+def twin(steps: int) -> Iterator[tuple[int, float]]:
+    """Steps and losses of the toy, computed in one process."""
+    ranks = [beginning(rank) for rank in range(2)]
+    for step in range(1, steps + 1):
+        yield step, (ranks[0].sum() + ranks[1].sum()).item()
+        for numbers in ranks:
+            advance(numbers)
 
 
 # -- checkpoints that are damaged --------------------------------------------------------------------------------------
 
 
 def test_damaged_checkpoints_are_passed_over_and_the_one_before_is_gone_on_from(keeping: Keeping):
-    run = keeping(220).start()
+    run = keeping().start()
     for number, (fault, params) in enumerate(
         [
             ("torn_write", {}),
@@ -111,4 +130,213 @@ def test_damaged_checkpoints_are_passed_over_and_the_one_before_is_gone_on_from(
         assert started["resumed_step"] < wrong, (fault, started)
         told = run.events("fault")[-1]
         assert (told["kind"], told["ranks"]) == ("exit", [1]), told
-    well(run, 220)
+    well(run)
+
+
+def test_a_stop_after_a_damaged_checkpoint_loses_nothing(keeping: Keeping):
+    run = keeping().start()
+    until(run, lambda: len(committed(run)) >= 3, "checkpoints")
+    step = strike(run, "torn_write", rank=0, node=0)["step"]
+    until(run, lambda: run.events("recovered"), "the recovery")
+    run.signal(signal.SIGTERM)  # before it is where it was
+    assert run.wait() == 75, run.output + run.logs()
+    last = run.events("run_finished")[-1]["step"]
+    assert run.events("generation_started")[-1]["resumed_step"] < step
+    run.start()
+    until(run, lambda: len(run.events("generation_started")) == 3, "the next start")
+    assert run.events("generation_started")[-1]["resumed_step"] == last
+    well(run)
+
+
+# -- snapshots that are lost -------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_loses_its_snapshots_takes_new_ones_and_goes_on(keeping: Keeping):
+    run = keeping(between=[], cluster={"nodes": 2, "procs_per_node": 1}).start()
+    for node in (0, 1):
+        until(run, lambda: len(committed(run)) >= 2, "checkpoints")
+        evidence = strike(run, "snapshot_lost", node=node)
+        assert not Path(evidence["directories"][0], evidence["held"][-1]).exists()
+        lost = int(evidence["held"][-1][5:])
+        until(run, lambda lost=lost: max(held(run)) > lost + 5, "new snapshots")
+    assert len(run.events("generation_started")) == 1
+    assert {event["kind"] for event in run.events("fault")} <= {"storage"}
+    well(run)
+
+
+def test_with_replicas_the_loss_of_a_nodes_snapshots_and_then_of_a_worker_costs_a_step(keeping: Keeping):
+    run = keeping(cluster={"nodes": 2, "procs_per_node": 1}).start()
+    until(run, lambda: len(committed(run)) >= 2, "checkpoints")
+    pids = run.workers()
+    for pid in pids.values():
+        os.kill(pid, signal.SIGSTOP)  # so that there is no newer snapshot
+    strike(run, "snapshot_lost", node=0)
+    os.kill(pids[1], signal.SIGKILL)
+    os.kill(pids[0], signal.SIGCONT)
+    until(run, lambda: run.events("recovered"), "the recovery")
+    (recovered,) = run.events("recovered")
+    assert recovered["lost_steps"] <= 2, recovered
+    assert run.events("generation_started")[-1]["tier"] == "ram"
+    well(run)
+
+
+# -- tiers that fail ---------------------------------------------------------------------------------------------------
+
+
+def test_a_durable_tier_that_is_gone_for_a_while_is_told_and_comes_back(keeping: Keeping, tmp_path: Path):
+    run = keeping(durable=tmp_path / "durable").start()
+    for how in ("undone", "killed"):
+        until(run, lambda: len(committed(run)) >= 2, "checkpoints")
+        before = sorted(tmp_path.joinpath("durable").glob("step-*"))
+        with hand(run, "tier_gone", node=0, for_s=60.0) as sent:
+            wait_for(lambda: not (tmp_path / "durable").exists(), "the tier to be gone")
+            told(run, how)
+            os.kill(run.workers()[1], signal.SIGKILL)  # and a worker is recovered from RAM meanwhile
+            until(run, lambda how=how: len(run.events("generation_started")) == (2 if how == "undone" else 3), "the recovery")
+            assert run.events("generation_started")[-1]["tier"] == "ram"
+            assert not (tmp_path / "durable").exists()  # nothing was made in its place
+            sent.over() if how == "undone" else sent.kill()
+            wait_for((tmp_path / "durable").exists, "the tier to be back")
+        assert set(before) & set(tmp_path.joinpath("durable").glob("step-*"))
+        back(run, how)
+    assert not list(tmp_path.glob(".durable-gone-*"))
+    well(run)
+
+
+def told(run: Campaign, how: str) -> None:
+    """The ledger tells that the durable tier has failed, in this or the next round, and training goes on."""
+    count = 1 if how == "undone" else 2
+    until(run, lambda: len(troubles(run)) >= count, "the fault of the tier")
+    fault = troubles(run)[count - 1]
+    assert fault["detail"].startswith("tier durable"), fault
+    assert [event["name"] for event in run.events("action") if event["fault_id"] == fault["fault_id"]] == ["degrade_tier"]
+    run.reach(run.step() + 5)
+
+
+def back(run: Campaign, how: str) -> None:
+    """It is well again, by itself."""
+    fault_id = troubles(run)[0 if how == "undone" else 1]["fault_id"]
+    until(run, lambda: any(event["fault_id"] == fault_id for event in run.events("recovered")), "the tier's recovery")
+    last = max(committed(run))
+    until(run, lambda: max(committed(run)) > last, "another checkpoint")
+
+
+def troubles(run: Campaign) -> list[dict[str, Any]]:
+    return [event for event in run.events("fault") if event["kind"] == "storage"]
+
+
+def test_a_tier_that_others_share_is_left_alone(keeping: Keeping):
+    run = keeping().start()
+    until(run, lambda: committed(run), "a checkpoint")
+    for fault in ("tier_full", "tier_no_inodes", "tier_read_only", "tier_hanging", "tier_slow"):
+        with hand(run, fault, node=0) as sent:
+            assert "same file system" in sent.answer("failed")["reason"], fault
+    assert not troubles(run)
+    well(run)
+
+
+@MOUNTS
+@pytest.mark.parametrize("fault", ["tier_full", "tier_no_inodes", "tier_read_only", "tier_gone"])
+def test_a_durable_tier_that_fails_is_told_and_comes_back_also_when_the_hand_is_killed(keeping: Keeping, volume, fault: str):
+    where = volume(mib=32, inodes=1000)
+    broken, mended = LOOKS[fault]
+    run = keeping(durable=where / "checkpoints").start()
+    for how in ("undone", "killed"):
+        until(run, lambda: len(committed(run)) >= 2, "checkpoints")
+        with hand(run, fault, node=0, for_s=60.0) as sent:
+            wait_for(lambda: broken(where), f"{fault} to happen")
+            told(run, how)
+            assert broken(where)
+            sent.over() if how == "undone" else sent.kill()
+            wait_for(lambda: mended(where), f"{fault} to be undone")
+        back(run, how)
+    assert len(run.events("generation_started")) == 1
+    well(run)
+
+
+LOOKS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], bool]]] = {
+    "tier_full": (lambda path: free(path)[0] < 1 << 16, lambda path: free(path)[0] > 1 << 20),
+    "tier_no_inodes": (lambda path: free(path)[1] == 0, lambda path: free(path)[1] > 100),
+    "tier_read_only": (lambda path: "ro" in options(path), lambda path: options(path) and "ro" not in options(path)),
+    "tier_gone": (lambda path: not mounted(path), mounted),
+}
+
+
+@MOUNTS
+@pytest.mark.parametrize("fault", ["tier_hanging", "tier_slow"])
+def test_a_durable_tier_that_hangs_or_is_slow_does_not_slow_training(keeping: Keeping, volume, fault: str):
+    where = volume(mib=32)
+    run = keeping(durable=where / "checkpoints").start()
+    for how in ("undone", "killed"):
+        until(run, lambda: len(committed(run)) >= 2, "checkpoints")
+        with hand(run, fault, node=0, for_s=60.0, **({"factor": 50.0} if fault == "tier_slow" else {})) as sent:
+            wait_for(lambda: frozen(where), "the file system to be frozen")
+            if fault == "tier_hanging":
+                last = max(committed(run))
+                run.reach(run.step() + 4 * EVERY)
+                assert max(committed(run)) <= last + EVERY  # one may have been told late
+            os.kill(run.workers()[1], signal.SIGKILL)  # nor does the recovery of a worker wait for it
+            until(run, lambda how=how: len(run.events("generation_started")) == (2 if how == "undone" else 3), "the recovery")
+            assert run.events("generation_started")[-1]["tier"] == "ram"
+            run.reach(run.step() + 5)
+            sent.over() if how == "undone" else sent.kill()
+            wait_for(lambda: not frozen(where), "the file system to be thawed")
+        last = max(committed(run))
+        until(run, lambda last=last: max(committed(run)) > last, "another checkpoint")
+    well(run)
+
+
+def frozen(path: Path) -> bool:
+    """Whether a write does not come back; a process that waits is left behind until it does."""
+    process = subprocess.Popen(["touch", str(path / f"touch-{random.randrange(1 << 30)}")])
+    try:
+        process.wait(0.3)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+# -- jobs that end -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["sigterm", "usr1", "ctrl_c"])
+def test_a_stop_that_is_asked_for_loses_no_step(keeping: Keeping, fault: str):
+    run = keeping().start()
+    for number in (1, 2):
+        until(run, lambda number=number: len(run.events("generation_started")) == number and run.events("snapshot"), "the start")
+        run.reach(run.step() + 15)
+        assert strike(run, fault)["state"] == "ended"
+        assert run.wait() == 75, run.output + run.logs()
+        stopped = run.events("run_finished")[-1]
+        assert stopped["exit_code"] == 75
+        run.start()
+        until(run, lambda number=number: len(run.events("generation_started")) == number + 1, "the next start")
+        assert run.events("generation_started")[-1]["resumed_step"] == stopped["step"] == run.events("drain")[-1]["step"]
+    well(run)
+
+
+def test_a_grace_that_is_too_short_costs_no_more_than_a_step(keeping: Keeping):
+    run = keeping().start()
+    run.reach(25)
+    for process in run.processes():
+        if "checkpoint.tiers.keeper" in " ".join(process.cmdline()):
+            process.suspend()  # so that nothing becomes durable
+    assert strike(run, "sigterm", grace_s=0.3)["state"] == "killed"
+    assert run.wait() == -signal.SIGKILL
+    reached = run.step()
+    run.start()
+    until(run, lambda: len(run.events("generation_started")) == 2, "the next start")
+    assert run.events("generation_started")[-1]["tier"] == "ram"
+    well(run)
+    assert reached > 0
+
+
+def test_a_second_ctrl_c_ends_a_run_at_once_and_the_next_goes_on_from_ram(keeping: Keeping):
+    run = keeping().start()
+    run.reach(25)
+    assert strike(run, "ctrl_c", times=2)["state"] == "ended"
+    assert run.wait() == 75, run.output + run.logs()
+    run.start()
+    until(run, lambda: len(run.events("generation_started")) == 2, "the next start")
+    assert run.events("generation_started")[-1]["resumed_step"] >= 20
+    well(run)
