@@ -138,7 +138,7 @@ class Scene:
         """
         for process in self.agent().children():
             with contextlib.suppress(psutil.Error):
-                if any("keeper" in word for word in process.cmdline()):
+                if "checkpoint.tiers.keeper" in process.cmdline():
                     return process
         raise CannotInject(f"node {self.target.node} has no keeper")
 
