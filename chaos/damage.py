@@ -21,7 +21,6 @@ from chaos.processes import TAKES_S, continues, end, until
 from chaos.scene import Scene, Target
 from checkpoint.naming import step_path, steps
 
-
 SETTLE_S = 0.2  # in which a keeper seals what was copied
 POLL_S = 0.01
 
@@ -35,14 +34,16 @@ class Damage(Outside):
     tier: Literal["durable", "memory"] = Field("durable", description="whose newest checkpoint is hit")
     then_kill: bool = Field(
         True,
-        description="kill the rank that is aimed at, so that it is read; for a durable one, what nodes here hold in parts is lost too. "
-        "Without it, only damage",
+        description="kill the rank that is aimed at, so that it is read; for a durable one, all that nodes here hold in parts is "
+        "lost as well",
     )
 
     def expects(self) -> Expectation:
         if not self.then_kill:
-            return Expectation()
-        return Expectation(frozenset({"exit"}), frozenset({"restart_workers"}), culprit=True, lost_steps=None, rejected=True)
+            return Expectation(rejected=True)
+        # A snapshot that was being taken while all of them were lost is told of as well.
+        kinds, actions = frozenset({"exit", "storage"}), frozenset({"restart_workers", "degrade_tier"})
+        return Expectation(kinds, actions, lost_steps=None, rejected=True)
 
     def inject(self, scene: Scene) -> Evidence:
         tier = place(scene, self.tier)

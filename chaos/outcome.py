@@ -89,7 +89,7 @@ def outcome(seen: Observation, injection: Injection, matches: Matches) -> Outcom
     if other:
         wrong["rung"] = f"{', '.join(other)} instead of {_or(expected.actions)}"
     lost, beyond = _lost(seen, injection, all_told, ended)
-    if beyond > expected.lost_steps:
+    if expected.lost_steps is not None and beyond > expected.lost_steps:
         wrong["lost steps"] = f"the run went on {beyond} steps before the newest snapshot; {expected.lost_steps} are allowed"
     return Outcome(
         injection.id,
