@@ -10,11 +10,12 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 import psutil
 
-from chaos.guard import Guard
+from chaos.guard import Command, Guard
 
 CAMPAIGN, HAND = "RESILIENT_CHAOS_CAMPAIGN", "RESILIENT_CHAOS_HAND"
 UNDO_S = 60.0  # for hands to undo; then they are killed, and their guards do
@@ -22,11 +23,17 @@ POLL_S = 0.05
 
 
 class Leash:
-    """Held by the command; what it starts is started with `campaign()` or `hand()` in its environment."""
+    """Held by the command; what it starts is started with `campaign()` or `hand()` in its environment.
 
-    def __init__(self) -> None:
+    Args:
+        last: commands that are run when everything else has ended.
+    """
+
+    def __init__(self, last: Sequence[Command] = ()) -> None:
         self.mark = secrets.token_hex(8)
         self._guard = Guard()
+        for command in last:
+            self._guard.add(command)
         self._guard.add([sys.executable, "-m", "chaos.leash", self.mark])
 
     def campaign(self) -> dict[str, str]:

@@ -23,6 +23,7 @@ from chaos.planning import World, plan
 from chaos.runner import POLL_S, Runner, Teller, Terms
 from chaos.sites import Here, InLab, Site, place, rights
 from chaos.verdict import OF_EACH, Verdict, judge
+from chaos.volumes import mount, undoing
 from resilient.campaign import machine_layout
 from resilient.config import Config, load
 from resilient.driver.lease import holder
@@ -109,7 +110,9 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin
         ForeseenError: it cannot be run here, or somebody wants its end.
     """
     shutil.copy(file, directory / "experiment.yaml")
-    with interruptible(), Leash() as leash:
+    volumes = experiment.campaign.volumes
+    with interruptible(), Leash(undoing(volumes, directory)) as leash:
+        mount(volumes, directory)
         config = resolve(experiment.campaign, file, directory, allow=True)
         site = _site(experiment, config, leash, teller)
         made = plan(experiment, seed, world_of(config, site.has))

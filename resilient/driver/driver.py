@@ -11,6 +11,7 @@ import os
 import secrets
 import signal
 import socket
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 FENCE_RAISE_S = 30.0  # for a commit that is under way; the workers that could make one are dead by then
+FENCE_HANG_S, FENCE_MARGIN_S = 4.0, 0.5  # where there are snapshots to go on from meanwhile
 SHUTDOWN_S = 3.0
 INJECTION = "chaos.inside"  # by name: the runtime knows nothing of it
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -362,12 +364,11 @@ class Driver:
                     if self._scalars is not None:
                         self._scalars.metrics(line)
                 case RaiseFence(generation):
-                    try:
-                        raise_fence(self._config.checkpoint.tiers[-1].path, generation, timeout_s=FENCE_RAISE_S)
-                    except (OSError, CheckpointError) as error:
-                        if not self._coordinator.custody.may_go_on_without_the_fence:
-                            self._do(self._coordinator.give_up(Exit.UNUSABLE, f"the checkpoint fence: {error}", clock.now()))
-                            return  # the generation that was to start behind it does not
+                    error = self._raise_fence(generation)
+                    if error is not None and not self._coordinator.custody.may_go_on_without_the_fence:
+                        self._do(self._coordinator.give_up(Exit.UNUSABLE, f"the checkpoint fence: {error}", clock.now()))
+                        return  # the generation that was to start behind it does not
+                    if error is not None:
                         # A tier that cannot be written is closed to everybody; whoever flushes raises the fence first.
                         log.warning("the checkpoint fence could not be raised: %s", error)
                 case SetAside(voids, generation):
@@ -384,6 +385,25 @@ class Driver:
                     assert self._finished is not None
                     if not self._finished.done():
                         self._finished.set_result(effect)
+
+    def _raise_fence(self, generation: int) -> Exception | None:
+        """Close the durable tier to older generations; why not. A file system that hangs holds up the thread alone."""
+        root = self._config.checkpoint.tiers[-1].path
+        patience_s = FENCE_HANG_S if self._coordinator.custody.may_go_on_without_the_fence else FENCE_RAISE_S
+        outcome: list[Exception | None] = []
+
+        def work() -> None:
+            try:
+                storage.must_be_there(root)
+                raise_fence(root, generation, timeout_s=patience_s)
+                outcome.append(None)
+            except (OSError, CheckpointError) as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=work, name="fence", daemon=True)
+        thread.start()
+        thread.join(patience_s + FENCE_MARGIN_S)
+        return outcome[0] if outcome else TimeoutError(f"{root} has not answered for {patience_s:g} s")
 
     def _set_aside(self, voids: Sequence[rollback.Void], generation: int) -> bool:
         """Rename the durable checkpoints that are void; the run ends where that cannot be done."""

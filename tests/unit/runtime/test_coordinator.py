@@ -758,6 +758,20 @@ def test_a_part_on_its_way_to_a_disk_is_not_forgotten_meanwhile():
     assert any(order["upto"] == 6 for order in orders if order["do"] == "keep" and order["tier"] == "ram")
 
 
+def test_a_stop_makes_durable_what_is_newer_than_the_checkpoint_that_was_gone_on_from_and_not_than_a_damaged_one():
+    custody = Custody(StoragePlan(TierPlan("ram", 1), (), TierPlan("scratch", 3), 3, durable_step=30, durable_steps=(20, 30)))
+    custody.inventory(0, {"parts": [], "address": ""})
+    custody.begin(1, [0])
+    custody.resumed(20, 0.0)  # for the newest one was found damaged
+    news = {"what": "held", "tier": "ram", "generation": 1, "owner": 0, "nodes": 1, "replica": False, "bytes": 1}
+    list(custody.heard(0, {**news, "stall_s": 0.0, "write_s": 0.0, "wants": [], "step": 25, "directory": "/ram/25"}, 0.0))
+    assert custody.behind
+    orders = [effect.message["order"] for effect in custody.save_newest(0.0) if isinstance(effect, Send)]
+    assert [(order["do"], order["step"]) for order in orders] == [("flush", 25)]
+    assert custody.superseded(ended=False) == []
+    assert custody.checkpoints == [20, 25]
+
+
 # -- nodes that leave and return ------------------------------------------------------------------------------------------
 
 
