@@ -18,6 +18,7 @@ from chaos.experiment import Campaign as Wanted
 from chaos.experiment import ExperimentError
 from chaos.observation import Job
 from chaos.sites import Site, Started
+from chaos.volumes import filled_in, paths
 from resilient.config import Config, dump, load
 
 RUN, TWIN, CONFIG, OUTPUT = "run", "twin", "config.yaml", "output"
@@ -45,6 +46,7 @@ def resolve(wanted: Wanted, experiment: Path, directory: Path, *, allow: bool, c
     for each in (wanted.config, changes or {}, {"run_dir": str(directory.absolute() / RUN), "chaos": {"allow": allow}}):
         values = merged(values, each)
     os.environ.setdefault("USER", getpass.getuser())  # which paths may name, and containers do not have
+    values = filled_in(values, paths(wanted.volumes, directory))
     path = directory / CONFIG
     directory.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(values, sort_keys=False))

@@ -35,7 +35,7 @@ def run(
     from chaos import stage
     from chaos.experiment import find, lasting, read, seed_of
     from chaos.report import as_json as as_json_object
-    from chaos.report import save, show
+    from chaos.report import show
     from chaos.telling import Lines
 
     file = find(experiment)
@@ -52,7 +52,6 @@ def run(
         else:
             result = stage.perform(wanted, file, number, directory, twin, teller)
             twin = result.twin if wanted.campaign.until == "target" else None
-        save(result.verdict, directory)
         if as_json:
             typer.echo(json.dumps(as_json_object(result.verdict)))
         else:

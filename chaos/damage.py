@@ -6,11 +6,13 @@ will read first; where that is a durable checkpoint, what nodes hold that is new
 
 import contextlib
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import psutil
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
@@ -18,6 +20,9 @@ from chaos.places import Place, place, places
 from chaos.processes import TAKES_S, continues, end, until
 from chaos.scene import Scene, Target
 from checkpoint.naming import step_path, steps
+
+SETTLE_S = 0.2  # in which a keeper seals what was copied
+POLL_S = 0.01
 
 
 class Damage(Outside):
@@ -29,18 +34,23 @@ class Damage(Outside):
     tier: Literal["durable", "memory"] = Field("durable", description="whose newest checkpoint is hit")
     then_kill: bool = Field(
         True,
-        description="kill the rank that is aimed at, so that it is read; for a durable one, what nodes here hold in parts is lost too. "
-        "Without it, only damage",
+        description="kill the rank that is aimed at, so that it is read; for a durable one, all that nodes here hold in parts is "
+        "lost as well",
     )
 
     def expects(self) -> Expectation:
         if not self.then_kill:
-            return Expectation()
-        return Expectation(frozenset({"exit"}), frozenset({"restart_workers"}), culprit=True, lost_steps=None, rejected=True)
+            return Expectation(rejected=True)
+        # A snapshot that was being taken while all of them were lost is told of as well.
+        kinds, actions = frozenset({"exit", "storage"}), frozenset({"restart_workers", "degrade_tier"})
+        return Expectation(kinds, actions, lost_steps=None, rejected=True)
 
     def inject(self, scene: Scene) -> Evidence:
         tier = place(scene, self.tier)
-        with _keepers_stopped(scene):
+        with contextlib.ExitStack() as paused:
+            if tier.kind == "memory":
+                paused.enter_context(_workers_stopped(scene, tier))
+            paused.enter_context(_keepers_stopped(scene))
             step = _newest(tier)
             evidence = self.damage(step_path(tier.root, step), scene)
             if self.then_kill:
@@ -78,6 +88,26 @@ def _newest(tier: Place) -> int:
 def _held(tier: Place) -> set[int]:
     """The steps of which every node here has a part."""
     return set.intersection(*({int(path.name[5:]) for path in root.glob("step-*")} for root in tier.roots if root.exists()))
+
+
+@contextlib.contextmanager
+def _workers_stopped(scene: Scene, tier: Place) -> Iterator[None]:
+    """No snapshot is taken meanwhile, and those that were are sealed. Short enough not to be taken for a fault of its own."""
+    workers = scene.workers()
+    for worker in workers:
+        scene.guard.add(continues(worker))
+        worker.suspend()
+    try:
+        seen, since = _held(tier), time.monotonic()
+        while time.monotonic() - since < SETTLE_S:
+            time.sleep(POLL_S)
+            if (now := _held(tier)) != seen:
+                seen, since = now, time.monotonic()
+        yield
+    finally:
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.resume()
 
 
 @contextlib.contextmanager

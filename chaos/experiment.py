@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from chaos import faults
 from chaos.fault import Fault
 from chaos.moments import Phase
+from chaos.volumes import Volume
 from resilient.exits import Exit, ForeseenError
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-SHIPPED = Path(__file__).parents[1] / "experiments"
+SHIPPED = Path(__file__).parent / "experiments"  # a link in the source tree, so that an installation has them too
 
 
 class ExperimentError(ForeseenError):
@@ -123,11 +124,13 @@ class Campaign(Section):
 
     `until: faults`: it is stopped once all faults were injected, and what it has reached then is its target. So an experiment does
     not depend on how fast a machine is.
+    `volumes`: file systems of its own that are mounted for it (as root); the config has them as `${volume.NAME}`.
     """
 
     file: Path | None = None
     config: dict[str, Any] = {}
     until: Literal["target", "faults"] = "target"
+    volumes: dict[Annotated[str, Field(pattern=NAME)], Volume] = {}
 
 
 class Experiment(Section):
@@ -151,6 +154,8 @@ class Experiment(Section):
             raise ValueError("campaign.until: faults, but random.count or random.minutes does not say how many")
         if not self.faults and self.random is None:
             raise ValueError("there is neither a fault in `faults` nor a mix in `random`")
+        if self.lab is not None and self.campaign.volumes:
+            raise ValueError("campaign.volumes: hosts of a lab have /mnt/nvme and /dev/shm of their own instead")
         known: set[str] = set()
         for number, each in enumerate(self.faults):
             for key, other in (("after", each.at.after), ("together", each.at.together)):

@@ -10,11 +10,12 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 import psutil
 
-from chaos.guard import Guard
+from chaos.guard import Command, Guard
 
 CAMPAIGN, HAND = "RESILIENT_CHAOS_CAMPAIGN", "RESILIENT_CHAOS_HAND"
 UNDO_S = 60.0  # for hands to undo; then they are killed, and their guards do
@@ -22,11 +23,17 @@ POLL_S = 0.05
 
 
 class Leash:
-    """Held by the command; what it starts is started with `campaign()` or `hand()` in its environment."""
+    """Held by the command; what it starts is started with `campaign()` or `hand()` in its environment.
 
-    def __init__(self) -> None:
+    Args:
+        last: commands that are run when everything else has ended.
+    """
+
+    def __init__(self, last: Sequence[Command] = ()) -> None:
         self.mark = secrets.token_hex(8)
         self._guard = Guard()
+        for command in last:
+            self._guard.add(command)
         self._guard.add([sys.executable, "-m", "chaos.leash", self.mark])
 
     def campaign(self) -> dict[str, str]:
@@ -43,9 +50,7 @@ class Leash:
 
     def end_campaigns(self) -> None:
         """Kill what is ended at once."""
-        while campaign := marked(CAMPAIGN, self.mark):
-            _kill(campaign)
-            time.sleep(POLL_S)
+        _end_campaigns(self.mark, time.monotonic() + UNDO_S)
 
     def __enter__(self) -> "Leash":
         return self
@@ -67,11 +72,7 @@ def marked(variable: str, mark: str) -> list[psutil.Process]:
 def sweep(mark: str, lab: str = "") -> None:
     """End all that carries the mark, and the lab."""
     deadline = time.monotonic() + UNDO_S
-    while campaign := marked(CAMPAIGN, mark):
-        _kill(campaign)
-        if time.monotonic() > deadline:
-            break  # what does not end by SIGKILL waits in the kernel for what a hand still undoes
-        time.sleep(POLL_S)
+    _end_campaigns(mark, deadline)
     while hands := marked(HAND, mark):
         if time.monotonic() > deadline:
             _kill([process for process in hands if _is_hand(process)])
@@ -79,6 +80,13 @@ def sweep(mark: str, lab: str = "") -> None:
         time.sleep(POLL_S)
     if lab:
         _take_down(lab)
+
+
+def _end_campaigns(mark: str, deadline: float) -> None:
+    """Until the deadline: what does not end by SIGKILL waits in the kernel for what a hand still undoes."""
+    while (campaign := marked(CAMPAIGN, mark)) and time.monotonic() < deadline:
+        _kill(campaign)
+        time.sleep(POLL_S)
 
 
 def _take_down(lab: str) -> None:

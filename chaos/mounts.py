@@ -1,12 +1,11 @@
 """Mounts: what the kernel says of one, and commands that change one."""
 
 import os
-import subprocess
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from chaos.fault import CannotInject
+from chaos.guard import Command, Guard
 
 TAKES_S = 20.0
 AGAIN_S = 0.01
@@ -28,10 +27,11 @@ def mounted(path: Path) -> bool:
     return bool(options(path))
 
 
-def change(command: Sequence[str], *, patiently: bool = False) -> None:
+def change(guard: Guard, command: Command, *, patiently: bool = False) -> None:
     """Run a command that changes a mount.
 
     Args:
+        guard: who has been told how to undo it.
         patiently: try again for some seconds: a file that is open for writing keeps a file system busy.
 
     Raises:
@@ -41,9 +41,9 @@ def change(command: Sequence[str], *, patiently: bool = False) -> None:
         raise CannotInject(f"`{' '.join(command)}` needs root")
     deadline = time.monotonic() + TAKES_S
     while True:
-        told = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if told.returncode == 0:
-            return
-        if not patiently or time.monotonic() > deadline:
-            raise CannotInject(f"`{' '.join(command)}` failed: {told.stderr.strip()}")
+        try:
+            return guard.run(command)
+        except CannotInject:
+            if not patiently or time.monotonic() > deadline:
+                raise
         time.sleep(AGAIN_S)

@@ -15,7 +15,7 @@ from chaos.experiment import Limits, make
 from chaos.fault import Aim, Expectation, Outside
 from chaos.hand import Errand
 from chaos.moments import Moment
-from chaos.planning import PREPARED, Plan, Strike, blamed, placed
+from chaos.planning import PREPARED, Group, Plan, Strike, again, blamed, placed
 from chaos.record import Injection
 from chaos.scene import Target
 from chaos.sent import Sent
@@ -24,6 +24,7 @@ from chaos.watch import Watch
 from resilient.exits import Exit
 
 POLL_S = 0.02
+MOST_TRIES = 3  # of a fault of a mix
 ARM_AHEAD_S = 3.0  # of the step or the time at which a fault is to strike
 CALM_STEPS = 5  # between faults: what is seldom, as the first steps after a recovery, is watched with more patience
 PHASE_S = 120.0  # for a phase to come
@@ -90,7 +91,6 @@ class _Active:
     t: float | None = None
     undone_t: float | None = None
     failed: str = ""
-    missed: bool = False
     closed: bool = False
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
@@ -330,7 +330,7 @@ class Runner:
             case "undone":
                 each.undone_t = answer["t"]
             case "failed":
-                each.failed, each.missed = answer["reason"], answer.get("missed", False)
+                each.failed = answer["reason"]
 
     def _close(self, each: _Active, code: int) -> None:
         """Its hand has ended."""
@@ -341,7 +341,8 @@ class Runner:
             each.failed = f"its hand ended with {by_signal(code)} (hands.log)"
         if each.failed:
             self._teller.note(f"{strike.id}: {self._where(each)}: not injected: {each.failed}")
-            if each.missed and strike.by_chance:
+            if each.t is None and strike.by_chance and strike.tries < MOST_TRIES:
+                self._groups.insert(0, Group((again(strike),)))
                 return
         times = each.asked_t, each.t, each.undone_t
         self._record(Injection(strike.id, strike.fault, strike.params, each.target, *times, each.evidence, each.failed))

@@ -14,15 +14,18 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from chaos import page, report
 from chaos.campaign import TWIN, Campaign, resolve
 from chaos.experiment import Experiment, ExperimentError
 from chaos.fault import Need
 from chaos.gathering import look, observe, places
 from chaos.leash import Leash
+from chaos.observation import Observation
 from chaos.planning import World, plan
 from chaos.runner import POLL_S, Runner, Teller, Terms
 from chaos.sites import Here, InLab, Site, place, rights
 from chaos.verdict import OF_EACH, Verdict, judge
+from chaos.volumes import mount, undoing
 from resilient.campaign import machine_layout
 from resilient.config import Config, load
 from resilient.driver.lease import holder
@@ -109,14 +112,14 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin
         ForeseenError: it cannot be run here, or somebody wants its end.
     """
     shutil.copy(file, directory / "experiment.yaml")
-    with interruptible(), Leash() as leash:
+    volumes = experiment.campaign.volumes
+    with interruptible(), Leash(undoing(volumes, directory)) as leash:
+        mount(volumes, directory)
         config = resolve(experiment.campaign, file, directory, allow=True)
         site = _site(experiment, config, leash, teller)
         made = plan(experiment, seed, world_of(config, site.has))
         if not made.groups:
-            raise EnvironmentUnusable(
-                "none of the faults can be injected here: " + "; ".join(map(": ".join, made.left_out.items()))
-            )
+            raise EnvironmentUnusable(f"nothing can be injected here: {'; '.join(map(': '.join, made.left_out.items()))}")
         terms = _terms(experiment, config, own=True)
         if experiment.twin and twin is None and terms.to_target:
             twin = _twin(experiment, file, directory, site, leash, teller)
@@ -142,7 +145,8 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin
             wall_s=wall_s,
             hosts=site.hosts(),
         )
-        return Result(directory, judge(replace(seen, target_step=outcome.step if outcome.finished else seen.target_step)), twin)
+        seen = replace(seen, target_step=outcome.step) if outcome.finished else seen
+        return _judged(seen, judge(seen), directory, twin)
 
 
 def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, teller: Teller) -> Result:
@@ -155,9 +159,7 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, te
     path = run_dir / "config.yaml"
     config = load(path, [])
     if not config.chaos.allow:
-        raise ExperimentError(
-            f"{path}: chaos.allow: is false; a campaign is broken only if its config says `chaos: {{allow: true}}`"
-        )
+        raise ExperimentError(f"{path}: chaos.allow: false: only a campaign whose config says `chaos: {{allow: true}}` is broken")
     if holder(run_dir) is None:
         raise EnvironmentUnusable(f"nothing runs in {run_dir}")
     with interruptible(), Leash() as leash:
@@ -168,9 +170,17 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, te
         before = look(places(config), site.hosts())
         outcome = Runner(made, campaign, site, terms, teller, leash.hand()).run()
         teller.note(outcome.why)
-        found = judge(observe(run_dir, (), before, experiment=experiment.name, seed=seed, hosts=site.hosts()))
+        seen = observe(run_dir, (), before, experiment=experiment.name, seed=seed, hosts=site.hosts())
+        found = judge(seen)
         # It goes on, so that only what was done to it can be judged.
-        return Result(directory, replace(found, checks=[check for check in found.checks if check.name in OF_EACH]))
+        return _judged(seen, replace(found, checks=[check for check in found.checks if check.name in OF_EACH]), directory)
+
+
+def _judged(seen: Observation, verdict: Verdict, directory: Path, twin: Path | None = None) -> Result:
+    """The result, written down."""
+    report.save(verdict, directory)
+    page.save(seen, verdict, directory)
+    return Result(directory, verdict, twin)
 
 
 def _terms(experiment: Experiment, config: Config, *, own: bool) -> Terms:

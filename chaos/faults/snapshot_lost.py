@@ -19,7 +19,7 @@ class SnapshotLost(Outside):
     tier: str = Field("memory", description="its name, or `memory`; not the durable one")
 
     def expects(self) -> Expectation:
-        return Expectation()
+        return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}), may_pass=True)
 
     def inject(self, scene: Scene) -> Evidence:
         tier = place(scene, self.tier)

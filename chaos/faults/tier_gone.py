@@ -50,8 +50,8 @@ class TierGone(Outside):
         scene.guard.add(["rmdir", str(aside)])
         aside.mkdir()
         scene.guard.add(["sh", "-c", _MOUNTED_BACK, "sh", str(aside), str(mount)])
-        change(["mount", "--bind", str(mount), str(aside)])  # so that it is not lost altogether
-        change(["umount", "-l", str(mount)])
+        change(scene.guard, ["mount", "--bind", str(mount), str(aside)])  # so that it is not lost altogether
+        change(scene.guard, ["umount", "-l", str(mount)])
         if mounted(mount):
             raise CannotInject(f"something is still mounted at {mount}")
         scene.hold(self.for_s)

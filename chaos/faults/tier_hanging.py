@@ -21,13 +21,11 @@ class TierHanging(Outside):
     for_s: float = Field(5.0, gt=0, description="how long it lasts; from about 32 s on it must be told")
 
     def expects(self) -> Expectation:
-        if self.for_s < TOLD_AFTER_S:
-            return Expectation()
-        return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}))
+        return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}), may_pass=self.for_s < TOLD_AFTER_S)
 
     def inject(self, scene: Scene) -> Evidence:
         mount = own_mount(scene, place(scene, self.tier))
         scene.guard.add(["fsfreeze", "-u", str(mount)])
-        change(["fsfreeze", "-f", str(mount)])
+        change(scene.guard, ["fsfreeze", "-f", str(mount)])
         scene.hold(self.for_s)
         return {"mount": str(mount), "frozen": True}

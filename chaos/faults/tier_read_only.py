@@ -24,7 +24,7 @@ class TierReadOnly(Outside):
     def inject(self, scene: Scene) -> Evidence:
         mount = own_mount(scene, place(scene, self.tier))
         scene.guard.add(["mount", "-o", "remount,rw", str(mount)])
-        change(["mount", "-o", "remount,ro", str(mount)], patiently=True)
+        change(scene.guard, ["mount", "-o", "remount,ro", str(mount)], patiently=True)
         if "ro" not in options(mount):
             raise CannotInject(f"{mount} is still mounted for writing")
         scene.hold(self.for_s)

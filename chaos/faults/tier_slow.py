@@ -27,17 +27,17 @@ class TierSlow(Outside):
     for_s: float = Field(10.0, gt=0, description="how long it lasts")
 
     def expects(self) -> Expectation:
-        return Expectation()
+        return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}), may_pass=True)
 
     def inject(self, scene: Scene) -> Evidence:
         mount = own_mount(scene, place(scene, self.tier))
         scene.guard.add(["fsfreeze", "-u", str(mount)])
         began, over, frozen_s, periods = time.monotonic(), False, 0.0, 0
         while not over and time.monotonic() - began < self.for_s:
-            change(["fsfreeze", "-f", str(mount)])
+            change(scene.guard, ["fsfreeze", "-f", str(mount)])
             since = time.monotonic()
             over = scene.over(self.period_s * (1 - 1 / self.factor))
-            change(["fsfreeze", "-u", str(mount)])
+            change(scene.guard, ["fsfreeze", "-u", str(mount)])
             frozen_s += time.monotonic() - since
             periods += 1
             over = over or scene.over(self.period_s / self.factor)

@@ -18,7 +18,7 @@ def train(config: worker.Config) -> None:
     assert ctx.session is not None
     dist.init_process_group("gloo")
     root, durable = config.checkpoint.tiers[-1].path, config.checkpoint.tiers[-1].name
-    numbers = torch.linspace(0.1, 0.9, NUMBERS, dtype=torch.float64) + 0.01 * ctx.rank
+    numbers = beginning(ctx.rank)
     piece = checkpoint.Piece("numbers", (ctx.world_size, NUMBERS), (ctx.rank, 0), numbers.unsqueeze(0), unit=(1, NUMBERS))
     snapshots = checkpoint.Snapshots(ctx.session)
     with worker.phase("load"):
@@ -38,7 +38,7 @@ def train(config: worker.Config) -> None:
         with worker.phase("step"):
             total = numbers.sum()
             dist.all_reduce(total)
-            numbers.copy_(3.9 * numbers * (1 - numbers))
+            advance(numbers)
             time.sleep(config.args.get("step_s", 0.02))
         step += 1
         if ctx.rank == 0:
@@ -54,6 +54,16 @@ def train(config: worker.Config) -> None:
     if snapshots_started and snapshots.left_out(kept == step):
         keep(frozenset([durable]), wait_s=20.0, again=True)
     dist.destroy_process_group()
+
+
+def beginning(rank: int) -> torch.Tensor:
+    """What a rank starts with."""
+    return torch.linspace(0.1, 0.9, NUMBERS, dtype=torch.float64) + 0.01 * rank
+
+
+def advance(numbers: torch.Tensor) -> None:
+    """One step, in place."""
+    numbers.copy_(3.9 * numbers * (1 - numbers))
 
 
 def _tell(step: int, tier: str, reason: str) -> None:
