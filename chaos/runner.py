@@ -252,7 +252,8 @@ class Runner:
     def _tell(self, each: _Active) -> None:
         if not each.told:
             each.told = True
-            each.sent.word()
+            if not each.closed:
+                each.sent.word()
 
     def _conclude(self, now: float) -> None:
         self._past += self._active

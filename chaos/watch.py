@@ -20,6 +20,7 @@ Event = Mapping[str, Any]
 
 
 SUCCESSOR_S = 60.0  # for the next job of a chain
+ASK_S = 1.0
 STEPS_KEPT = 16
 
 
@@ -37,6 +38,7 @@ class Watch:
         self._open: dict[str, float] = {}
         self._exit_code: int | None = None
         self._free_t: float | None = None  # since when nobody runs it
+        self._asked_t = 0.0
 
     def look(self) -> Sequence[Event]:
         """Read on; the events that are new."""
@@ -73,6 +75,9 @@ class Watch:
 
     def ended(self, run_dir: Path) -> int | None:
         """The exit code of a run that is over, and that nobody has started again for a while; None while it is not."""
+        if time.monotonic() < self._asked_t + ASK_S:
+            return None
+        self._asked_t = time.monotonic()
         if holder(run_dir) is not None:
             self._free_t = None
             return None
