@@ -3,16 +3,92 @@
 Owns options and exit codes. Imports what is heavy only when a command runs.
 """
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 app = typer.Typer(no_args_is_help=True, help="Inject faults into a campaign, watch it recover, print the verdict.")
 
+Named = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A YAML file, or the name of one that comes along, as quick.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Of chance: the same one gives the same faults.", show_default=False)]
+Minutes = Annotated[float | None, typer.Option("--minutes", min=0.1, help="For which a random mix goes on.", show_default=False)]
+
+
+@app.command()
+def run(
+    experiment: Named,
+    seed: Seed = None,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="So often, each time with the next seed.")] = 1,
+    minutes: Minutes = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="For what is written; else in runs/chaos.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run", metavar="RUN_DIR", help="Break the campaign that runs there, if it allows it.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each time, for programs.")] = False,
+) -> None:
+    """Break a campaign as an experiment says, and judge how it recovers: exit 0 if all is well, 1 if not."""
+    import json
+
+    from rich.console import Console
+
+    from chaos import stage
+    from chaos.experiment import find, lasting, read, seed_of
+    from chaos.report import as_json as as_json_object
+    from chaos.report import show
+    from chaos.telling import Lines
+
+    file = find(experiment)
+    wanted = lasting(read(file), minutes)
+    console = Console(stderr=as_json, highlight=False)
+    teller = Lines(console)
+    first = seed_of(wanted, seed)
+    good, twin = True, None
+    for number in range(first, first + repeat):
+        name = f"{wanted.name}-{number}"
+        directory = stage.fresh(stage.RESULTS, name) if out is None else stage.given(out if repeat == 1 else out / name)
+        if run_dir is not None:
+            result = stage.attach(wanted, number, run_dir.absolute(), directory, teller)
+        else:
+            result = stage.perform(wanted, file, number, directory, twin, teller)
+            twin = result.twin if wanted.campaign.until == "target" else None
+        if as_json:
+            typer.echo(json.dumps(as_json_object(result.verdict)))
+        else:
+            show(result.verdict, console)
+        good &= result.verdict.ok
+    raise typer.Exit(0 if good else 1)
+
+
+@app.command()
+def plan(experiment: Named, seed: Seed = None, minutes: Minutes = None) -> None:
+    """Say what an experiment would do, and what cannot be done here."""
+    import tempfile
+
+    from rich.console import Console
+
+    from chaos import stage
+    from chaos.campaign import resolve
+    from chaos.experiment import find, lasting, read, seed_of
+    from chaos.planning import plan as planned
+    from chaos.telling import show_plan
+
+    file = find(experiment)
+    wanted = lasting(read(file), minutes)
+    with tempfile.TemporaryDirectory() as directory:
+        config = resolve(wanted.campaign, file, Path(directory), allow=True)
+    made = planned(wanted, seed_of(wanted, seed), stage.world_of(config, stage.has_here(wanted)))
+    show_plan(Console(highlight=False), made)
+
 
 @app.command("list")
 def catalogue() -> None:
-    """Say which faults there are."""
-    from chaos import faults
-    from chaos.fault import describe
+    """Say which faults there are, what they need, and whether that is at hand here."""
+    from rich.console import Console
 
-    for name in faults.names():
-        typer.echo(f"{name:24} {describe(faults.kind(name))}")
+    from chaos.fault import Need
+    from chaos.lab.needs import missing
+    from chaos.sites import rights
+    from chaos.telling import show_faults
+
+    show_faults(Console(highlight=False), rights() | (frozenset() if missing(slurm=True) else {Need.LAB, Need.SLURM}))

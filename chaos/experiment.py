@@ -3,6 +3,7 @@
 Owns the shape of the file and its errors.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,9 +11,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from chaos import faults
-from chaos.fault import Aim, Fault
+from chaos.fault import Fault
 from chaos.moments import Phase
+from chaos.volumes import Volume
 from resilient.exits import Exit, ForeseenError
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+SHIPPED = Path(__file__).parent / "experiments"  # a link in the source tree, so that an installation has them too
 
 
 class ExperimentError(ForeseenError):
@@ -30,8 +35,9 @@ class Section(BaseModel):
 class When(Section):
     """When a fault strikes: of `step`, `s` (after the steady state) and `after` the latest; then `phase`.
 
-    `after`: id of another fault of the schedule; it strikes once that one was injected, with `phase: recovery` while it is
-    recovered from, with `recovered: true` once the run goes on. `together`: at the same time as that one.
+    Faults strike one after the other, as they are written, each once the run goes on after the one before. So that two meet:
+    `after` is the id of another one, and this one strikes once that one was injected, with `phase: recovery` while it is recovered
+    from (`recovered: true`: as if it were not named). `together`: at the same time as that one.
     """
 
     step: Annotated[int, Field(ge=1)] | None = None
@@ -46,37 +52,55 @@ class Scheduled(Section):
     """One fault. `target`: `rank: 1`, `node: 0`, `random`, or `culprit` (whoever the last fault was blamed on)."""
 
     fault: str
-    id: str | None = None
+    id: Annotated[str, Field(pattern=NAME)] | None = None
     at: When = When()
     target: dict[Literal["rank", "node"], Annotated[int, Field(ge=0)]] | Literal["random", "culprit"] = "random"
     params: dict[str, Any] = Field({}, alias="with")
 
-    @field_validator("fault")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if name not in faults.names():
-            raise ValueError(f"there is no fault {name!r}; there are {', '.join(faults.names())}")
-        return name
-
     @model_validator(mode="after")
     def _fits(self) -> "Scheduled":
-        self.made()
+        make(self.fault, self.params)
+        if self.at.after is not None and self.at.together is not None:
+            raise ValueError("at: `after` one and `together` with one cannot both be")
         return self
 
-    def made(self) -> Fault:
-        """The fault with its parameters."""
-        return faults.kind(self.fault)(**self.params)
+
+class Kind(Section):
+    """One kind of a mix: how often it is drawn, against the others; its parameters; in which phase it strikes."""
+
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    params: dict[str, Any] = Field({}, alias="with")
+    phase: Phase | None = None
 
 
 class Mix(Section):
-    """Faults at random: kinds with weights, one after another, each when the run has gone on for `calm_s` after the last one."""
+    """Faults at random: kinds with weights, one after another, each when the run has gone on for `calm_s` after the last one.
+
+    Until there were `count`, or for so many `minutes`, or until the campaign ends. `nested`: share of faults that another one
+    follows while they are recovered from.
+    """
 
     seed: int = 0
     count: Annotated[int, Field(ge=1)] | None = None
     minutes: Annotated[float, Field(gt=0)] | None = None
-    calm_s: tuple[float, float] = (1.0, 5.0)
-    kinds: dict[str, float | dict[str, Any]]  # name -> weight, or {weight, with, at}
-    nested: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of faults that another one follows during recovery
+    calm_s: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = (1.0, 5.0)
+    kinds: Annotated[dict[str, Kind], Field(min_length=1)]
+    nested: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    @field_validator("kinds", mode="before")
+    @classmethod
+    def _weights(cls, kinds: Any) -> Any:
+        if not isinstance(kinds, dict):
+            return kinds
+        return {name: {"weight": kind} if isinstance(kind, int | float) else kind for name, kind in kinds.items()}
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Mix":
+        for name, kind in self.kinds.items():
+            make(name, kind.params)
+        if self.calm_s[0] > self.calm_s[1]:
+            raise ValueError("calm_s: shortest and longest, in this order")
+        return self
 
 
 class Limits(Section):
@@ -86,6 +110,7 @@ class Limits(Section):
     at_once: Annotated[int, Field(ge=1)] = 2
     nodes: Annotated[int, Field(ge=1)] | None = None  # different ones, over the whole experiment
     minutes: Annotated[float, Field(gt=0)] = 60.0
+    recovery_s: Annotated[float, Field(gt=0)] = 180.0  # from a fault, or its end, until the run goes on
 
 
 class LabSpec(Section):
@@ -95,16 +120,23 @@ class LabSpec(Section):
 
 
 class Campaign(Section):
-    """What is run: a config's file, relative to the experiment's, with changes; or the whole config."""
+    """What is run: a config's file, relative to the experiment's, with changes; or the whole config.
+
+    `until: faults`: it is stopped once all faults were injected, and what it has reached then is its target. So an experiment does
+    not depend on how fast a machine is.
+    `volumes`: file systems of its own that are mounted for it (as root); the config has them as `${volume.NAME}`.
+    """
 
     file: Path | None = None
     config: dict[str, Any] = {}
+    until: Literal["target", "faults"] = "target"
+    volumes: dict[Annotated[str, Field(pattern=NAME)], Volume] = {}
 
 
 class Experiment(Section):
     """A whole experiment."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=NAME)]
     about: str = ""
     campaign: Campaign
     lab: LabSpec | None = None
@@ -116,10 +148,54 @@ class Experiment(Section):
     tolerance: float = 0.0  # of losses, relative, where a fault is not exact
 
     @model_validator(mode="after")
-    def _something_to_do(self) -> "Experiment":
+    def _makes_sense(self) -> "Experiment":
+        endless = self.random is not None and self.random.count is None and self.random.minutes is None
+        if endless and self.campaign.until == "faults":
+            raise ValueError("campaign.until: faults, but random.count or random.minutes does not say how many")
         if not self.faults and self.random is None:
             raise ValueError("there is neither a fault in `faults` nor a mix in `random`")
+        if self.lab is not None and self.campaign.volumes:
+            raise ValueError("campaign.volumes: hosts of a lab have /mnt/nvme and /dev/shm of their own instead")
+        known: set[str] = set()
+        for number, each in enumerate(self.faults):
+            for key, other in (("after", each.at.after), ("together", each.at.together)):
+                if other is not None and other not in known:
+                    raise ValueError(f"faults.{number}.at.{key}: no fault above it has the id {other!r}")
+            if each.id in known:
+                raise ValueError(f"faults.{number}.id: {each.id!r} stands twice")
+            known |= {each.id} if each.id is not None else set()
         return self
+
+
+def make(name: str, params: Mapping[str, Any]) -> Fault:
+    """A fault with its parameters.
+
+    Raises:
+        ValueError: there is none of this name, or it has no such parameters.
+    """
+    if name not in faults.names():
+        raise ValueError(f"there is no fault {name!r}; there are {', '.join(faults.names())}")
+    kind = faults.kind(name)
+    try:
+        return kind(**params)
+    except ValidationError as error:
+        wrong = "; ".join(f"with.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise ValueError(f"{name}: {wrong}; its parameters are {', '.join(kind.model_fields) or 'none'}") from None
+
+
+def find(named: str) -> Path:
+    """The file of an experiment: one that is there, or one of those that are shipped, by its name.
+
+    Raises:
+        ExperimentError: there is neither.
+    """
+    path = Path(named)
+    if path.exists() or path.suffix:
+        return path
+    shipped = {each.stem: each for each in sorted(SHIPPED.glob("*.yaml"))}
+    if named not in shipped:
+        raise ExperimentError(f"{named}: there is no such file; experiments that come along: {', '.join(shipped) or 'none'}")
+    return shipped[named]
 
 
 def read(path: Path) -> Experiment:
@@ -139,4 +215,24 @@ def read(path: Path) -> Experiment:
         raise ExperimentError("\n".join(lines)) from None
 
 
-__all__ = ["Aim", "Experiment", "ExperimentError", "Limits", "Mix", "Scheduled", "When", "read"]
+def lasting(experiment: Experiment, minutes: float | None) -> Experiment:
+    """The experiment with a mix that goes on for so long.
+
+    Raises:
+        ExperimentError: it has none.
+    """
+    if minutes is None:
+        return experiment
+    if experiment.random is None:
+        raise ExperimentError(f"{experiment.name} has no random mix, so that --minutes does not say anything")
+    mix = experiment.random.model_copy(update={"minutes": minutes, "count": None})
+    limits = experiment.limits.model_copy(update={"minutes": max(experiment.limits.minutes, 2 * minutes + 10)})
+    campaign = experiment.campaign.model_copy(update={"until": "faults"})
+    return experiment.model_copy(update={"random": mix, "limits": limits, "campaign": campaign})
+
+
+def seed_of(experiment: Experiment, wanted: int | None) -> int:
+    """The seed: the one that is wanted, or that of the mix."""
+    if wanted is not None:
+        return wanted
+    return experiment.random.seed if experiment.random is not None else 0

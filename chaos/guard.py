@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Sequence
 from types import TracebackType
 
+from chaos.fault import CannotInject
+
 Command = Sequence[str]
 
 
@@ -31,6 +33,20 @@ class Guard:
         assert self._shell.stdin is not None
         self._shell.stdin.write(f"{shlex.join(command)}\n".encode())
         self._shell.stdin.flush()
+
+    def run(self, command: Command) -> None:
+        """Make a change that was added before, by a command.
+
+        It holds the pipe as well: nothing is undone, although the owner has been killed, while the command may still do it.
+
+        Raises:
+            CannotInject: it did not work.
+        """
+        assert self._shell.stdin is not None
+        held = [self._shell.stdin.fileno()]
+        told = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, pass_fds=held)
+        if told.returncode:
+            raise CannotInject(f"`{shlex.join(command)}` failed: {(told.stderr or told.stdout).strip()}")
 
     def release(self) -> None:
         """Undo now; returns when all commands have ended."""

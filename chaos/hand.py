@@ -18,16 +18,16 @@ from typing import Any
 from chaos import faults, inside
 from chaos.fault import CannotInject, Inside, Outside
 from chaos.guard import Guard
-from chaos.moments import Missed, Moment, wait_for
+from chaos.moments import OF_THE_RUN, SLOW_POLL_S, Missed, Moment, wait_for
 from chaos.scene import Scene, Target
 from resilient.config import load
 
-TAKE_S = 120.0  # for a rank to find an order, recoveries included
+WORD = b"now\n"
 
 
 @dataclass(frozen=True)
 class Errand:
-    """What a hand is sent for. `limit_s`: for the moment to come."""
+    """What a hand is sent for. `limit_s`: for the moment to come. `on_word`: armed, it waits for a line before anything else."""
 
     id: str
     fault: str
@@ -37,6 +37,7 @@ class Errand:
     moment: Moment = field(default_factory=Moment)
     limit_s: float = 600.0
     lab: str = ""
+    on_word: bool = False
 
     def line(self) -> str:
         """As it is sent."""
@@ -70,14 +71,25 @@ def main() -> int:
 def _do(errand: Errand, scene: Scene) -> None:
     fault = faults.kind(errand.fault)(**errand.params)
     _tell("armed")
+    if errand.on_word and not os.read(0, len(WORD)):
+        raise Missed("nobody wants it any more")
     if isinstance(fault, Inside):
         _order(errand, scene)
         return
     assert isinstance(fault, Outside)
-    wait_for(errand.moment, scene, errand.limit_s)
-    began_t = time.time()
-    evidence = fault.inject(scene)
-    _tell("injected", t=began_t, evidence=dict(evidence))
+    deadline = time.monotonic() + errand.limit_s
+    while True:
+        wait_for(errand.moment, scene, deadline - time.monotonic())
+        began_t = time.time()
+        try:
+            evidence = fault.inject(scene)
+        except CannotInject:
+            # While a run recovers there are moments at which there is nobody to hit.
+            if errand.moment.phase != "recovery" or _over(SLOW_POLL_S):
+                raise
+            continue
+        _tell("injected", t=began_t, evidence=dict(evidence))
+        return
 
 
 def _order(errand: Errand, scene: Scene) -> None:
@@ -85,6 +97,10 @@ def _order(errand: Errand, scene: Scene) -> None:
     if errand.target.rank is None:
         raise CannotInject(f"{errand.fault} strikes a rank, and none is named")
     moment = errand.moment
+    if moment.phase in OF_THE_RUN:  # which no rank can tell
+        wait_for(moment, scene, errand.limit_s)
+        moment = Moment()
+    scene.guard.add(["rm", "-f", str(errand.run_dir / inside.DIRECTORY / f"{errand.id}.order")])
     inside.give(
         errand.run_dir,
         inside.Order(errand.id, errand.fault, errand.target.rank, moment.step, moment.phase, dict(errand.params)),
@@ -92,8 +108,9 @@ def _order(errand: Errand, scene: Scene) -> None:
     deadline = time.monotonic() + errand.limit_s
     while (mark := inside.taken(errand.run_dir, errand.id)) is None:
         if time.monotonic() > deadline or _over(0.02):
-            inside.withdraw(errand.run_dir, errand.id)
-            raise Missed(f"rank {errand.target.rank} did not come to step {moment.step or 'any'}")
+            if inside.withdraw(errand.run_dir, errand.id):
+                raise Missed(f"rank {errand.target.rank} did not come to step {moment.step or 'any'}")
+            deadline = float("inf")
     _tell("injected", t=mark["t"], evidence=mark)
 
 

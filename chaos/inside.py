@@ -8,11 +8,12 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos.scene import Place
+from chaos.scene import Follower, Place
 from resilient import worker
 
 DIRECTORY = "chaos"
@@ -39,9 +40,23 @@ def give(run_dir: Path, order: Order) -> None:
     new.rename(directory / f"{order.id}.order")
 
 
-def withdraw(run_dir: Path, order_id: str) -> None:
-    """Take an order back that nobody has carried out."""
-    (run_dir / DIRECTORY / f"{order_id}.order").unlink(missing_ok=True)
+def withdraw(run_dir: Path, order_id: str) -> bool:
+    """Take an order back; whether nobody has carried it out, and nobody will."""
+    path = run_dir / DIRECTORY / f"{order_id}.order"
+    withdrawn = _mark(path.with_suffix(".taken"), {})
+    path.unlink(missing_ok=True)
+    return withdrawn
+
+
+def _mark(path: Path, what: Mapping[str, object]) -> bool:
+    """Be the one who makes a mark; False: it was made already."""
+    try:
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return False
+    os.write(fd, json.dumps(what).encode())
+    os.close(fd)
+    return True
 
 
 def taken(run_dir: Path, order_id: str) -> dict[str, Any] | None:
@@ -50,7 +65,7 @@ def taken(run_dir: Path, order_id: str) -> dict[str, Any] | None:
         found: dict[str, Any] = json.loads((run_dir / DIRECTORY / f"{order_id}.taken").read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return found
+    return found or None
 
 
 def arm(context: worker.Context) -> None:
@@ -67,10 +82,12 @@ class _Lookout:
         self._names: frozenset[str] = frozenset()
         self._orders: list[Order] = []
         self._finished: int | None = None
+        self._followers: list[Follower] = []
 
     def __call__(self, phase: str | None, step: int) -> None:
         if phase is None:
             self._finished = step
+        self._followers = [each for each in self._followers if each(phase, step if phase is None else (self._finished or 0) + 1)]
         self._read()
         for order in list(self._orders):
             if self._due(order, phase):
@@ -105,14 +122,9 @@ class _Lookout:
 
         step = (self._finished or 0) + 1
         mark = {"t": time.time(), "rank": order.rank, "pid": os.getpid(), "step": step, "generation": self._context.generation}
-        path = self._directory / f"{order.id}.taken"
-        try:
-            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-        except FileExistsError:
+        if not _mark(self._directory / f"{order.id}.taken", mark):
             return
-        os.write(fd, json.dumps(mark).encode())
-        os.close(fd)
         fault = kind(order.fault)(**order.params)
         assert isinstance(fault, Inside)
         run_dir = self._directory.parent
-        fault.strike(Place(order.rank, self._context.world_size, step, phase, run_dir))
+        fault.strike(Place(order.rank, self._context.world_size, step, phase, run_dir, self._followers.append))

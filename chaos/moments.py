@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chaos.scene import Scene
+from chaos.tail import Tail
+from resilient import ledger
 from resilient.page import PHASES
 
 Phase = Literal["start", "load", "data", "step", "snapshot", "eval", "flush", "recovery", "drain"]
 
 POLL_S = 0.002
-SLOW_POLL_S = 0.05  # where files are read, and not pages alone
+SLOW_POLL_S = 0.01  # where files are read, and not pages alone
 OF_RANKS = PHASES
 OF_THE_RUN = ("flush", "recovery", "drain")
 
@@ -42,7 +44,8 @@ def wait_for(moment: Moment, scene: Scene, limit_s: float) -> None:
     if moment.phase is not None:
         phase = moment.phase
         poll_s = POLL_S if phase in OF_RANKS else SLOW_POLL_S
-        _until(lambda: now_in(scene, phase), scene, deadline, poll_s, f"phase {phase}")
+        holds = _Recovery(scene) if phase == "recovery" else lambda: now_in(scene, phase)
+        _until(holds, scene, deadline, poll_s, f"phase {phase}")
 
 
 def now_in(scene: Scene, phase: Phase) -> bool:
@@ -55,9 +58,21 @@ def now_in(scene: Scene, phase: Phase) -> bool:
         return any(scene.config.checkpoint.tiers[-1].path.glob("step-*.tmp"))
     if phase == "drain":
         return any(pulse.stopped for pulse in scene.pulses().values())
-    events = scene.events()
-    last = max((index for index, line in enumerate(events) if line["event"] == "fault"), default=None)
-    return last is not None and not any(line["event"] == "recovered" for line in events[last:])
+    return _Recovery(scene)()
+
+
+class _Recovery:
+    """Whether the run recovers from a fault, told from what the ledger has got since the last look."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._tail = Tail(scene.run_dir / ledger.EVENTS)
+        self._open = False
+
+    def __call__(self) -> bool:
+        for line in self._tail.read():
+            if line["event"] in ("fault", "recovered", "run_started"):
+                self._open = line["event"] == "fault"
+        return self._open
 
 
 def _furthest(scene: Scene) -> int:

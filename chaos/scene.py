@@ -14,7 +14,7 @@ import psutil
 
 from chaos.fault import CannotInject
 from chaos.guard import Guard
-from resilient import ledger
+from resilient import ledger, storage
 from resilient.agent.workers import keeper_directory, page_directory
 from resilient.config import Config
 from resilient.page import Pulse, peek
@@ -29,15 +29,25 @@ class Target:
     host: str = ""
 
 
+Follower = Callable[[str | None, int], bool]
+
+
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is when a fault strikes it from inside. `step`: the one that is being computed, 1-based."""
+    """Where a rank is when a fault strikes it from inside.
+
+    Attributes:
+        step: the one that is being computed, 1-based.
+        follow: have something called, until it says False, at each phase that begins with its name and the step that is being
+            computed, and with None and a step that is finished.
+    """
 
     rank: int
     world_size: int
     step: int
     phase: str
     run_dir: Path
+    follow: Callable[[Follower], None]
 
 
 def _passed(seconds: float) -> bool:
@@ -61,11 +71,11 @@ class Scene:
     lab: str = ""
     over: Callable[[float], bool] = field(default=_passed)
 
-    def hold(self, seconds: float) -> None:
-        """Let the fault last so long, or until its end is wanted."""
+    def hold(self, seconds: float, unless: Callable[[], bool] = lambda: False) -> None:
+        """Let the fault last so long, or until its end is wanted, or there is nothing left that it is done to."""
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            if self.over(min(left, 0.5)):
+        while (left := deadline - time.monotonic()) > 0 and not unless():
+            if self.over(min(left, 0.1)):
                 return
 
     # -- processes -----------------------------------------------------------------------------------------------------
@@ -128,7 +138,7 @@ class Scene:
         """
         for process in self.agent().children():
             with contextlib.suppress(psutil.Error):
-                if any("keeper" in word for word in process.cmdline()):
+                if "checkpoint.tiers.keeper" in process.cmdline():
                     return process
         raise CannotInject(f"node {self.target.node} has no keeper")
 
@@ -155,3 +165,8 @@ class Scene:
     def memory(self, node: int) -> Sequence[Path]:
         """What a node has in RAM beside its tiers: pages, and the keeper's own."""
         return [page_directory(self.run_dir, node), keeper_directory(self.run_dir, node)]
+
+    def held(self, node: int) -> Sequence[Path]:
+        """What a node has of its own on tiers, in RAM and on its disks."""
+        found = storage.read(self.run_dir)
+        return [Path(tier["roots"][node]) for tier in found["tiers"] if not tier["durable"]]

@@ -192,7 +192,7 @@ def _add_groups() -> None:
         app.add_typer(point.load(), name=point.name)
 
 
-def _guarded(command: Callable[[], Any]) -> int:
+def guarded(command: Callable[[], Any]) -> int:
     """Run the command line; every foreseen error becomes one message and its exit code."""
     try:
         command()
@@ -210,4 +210,4 @@ def _guarded(command: Callable[[], Any]) -> int:
 def main() -> None:
     """Entry point of the console script."""
     _add_groups()
-    sys.exit(_guarded(app))
+    sys.exit(guarded(app))

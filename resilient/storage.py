@@ -5,6 +5,7 @@ keep out of each other's way; and the identity of a campaign, which lies with it
 that some tier still holds is taken for theirs.
 """
 
+import errno
 import json
 import os
 import secrets
@@ -167,6 +168,12 @@ def storage_of(config: Config, nodes: int) -> Storage:
         new.write_text(f"{identity}\n")
         new.replace(path)
     return arrange(config, nodes, identity, {tier.path: lies_in_ram(tier.path) for tier in config.checkpoint.tiers})
+
+
+def must_be_there(durable: Path) -> None:
+    """Raises FileNotFoundError where the durable tier of a run that has begun is gone; nothing may be made in its place."""
+    if not (durable / IDENTITY).exists():
+        raise FileNotFoundError(errno.ENOENT, f"{IDENTITY} is not there any more: is the file system mounted?", str(durable))
 
 
 def write(run_dir: Path, storage: Storage) -> None:

@@ -1,10 +1,7 @@
 """A worker is killed."""
 
-import signal
-
-import psutil
-
-from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
+from chaos.fault import Aim, Evidence, Expectation, Outside
+from chaos.processes import end
 from chaos.scene import Scene
 
 
@@ -18,9 +15,5 @@ class WorkerKill(Outside):
 
     def inject(self, scene: Scene) -> Evidence:
         process = scene.worker()
-        process.send_signal(signal.SIGKILL)
-        try:
-            process.wait(timeout=10)
-        except psutil.TimeoutExpired:
-            raise CannotInject(f"process {process.pid} of rank {scene.target.rank} is still there") from None
+        end(process)
         return {"pid": process.pid, "state": "gone"}

@@ -11,6 +11,7 @@ Commands: `session` (a generation begins), `inventory`, `keep`, `void`, `copy`, 
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -57,6 +58,7 @@ class Tier:
 
     Attributes:
         root: of a node's tier: where its parts are; of the durable one: of committed checkpoints.
+        mark: a file that is in the durable one's root as long as that is there.
         busy: names the job that runs.
         moved_t: when the job last got on.
     """
@@ -67,11 +69,17 @@ class Tier:
     keep_last: int
     keep_every: int | None
     pace: Pace
+    mark: str | None = None
     pool: Executor = field(default_factory=lambda: ThreadPoolExecutor(1))
     cancelled: threading.Event = field(default_factory=threading.Event)
     busy: bool = False
     moved_t: float = 0.0
     trouble_t: float | None = None
+
+    def must_be_there(self) -> None:
+        """Raises FileNotFoundError where the file system is not mounted: what is made in its place would be hidden by it later."""
+        if self.mark is not None and not (self.root / self.mark).exists():
+            raise FileNotFoundError(errno.ENOENT, f"{self.mark} is not there any more: is the file system mounted?", str(self.root))
 
 
 @dataclass
@@ -109,6 +117,7 @@ class Keeper:
                 entry["keep_last"],
                 entry.get("keep_every"),
                 Pace(entry.get("max_bytes_per_s")),
+                entry.get("mark"),
             )
             for entry in settings["tiers"]
         }
@@ -331,6 +340,8 @@ class Keeper:
                         self._skipped(group, message["step"], "no slab was free")
                     case "passed":
                         self._passed(group, message)
+                    case "broken":
+                        self._broken(group, message)
 
     async def _prepare(self, group: Group) -> None:
         """Make slabs for what the workers have announced, in the first place that has room."""
@@ -418,6 +429,20 @@ class Keeper:
                 self._skipped(group, step, "a rank left it out")
         self._offer()
 
+    def _broken(self, group: Group, message: Message) -> None:
+        """A rank could not write into the slab that is lent."""
+        if message["loan"] == self._loan and self._lent is not None:
+            self._unusable(self._lent, message["why"], message["errno"])
+            self._skipped(group, message["step"], message["why"])
+            self._passed(group, message)
+
+    def _unusable(self, index: int, why: str, number: int | None) -> None:
+        """A slab is not there any more, or has no room for one more page: it is made anew where that is needed."""
+        self._trouble(self._replicas, why, number)
+        self._slabs.doubt(index)
+        if self._group is not None:
+            self._background(self._prepare(self._group))
+
     def _skipped(self, group: Group, step: int, why: str) -> None:
         group.taken.pop(step, None)
         if step not in group.skipped:
@@ -428,7 +453,15 @@ class Keeper:
         began = time.monotonic()
         loop = asyncio.get_running_loop()
         seal = self._slabs.seal
-        part = await loop.run_in_executor(None, seal, index, step, group.generation, group.node, group.nodes, self._seal_pool)
+        try:
+            part = await loop.run_in_executor(None, seal, index, step, group.generation, group.node, group.nodes, self._seal_pool)
+        except (OSError, ValueError) as error:
+            self._slabs.give_back(index)
+            self._unusable(index, f"{error}", getattr(error, "errno", None))
+            self._skipped(group, step, f"{error}")
+            self._offer()
+            return
+        self._well(self._replicas)
         changed = any(message["changed"] for message in taken.values())
         if changed and self._last is not None and self._last.step != step and self._last.chunks == part.chunks:
             self._slabs.forget(step)
@@ -510,11 +543,14 @@ class Keeper:
             lost = isinstance(error, Unreachable)
             self._say("failed", job=kind, **fields, owner=message["owner"], detail=reason, unreachable=lost)
         else:
-            if tier.trouble_t is not None:
-                self._say("well", tier=tier.name, down_s=time.monotonic() - tier.trouble_t)
-                tier.trouble_t = None
+            self._well(tier)
         finally:
             tier.busy = False
+
+    def _well(self, tier: Tier) -> None:
+        if tier.trouble_t is not None:
+            self._say("well", tier=tier.name, down_s=time.monotonic() - tier.trouble_t)
+            tier.trouble_t = None
 
     def _trouble(self, tier: Tier, detail: str, number: int | None) -> None:
         if tier.trouble_t is None:
@@ -568,6 +604,7 @@ class Keeper:
 
     def _flush(self, tier: Tier, message: Message, slab: Slab | None, copy: Copy) -> None:
         began = time.monotonic()
+        tier.must_be_there()
         source, part, documents = self._source(message, slab)
         copy.check = source.check
         with contextlib.closing(source):
@@ -581,6 +618,7 @@ class Keeper:
 
     def _commit(self, tier: Tier, message: Message, slab: Slab | None, copy: Copy) -> None:
         began = time.monotonic()
+        tier.must_be_there()
         source, part, documents = self._source(message, slab)
         with contextlib.closing(source):
             contents = copying.finish(

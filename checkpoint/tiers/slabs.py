@@ -130,7 +130,7 @@ class Slabs:
         """
         for slab in self._slabs:
             slab.fits = fingerprint(slab.directory) == blueprint.digest
-            if not slab.fits and not (slab.pins or (slab.part and self._keep(slab.part))):
+            if not slab.fits and not (slab.lent or slab.pins or (slab.part and self._keep(slab.part))):
                 self._make(slab, blueprint)
                 slab.fits = True
         self.blueprint = blueprint
@@ -139,6 +139,10 @@ class Slabs:
     def misfits(self) -> bool:
         """Whether there are slabs of another layout: of a generation with other nodes."""
         return self.blueprint is not None and not all(slab.fits for slab in self._slabs)
+
+    def doubt(self, index: int) -> None:
+        """A slab could not be written to: it is not lent until it was prepared again."""
+        self._slabs[index].fits = False
 
     def retire(self) -> None:
         """Lend nothing until slabs are prepared again: the next workers may need others."""

@@ -154,13 +154,17 @@ class Snapshots:
         if index is None:
             self._tell({"say": "skipped", "step": step, "tiers": sorted(tiers)})
             return Taken(step, False, 0, time.perf_counter() - began)
-        slab = self._mapped(index)
-        points.reached("snapshot_borrowed")
-        with suppress(FileNotFoundError):
-            (slab.directory / parts.NAME).unlink()
-        slab.copy(pieces)
-        if self._local == 0:
-            (slab.directory / STATE).write_text(json.dumps(state.plain(small), ensure_ascii=False))
+        try:
+            slab = self._mapped(index)
+            points.reached("snapshot_borrowed")
+            with suppress(FileNotFoundError):
+                (slab.directory / parts.NAME).unlink()
+            slab.copy(pieces)
+            if self._local == 0:
+                (slab.directory / STATE).write_text(json.dumps(state.plain(small), ensure_ascii=False))
+        except OSError as error:  # somebody has deleted it, or there is no room for a page
+            self._tell({"say": "broken", "step": step, "loan": self._used, "why": f"{error}", "errno": error.errno})
+            return Taken(step, False, 0, time.perf_counter() - began)
         points.reached("snapshot_copied")
         stall_s = time.perf_counter() - began
         said = {"say": "taken", "step": step, "loan": self._used, "slab": index, "stall_s": stall_s, "tiers": sorted(tiers)}

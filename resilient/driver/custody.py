@@ -341,10 +341,12 @@ class Custody:
         return [*effects, *self._clear_voids()]
 
     def resumed(self, step: int, now: float) -> list[Effect]:
-        """The workers go on from this step: what is newer belongs to a past that was left."""
+        """The workers go on from this step: what is newer belongs to a past that was left, or was found damaged."""
         self._decided = max(self._decided, step)
         self._holding = False
         self._forget(lambda key: key[0] > step and key[1] < self._generation)
+        self._committed_steps.roll_back(step)
+        self.durable_step = min(self.durable_step, max(self._committed_steps.steps, default=0))
         effects = [effect for tier in self._complete for effect in self._keep(tier)]
         return [*effects, *self._schedule(now)]
 

@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import socket
-import time
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -22,7 +22,7 @@ from checkpoint.errors import CheckpointError
 from checkpoint.fence import raise_fence
 from checkpoint.naming import steps
 from checkpoint.voiding import set_aside
-from resilient import diagnosis, ledger, network, rollback, storage
+from resilient import clock, diagnosis, ledger, network, rollback, storage
 from resilient.campaign import gpu_count
 from resilient.config import Config, ConfigError, Layout, dump, layouts
 from resilient.config.timeouts import timeouts
@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 FENCE_RAISE_S = 30.0  # for a commit that is under way; the workers that could make one are dead by then
+FENCE_HANG_S, FENCE_MARGIN_S = 4.0, 0.5  # where there are snapshots to go on from meanwhile
 SHUTDOWN_S = 3.0
 INJECTION = "chaos.inside"  # by name: the runtime knows nothing of it
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -138,7 +139,7 @@ class Driver:
             try:
                 take_in(self._run_dir, self._ledger)
                 self._write_event(WriteEvent("run_started", self._description(), self._coordinator.generation))
-                self._do(self._coordinator.begin(time.time()))
+                self._do(self._coordinator.begin(clock.now()))
                 finish = await self._finished
             finally:
                 for task in tasks:
@@ -217,6 +218,7 @@ class Driver:
     def _agent_command(self, address: str) -> AgentCommand:
         environ = {
             "OMP_NUM_THREADS": str(self._layout.threads_per_proc),
+            **clock.environment(),
             **network.environment(self._config.network, os.environ, one_machine=self._allocation is None),
             **({CHAOS_VARIABLE: INJECTION} if self._config.chaos.allow else {}),
         }
@@ -252,13 +254,13 @@ class Driver:
             self._soon(self._stops.signalled(sig.name))
             return
         self._display.note(f"{sig.name}: stopping at the next step; once more to stop at once")
-        self._do(self._coordinator.stop(sig.name, time.time()))
+        self._do(self._coordinator.stop(sig.name, clock.now()))
 
     def _on_ended(self, node: int, incarnation: int, detail: str) -> None:
         if (node, incarnation) in self._alive:
             self._alive.discard((node, incarnation))
             self._writers.pop(node, None)
-            self._do(self._coordinator.lost(node, detail, time.time()))
+            self._do(self._coordinator.lost(node, detail, clock.now()))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One agent's connection, from hello to its end."""
@@ -269,13 +271,14 @@ class Driver:
                 message = decode(line)
                 if incarnation < 0:
                     node, incarnation = int(message["node"]), self._admit(message)
+                    message["t"] = clock.here(message["t"])
                     if incarnation < 0:
                         break
                     self._writers[node] = writer
                 if message["type"] == "signal" and self._stops is not None:
                     self._soon(self._stops.signalled(message["name"]))
                 elif (node, incarnation) in self._alive:
-                    self._do(self._coordinator.message(message, time.time()))
+                    self._do(self._coordinator.message(message, clock.now()))
         except (OSError, ValueError, KeyError) as error:
             if not isinstance(error, OSError):  # a defect, of the agent or here: the node is started anew, but not in silence
                 log.error("the connection of node %d", node, exc_info=True)
@@ -294,7 +297,7 @@ class Driver:
 
     async def _tick(self) -> None:
         while True:
-            self._do(self._coordinator.tick(time.time()))
+            self._do(self._coordinator.tick(clock.now()))
             self._display.refresh()
             await asyncio.sleep(TICK_S)
 
@@ -304,7 +307,7 @@ class Driver:
         if limit is not None:
             await asyncio.sleep(60 * limit)
             self._display.note(f"{limit:g} minutes have passed (train.exit_duration_min): stopping at the next step")
-            self._do(self._coordinator.stop("exit_duration_min", time.time()))
+            self._do(self._coordinator.stop("exit_duration_min", clock.now()))
 
     async def _keep_lease(self) -> None:
         """Renew it; who finds that it was taken over stops at once, and leaves everything to the other one."""
@@ -336,11 +339,11 @@ class Driver:
                 self._display.preparing,
             )
         except ConfigError as error:
-            self._do(self._coordinator.give_up(Exit.CONFIG, self._explain(error), time.time()))
+            self._do(self._coordinator.give_up(Exit.CONFIG, self._explain(error), clock.now()))
         except PrepareFailed as error:
-            self._do(self._coordinator.give_up(Exit.GAVE_UP, str(error), time.time()))
+            self._do(self._coordinator.give_up(Exit.GAVE_UP, str(error), clock.now()))
         else:
-            self._do(self._coordinator.prepared(time.time()))
+            self._do(self._coordinator.prepared(clock.now()))
 
     # -- effects -------------------------------------------------------------------------------------------------------
 
@@ -361,12 +364,11 @@ class Driver:
                     if self._scalars is not None:
                         self._scalars.metrics(line)
                 case RaiseFence(generation):
-                    try:
-                        raise_fence(self._config.checkpoint.tiers[-1].path, generation, timeout_s=FENCE_RAISE_S)
-                    except (OSError, CheckpointError) as error:
-                        if not self._coordinator.custody.may_go_on_without_the_fence:
-                            self._do(self._coordinator.give_up(Exit.UNUSABLE, f"the checkpoint fence: {error}", time.time()))
-                            return  # the generation that was to start behind it does not
+                    error = self._raise_fence(generation)
+                    if error is not None and not self._coordinator.custody.may_go_on_without_the_fence:
+                        self._do(self._coordinator.give_up(Exit.UNUSABLE, f"the checkpoint fence: {error}", clock.now()))
+                        return  # the generation that was to start behind it does not
+                    if error is not None:
                         # A tier that cannot be written is closed to everybody; whoever flushes raises the fence first.
                         log.warning("the checkpoint fence could not be raised: %s", error)
                 case SetAside(voids, generation):
@@ -384,6 +386,25 @@ class Driver:
                     if not self._finished.done():
                         self._finished.set_result(effect)
 
+    def _raise_fence(self, generation: int) -> Exception | None:
+        """Close the durable tier to older generations; why not. A file system that hangs holds up the thread alone."""
+        root = self._config.checkpoint.tiers[-1].path
+        patience_s = FENCE_HANG_S if self._coordinator.custody.may_go_on_without_the_fence else FENCE_RAISE_S
+        outcome: list[Exception | None] = []
+
+        def work() -> None:
+            try:
+                storage.must_be_there(root)
+                raise_fence(root, generation, timeout_s=patience_s)
+                outcome.append(None)
+            except (OSError, CheckpointError) as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=work, name="fence", daemon=True)
+        thread.start()
+        thread.join(patience_s + FENCE_MARGIN_S)
+        return outcome[0] if outcome else TimeoutError(f"{root} has not answered for {patience_s:g} s")
+
     def _set_aside(self, voids: Sequence[rollback.Void], generation: int) -> bool:
         """Rename the durable checkpoints that are void; the run ends where that cannot be done."""
         tier = self._config.checkpoint.tiers[-1]
@@ -393,7 +414,7 @@ class Driver:
             )
         except (OSError, CheckpointError) as error:
             message = f"a checkpoint that was rolled back cannot be set aside on tier {tier.name}: {error}"
-            self._do(self._coordinator.give_up(Exit.UNUSABLE, message, time.time()))
+            self._do(self._coordinator.give_up(Exit.UNUSABLE, message, clock.now()))
             return False
         for step, path in renamed:
             fields = {"step": step, "tier": tier.name, "reason": f"rolled back: it is {path.name} now"}

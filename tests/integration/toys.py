@@ -134,6 +134,13 @@ def eat(config: worker.Config) -> None:
     count(config)
 
 
+def tell_watcher(config: worker.Config) -> None:
+    """Print who is called at every phase and step."""
+    worker.init()
+    watcher = worker._watcher
+    print("nobody watches" if watcher is None else f"{type(watcher).__module__} watches")
+
+
 def tell_timeouts(config: worker.Config) -> None:
     """Print how long process groups that are made without a timeout wait, in seconds, as JSON."""
     ctx = worker.init()

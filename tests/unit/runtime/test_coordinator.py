@@ -481,9 +481,38 @@ def test_a_node_that_does_not_answer_a_look_is_not_waited_for(play):
     hang(play)
     play.tell(0, "looked", ranks={"0": AT_A_COLLECTIVE})
     play.now += PATIENCE_S
+    play.tell(1, "alive")
     play.do("tick")
     (fault,) = play.events("fault")
     assert (fault["kind"], fault["ranks"]) == ("hang", [1])
+    assert [action["name"] for action in play.events("action")] == ["restart_workers"]
+
+
+def test_a_node_of_which_nothing_is_heard_is_waited_for_until_it_is_lost(play):
+    hang(play)
+    play.tell(0, "looked", ranks={"0": AT_A_COLLECTIVE})
+    for _ in range(3):
+        play.now += LOOK_AGAIN_S
+        play.beat(0, 9, silent_s=20.0, state="S")
+        play.do("tick")
+    (fault,) = play.events("fault")
+    assert (fault["kind"], fault["nodes"]) == ("link_down", [1])
+    assert [action["name"] for action in play.events("action")] == ["wait"]
+    assert not play.sent("stop")
+    play.now += 30.0
+    play.do("tick")
+    assert [fault["kind"] for fault in play.events("fault")] == ["link_down", "node_lost"]
+    assert play.events("action")[-1]["name"] == "replace_node"
+
+
+def test_what_was_not_heard_of_for_a_while_goes_on_without_a_restart(play):
+    hang(play)
+    play.tell(0, "looked", ranks={"0": AT_A_COLLECTIVE})
+    play.now += PATIENCE_S
+    play.do("tick")
+    play.beat(1, 10)
+    (recovered,) = play.events("recovered")
+    assert (recovered["fault_id"], recovered["lost_steps"]) == (play.events("fault")[0]["fault_id"], 0)
 
 
 def look_at_waiting_ranks(play: Play) -> list[Effect]:
@@ -728,6 +757,20 @@ def test_a_part_on_its_way_to_a_disk_is_not_forgotten_meanwhile():
     assert [order["step"] for order in orders if order["do"] == "copy"] == [6]
     assert all(order["upto"] < 6 for order in orders if order["do"] == "keep" and order["tier"] == "nvme")
     assert any(order["upto"] == 6 for order in orders if order["do"] == "keep" and order["tier"] == "ram")
+
+
+def test_a_stop_makes_durable_what_is_newer_than_the_checkpoint_that_was_gone_on_from_and_not_than_a_damaged_one():
+    custody = Custody(StoragePlan(TierPlan("ram", 1), (), TierPlan("scratch", 3), 3, durable_step=30, durable_steps=(20, 30)))
+    custody.inventory(0, {"parts": [], "address": ""})
+    custody.begin(1, [0])
+    custody.resumed(20, 0.0)  # for the newest one was found damaged
+    news = {"what": "held", "tier": "ram", "generation": 1, "owner": 0, "nodes": 1, "replica": False, "bytes": 1}
+    list(custody.heard(0, {**news, "stall_s": 0.0, "write_s": 0.0, "wants": [], "step": 25, "directory": "/ram/25"}, 0.0))
+    assert custody.behind
+    orders = [effect.message["order"] for effect in custody.save_newest(0.0) if isinstance(effect, Send)]
+    assert [(order["do"], order["step"]) for order in orders] == [("flush", 25)]
+    assert custody.superseded(ended=False) == []
+    assert custody.checkpoints == [20, 25]
 
 
 # -- nodes that leave and return ------------------------------------------------------------------------------------------

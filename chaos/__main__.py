@@ -1,0 +1,8 @@
+"""`python -m chaos`: as `resilient chaos`, also where the package is not installed."""
+
+import sys
+
+from chaos.cli import app
+from resilient.cli import guarded
+
+sys.exit(guarded(app))

@@ -1,0 +1,19 @@
+"""An agent is killed."""
+
+from chaos.fault import Aim, Evidence, Expectation, Outside
+from chaos.processes import end
+from chaos.scene import Scene
+
+
+class AgentKill(Outside):
+    """The agent of a node is killed (SIGKILL); its workers go with it, what the node holds stays."""
+
+    aim = Aim.NODE
+
+    def expects(self) -> Expectation:
+        return Expectation(frozenset({"node_lost"}), frozenset({"replace_node", "restart_agent"}), culprit=True)
+
+    def inject(self, scene: Scene) -> Evidence:
+        process = scene.agent()
+        end(process)
+        return {"pid": process.pid, "state": "gone"}

@@ -1,0 +1,32 @@
+"""On a node no name leads to an address any more."""
+
+from pydantic import Field
+
+from chaos import links
+from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
+from chaos.lab.network import HostNetwork
+from chaos.lab.shape import LOGIN
+from chaos.scene import Scene
+
+
+class DnsFailure(Outside):
+    """On a node no name leads to an address any more: /etc/hosts knows only the host itself, and no name server answers."""
+
+    aim = Aim.NODE
+    needs = frozenset({Need.ROOT, Need.LAB})
+    site = "machine"
+    undone = "what was mounted over both files is unmounted"
+
+    seconds: float = Field(10.0, gt=0, description="for which none does")
+
+    def expects(self) -> Expectation:
+        return Expectation()
+
+    def inject(self, scene: Scene) -> Evidence:
+        host = HostNetwork(scene)
+        path = host.lay_down(links.no_names(host.mark))
+        host.make(links.without_names(host.init, host.mark, str(path)))
+        if host.resolves(LOGIN):
+            raise CannotInject(f"the name {LOGIN} leads somewhere on host {host.name} all the same")
+        scene.hold(self.seconds)
+        return {"host": host.name, "resolves": False}

@@ -1,0 +1,23 @@
+"""The driver is killed."""
+
+import signal
+
+from chaos.fault import Aim, Evidence, Expectation, Outside
+from chaos.processes import end
+from chaos.scene import Scene
+
+
+class DriverKill(Outside):
+    """The driver is killed (SIGKILL), and takes agents and workers along; the same command, started again, goes on."""
+
+    aim = Aim.RUN
+
+    def expects(self) -> Expectation:
+        # As a child's status, and as a shell or srun hands it on.
+        return Expectation(exits=frozenset({-signal.SIGKILL, 128 + signal.SIGKILL}))
+
+    def inject(self, scene: Scene) -> Evidence:
+        process = scene.driver()
+        below = process.children(recursive=True)
+        end(process)
+        return {"pid": process.pid, "state": "gone", "below": len(below)}

@@ -1,0 +1,20 @@
+"""A worker waits in a collective that the others never come to."""
+
+from chaos.fault import Expectation, Inside
+from chaos.scene import Place
+
+
+class HangCollective(Inside):
+    """A worker waits in a collective that the others never come to, and they for it in theirs."""
+
+    def expects(self) -> Expectation:
+        # All wait for each other: who has taken the wrong turn is in the flight recorder, and nobody can be named for sure.
+        return Expectation(frozenset({"collective_timeout", "hang"}), frozenset({"restart_workers"}))
+
+    def strike(self, place: Place) -> None:
+        import torch
+        import torch.distributed as dist
+
+        device = "cuda" if "nccl" in dist.get_backend() and torch.cuda.is_available() else "cpu"
+        while True:
+            dist.broadcast(torch.zeros(1, device=device), src=(place.rank + 1) % place.world_size)

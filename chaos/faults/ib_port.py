@@ -1,0 +1,40 @@
+"""A node's InfiniBand port is down for a while, by the site's own commands."""
+
+import shlex
+from pathlib import Path
+
+from pydantic import Field
+
+from chaos import outage
+from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
+from chaos.scene import Scene
+
+PORTS = Path("/sys/class/infiniband")
+
+
+class IbPort(Outside):
+    """A node's InfiniBand port is down for a while, by the site's own commands; without them, nothing is done.
+
+    For instance `down: ["ibportstate -D 0 1 disable"]`, `up: ["ibportstate -D 0 1 enable"]`, or what a site lets a job run.
+    """
+
+    aim = Aim.NODE
+    undone = "the commands of `up`"
+
+    down: list[str] = Field([], description="command lines that take it down, run on the node")
+    up: list[str] = Field([], description="command lines that bring it up, which must do no harm where it is up")
+    seconds: float = Field(5.0, gt=0, description="for which it is down")
+
+    def expects(self) -> Expectation:
+        return outage.of_a_node(self.seconds)
+
+    def inject(self, scene: Scene) -> Evidence:
+        if not self.down or not self.up:
+            raise CannotInject("no port is taken down unasked: `down` and `up` must say by which commands")
+        for line in reversed(self.up):  # the guard runs the last one first
+            scene.guard.add(shlex.split(line))
+        for line in self.down:
+            scene.guard.run(shlex.split(line))
+        states = {str(path.parent): path.read_text().strip() for path in sorted(PORTS.glob("*/ports/*/state"))}
+        scene.hold(self.seconds)
+        return {"down": self.down, "states": states}

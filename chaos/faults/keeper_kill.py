@@ -1,0 +1,19 @@
+"""A keeper is killed."""
+
+from chaos.fault import Aim, Evidence, Expectation, Outside
+from chaos.processes import end
+from chaos.scene import Scene
+
+
+class KeeperKill(Outside):
+    """The keeper of a node's snapshots is killed (SIGKILL); the next one finds what it held, and training goes on meanwhile."""
+
+    aim = Aim.NODE
+
+    def expects(self) -> Expectation:
+        return Expectation()
+
+    def inject(self, scene: Scene) -> Evidence:
+        process = scene.keeper()
+        end(process)
+        return {"pid": process.pid, "state": "gone"}

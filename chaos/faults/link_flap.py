@@ -1,0 +1,37 @@
+"""The link of a node goes down and comes back, again and again."""
+
+from pydantic import Field
+
+from chaos import links, outage
+from chaos.fault import Aim, Evidence, Expectation, Need, Outside
+from chaos.lab.network import HostNetwork
+from chaos.scene import Scene
+
+
+class LinkFlap(Outside):
+    """The link of a node flaps: it goes down and comes back, again and again."""
+
+    aim = Aim.NODE
+    needs = frozenset({Need.ROOT, Need.LAB})
+    site = "machine"
+    undone = "the port of the switch is brought up"
+
+    times: int = Field(3, ge=1, description="how often it goes down")
+    down_s: float = Field(1.0, gt=0, description="for which it is down each time")
+    up_s: float = Field(2.0, gt=0, description="for which it is up in between")
+
+    def expects(self) -> Expectation:
+        # What counts is the longest outage at a stretch: between two, transports catch up, if there is time for it.
+        return outage.of_a_node(self.down_s if self.up_s >= self.down_s else self.times * (self.down_s + self.up_s))
+
+    def inject(self, scene: Scene) -> Evidence:
+        host = HostNetwork(scene)
+        before = host.carrier_downs()
+        host.make([links.unplugged(host.switch, host.name)])
+        for _ in range(self.times - 1):
+            scene.hold(self.down_s)
+            scene.guard.run(links.port(host.switch, host.name, up=True))
+            scene.hold(self.up_s)
+            scene.guard.run(links.port(host.switch, host.name, up=False))
+        scene.hold(self.down_s)
+        return {"host": host.name, "carrier_downs": host.carrier_downs() - before}

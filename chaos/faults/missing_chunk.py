@@ -1,0 +1,22 @@
+"""A file of a checkpoint is missing."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from chaos.damage import Damage
+from chaos.fault import Evidence
+from chaos.scene import Scene
+
+
+class MissingChunk(Damage):
+    """A shard file of the newest durable checkpoint is deleted."""
+
+    tier: Literal["durable"] = Field("durable", description="whose newest checkpoint is hit")
+
+    def damage(self, checkpoint: Path, scene: Scene) -> Evidence:
+        path = max((each for each in checkpoint.rglob("c*") if each.is_file()), key=lambda each: (each.stat().st_size, str(each)))
+        size = path.stat().st_size
+        path.unlink()
+        return {"file": str(path), "bytes": size}

@@ -1,0 +1,40 @@
+"""A node crashes, as far as that can be done without its power switch."""
+
+import shutil
+
+from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
+from chaos.processes import continues, end, end_at_once
+from chaos.scene import Scene
+
+
+class NodeCrash(Outside):
+    """All that runs on a node ends at once, and what it held in RAM and on disks of its own is gone."""
+
+    aim = Aim.NODE
+    undone = "the driver starts the agent anew; what was held is gone"
+
+    def expects(self) -> Expectation:
+        # A buddy that was fetching from the node may say so first.
+        kinds, actions = frozenset({"node_lost"}), frozenset({"replace_node", "restart_agent", "shrink", "grow"})
+        return Expectation(kinds, actions, culprit=True)
+
+    def inject(self, scene: Scene) -> Evidence:
+        agent = scene.agent()
+        node = scene.target.node
+        assert node is not None
+        held = {path: path.with_name(f".{path.name}.gone") for path in (*scene.held(node), *scene.memory(node)) if path.exists()}
+        scene.guard.add(["rm", "-rf", *map(str, held.values())])
+        scene.guard.add(continues(agent))
+        agent.suspend()  # nothing is started anew before all is gone, and the driver hears nothing
+        ended: list[int] = []
+        while below := agent.children(recursive=True):
+            ended += end_at_once(below)
+        for path, aside in held.items():
+            path.rename(aside)
+        end(agent)
+        size = sum(file.stat().st_size for aside in held.values() for file in aside.rglob("*") if file.is_file())
+        for aside in held.values():
+            shutil.rmtree(aside, ignore_errors=True)
+        if left := [str(aside) for aside in held.values() if aside.exists()]:
+            raise CannotInject(f"{', '.join(left)} cannot be removed")
+        return {"pid": agent.pid, "state": "gone", "below": ended, "held": [str(path) for path in held], "bytes": size}

@@ -1,0 +1,32 @@
+"""A node's snapshots are lost."""
+
+from dataclasses import replace
+
+from pydantic import Field
+
+from chaos.damage import lose
+from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
+from chaos.places import place
+from chaos.scene import Scene
+
+
+class SnapshotLost(Outside):
+    """What a node holds on one of its tiers is deleted while the run goes on, replicas for its buddy included."""
+
+    aim = Aim.NODE
+    undone = "not needed: the next snapshot is a new one"
+
+    tier: str = Field("memory", description="its name, or `memory`; not the durable one")
+
+    def expects(self) -> Expectation:
+        return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}), may_pass=True)
+
+    def inject(self, scene: Scene) -> Evidence:
+        tier = place(scene, self.tier)
+        if tier.kind == "durable":
+            raise CannotInject(f"tier {tier.name} is no node's own")
+        held = sorted(path.name for path in tier.root.glob("step-*"))
+        gone = lose(replace(tier, roots=(tier.root,)))
+        if not gone:
+            raise CannotInject(f"node {scene.target.node} has nothing at {tier.root}")
+        return {"directories": gone, "held": held}

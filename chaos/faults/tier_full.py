@@ -1,0 +1,71 @@
+"""A tier has no room left."""
+
+import errno
+import os
+import secrets
+import time
+from pathlib import Path
+
+from pydantic import Field
+
+from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
+from chaos.places import free, own_mount, place
+from chaos.scene import Scene
+
+DEFAULT_MIB = 4096
+LEAST_BYTES = 4096
+AGAIN_S = 0.2
+
+
+class TierFull(Outside):
+    """A tier is full: a file takes all room that is left, and what gets free meanwhile."""
+
+    aim = Aim.NODE
+    undone = "the file is removed"
+
+    tier: str = Field("durable", description="its name, or `durable` or `memory`")
+    for_s: float = Field(5.0, gt=0, description="how long it lasts")
+    limit_mib: int | None = Field(
+        None,
+        gt=0,
+        description="most to write. Without it, 4096, and only where nothing else is on the tier's file system",
+    )
+
+    def expects(self) -> Expectation:
+        return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}))
+
+    def inject(self, scene: Scene) -> Evidence:
+        tier = place(scene, self.tier)
+        if self.limit_mib is None:
+            own_mount(scene, tier)
+        left, limit = free(tier.path)[0], (self.limit_mib or DEFAULT_MIB) << 20
+        if left > limit:
+            raise CannotInject(f"tier {tier.name} has {left >> 20} MiB left, and no more than {limit >> 20} may be written")
+        filler = tier.path / f".filler-{secrets.token_hex(4)}"
+        scene.guard.add(["rm", "-f", str(filler)])
+        size = _fill(filler)
+        left = free(tier.path)[0]
+        if left > 16 * LEAST_BYTES:
+            raise CannotInject(f"{left} bytes are left on tier {tier.name}")
+        deadline = time.monotonic() + self.for_s
+        while time.monotonic() < deadline and not scene.over(AGAIN_S):
+            _fill(filler)
+        return {"file": str(filler), "bytes": size, "left_bytes": left}
+
+
+def _fill(path: Path) -> int:
+    """Make a file as large as can be; its size."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        want = 1 << 34
+        while want >= LEAST_BYTES:
+            end = os.fstat(fd).st_size
+            try:
+                os.posix_fallocate(fd, end, want)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EFBIG):
+                    raise
+                want //= 2
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)

@@ -1,0 +1,62 @@
+"""A tier is not there."""
+
+import secrets
+from pathlib import Path
+
+from pydantic import Field
+
+from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
+from chaos.mounts import change, mounted
+from chaos.places import Place, own_mount, place
+from chaos.scene import Scene
+
+# $1: where it was put, $2: where it belongs. What was made in its place meanwhile is kept beside it.
+_BACK = '[ -e "$1" ] || exit 0; [ ! -e "$2" ] || rmdir "$2" 2>/dev/null || mv -T "$2" "$1.meanwhile"; mv -T "$1" "$2"'
+_MOUNTED_BACK = 'mountpoint -q "$1" || exit 0; mountpoint -q "$2" || mount --bind "$1" "$2"; umount -l "$1"'
+
+
+class TierGone(Outside):
+    """A tier is gone: unmounted (as root, where it is a mount), or its directory is elsewhere."""
+
+    aim = Aim.NODE
+    undone = "it is mounted, or moved, back"
+
+    tier: str = Field("durable", description="its name; of one that is no mount, only the durable one")
+    for_s: float = Field(5.0, gt=0, description="how long it lasts")
+
+    def expects(self) -> Expectation:
+        return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}))
+
+    def inject(self, scene: Scene) -> Evidence:
+        tier = place(scene, self.tier)
+        try:
+            mount = own_mount(scene, tier)
+        except CannotInject:
+            return self._move(scene, tier)
+        return self._unmount(scene, mount)
+
+    def _move(self, scene: Scene, tier: Place) -> Evidence:
+        if tier.kind != "durable":
+            raise CannotInject(f"tier {tier.name} is no mount of its own, and {tier.path} may be others' too")
+        path = tier.path.resolve()
+        aside = _aside(path)
+        scene.guard.add(["sh", "-c", _BACK, "sh", str(aside), str(path)])
+        path.rename(aside)
+        scene.hold(self.for_s)
+        return {"path": str(path), "aside": str(aside)}
+
+    def _unmount(self, scene: Scene, mount: Path) -> Evidence:
+        aside = _aside(mount)
+        scene.guard.add(["rmdir", str(aside)])
+        aside.mkdir()
+        scene.guard.add(["sh", "-c", _MOUNTED_BACK, "sh", str(aside), str(mount)])
+        change(scene.guard, ["mount", "--bind", str(mount), str(aside)])  # so that it is not lost altogether
+        change(scene.guard, ["umount", "-l", str(mount)])
+        if mounted(mount):
+            raise CannotInject(f"something is still mounted at {mount}")
+        scene.hold(self.for_s)
+        return {"mount": str(mount), "aside": str(aside)}
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}-gone-{secrets.token_hex(4)}")

@@ -1,0 +1,21 @@
+"""A worker ends by a segmentation fault."""
+
+import signal
+
+from chaos.fault import Aim, Evidence, Expectation, Outside
+from chaos.processes import end
+from chaos.scene import Scene
+
+
+class WorkerSegv(Outside):
+    """A worker ends by SIGSEGV, as by a bug in a kernel or a driver."""
+
+    aim = Aim.RANK
+
+    def expects(self) -> Expectation:
+        return Expectation(frozenset({"exit"}), frozenset({"restart_workers"}), culprit=True)
+
+    def inject(self, scene: Scene) -> Evidence:
+        process = scene.worker()
+        end(process, signal.SIGSEGV)
+        return {"pid": process.pid, "state": "gone"}

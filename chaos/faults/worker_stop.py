@@ -1,0 +1,32 @@
+"""A worker is stopped."""
+
+import signal
+
+from pydantic import Field
+
+from chaos.fault import Aim, Evidence, Expectation, Outside
+from chaos.processes import continues, is_gone, until
+from chaos.scene import Scene
+
+SEEN_S = 5.0  # who is stopped for as long is found
+
+
+class WorkerStop(Outside):
+    """A worker is stopped (SIGSTOP) for some seconds, as by a debugger; the runtime kills it before they are over."""
+
+    aim = Aim.RANK
+    undone = "it is continued (SIGCONT) if it is still there"
+
+    seconds: float = Field(10.0, gt=0, description="for which it is stopped; what is as short as a step is nobody's fault")
+
+    def expects(self) -> Expectation:
+        told = frozenset({"stopped"}) if self.seconds >= SEEN_S else frozenset[str]()
+        return Expectation(told, frozenset({"restart_workers"}), culprit=True)
+
+    def inject(self, scene: Scene) -> Evidence:
+        process = scene.worker()
+        scene.guard.add(continues(process))
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: is_gone(process) or process.status() == "stopped", f"process {process.pid} does not stop")
+        scene.hold(self.seconds, unless=lambda: is_gone(process))
+        return {"pid": process.pid, "state": "T", "killed": is_gone(process)}

@@ -1,0 +1,89 @@
+"""The network of one host of the lab, as faults change it: the commands are `chaos.links`' own, the counters the kernel's."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from chaos import links
+from chaos.fault import CannotInject
+from chaos.lab.lab import Lab
+from chaos.lab.shape import LOGIN, Place, address
+from chaos.scene import Scene
+from resilient.exits import EnvironmentUnusable
+
+
+class HostNetwork:
+    """Args: scene: with the lab and the host that is aimed at. Raises CannotInject: that host is not up."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.mark = os.getpid() % 0xFFFE + 1
+        self.name = scene.target.host
+        try:
+            self._lab = Lab(Place(scene.lab))
+            init = self._lab.host(self.name).init()
+        except EnvironmentUnusable as error:
+            raise CannotInject(str(error)) from None
+        if init is None:
+            raise CannotInject(f"host {self.name} of the lab is not up")
+        self.init = init
+        self.namespace, self.switch = self.namespace_of(self.name), self.namespace_of(LOGIN)
+
+    def make(self, changes: Iterable[links.Change]) -> None:
+        """Make changes that are undone when the guard is released."""
+        for change in changes:
+            self._scene.guard.add(change.undo)
+            self._scene.guard.run(change.do)
+
+    def hosts(self) -> Sequence[str]:
+        """All that compute."""
+        return self._lab.shape().names
+
+    def namespace_of(self, host: str) -> str:
+        """The network namespace of a host."""
+        return self._lab.place.namespace(host)
+
+    def resolves(self, name: str) -> bool:
+        """Whether a name leads to an address there."""
+        words = self._lab.command(["getent", "hosts", name], host=self.name)
+        return subprocess.run(words, check=False, capture_output=True).returncode == 0
+
+    def lay_down(self, text: str) -> Path:
+        """A file with this text, which is gone when the guard is released."""
+        path = self._lab.place.directory / f"chaos-{self.mark}"
+        self._scene.guard.add(["rm", "-f", str(path)])
+        path.write_text(text)
+        return path
+
+    def carrier_downs(self) -> int:
+        """How often its link was down since it has been up."""
+        return int(Path(f"/proc/{self.init}/root/sys/class/net/{links.DEVICE}/carrier_down_count").read_text())
+
+    def dropped(self, *others: str) -> int:
+        """Packets that the rules of this fault have dropped here and on other hosts.
+
+        Raises:
+            CannotInject: there were none.
+        """
+        found = 0
+        for namespace in (self.namespace, *map(self.namespace_of, others)):
+            command, mark = links.packets(namespace, self.mark)
+            told = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+            found += sum(int(line.split()[0]) for line in told.splitlines() if re.search(rf"{mark}\b", line))
+        if not found:
+            raise CannotInject(f"host {self.name} has lost no packet")
+        return found
+
+    def held_back(self, namespace: str, device: str) -> int:
+        """How often a packet had to wait, or was lost, because of a cap."""
+        command = ["tc", "-n", namespace, "-s", "-j", "qdisc", "show", "dev", device]
+        told = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+        return sum(each.get("overlimits", 0) + each.get("drops", 0) for each in json.loads(told or "[]"))
+
+
+def addresses(hosts: Iterable[str]) -> list[str]:
+    """Of hosts on the lab's network."""
+    return [address(host) for host in hosts]

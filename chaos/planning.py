@@ -1,0 +1,243 @@
+"""Planning: which faults strike whom, and in which order, as a pure function of experiment, seed and world.
+
+Owns chance: the same seed gives the same faults, on the same world.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from chaos import faults
+from chaos.experiment import Experiment, ExperimentError, Kind, Mix, Scheduled, When, make
+from chaos.fault import Aim, Need, Outside
+from chaos.scene import Target
+
+PREPARED = ("recovery", "drain")  # phases that are over so soon that a hand must wait for them beforehand
+UNBOUNDED = 10_000  # faults of a mix that nothing else ends
+
+
+@dataclass(frozen=True)
+class World:
+    """What is broken: so many nodes with so many ranks each, and what is at hand there."""
+
+    nodes: int
+    procs_per_node: int
+    has: frozenset[Need] = frozenset()
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One fault that is to be injected.
+
+    Attributes:
+        calm_s: that the run must have gone on before it.
+        by_chance: it comes of a mix, so that its moment does not matter; `tries`: the how manieth of it this is.
+    """
+
+    id: str
+    fault: str
+    target: Target | Literal["culprit"]
+    at: When = field(default_factory=When)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    calm_s: float = 0.0
+    by_chance: bool = False
+    tries: int = 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """Faults that meet: the first one, and those that strike with it or because of it."""
+
+    strikes: tuple[Strike, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Groups, one after the other; and which faults are left out, with the reason."""
+
+    groups: tuple[Group, ...]
+    left_out: Mapping[str, str]
+
+    @property
+    def strikes(self) -> list[Strike]:
+        """All, in order."""
+        return [strike for group in self.groups for strike in group.strikes]
+
+
+def why_not(fault: str, has: frozenset[Need]) -> str:
+    """What keeps a fault from being injected; empty if nothing does."""
+    lacking = sorted(faults.kind(fault).needs - has)
+    return f"needs {', '.join(lacking)}" if lacking else ""
+
+
+def plan(experiment: Experiment, seed: int, world: World) -> Plan:
+    """What will be done.
+
+    Raises:
+        ExperimentError: a target is not of this world, or more would be broken than the limits allow.
+    """
+    chance = random.Random(f"{experiment.name} {seed}")
+    drawn = _Draw(chance, world, _allowed(experiment, world, chance))
+    left_out: dict[str, str] = {}
+    groups = [*_scheduled(experiment.faults, drawn, left_out)]
+    if experiment.random is not None:
+        groups += _mixed(experiment.random, drawn, left_out, experiment.limits.faults)
+    kept: list[Group] = []
+    count = 0
+    for group in groups:
+        count += len(group.strikes)
+        if len(group.strikes) > experiment.limits.at_once:
+            ids = ", ".join(strike.id for strike in group.strikes)
+            raise ExperimentError(f"limits.at_once: {experiment.limits.at_once}, but {ids} are to meet")
+        if count > experiment.limits.faults:
+            left_out["the rest"] = f"limits.faults: {experiment.limits.faults}"
+            break
+        kept.append(group)
+    return Plan(tuple(kept), left_out)
+
+
+class _Draw:
+    """Targets by chance, on the nodes that may be hit."""
+
+    def __init__(self, chance: random.Random, world: World, nodes: Sequence[int]) -> None:
+        self.chance, self.world, self._nodes = chance, world, nodes
+
+    def target(self, aim: Aim) -> Target:
+        if aim is Aim.RUN:
+            return Target()
+        node = self.chance.choice(self._nodes)
+        if aim is Aim.NODE:
+            return Target(node=node)
+        return Target(rank=node * self.world.procs_per_node + self.chance.randrange(self.world.procs_per_node))
+
+
+def _named(experiment: Experiment, world: World) -> set[int]:
+    """The nodes that the schedule names."""
+    found = set()
+    for number, each in enumerate(experiment.faults):
+        if isinstance(each.target, str):
+            continue
+        for name, index in each.target.items():
+            count = world.nodes * world.procs_per_node if name == "rank" else world.nodes
+            if index >= count:
+                raise ExperimentError(f"faults.{number}.target.{name}: {index}, but there are {count}, from 0 on")
+            found.add(index // world.procs_per_node if name == "rank" else index)
+    return found
+
+
+def _allowed(experiment: Experiment, world: World, chance: random.Random) -> list[int]:
+    """The nodes that may be hit: those that are named, and others by chance, up to the limit."""
+    named = _named(experiment, world)
+    most = experiment.limits.nodes or world.nodes
+    if len(named) > most:
+        raise ExperimentError(f"limits.nodes: {most}, but nodes {', '.join(map(str, sorted(named)))} are to be hit")
+    others = [node for node in range(world.nodes) if node not in named]
+    return sorted([*named, *chance.sample(others, min(most - len(named), len(others)))])
+
+
+def _scheduled(wanted: Sequence[Scheduled], drawn: _Draw, left_out: dict[str, str]) -> Iterator[Group]:
+    found: list[list[Strike]] = []
+    gone: set[str] = set()
+    for number, each in enumerate(wanted):
+        name = each.id or f"{number + 1}-{each.fault}"
+        where = f"faults.{number}"
+        target = _target(each, drawn, where)
+        why = why_not(each.fault, drawn.world.has)
+        other = each.at.after or each.at.together
+        if not why and other in gone:
+            why = f"comes with {other}, which is left out"
+        if why:
+            left_out[name] = why
+            gone.add(name)
+            continue
+        strike = Strike(name, each.fault, target, each.at, each.params)
+        group = next((group for group in found if other in {one.id for one in group}), None)
+        if group is None or each.at.recovered:
+            found.append([strike])
+        else:
+            group.append(strike)
+    return (Group(tuple(group)) for group in found)
+
+
+def _target(each: Scheduled, drawn: _Draw, where: str) -> Target | Literal["culprit"]:
+    aim = faults.kind(each.fault).aim
+    if each.target == "culprit":
+        return "culprit"
+    if isinstance(each.target, str) or aim is Aim.RUN:
+        return drawn.target(aim)
+    rank, node = each.target.get("rank"), each.target.get("node")
+    if aim is Aim.RANK and rank is None:
+        raise ExperimentError(f"{where}.target: {each.fault} is aimed at a rank")
+    if aim is Aim.NODE:
+        return Target(node=node if node is not None else (rank or 0) // drawn.world.procs_per_node)
+    return Target(rank=rank)
+
+
+def _mixed(mix: Mix, drawn: _Draw, left_out: dict[str, str], most: int) -> Iterator[Group]:
+    lacking = {name: why for name in mix.kinds if (why := why_not(name, drawn.world.has))}
+    left_out |= lacking
+    possible = {name: kind for name, kind in mix.kinds.items() if name not in lacking}
+    if not possible:
+        return
+    names, weights = list(possible), [kind.weight for kind in possible.values()]
+    second = [name for name in names if _may_follow(name, possible[name])]
+    chance = drawn.chance
+    bag: list[str] = []
+    number = itertools.count(1)
+
+    def strike(name: str, at: When, calm_s: float = 0.0) -> Strike:
+        target = drawn.target(faults.kind(name).aim)
+        return Strike(f"{next(number)}-{name}", name, target, at, possible[name].params, calm_s, by_chance=True)
+
+    done = 0
+    while done < (mix.count or min(most + 1, UNBOUNDED)):
+        if not bag:  # every kind has had its turn before the weights decide
+            bag = chance.sample(names, len(names)) if done == 0 else chance.choices(names, weights, k=len(names))
+        name = bag.pop()
+        first = strike(name, When(phase=possible[name].phase), chance.uniform(*mix.calm_s))
+        strikes = [first]
+        if second and _is_recovered_from(name, possible[name]) and chance.random() < mix.nested:
+            strikes.append(strike(chance.choice(second), When(after=first.id, phase="recovery")))
+        done += len(strikes)
+        yield Group(tuple(strikes))
+
+
+def _is_recovered_from(name: str, kind: Kind) -> bool:
+    """Whether a fault always starts ranks anew, in the same job, and spoils nothing that a second one may depend on."""
+    expected = make(name, kind.params).expects()
+    return bool(expected.actions and not expected.exits and not expected.may_pass and expected.lost_steps is not None)
+
+
+def _may_follow(name: str, kind: Kind) -> bool:
+    """Whether a fault can strike during recovery; what a rank does to itself comes with its next step, when that is over."""
+    outside = issubclass(faults.kind(name), Outside) and faults.kind(name).aim is Aim.RANK
+    return outside and kind.phase is None and _is_recovered_from(name, kind)
+
+
+def again(strike: Strike) -> Strike:
+    """A fault of a mix whose moment did not come, or that found nothing to be done to: by itself, at any moment."""
+    return replace(strike, at=When(), tries=strike.tries + 1)
+
+
+def blamed(aim: Aim, ranks: Sequence[int], nodes: Sequence[int], procs_per_node: int) -> Target:
+    """Whom a strike at the culprit hits: who was blamed last; the first one if nobody was."""
+    if aim is Aim.RANK:
+        return Target(rank=ranks[0] if ranks else (nodes[0] if nodes else 0) * procs_per_node)
+    return Target(node=nodes[0] if nodes else (ranks[0] if ranks else 0) // procs_per_node)
+
+
+def placed(aim: Aim, target: Target, members: Sequence[int], hosts: Sequence[str], procs_per_node: int) -> Target:
+    """A target with node and host in the generation that runs; a rank or node that is not in it gives way to one that is.
+
+    Args:
+        members: nodes of the generation, by node rank; hosts: their names.
+    """
+    if aim is Aim.RANK:
+        rank = (target.rank if target.rank is not None else (target.node or 0) * procs_per_node) % (len(members) * procs_per_node)
+        at = rank // procs_per_node
+        return Target(rank, members[at], hosts[at])
+    node = target.node if target.node is not None else (target.rank or 0) // procs_per_node
+    at = members.index(node) if node in members else node % len(members)
+    return Target(None, members[at], hosts[at])
