@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from conftest import CODE, STEPS, Campaign, Job, on, same, wait_for
 
 from chaos.lab.lab import Lab
 
 NEVER = 1000  # a step that no run reaches
-PATIENCE_S = 300.0
+PATIENCE_S = 500.0
 
 
 class Chain(Job):
@@ -40,7 +39,9 @@ class Chain(Job):
 
     def wait_for_the_end(self) -> None:
         """Until nothing of it is in the queue."""
-        wait_for(lambda: not self.running() and not self.waiting(), f"the end of the chain: {self.queue()}\n{self.told()}", PATIENCE_S)
+        wait_for(
+            lambda: not self.running() and not self.waiting(), f"the end of the chain: {self.queue()}\n{self.told()}", PATIENCE_S
+        )
 
     def told(self) -> str:
         return "\n".join(path.read_text() for path in self.run_dir.glob("logs/job-*.out")) + self.logs()
@@ -190,9 +191,9 @@ def test_two_that_submit_a_campaign_at_once_make_one_chain(jobs: Callable[..., A
 
 @pytest.mark.parametrize("requeue", [False, True], ids=["its successor", "itself"])
 def test_a_job_whose_batch_host_is_gone_is_followed_by(jobs: Callable[..., Any], long: Campaign, requeue: bool):
-    run = jobs(Chain, 0.5, **exclusive(requeue=requeue))
-    run.config["checkpoint"] = {"every_steps": 5}
-    run.path.write_text(yaml.safe_dump(run.config))
+    run = jobs(
+        Chain, 0.5, **exclusive(requeue=requeue), checkpoint={"every_steps": 5}, resilience={"fence_s": 10, "link_grace_s": 10}
+    )
     run.submit()
     run.reach(8)
     (first,), (second,) = run.running(), wait_for(run.waiting, "a successor")
