@@ -181,10 +181,21 @@ async def kill_wait() -> float | None:
     return parse_kill_wait(await _call(["scontrol", "show", "config"]))
 
 
-async def submit(script: Path, dependencies: Collection[str]) -> str:
-    """Submit a batch script; the new job's id. Raises SlurmSilent."""
-    told = await _call(["sbatch", "--parsable", f"--dependency={','.join(dependencies)}", str(script)], 3 * ASK_S)
+async def submit(script: Path, dependencies: Collection[str], without: Collection[str] = ()) -> str:
+    """Submit a batch script; the new job's id. Raises SlurmSilent.
+
+    Args:
+        without: hosts that the job is not to get.
+    """
+    exclude = [f"--exclude={','.join(without)}"] if without else []
+    command = ["sbatch", "--parsable", f"--dependency={','.join(dependencies)}", *exclude, str(script)]
+    told = await _call(command, 3 * ASK_S)
     return told.strip().partition(";")[0]
+
+
+async def exclude(job_id: str, hosts: Collection[str]) -> None:
+    """A job that waits is to be given none of these hosts. Raises SlurmSilent."""
+    await _call(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(hosts)}"])
 
 
 async def requeue(job_id: str) -> None:

@@ -1,5 +1,6 @@
 """Jobs of a real Slurm that end before the campaign does, in every way in which jobs do: what is kept, and who goes on."""
 
+import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +19,17 @@ PATIENCE_S = 500.0
 class Chain(Job):
     """A campaign that `resilient submit` has run, in as many jobs as it takes."""
 
+    def command(self, *words: str) -> str:
+        """What `resilient` prints where jobs are submitted."""
+        return on(self.lab, "ctl", "env", f"PYTHONPATH={CODE}", "COLUMNS=200", sys.executable, "-m", "resilient", *words)
+
     def submit(self) -> str:
-        """What the command prints."""
-        command = [sys.executable, "-m", "resilient", "submit", str(self.path)]
-        return on(self.lab, "ctl", "env", f"PYTHONPATH={CODE}", *command)
+        return self.command("submit", str(self.path))
+
+    def excluded(self, job_id: str) -> str:
+        """The hosts that a job is not to get."""
+        told = self.lab.controller.ask("scontrol", "--oneliner", "show", "job", job_id) or ""
+        return dict(word.split("=", 1) for word in told.split() if "=" in word).get("ExcNodeList", "")
 
     def queue(self) -> dict[str, str]:
         """State by id of all jobs that Slurm remembers."""
@@ -79,7 +87,7 @@ def jobs(patient: Lab, dataset: Path, tmp_path: Path) -> Callable[..., Any]:
 def long(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Campaign:
     """The same campaign on this machine alone, at a stretch."""
     run = Campaign(tmp_path_factory.mktemp("long"), **_config(dataset, 0.0))
-    assert run.run() == 0, run.output + run.logs()
+    assert run.start().wait(PATIENCE_S) == 0, run.output + run.logs()
     return run
 
 
@@ -210,3 +218,29 @@ def test_a_job_whose_batch_host_is_gone_is_followed_by(jobs: Callable[..., Any],
     assert "n1" not in again["nodes"]
     assert again["resumed_step"] >= 5
     same(run, long)
+
+
+def test_the_next_job_does_without_a_host_that_was_lost(jobs: Callable[..., Any]):
+    run = jobs(
+        Chain,
+        0.5,
+        **exclusive(),
+        cluster={"nodes": 2, "min_nodes": 1, "procs_per_node": 1, "threads_per_proc": 1, "device": "cpu"},
+        checkpoint={"every_steps": 2},
+        resilience={"fence_s": 10, "link_grace_s": 10, "rejoin_s": 0},
+    )
+    run.submit()
+    run.reach(5)
+    (first,), (second,) = run.running(), wait_for(run.waiting, "a successor")
+    run.lab.crash("n2")
+    wait_for(lambda: run.excluded(second) == "n2", f"n2 to be left out\n{run.told()}", PATIENCE_S)
+    run.lab.boot("n2")  # Slurm would give it to the next job again
+    on(run.lab, "ctl", "scancel", first)
+    run.wait_for_the_end()
+    assert run.codes()[-1] == 0, run.told()
+    began = run.events("run_started")[-1]["t"]
+    members = [event["nodes"] for event in run.events("generation_started") if event["t"] > began]
+    assert members == [["n1", "n3"]]
+    (bad,) = json.loads((run.run_dir / "bad_nodes.json").read_text())
+    assert (bad["host"], bad["until_t"] - bad["t"]) == ("n2", 24 * 3600)
+    assert "without n2 until" in run.command("status", str(run.run_dir))
