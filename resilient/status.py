@@ -21,6 +21,7 @@ from resilient.account import PARTS, PLANNED, account
 from resilient.driver.display import describe, duration
 from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable
+from resilient.slurm.badnodes import bad_nodes
 from resilient.slurm.chain import FILE as CHAIN
 from resilient.slurm.history import began_t, history, queued_s
 from resilient.slurm.queue import QueuedJob
@@ -58,6 +59,7 @@ class Summary:
     incidents: list[dict[str, Any]] = field(default_factory=list)
     recent: list[dict[str, Any]] = field(default_factory=list)
     jobs: list[dict[str, Any]] = field(default_factory=list)
+    bad_nodes: list[dict[str, Any]] = field(default_factory=list)  # that further jobs do without
     queued_s: float | None = None  # of a chain: while no job of it ran
     chain_goodput: float | None = None  # with the time in the queue
     expected_end_t: float | None = None  # unix seconds
@@ -125,6 +127,7 @@ def look(run_dir: Path) -> Summary:
         raise EnvironmentUnusable(f"{run_dir} is not a run directory: it has no {ledger.EVENTS}")
     now = time.time()
     summary = summarize(ledger.read(events), ledger.read(run_dir / ledger.METRICS), locked=holder(run_dir) is not None, now=now)
+    summary.bad_nodes = [asdict(each) for each in bad_nodes(run_dir, now)]
     if chain is not None:
         summary.name = summary.name or chain.name
         add_chain(summary, list(ledger.read(run_dir / CHAIN)), asyncio.run(chain.look()), now)
@@ -186,7 +189,7 @@ def render(summary: Summary) -> Group:
         if value is not None:
             table.add_row(Text(name, style="dim"), value)
     recent = [Text(f"{_clock(line['t'])}  {describe(line)}", overflow="ellipsis") for line in summary.recent]
-    blocks: list[Sequence[RenderableType]] = [_jobs(summary), _times(summary), _incidents(summary), recent]
+    blocks: list[Sequence[RenderableType]] = [_jobs(summary), _bad_nodes(summary), _times(summary), _incidents(summary), recent]
     return Group(table, *[each for block in blocks if block for each in (Text(""), *block)])
 
 
@@ -202,6 +205,14 @@ def _jobs(summary: Summary) -> list[Table]:
         step = "" if each["step"] is None else str(each["step"])
         table.add_row(each["job"], each["state"], step, "" if began is None else _clock(began), took, Text(note, style="dim"))
     return [table]
+
+
+def _bad_nodes(summary: Summary) -> list[Text]:
+    """The nodes that further jobs do without."""
+    return [
+        Text(f"without {each['host']} until {_clock(each['until_t'])}: {each['reason']}", overflow="ellipsis")
+        for each in summary.bad_nodes
+    ]
 
 
 def _clock(t: float) -> str:

@@ -1,7 +1,8 @@
 """sbatch, squeue, scancel and scontrol in one program, with a queue in a file: the texts are those of Slurm 22.05.
 
 `STATE/queue.json` holds the jobs; as long as `STATE/deaf` names a number above nought, calls fail and count it down; where
-`STATE/lossy` exists, sbatch submits, removes it, and fails all the same.
+`STATE/lossy` exists, sbatch submits, removes it, and fails all the same;
+where `STATE/few` exists, no job is to be had that excludes a node.
 """
 
 import fcntl
@@ -31,7 +32,10 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
             name = next(line.partition("=")[2] for line in script.splitlines() if line.startswith("#SBATCH --job-name="))
             number = str(100 + len(queue))
             job = {"id": number, "name": name, "state": "PENDING", "end": "N/A", "script": arguments[-1]}
-            queue.append({**job, "dependency": option(arguments, "--dependency")})
+            without = option(arguments, "--exclude")
+            if without and (STATE / "few").exists():
+                sys.exit("sbatch: error: Batch job submission failed: Requested node configuration is not available")
+            queue.append({**job, "dependency": option(arguments, "--dependency"), "exclude": without})
             if (STATE / "lossy").exists():
                 (STATE / "lossy").unlink()
                 save(queue)
@@ -52,6 +56,11 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
                     sent = option(arguments, "--signal")
                     job["state"] = job["state"] if sent else "CANCELLED"
                     job["signals"] = [*job.get("signals", []), *([sent] if sent else [])]
+        case "scontrol" if arguments[0] == "update":
+            told = dict(word.split("=", 1) for word in arguments[1:])
+            for job in queue:
+                if job["id"] == told["JobId"]:
+                    job["exclude"] = told["ExcNodeList"]
         case "scontrol":
             print("KillOnBadExit           = 0\nKillWait                = 42 sec")
 

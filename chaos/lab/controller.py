@@ -8,6 +8,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +70,15 @@ class Controller:
     def start_controller(self) -> None:
         """Start slurmctld, with the jobs that it knew of when it ended."""
         self._run(self._login, "slurmctld", "-f", self._place.slurm_conf)
+
+    def kill_controller(self) -> None:
+        """SIGKILL to slurmctld: what jobs ask of Slurm comes to nothing, until it is started again."""
+        for pid in self._login.processes():
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if process.name() == "slurmctld":
+                    process.kill()
+                    process.wait()
 
     def start_node(self, host: Host) -> None:
         """Start the slurmd of a host that is up."""

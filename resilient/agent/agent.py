@@ -97,6 +97,7 @@ class NodeAgent(LocalElasticAgent):
         self._selector.register(connection, selectors.EVENT_READ)
         self._watched: frozenset[int] = frozenset()  # sentinels in the selector
         self._ended = False
+        self.fenced = False  # it does not hear its driver any more
         self._signals = _Signals()
         self._selector.register(self._signals, selectors.EVENT_READ)
         self._keeper = KeeperProcess(
@@ -369,6 +370,7 @@ class NodeAgent(LocalElasticAgent):
         if messages:
             self._heard_t = now
         elif now - self._heard_t > self._settings.fence_s:
+            self.fenced = True
             raise _gone(f"no word from the driver for {self._settings.fence_s:.0f} s: fenced")
         for message in messages:
             if message["type"] == "kept":

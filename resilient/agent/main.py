@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from resilient import clock, entry
 from resilient.agent.workers import start_fork_server
 from resilient.lifeline import die_with_parent
+from resilient.slurm.headless import see_to_the_job
 from resilient.wire import Connection, parse_addresses
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ def main() -> int:
     from resilient.agent.agent import NodeAgent  # imports torch, while the fork server does the same
 
     with Connection(parse_addresses(args.driver), timeout_s=CONNECT_S) as connection:
-        NodeAgent(_settings(args, token, args.addr or connection.own_address()), connection).run()
+        agent = NodeAgent(_settings(args, token, args.addr or connection.own_address()), connection)
+        agent.run()
+    if agent.fenced:
+        see_to_the_job(os.environ)
     return 0
 
 

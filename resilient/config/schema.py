@@ -361,6 +361,9 @@ class Slurm(Section):
     gpus_per_node: Count | None = None
     cpus_per_node: Count | None = Field(None, description="needed where a job is not given whole nodes")
     requeue: Flag = Field(False, description="Slurm may put a job back in the queue when a node fails or is wanted back")
+    bad_node_hours: Rate = Field(
+        24.0, description="for which the campaign's jobs do without a node that caused a fault; 0: none is left out"
+    )
     extra: list[str] = Field([], description="more lines of #SBATCH, as in --mail-type=FAIL")
     setup: list[str] = Field([], description="lines of shell that come first in the job: modules, environments")
     python: str | None = Field(None, description="the interpreter in the job; null: the one that submits")

@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -39,7 +39,9 @@ from resilient.driver.tensorboard import ScalarWriter
 from resilient.driver.watchdog import Limits
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.policy import Budget
+from resilient.slurm import badnodes
 from resilient.slurm.allocation import Allocation
+from resilient.slurm.blame import nodes_at_fault
 from resilient.slurm.chain import standing
 from resilient.slurm.launch import SlurmLauncher, addresses
 from resilient.slurm.succession import Succession
@@ -121,6 +123,7 @@ class Driver:
         self._incarnations = dict.fromkeys(range(config.cluster.slots), 0)
         self._alive: set[tuple[int, int]] = set()
         self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._faults: list[Mapping[str, Any]] = []  # as the ledger has them
         self._pending: set[asyncio.Task[None]] = set()
         self._finished: asyncio.Future[Finish] | None = None
 
@@ -424,8 +427,30 @@ class Driver:
     def _write_event(self, event: WriteEvent) -> None:
         line = self._ledger.event(event.event, event.fields, generation=event.generation, t=event.t, host=event.host)
         self._display.event(line)
+        if event.event == "fault":
+            self._faults.append(line)
+        elif event.event == "action" and self._faults and line["fault_id"] == self._faults[-1]["fault_id"]:
+            self._blame(str(line["name"]))
         if self._scalars is not None:
             self._scalars.event(line)
+
+    def _blame(self, action: str) -> None:
+        """Have the next jobs do without the nodes whose own fault the last fault is."""
+        hours = self._config.slurm.bad_node_hours
+        if self._allocation is None or not hours:
+            return
+        found = nodes_at_fault(self._faults[-1], action, self._faults[:-1])
+        if not found:
+            return
+        reasons = {self._allocation.hosts[node]: reason for node, reason in found.items()}
+        try:
+            badnodes.remember(self._run_dir, reasons, now=clock.now(), for_s=3600 * hours)
+        except OSError as error:
+            log.warning("%s could not be written: %s", self._run_dir / badnodes.FILE, error)
+            return
+        self._display.note(f"the next jobs do without {', '.join(reasons)} for {hours:g} hours")
+        if self._succession is not None:
+            self._soon(self._succession.avoid_bad_nodes())
 
     def _launch(self, node: int) -> None:
         self._writers.pop(node, None)

@@ -16,7 +16,7 @@ from typing import Any
 
 from resilient import entry
 from resilient.config import ConfigError, Problem, load
-from resilient.lifeline import die_with_parent, leave_stops_to_the_driver
+from resilient.lifeline import STOP_SIGNALS, die_with_parent, leave_stops_to_the_driver
 
 Progress = Callable[[str, int, int], None]
 
@@ -32,6 +32,15 @@ async def run_prepare(config_path: Path, entrypoint: str, log: Path, progress: P
         ConfigError: the hook, or the import of the module, found the config wrong.
         PrepareFailed: anything else went wrong.
     """
+    # A scheduler's stop is for the driver, but until the process is up far enough to ignore it, it ends the process.
+    while (code := await _attempt(config_path, entrypoint, log, progress)) < 0 and -code in STOP_SIGNALS:
+        pass
+    if code != 0:
+        raise PrepareFailed(f"the preparation of {entrypoint} ended with exit code {code}; its output is in {log}")
+
+
+async def _attempt(config_path: Path, entrypoint: str, log: Path, progress: Progress) -> int:
+    """Run the hook once; the exit code of its process."""
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
             *[sys.executable, "-m", "resilient.driver.prepare", str(config_path), entrypoint, str(os.getpid())],
@@ -48,13 +57,11 @@ async def run_prepare(config_path: Path, entrypoint: str, log: Path, progress: P
             except ValueError:
                 continue  # something that the module printed
             _understand(message, progress)
-        code = await process.wait()
+        return await process.wait()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    if code != 0:
-        raise PrepareFailed(f"the preparation of {entrypoint} ended with exit code {code}; its output is in {log}")
 
 
 def _understand(message: Any, progress: Progress) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from resilient.slurm.hosts import expand
+
 ASK_S = 10.0
 FIELDS = "JobID:32,State:24,EndTime:24,PreemptTime:24,Reason:48"  # each wider than anything that stands in it
 
@@ -54,6 +56,40 @@ class QueuedJob:
     @property
     def runs(self) -> bool:
         return self.state in ALIVE
+
+
+@dataclass(frozen=True)
+class AllottedJob:
+    """What a job has, as `scontrol show job` tells it.
+
+    Attributes:
+        hosts: that it has left.
+        batch_host: where its batch script was started.
+        requeue: it may be put back into the queue.
+    """
+
+    state: str
+    hosts: tuple[str, ...]
+    batch_host: str
+    requeue: bool
+
+    @property
+    def runs(self) -> bool:
+        return self.state in ALIVE
+
+    @property
+    def headless(self) -> bool:
+        """Whether it goes on without its batch host."""
+        return self.runs and self.batch_host not in self.hosts
+
+
+def parse_allotted(text: str) -> AllottedJob | None:
+    """The answer of `scontrol --oneliner show job`; None if it is none."""
+    found = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    if not {"JobState", "BatchHost", "NodeList"} <= found.keys():
+        return None
+    hosts = () if found["NodeList"] == "(null)" else tuple(expand(found["NodeList"]))
+    return AllottedJob(found["JobState"], hosts, found["BatchHost"], found.get("Requeue") == "1")
 
 
 def parse_queue(text: str) -> list[QueuedJob]:
@@ -130,15 +166,41 @@ async def jobs(name: str) -> list[QueuedJob]:
     return parse_queue(await _call(command))
 
 
+async def allotted(job_id: str) -> AllottedJob | None:
+    """What a job has; None if Slurm does not know it any more. Raises SlurmSilent."""
+    try:
+        return parse_allotted(await _call(["scontrol", "--oneliner", "show", "job", job_id]))
+    except SlurmSilent as error:
+        if any(words in str(error) for words in OVER):
+            return None
+        raise
+
+
 async def kill_wait() -> float | None:
     """The site's KillWait, seconds. Raises SlurmSilent."""
     return parse_kill_wait(await _call(["scontrol", "show", "config"]))
 
 
-async def submit(script: Path, dependencies: Collection[str]) -> str:
-    """Submit a batch script; the new job's id. Raises SlurmSilent."""
-    told = await _call(["sbatch", "--parsable", f"--dependency={','.join(dependencies)}", str(script)], 3 * ASK_S)
+async def submit(script: Path, dependencies: Collection[str], without: Collection[str] = ()) -> str:
+    """Submit a batch script; the new job's id. Raises SlurmSilent.
+
+    Args:
+        without: hosts that the job is not to get.
+    """
+    exclude = [f"--exclude={','.join(without)}"] if without else []
+    command = ["sbatch", "--parsable", f"--dependency={','.join(dependencies)}", *exclude, str(script)]
+    told = await _call(command, 3 * ASK_S)
     return told.strip().partition(";")[0]
+
+
+async def exclude(job_id: str, hosts: Collection[str]) -> None:
+    """A job that waits is to be given none of these hosts. Raises SlurmSilent."""
+    await _call(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(hosts)}"])
+
+
+async def requeue(job_id: str) -> None:
+    """End a job, and let it begin again. Raises SlurmSilent."""
+    await _call(["scontrol", "requeue", job_id])
 
 
 async def cancel(job_id: str) -> None:

@@ -31,6 +31,7 @@ from resilient.config import Config
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.ledger import JsonLines, read
 from resilient.slurm import chain, queue
+from resilient.slurm.badnodes import bad_nodes
 from resilient.slurm.chain import Cancel, Chain, Plan, Submit
 from resilient.slurm.queue import QueuedJob, SlurmRefused, SlurmSilent
 from resilient.slurm.script import FILE as SCRIPT
@@ -139,6 +140,23 @@ class Succession:
         except SlurmSilent as error:
             log.warning("the next job of the chain could not be cancelled, and will end as soon as it starts: %s", error)
 
+    async def avoid_bad_nodes(self) -> None:
+        """The job that waits is not to get a node that has become bad since it was submitted, if Slurm can do without it."""
+
+        async def work() -> None:
+            hosts = self._bad_hosts()
+            for job in await queue.jobs(self.name):
+                if job.waits and hosts:
+                    await queue.exclude(job.job_id, hosts)
+
+        try:
+            await self._retried(work, stop_any(stop_after_delay(PERSON_PATIENCE_S), WhenRefused()))
+        except SlurmSilent as error:
+            log.warning("the next job may get a node that is to be avoided: %s", error)
+
+    def _bad_hosts(self) -> list[str]:
+        return [each.host for each in bad_nodes(self._run_dir)]
+
     async def look(self) -> list[QueuedJob] | None:
         """The jobs that wait or run; None if Slurm does not say."""
         with contextlib.suppress(SlurmSilent):
@@ -171,12 +189,22 @@ class Succession:
             match action:
                 case Submit(after):
                     dependencies = [*([f"afterany:{after}"] if after is not None else []), "singleton"]
-                    submitted.append(await queue.submit(self._run_dir / SCRIPT, dependencies))
+                    submitted.append(await self._submit(dependencies))
                     self._record("submitted", job=submitted[-1], after=after)
                 case Cancel(job_id):
                     await queue.cancel(job_id)
                     self._record("cancelled", job=job_id)
         return submitted
+
+    async def _submit(self, dependencies: Sequence[str]) -> str:
+        without = self._bad_hosts()
+        try:
+            return await queue.submit(self._run_dir / SCRIPT, dependencies, without)
+        except SlurmRefused as error:
+            if not without:
+                raise
+            log.warning("no job is to be had without %s: %s", ", ".join(without), error)
+            return await queue.submit(self._run_dir / SCRIPT, dependencies)
 
     def _record(self, what: str, **fields: object) -> None:
         lines = JsonLines(self._run_dir / chain.FILE)

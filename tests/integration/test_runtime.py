@@ -1,5 +1,6 @@
 """The runtime on a toy: everything that may happen to its processes, done for real."""
 
+import contextlib
 import json
 import os
 import random
@@ -431,6 +432,22 @@ def test_agents_that_wait_for_the_preparation_are_not_taken_for_dead(counting: C
     run = counting(steps=5, args={"prepare_s": 14.0}, resilience={"fence_s": 2.0})
     assert run.run() == 0, run.output + run.logs()
     assert not run.events("fault")
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_stop_that_also_reaches_the_preparation_while_it_starts_up_is_no_failure(counting: Counting, sig: signal.Signals):
+    run = counting(steps=5).start()
+
+    def preparing() -> psutil.Process | None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return next((each for each in run.processes() if "resilient.driver.prepare" in each.cmdline()), None)
+        return None
+
+    first = wait_for(preparing, "the preparation")
+    first.send_signal(sig)  # as Slurm does, to every process of a job, before it can have said that it does not care
+    wait_for(lambda: not first.is_running(), "the end of the process")
+    assert run.wait() == 0, run.output + run.logs()
+    whole(run, 5)
 
 
 def test_a_driver_whose_run_directory_was_taken_over_stops_at_once_and_writes_no_more(counting: Counting):

@@ -28,12 +28,13 @@ _spec.loader.exec_module(beside)
 MODEL, ROOT, Campaign, same, wait_for = beside.MODEL, beside.ROOT, beside.Campaign, beside.same, beside.wait_for
 dataset = beside.dataset
 
+CODE = f"{_path.parent}:{ROOT}"  # where Python finds what is tested, and entry points of tests
 HOSTS = {0: "n1", 1: "n2", 2: "n3"}  # by node
 OURS = "test"  # how the names of these labs start
 TIMES = SlurmTimes(slurmd_timeout_s=30, kill_wait_s=5, grace_s=2)
 STEPS = beside.STEPS
 GLOBAL_BATCH = 12
-RUNNING = {"PENDING", "RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "REQUEUED"}
+RUNNING = {"PENDING", "RUNNING", "SIGNALING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -84,6 +85,14 @@ def lab(own_lab: Lab) -> Iterator[Lab]:
     own_lab.down()
 
 
+@pytest.fixture
+def patient(own_lab: Lab) -> Iterator[Lab]:
+    """Four fresh hosts with a Slurm that gives a job as much time to end as a site's does."""
+    own_lab.up(Shape(hosts=4, slurm=True, times=SlurmTimes(slurmd_timeout_s=10)))
+    yield own_lab
+    own_lab.down()
+
+
 def on(lab: Lab, host: str, *words: str) -> str:
     """What a command prints that runs on a host."""
     return subprocess.run(lab.command(words, host=host), check=True, capture_output=True, text=True).stdout
@@ -111,7 +120,7 @@ class Job(Campaign):  # type: ignore[misc, valid-type]
         self._out_from = out.stat().st_size
         command = " ".join([sys.executable, "-m", "resilient", "run", str(self.path), *overrides])
         script = self.directory / "job.sh"
-        script.write_text(f"#!/bin/sh\nexport PYTHONPATH={ROOT}\ncd {self.directory}\nRUN='{command}'\n{self.script}\n")
+        script.write_text(f"#!/bin/sh\nexport PYTHONPATH={CODE}\ncd {self.directory}\nRUN='{command}'\n{self.script}\n")
         nodes = self.config["cluster"]["nodes"] + self.config["cluster"].get("spares", 0)
         common = ["--parsable", "--no-kill", "--exclusive", f"--nodes={nodes}", f"--output={out}", "--open-mode=append"]
         self.job_id = on(self.lab, "ctl", "sbatch", *common, *self.options, str(script)).strip()

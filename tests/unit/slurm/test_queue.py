@@ -4,7 +4,7 @@ from datetime import datetime
 
 import pytest
 
-from resilient.slurm.queue import QueuedJob, environment, parse_kill_wait, parse_queue
+from resilient.slurm.queue import QueuedJob, environment, parse_allotted, parse_kill_wait, parse_queue
 
 
 def row(*words: str) -> str:
@@ -48,3 +48,22 @@ def test_the_sites_kill_wait_is_read():
 def test_a_new_job_inherits_nothing_that_slurm_told_the_old_one_of_itself():
     stays = {"SLURM_CONF": "/etc/s", "SBATCH_ACCOUNT": "a", "PATH": "/"}
     assert environment({"SLURM_JOB_ID": "7", "SLURM_CPU_BIND": "x", "SRUN_CPUS_PER_TASK": "4", **stays}) == stays
+
+
+@pytest.mark.parametrize(
+    ("state", "hosts", "headless"),
+    [
+        ("RUNNING", "n[1-2]", False),
+        ("RUNNING", "n2", True),  # as scontrol shows a job with --no-kill of which n1 is down
+        ("RUNNING", "n[10-12]", True),
+        ("COMPLETING", "n2", False),
+        ("PENDING", "(null)", False),
+    ],
+)
+def test_a_job_without_its_batch_host_is_told_from_one_that_has_it(state: str, hosts: str, headless: bool):
+    told = f"JobId=1 JobName=job.sh JobState={state} Reason=None Requeue=1 ReqNodeList=(null) NodeList={hosts} BatchHost=n1 Power="
+    found = parse_allotted(told)
+    assert found is not None
+    assert (found.headless, found.requeue) == (headless, True)
+    assert parse_allotted("slurm_load_jobs error: Invalid job id specified") is None
+    assert parse_allotted(told.replace("BatchHost=n1", "")) is None  # of salloc

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import yaml
 from resilient.config import Config, load
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.slurm import chain, queue, succession
+from resilient.slurm.badnodes import remember
 from resilient.slurm.succession import Succession
 from resilient.status import look
 
@@ -203,3 +205,20 @@ def test_slurm_is_asked_for_the_end_of_a_job_and_whether_it_is_to_make_room(goin
     assert job is not None and job.preempted
     assert asyncio.run(queue.job("999")) is None
     assert asyncio.run(queue.kill_wait()) == 42
+
+
+def test_jobs_are_submitted_without_the_nodes_that_are_bad_and_one_that_waits_is_told(config: Config, slurm, going: Succession):
+    remember(config.run_dir, {"n2": "gone", "n7": "slow"}, now=time.time(), for_s=60.0)
+    assert asyncio.run(going.ensure("100", 50)) == ""
+    (waits,) = slurm.jobs("PENDING")
+    assert waits["exclude"] == "n2,n7"
+    remember(config.run_dir, {"n3": "gone"}, now=time.time(), for_s=60.0)
+    asyncio.run(going.avoid_bad_nodes())
+    assert [job["exclude"] for job in slurm.jobs()] == ["", "n2,n7,n3"]
+
+
+def test_a_job_that_cannot_be_had_without_the_bad_nodes_is_submitted_with_them(config: Config, slurm, going: Succession):
+    (slurm.directory / "few").touch()
+    remember(config.run_dir, {"n2": "gone"}, now=time.time(), for_s=60.0)
+    assert asyncio.run(going.ensure("100", 50)) == ""
+    assert [job["exclude"] for job in slurm.jobs("PENDING")] == [""]

@@ -1,0 +1,51 @@
+"""Nodes that the jobs of a campaign do without for a while: `bad_nodes.json` in its run directory.
+
+Owns the file: host, reason, since when and until when. A person may edit or delete it.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+FILE = "bad_nodes.json"
+
+
+@dataclass(frozen=True)
+class BadNode:
+    """One host; times in unix seconds."""
+
+    host: str
+    reason: str
+    t: float
+    until_t: float
+
+
+def bad_nodes(run_dir: Path, now: float | None = None) -> list[BadNode]:
+    """Those whose time is not over; none where the file is missing, or is none."""
+    now = time.time() if now is None else now
+    try:
+        found = [BadNode(**each) for each in json.loads((run_dir / FILE).read_text())]
+        return [each for each in found if each.until_t > now]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        log.warning("%s is left out of account: %s", run_dir / FILE, error)
+        return []
+
+
+def remember(run_dir: Path, reasons: Mapping[str, str], *, now: float, for_s: float) -> None:
+    """Add hosts, each with a reason, and forget those whose time is over.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    kept = [each for each in bad_nodes(run_dir, now) if each.host not in reasons]
+    fresh = [BadNode(host, reason, now, now + for_s) for host, reason in reasons.items()]
+    written = run_dir / f"{FILE}.new"
+    written.write_text(json.dumps([asdict(each) for each in (*kept, *fresh)], indent=1) + "\n")
+    written.replace(run_dir / FILE)

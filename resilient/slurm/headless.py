@@ -1,0 +1,44 @@
+"""A job that has lost its batch host, and with it its driver.
+
+Where it was submitted with `--no-kill`, Slurm takes the node out of the job and lets the rest stand until the time limit, although
+nobody is left that could use it, and the next job of the chain waits behind it. So an agent that does not hear its driver any more
+asks Slurm how the job is, and has it requeued, or cancelled where that is not allowed. Slurm's word alone counts: the driver may be
+well, and goes on without that agent.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Mapping
+
+from resilient.lifeline import STOP_SIGNALS
+from resilient.slurm import queue
+from resilient.slurm.allocation import JOB
+from resilient.slurm.queue import SlurmSilent
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 10.0  # Slurm itself takes minutes until it calls a node down
+
+
+def see_to_the_job(environ: Mapping[str, str]) -> None:
+    """Wait until the job is over, or has lost its batch host and is ended for that. Outside of Slurm there is nothing to do."""
+    if JOB in environ:
+        for sig in STOP_SIGNALS:  # a driver that lives after all ends the step
+            signal.signal(sig, signal.SIG_DFL)
+        asyncio.run(_watch(environ[JOB]))
+
+
+async def _watch(job_id: str) -> None:
+    while True:
+        try:
+            found = await queue.allotted(job_id)
+            if found is None or not found.runs:
+                return
+            if found.headless:
+                log.warning("Slurm has lost %s, the batch host of job %s; the job ends", found.batch_host, job_id)
+                await (queue.requeue if found.requeue else queue.cancel)(job_id)
+                return
+        except SlurmSilent as error:
+            log.warning("how job %s is: %s", job_id, error)
+        await asyncio.sleep(LOOK_S)

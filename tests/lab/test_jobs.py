@@ -1,0 +1,264 @@
+"""Jobs of a real Slurm that end before the campaign does, in every way in which jobs do: what is kept, and who goes on."""
+
+import json
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CODE, STEPS, Campaign, Job, on, same, wait_for
+
+from chaos.lab.lab import Lab
+
+NEVER = 1000  # a step that no run reaches
+PATIENCE_S = 500.0
+UNFINISHED = {"RUNNING", "PENDING", "SIGNALING", "COMPLETING", "CONFIGURING"}
+
+
+class Chain(Job):
+    """A campaign that `resilient submit` has run, in as many jobs as it takes."""
+
+    def command(self, *words: str) -> str:
+        """What `resilient` prints where jobs are submitted."""
+        return on(self.lab, "ctl", "env", f"PYTHONPATH={CODE}", "COLUMNS=200", sys.executable, "-m", "resilient", *words)
+
+    def submit(self) -> str:
+        return self.command("submit", str(self.path))
+
+    def excluded(self, job_id: str) -> str:
+        """The hosts that a job is not to get."""
+        told = self.lab.controller.ask("scontrol", "--oneliner", "show", "job", job_id) or ""
+        return dict(word.split("=", 1) for word in told.split() if "=" in word).get("ExcNodeList", "")
+
+    def queue(self) -> dict[str, str]:
+        """State by id of all jobs that Slurm remembers."""
+        told = self.lab.controller.ask("squeue", "--noheader", "--states=all", "--format=%i %T") or ""
+        return dict(line.split() for line in told.splitlines())
+
+    def running(self) -> list[str]:
+        return [job for job, state in self.queue().items() if state == "RUNNING"]
+
+    def waiting(self) -> list[str]:
+        return [job for job, state in self.queue().items() if state == "PENDING"]
+
+    def reach(self, step: int) -> None:
+        wait_for(lambda: self.step() >= step, f"step {step}: {self.queue()}\n{self.told()}", PATIENCE_S)
+
+    def unfinished(self) -> bool:
+        """Whether anything of it is in the queue; where Slurm does not answer, it may be."""
+        states = set(self.queue().values())
+        return not states or bool(states & UNFINISHED)
+
+    def wait_for_the_end(self) -> None:
+        """Until nothing of it is in the queue."""
+        wait_for(lambda: not self.unfinished(), f"the end of the chain: {self.queue()}", PATIENCE_S)
+
+    def told(self) -> str:
+        return "\n".join(path.read_text() for path in self.run_dir.glob("logs/job-*.out")) + self.logs()
+
+    def codes(self) -> list[int]:
+        return [event["exit_code"] for event in self.events("run_finished")]
+
+
+def _config(dataset: Path, step_s: float, **changes: Any) -> dict[str, Any]:
+    durable = {"name": "durable", "path": "${run_dir}/checkpoints", "keep_last": 4}
+    return {
+        "entrypoint": "paced:train",
+        "args": {"step_s": step_s},
+        "cluster": {"nodes": 2, "procs_per_node": 1, "threads_per_proc": 1, "device": "cpu"},
+        "model": {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 64},
+        "data": {"path": str(dataset)},
+        "train": {"steps": STEPS, "global_batch_size": 8, "micro_batch_size": 2, "eval_interval": NEVER},
+        "checkpoint": {"every_steps": NEVER, "tiers": [{"name": "ram", "path": "/dev/shm"}, durable]},
+        **changes,
+    }
+
+
+@pytest.fixture
+def jobs(patient: Lab, dataset: Path, tmp_path: Path) -> Callable[..., Any]:
+    """A campaign on two hosts that takes `step_s` for a step, as a job or a chain of them."""
+
+    def make(kind: type[Job], step_s: float, name: str = "job", **changes: Any) -> Job:
+        (tmp_path / name).mkdir()
+        return kind(patient, tmp_path / name, **_config(dataset, step_s, **changes))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def long(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Campaign:
+    """The same campaign on this machine alone, at a stretch."""
+    run = Campaign(tmp_path_factory.mktemp("long"), **_config(dataset, 0.0))
+    assert run.start().wait(PATIENCE_S) == 0, run.output + run.logs()
+    return run
+
+
+def computed_once(run: Campaign) -> None:
+    """Not one step was lost, and not one computed twice, from job to job."""
+    assert [line["step"] for line in run.metrics()] == list(range(1, STEPS + 1))
+    stops = [event["step"] for event in run.events("drain")]
+    assert {event["resumed_step"] for event in run.events("generation_started")} == {0, *stops}
+
+
+def exclusive(**slurm: Any) -> dict[str, Any]:
+    return {"slurm": {"extra": ["--exclusive"], **slurm}}
+
+
+def test_a_job_that_is_cancelled_saves_its_state_and_the_next_one_goes_on(jobs: Callable[..., Any], long: Campaign):
+    run = jobs(Chain, 0.5, **exclusive())
+    run.submit()
+    run.reach(5)
+    (first,), (second,) = run.running(), wait_for(run.waiting, "a successor")
+    on(run.lab, "ctl", "scancel", first)
+    wait_for(lambda: second in run.running(), f"the next job\n{run.told()}", PATIENCE_S)
+    run.wait_for_the_end()
+    assert run.codes() == [75, 0], run.told()
+    assert [event["signal"] for event in run.events("drain")] == ["SIGTERM"]
+    computed_once(run)
+    same(run, long)
+
+
+def test_a_job_that_is_requeued_saves_its_state_and_goes_on_itself(jobs: Callable[..., Any], long: Campaign):
+    run = jobs(Chain, 0.5, **exclusive(requeue=True))
+    run.submit()
+    run.reach(5)
+    (first,), (second,) = run.running(), wait_for(run.waiting, "a successor")
+    on(run.lab, "ctl", "scontrol", "requeue", first)
+    wait_for(lambda: first in run.waiting(), f"the job to be in the queue again\n{run.told()}", PATIENCE_S)
+    on(run.lab, "ctl", "scontrol", "update", f"jobid={first}", "starttime=now")  # Slurm would let it wait for minutes
+    run.wait_for_the_end()
+    assert run.codes() == [75, 0], run.told()
+    assert run.queue()[second] == "CANCELLED"
+    computed_once(run)
+    same(run, long)
+
+
+def test_a_job_that_is_preempted_saves_its_state_and_the_next_one_goes_on(jobs: Callable[..., Any], long: Campaign, tmp_path: Path):
+    run = jobs(Chain, 0.5, **exclusive())
+    run.submit()
+    run.reach(5)
+    wait_for(run.waiting, "a successor")
+    urgent = tmp_path / "urgent.sh"
+    urgent.write_text("#!/bin/sh\n")
+    options = ["--partition=urgent", "--nodes=4", "--exclusive", f"--output={tmp_path / 'urgent.out'}"]
+    on(run.lab, "ctl", "sbatch", *options, str(urgent))
+    run.wait_for_the_end()
+    assert run.codes() == [75, 0], run.told()
+    assert [event["kind"] for event in run.events("fault")] == ["preempted"]
+    computed_once(run)
+    same(run, long)
+
+
+def test_a_job_stops_in_time_before_its_limit_whether_a_signal_is_asked_for_or_not(jobs: Callable[..., Any], long: Campaign):
+    runs = [jobs(Job, 1.5, name) for name in ("signalled", "unsignalled")]
+    runs[0].options = ["--partition=limited", "--signal=B:USR1@20"]
+    runs[1].options = ["--partition=limited"]
+    for run in runs:
+        run.start()
+    for run in runs:
+        assert run.wait(PATIENCE_S) == 75, f"{run.state()}\n{run.output}{run.logs()}"
+        assert [event["signal"] for event in run.events("drain")] == ["time_limit"]
+        assert run.state()["JobState"] == "FAILED"  # by its exit code, and not for want of time
+    for run in runs:
+        run.options = []
+        run.start("args.step_s=0.0")
+    for run in runs:
+        assert run.wait(PATIENCE_S) == 0, run.output + run.logs()
+        computed_once(run)
+        same(run, long)
+
+
+def test_a_chain_of_jobs_with_a_limit_of_a_minute_reaches_its_target_by_itself(
+    jobs: Callable[..., Any], long: Campaign, rounds: int
+):
+    # At that pace no job comes further than that: two jobs, and in a soak (--rounds 4 and more) four.
+    run = jobs(Chain, 1.6 if rounds < 4 else 3.4, **exclusive(partition="limited", time_min=1))
+    run.submit()
+    run.wait_for_the_end()
+    codes = run.codes()
+    assert codes == [75] * (len(codes) - 1) + [0], run.told()
+    assert len(codes) >= (2 if rounds < 4 else 4)
+    assert {event["signal"] for event in run.events("drain")} == {"time_limit"}
+    computed_once(run)
+    same(run, long)
+
+
+def test_a_controller_that_is_killed_and_started_again_in_mid_run_is_not_noticed(jobs: Callable[..., Any], long: Campaign):
+    run = jobs(Chain, 1.0, **exclusive())
+    run.submit()
+    run.reach(3)
+    (successor,) = wait_for(run.waiting, "a successor")
+    run.lab.controller.kill_controller()
+    run.reach(run.step() + 5)
+    run.lab.controller.start_controller()
+    run.wait_for_the_end()
+    assert run.codes() == [0], run.told()
+    assert run.queue()[successor] == "CANCELLED"
+    assert not run.events("fault")
+    computed_once(run)
+    same(run, long)
+
+
+def test_two_that_submit_a_campaign_at_once_make_one_chain(jobs: Callable[..., Any], long: Campaign):
+    run = jobs(Chain, 0.0, **exclusive())
+    on(run.lab, "ctl", "scontrol", "update", "partition=lab", "state=down")  # so that nothing starts before both have come
+    with ThreadPoolExecutor() as pool:
+        told = sorted(each.result() for each in [pool.submit(run.submit) for _ in range(2)])
+    (first,) = run.waiting()
+    assert [f"submitted as job {first}" in each for each in told] == [False, True], told
+    assert f"in the queue already: {first}" in told[0]
+    on(run.lab, "ctl", "scontrol", "update", "partition=lab", "state=up")
+    run.wait_for_the_end()
+    assert sorted(run.queue().values()) == ["CANCELLED", "COMPLETED"]
+    assert run.codes() == [0], run.told()
+    same(run, long)
+
+
+@pytest.mark.parametrize("requeue", [False, True], ids=["its successor", "itself"])
+def test_a_job_whose_batch_host_is_gone_is_followed_by(jobs: Callable[..., Any], long: Campaign, requeue: bool):
+    run = jobs(
+        Chain, 0.5, **exclusive(requeue=requeue), checkpoint={"every_steps": 5}, resilience={"fence_s": 10, "link_grace_s": 10}
+    )
+    run.submit()
+    run.reach(8)
+    (first,), (second,) = run.running(), wait_for(run.waiting, "a successor")
+    run.lab.crash("n1")
+    if requeue:
+        wait_for(lambda: first in run.waiting(), f"the job to be in the queue again\n{run.told()}", PATIENCE_S)
+        on(run.lab, "ctl", "scontrol", "update", f"jobid={first}", "starttime=now")
+    run.wait_for_the_end()
+    assert run.codes() == [0], run.told()  # of the one that the host took along, nobody could tell any
+    ended = {first: "COMPLETED", second: "CANCELLED"} if requeue else {first: "CANCELLED", second: "COMPLETED", "3": "CANCELLED"}
+    assert run.queue() == ended
+    again = run.events("generation_started")[-1]
+    assert "n1" not in again["nodes"]
+    assert again["resumed_step"] >= 5
+    same(run, long)
+
+
+def test_the_next_job_does_without_a_host_that_was_lost(jobs: Callable[..., Any]):
+    run = jobs(
+        Chain,
+        0.5,
+        **exclusive(),
+        cluster={"nodes": 2, "min_nodes": 1, "procs_per_node": 1, "threads_per_proc": 1, "device": "cpu"},
+        checkpoint={"every_steps": 2},
+        resilience={"fence_s": 10, "link_grace_s": 10, "rejoin_s": 0},
+    )
+    run.submit()
+    run.reach(5)
+    (first,), (second,) = run.running(), wait_for(run.waiting, "a successor")
+    run.lab.crash("n2")
+    wait_for(lambda: run.excluded(second) == "n2", f"n2 to be left out\n{run.told()}", PATIENCE_S)
+    run.lab.boot("n2")  # Slurm would give it to the next job again
+    on(run.lab, "ctl", "scancel", first)
+    run.wait_for_the_end()
+    assert run.codes()[-1] == 0, run.told()
+    began = run.events("run_started")[-1]["t"]
+    members = [event["nodes"] for event in run.events("generation_started") if event["t"] > began]
+    assert members == [["n1", "n3"]]
+    (bad,) = json.loads((run.run_dir / "bad_nodes.json").read_text())
+    assert (bad["host"], bad["until_t"] - bad["t"]) == ("n2", 24 * 3600)
+    assert "without n2 until" in run.command("status", str(run.run_dir))
