@@ -44,9 +44,26 @@ def machine_layout(config: Config, allocation: Allocation | None = None) -> Layo
     Raises:
         ConfigError: it does not come out even, or the environment has a value for communication that is out of range.
     """
-    network.environment(config.network, os.environ, one_machine=allocation is None)
+    communication(config, allocation)
     cpus = len(os.sched_getaffinity(0)) if allocation is None else min(allocation.cpus)
     return layout(config, cpu_count=cpus, gpu_count=gpu_count(), apart=allocation is not None)
+
+
+def communication(config: Config, allocation: Allocation | None) -> dict[str, str]:
+    """The variables that agents get on top of this process's own: those of the site, and those for communication.
+
+    Raises:
+        ConfigError: one is out of range.
+    """
+    if allocation is None:
+        return network.environment(config.network, os.environ, one_machine=True)
+    site = config.slurm.environment
+    found = {**site, **network.environment(config.network, {**os.environ, **site}, one_machine=False)}
+    if config.slurm.interface is not None:
+        for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            if name not in os.environ:
+                found.setdefault(name, config.slurm.interface)
+    return found
 
 
 def gpu_count() -> int:

@@ -116,13 +116,13 @@ def submit(
 def plan(config: ConfigFile, overrides: Overrides = None) -> None:
     """Check a config and say what it comes to: layout, memory, checkpoints, timeouts."""
     from resilient.campaign import machine_layout
-    from resilient.config import ConfigError, attribute, load
+    from resilient.config import ConfigError, attribute, from_site, load
     from resilient.plan import show
 
     given = overrides or []
     loaded = load(config, given)
     try:
-        show(loaded, machine_layout(loaded))
+        show(loaded, machine_layout(loaded), from_site(config, given))
     except ConfigError as error:
         raise attribute(error, config, given) from None
 

@@ -22,9 +22,18 @@ TCP_RETRIES = Path("/proc/sys/net/ipv4/tcp_retries2")
 DEFAULT_TCP_RETRIES = 15  # of Linux
 
 
-def show(config: Config, layout: Layout) -> None:
-    """Print the plan. Raises ConfigError if the entry point's module refuses the config."""
+def show(config: Config, layout: Layout, site: Mapping[str, object]) -> None:
+    """Print the plan.
+
+    Args:
+        site: what the config has from its site's profile, by key.
+
+    Raises:
+        ConfigError: the entry point's module refuses the config.
+    """
     sections: dict[str, Mapping[str, object]] = {"layout": runtime_layout(config, layout)}
+    if site:
+        sections[f"from the site profile {config.slurm.profile}"] = site
     sections.update(_entry_plan(config))
     sections["tiers"] = tiers(config, layout, checkpoint_size(config))
     sections["timeouts, the shortest first"] = ladder(config)

@@ -29,6 +29,12 @@ Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValida
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
 
+
+def _number_as_text(value: object) -> object:
+    """Variables are text, and YAML reads 1 as a number."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 # Of InfiniBand: the unit of a timeout, its exponents that NCCL documents, and the retries that three bits hold.
 IB_TICK_S = 4.096e-6
 IB_TIMEOUTS = (1, 22)
@@ -344,15 +350,25 @@ class Network(Section):
 class Slurm(Section):
     """What a job of the chain asks Slurm for."""
 
-    profile: str = "generic"
+    profile: str = Field(
+        "generic", description="what is usual at the site, for keys that stand nowhere else: a name, as in docs/slurm.md, or a file"
+    )
     hostname_suffix: str = Field("", description="of a host's name on the fast network, as in jwb0001i")
-    interface: str | None = Field(None, description="on which the driver is reached; null: whatever its name leads to")
+    interface: str | None = Field(
+        None,
+        description="on which the driver is reached in a job, and on which NCCL and gloo talk unless network.interface or the "
+        "environment says otherwise; null: whatever names lead to",
+    )
     srun_args: list[str] = Field([], description="more options for the steps that run agents")
     signal_lead_s: Seconds | Auto = Field(
         "auto", description="before the limit of a job, to make its state durable; auto: as long as that was measured to take"
     )
     max_jobs: Count = Field(50, description="of the chain; none is submitted beyond")
-    time_min: Count | None = Field(None, description="minutes that each job may take; null: the partition's default")
+    time_min: Count | None = Field(
+        None,
+        description="minutes that each job may take; null: the partition's limit, if limits_min has it, else its default",
+    )
+    limits_min: dict[str, Count] = Field({}, description="minutes that the site's partitions allow, by name")
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
@@ -362,8 +378,17 @@ class Slurm(Section):
     cpus_per_node: Count | None = Field(None, description="needed where a job is not given whole nodes")
     requeue: Flag = Field(False, description="Slurm may put a job back in the queue when a node fails or is wanted back")
     extra: list[str] = Field([], description="more lines of #SBATCH, as in --mail-type=FAIL")
-    setup: list[str] = Field([], description="lines of shell that come first in the job: modules, environments")
+    modules: list[str] = Field([], description="loaded first in the job, by `module load`")
+    setup: list[str] = Field([], description="lines of shell that come next: environments, as in source venv/bin/activate")
+    environment: dict[str, Annotated[str, BeforeValidator(_number_as_text)]] = Field(
+        {}, description="variables for agents and ranks in a job"
+    )
     python: str | None = Field(None, description="the interpreter in the job; null: the one that submits")
+
+    @property
+    def minutes(self) -> int | None:
+        """What a job may take, settled; None: the partition's default."""
+        return self.limits_min.get(self.partition or "") if self.time_min is None else self.time_min
 
 
 class Logging(Section):

@@ -22,8 +22,8 @@ from checkpoint.errors import CheckpointError
 from checkpoint.fence import raise_fence
 from checkpoint.naming import steps
 from checkpoint.voiding import set_aside
-from resilient import diagnosis, ledger, network, rollback, storage
-from resilient.campaign import gpu_count
+from resilient import diagnosis, ledger, rollback, storage
+from resilient.campaign import communication, gpu_count
 from resilient.config import Config, ConfigError, Layout, dump, layouts
 from resilient.config.timeouts import timeouts
 from resilient.driver.coordinator import Coordinator, Job
@@ -215,7 +215,7 @@ class Driver:
     def _agent_command(self, address: str) -> AgentCommand:
         environ = {
             "OMP_NUM_THREADS": str(self._layout.threads_per_proc),
-            **network.environment(self._config.network, os.environ, one_machine=self._allocation is None),
+            **communication(self._config, self._allocation),
         }
         return AgentCommand(
             driver=address,

@@ -125,9 +125,9 @@ def addresses(host: str, port: int, *, suffix: str = "", interface: str | None =
     Args:
         host: Slurm's name for this node.
         suffix: of the name that leads to the fast network, as sites with a name per network have it.
-        interface: the network to use; names are not asked then.
+        interface: the network to use; the plain name, which may lead to another one, is not asked then.
     """
-    found = [] if interface is not None else [f"{host}{suffix}"]
+    found = [f"{host}{suffix}"] if suffix or interface is None else []
     for name, each in sorted(psutil.net_if_addrs().items()):
         if interface not in (None, name):
             continue

@@ -35,7 +35,7 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
     """
     slurm = config.slurm
     asked = None if slurm.signal_lead_s == "auto" else slurm.signal_lead_s
-    time_s = None if slurm.time_min is None else 60.0 * slurm.time_min
+    time_s = None if slurm.minutes is None else 60.0 * slurm.minutes
     lead = min(SIGNAL_MAX_S, math.ceil(lead_s(asked, drain_s=timeouts(config).drain_s, time_s=time_s)))
     given = {
         "job-name": job_name(config, run_dir),
@@ -44,7 +44,7 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
         "cpus-per-task": slurm.cpus_per_node,
         "gres": slurm.gres,
         "gpus-per-node": slurm.gpus_per_node,
-        "time": slurm.time_min,
+        "time": slurm.minutes,
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
@@ -63,6 +63,7 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
             *(f"#SBATCH {option}" for option in options),
             "",
             "# Written by `resilient submit`, and submitted again by each job for its successor.",
+            *([f"module load {shlex.join(slurm.modules)}"] if slurm.modules else []),
             *slurm.setup,
             "",
             "# In the shell's place, so that signals reach it and its exit code is the job's.",
