@@ -62,6 +62,8 @@ def save(queue: list[dict[str, Any]]) -> None:
 
 if __name__ == "__main__":
     if Path(sys.argv[0]).name == "srun":  # every node is this machine
+        if "sh" in sys.argv:
+            os.execv("/bin/sh", sys.argv[sys.argv.index("sh") :])
         os.execv(sys.executable, [sys.executable, *sys.argv[sys.argv.index("-m") :]])
     with (STATE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -347,6 +347,23 @@ class Network(Section):
     )
 
 
+class Container(Section):
+    """Apptainer or Singularity around agents and ranks."""
+
+    image: Path = Field(description="a .sif file, or a directory")
+    binds: list[str] = Field(
+        [],
+        description="as in /data or /host:/inside:ro; the run directory, the tiers and where the command is run are bound anyway",
+    )
+    nv: Flag | Auto = Field("auto", description="NVIDIA GPUs inside; auto: where there are any")
+    runtime: Literal["auto", "apptainer", "singularity"] = Field("auto", description="auto: the first of them on the PATH")
+    python: str = Field("python3", description="the interpreter in the image")
+    driver: Flag = Field(
+        False,
+        description="the driver of a chain's jobs runs inside, too, where srun, squeue, sbatch, scancel and scontrol must work",
+    )
+
+
 class Slurm(Section):
     """What a job of the chain asks Slurm for."""
 
@@ -384,6 +401,7 @@ class Slurm(Section):
         {}, description="variables for agents and ranks in a job"
     )
     python: str | None = Field(None, description="the interpreter in the job; null: the one that submits")
+    container: Container | None = Field(None, description="in which agents and ranks run; null: in none")
 
     @property
     def minutes(self) -> int | None:

@@ -39,6 +39,7 @@ from resilient.driver.tensorboard import ScalarWriter
 from resilient.driver.watchdog import Limits
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.policy import Budget
+from resilient.slurm import container
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.chain import standing
 from resilient.slurm.launch import SlurmLauncher, addresses
@@ -82,6 +83,8 @@ class Driver:
         self._config = config
         self._allocation = allocation
         self._succession = succession
+        box = config.slurm.container
+        self._runtime = container.runtime_of(box, os.environ) if box is not None and allocation is not None else ""
         self._lease = lease
         self._taken_over = False  # nothing more may be written: another driver does
         self._explain = explain
@@ -194,7 +197,15 @@ class Driver:
             return LocalLauncher(self._agent_command(f"{LocalLauncher.addr}:{port}"), self._on_ended)
         reached = addresses(allocation.hosts[0], port, suffix=slurm.hostname_suffix, interface=slurm.interface)
         command = self._agent_command(",".join(reached))
-        return SlurmLauncher(command, self._on_ended, allocation=allocation, extra=slurm.srun_args)
+        return SlurmLauncher(command, self._on_ended, allocation=allocation, extra=slurm.srun_args, inside=self._inside)
+
+    def _inside(self, command: list[str]) -> list[str]:
+        """The command line of an agent, in the container where there is one."""
+        box = self._config.slurm.container
+        if box is None:
+            return command
+        gpus = gpu_count() > 0 and self._config.cluster.device != "cpu"
+        return container.on_node(self._config, box, command, runtime=self._runtime, gpus=gpus)
 
     def _make_stops(self, drain_s: float) -> Stops | None:
         if self._allocation is None:
@@ -463,7 +474,7 @@ def run_campaign(
     """Run one job of the campaign in its run directory, which is made if need be; arguments as for `Driver`.
 
     Raises:
-        EnvironmentUnusable: the run directory cannot be written, or another run uses it.
+        EnvironmentUnusable: the run directory cannot be written, another run uses it, or no container can be started.
     """
     try:
         for directory in (config.run_dir / "logs", config.checkpoint.tiers[-1].path):

@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import psutil
@@ -16,6 +16,7 @@ import psutil
 from resilient.agent.main import TOKEN_VARIABLE
 from resilient.driver.launch import AgentCommand
 from resilient.slurm.allocation import Allocation
+from resilient.slurm.container import outside
 
 GRACE_S = 5.0  # for srun to end its step
 
@@ -30,6 +31,7 @@ class SlurmLauncher:
     Args:
         nodes: names of the nodes, by index, with the CPUs that the job has there.
         extra: options for srun, from the config.
+        inside: turns an agent's command line into one that runs it in a container.
     """
 
     addr = ""  # an agent finds out at which address the others reach it
@@ -42,11 +44,13 @@ class SlurmLauncher:
         *,
         allocation: Allocation,
         extra: Sequence[str] = (),
+        inside: Callable[[list[str]], list[str]] = list,
     ) -> None:
         self._command = command
         self._ended = ended
         self._allocation = allocation
         self._extra = list(extra)
+        self._inside = inside
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._watchers: set[asyncio.Task[None]] = set()
 
@@ -68,11 +72,11 @@ class SlurmLauncher:
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._arguments(node),
-                *command.arguments(node, self.addr),
+                *self._inside(command.arguments(node, self.addr)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**_own(os.environ), **command.environ, TOKEN_VARIABLE: f"{command.token}.{incarnation}"},
+                env={**_own(outside(os.environ)), **command.environ, TOKEN_VARIABLE: f"{command.token}.{incarnation}"},
                 start_new_session=True,
             )
         except OSError as error:
@@ -113,7 +117,7 @@ class SlurmLauncher:
             task.cancel()
 
 
-def _own(environ: "os._Environ[str]") -> dict[str, str]:
+def _own(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what would be options to srun."""
     names = {f"{prefix}_{name}" for prefix in ("SLURM", "SRUN") for name in _INHERITED}
     return {name: value for name, value in environ.items() if name not in names and not name.startswith(_INHERITED_PREFIXES)}

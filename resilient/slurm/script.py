@@ -9,6 +9,7 @@ from pathlib import Path
 
 from resilient.config import Config
 from resilient.config.timeouts import timeouts
+from resilient.slurm.container import batch_lines
 from resilient.slurm.deadline import lead_s
 
 FILE = "job.sh"
@@ -56,7 +57,13 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
     }
     options = [f"--{name}={_quoted(str(value))}" for name, value in given.items() if value is not None]
     options += ["--no-kill", "--requeue" if slurm.requeue else "--no-requeue", *slurm.extra]
-    command = shlex.join([slurm.python or python, "-m", "resilient", "run", *arguments])
+    command = ["-m", "resilient", "run", *arguments]
+    container = slurm.container
+    if container is not None and container.driver:
+        last = batch_lines(config, container, [container.python, *command], run_dir, directory)
+    else:
+        first = "# In the shell's place, so that signals reach it and its exit code is the job's."
+        last = [first, f"exec {shlex.join([slurm.python or python, *command])}"]
     return "\n".join(
         [
             "#!/bin/bash",
@@ -66,8 +73,7 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
             *([f"module load {shlex.join(slurm.modules)}"] if slurm.modules else []),
             *slurm.setup,
             "",
-            "# In the shell's place, so that signals reach it and its exit code is the job's.",
-            f"exec {command}",
+            *last,
             "",
         ]
     )
