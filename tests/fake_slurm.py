@@ -42,6 +42,9 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
             found = [job for job in queue if job["id"] == wanted or job["name"] == name]
             if wanted and not found:
                 sys.exit("slurm_load_jobs error: Invalid job id specified")
+            if option(arguments, "--format") == "%N":
+                print("\n".join(job.get("nodes", "") for job in found))
+                return
             for job in found:
                 if job["state"] not in ("CANCELLED", "COMPLETED") or wanted:
                     words = (job["id"], job["state"], job["end"], job.get("preempt", "N/A"), "Dependency")

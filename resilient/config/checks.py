@@ -119,6 +119,10 @@ def _checkpoint(config: Config) -> Iterator[Problem]:
 def _cluster(config: Config) -> Iterator[Problem]:
     domains = config.cluster.domains
     slots = config.cluster.slots
+    if config.cluster.nodes == "auto":
+        if domains is not None:
+            yield Problem("cluster.domains", domains, "must name a domain for each node, so cluster.nodes must be a number")
+        return
     if domains is not None and len(domains) != slots:
         spares = ", spares included" if config.cluster.spares else ""
         yield Problem("cluster.domains", domains, f"must name a failure domain for each of {slots} nodes{spares}")

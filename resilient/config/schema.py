@@ -51,7 +51,11 @@ class Cluster(Section):
     """Which processes there are, and where."""
 
     launcher: Literal["auto", "local", "slurm"] = "auto"
-    nodes: Count = Field(1, description="agents to start; on one machine several agents stand for several nodes")
+    nodes: Count | Auto = Field(
+        1,
+        description="agents to start; on one machine several agents stand for several nodes; auto: all nodes of the job less the "
+        "spares, and one where there is no job",
+    )
     procs_per_node: Count | Auto = Field("auto", description="ranks per node; auto: one per GPU, else 1")
     domains: list[str] | None = Field(
         None, description="failure domain of each node, then of each spare; replicas are kept in another one"
@@ -62,9 +66,14 @@ class Cluster(Section):
     threads_per_proc: Count | Auto = Field("auto", description="CPU threads of a rank; auto: cores / procs_per_node")
 
     @property
+    def computing(self) -> int:
+        """Nodes that compute; one as long as that is left to a job which nobody knows yet."""
+        return 1 if self.nodes == "auto" else self.nodes
+
+    @property
     def slots(self) -> int:
         """Nodes of the allocation: those that compute, and spares."""
-        return self.nodes + self.spares
+        return self.computing + self.spares
 
 
 class Parallel(Section):
@@ -376,7 +385,11 @@ class Slurm(Section):
         description="on which the driver is reached in a job, and on which NCCL and gloo talk unless network.interface or the "
         "environment says otherwise; null: whatever names lead to",
     )
-    srun_args: list[str] = Field([], description="more options for the steps that run agents")
+    cpu_bind: str = Field("auto", description="of the steps that run agents, as srun takes it; auto: none, ranks bind themselves")
+    gpus_per_task: Count | None = Field(
+        None, description="of the steps that run agents, for all ranks of a node; null: all that the job has there"
+    )
+    srun_args: list[str] = Field([], description="more options for these steps, which win over those above")
     signal_lead_s: Seconds | Auto = Field(
         "auto", description="before the limit of a job, to make its state durable; auto: as long as that was measured to take"
     )

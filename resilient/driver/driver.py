@@ -197,7 +197,15 @@ class Driver:
             return LocalLauncher(self._agent_command(f"{LocalLauncher.addr}:{port}"), self._on_ended)
         reached = addresses(allocation.hosts[0], port, suffix=slurm.hostname_suffix, interface=slurm.interface)
         command = self._agent_command(",".join(reached))
-        return SlurmLauncher(command, self._on_ended, allocation=allocation, extra=slurm.srun_args, inside=self._inside)
+        return SlurmLauncher(
+            command,
+            self._on_ended,
+            allocation=allocation,
+            cpu_bind="none" if slurm.cpu_bind == "auto" else slurm.cpu_bind,
+            gpus_per_task=slurm.gpus_per_task,
+            extra=slurm.srun_args,
+            inside=self._inside,
+        )
 
     def _inside(self, command: list[str]) -> list[str]:
         """The command line of an agent, in the container where there is one."""

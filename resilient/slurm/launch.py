@@ -21,7 +21,10 @@ from resilient.slurm.container import outside
 GRACE_S = 5.0  # for srun to end its step
 
 # Options that a step would take over from the job or from a step around it, where the command line does not say otherwise.
-_INHERITED = ("NTASKS", "NPROCS", "NTASKS_PER_NODE", "TASKS_PER_NODE", "CPUS_PER_TASK", "CPU_BIND", "DISTRIBUTION", "MEM_BIND")
+_INHERITED = (
+    *("NTASKS", "NPROCS", "NTASKS_PER_NODE", "TASKS_PER_NODE", "CPUS_PER_TASK", "CPU_BIND", "DISTRIBUTION", "MEM_BIND"),
+    *("GPUS", "GPU_BIND", "GPUS_PER_SOCKET", "HINT", "THREADS_PER_CORE", "CORE_SPEC", "EXCLUSIVE", "HET_GROUP"),
+)
 _INHERITED_PREFIXES = ("SLURM_CPU_BIND", "SLURM_MEM_PER", "SLURM_STEP_", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER")
 
 
@@ -30,7 +33,8 @@ class SlurmLauncher:
 
     Args:
         nodes: names of the nodes, by index, with the CPUs that the job has there.
-        extra: options for srun, from the config.
+        cpu_bind, gpus_per_task: of the step, as srun takes them.
+        extra: more options for srun, from the config.
         inside: turns an agent's command line into one that runs it in a container.
     """
 
@@ -43,12 +47,16 @@ class SlurmLauncher:
         ended: Callable[[int, int, str], None],
         *,
         allocation: Allocation,
+        cpu_bind: str = "none",
+        gpus_per_task: int | None = None,
         extra: Sequence[str] = (),
         inside: Callable[[list[str]], list[str]] = list,
     ) -> None:
         self._command = command
         self._ended = ended
         self._allocation = allocation
+        self._cpu_bind = cpu_bind
+        self._gpus = [] if gpus_per_task is None else ["--gpus-per-task", str(gpus_per_task)]
         self._extra = list(extra)
         self._inside = inside
         self._processes: dict[int, asyncio.subprocess.Process] = {}
@@ -59,8 +67,21 @@ class SlurmLauncher:
         return [
             *["srun", "--jobid", allocation.job_id, "--job-name", f"agent{node}"],
             *["--nodelist", allocation.hosts[node], "--nodes", "1", "--ntasks", "1", "--cpus-per-task", str(allocation.cpus[node])],
-            *["--overlap", "--mem", "0", "--cpu-bind", "none", "--no-kill", "--kill-on-bad-exit=0", "--input", "none", "--quiet"],
+            *[
+                "--overlap",
+                "--mem",
+                "0",
+                "--cpu-bind",
+                self._cpu_bind,
+                "--no-kill",
+                "--kill-on-bad-exit=0",
+                "--input",
+                "none",
+                "--quiet",
+            ],
             *["--export", "ALL", "--chdir", os.getcwd()],  # noqa: PTH109 - the shell's name for it, not where links lead
+            *(["--het-group", str(allocation.components[node])] if allocation.components else []),
+            *self._gpus,
             *self._extra,
         ]
 

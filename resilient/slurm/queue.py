@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from resilient.slurm.hosts import expand
+
 ASK_S = 10.0
 FIELDS = "JobID:32,State:24,EndTime:24,PreemptTime:24,Reason:48"  # each wider than anything that stands in it
 
@@ -122,6 +124,15 @@ async def job(job_id: str, *, timeout_s: float = ASK_S) -> QueuedJob | None:
             return None
         raise
     return next(iter(parse_queue(told)), None)
+
+
+async def nodes(job_id: str, *, timeout_s: float = ASK_S) -> set[str]:
+    """Names of the nodes that a job has now, of a heterogeneous one those of all components. Raises SlurmSilent."""
+    told = await _call(["squeue", "--noheader", "--jobs", job_id, "--format", "%N"], timeout_s)
+    try:
+        return {name for line in told.split() for name in expand(line)}
+    except ValueError as error:
+        raise SlurmSilent(str(error)) from error
 
 
 async def jobs(name: str) -> list[QueuedJob]:

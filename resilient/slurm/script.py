@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from resilient.config import Config
+from resilient.config import Config, ConfigError, Problem
 from resilient.config.timeouts import timeouts
 from resilient.slurm.container import batch_lines
 from resilient.slurm.deadline import lead_s
@@ -33,7 +33,13 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
         arguments: of `resilient run`.
         python: that submits.
         directory: that relative paths start from.
+
+    Raises:
+        ConfigError: it does not say how many nodes to ask for.
     """
+    if config.cluster.nodes == "auto":
+        message = "a job is to be asked for, and must know of how many nodes; allowed: a number"
+        raise ConfigError([Problem("cluster.nodes", "auto", message)])
     slurm = config.slurm
     asked = None if slurm.signal_lead_s == "auto" else slurm.signal_lead_s
     time_s = None if slurm.minutes is None else 60.0 * slurm.minutes
