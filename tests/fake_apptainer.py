@@ -1,6 +1,6 @@
 """apptainer and singularity, without a container: `exec` takes the options that are documented, and runs the command here.
 
-What is to be bound must be there, as for the real ones. `$CONTAINER_CALLS/<process>.json` says how it was called.
+What is to be bound must be there, as for the real ones. `$CONTAINER_CALLS/<host>-<process>.json` says how it was called.
 """
 
 import json
@@ -24,7 +24,8 @@ def main(arguments: list[str]) -> None:
         if not Path(bind.partition(":")[0]).exists():
             sys.exit(f"FATAL: container creation failed: mount {bind}: no such file or directory")
     record = {"program": Path(sys.argv[0]).name, "image": image, "command": command, **called}
-    Path(os.environ["CONTAINER_CALLS"], f"{os.getpid()}.json").write_text(json.dumps(record))
+    # Hosts of the lab count their processes each for itself.
+    Path(os.environ["CONTAINER_CALLS"], f"{os.uname().nodename}-{os.getpid()}.json").write_text(json.dumps(record))
     environ = {**os.environ, "APPTAINER_CONTAINER": image, "APPTAINER_BIND": ",".join(called["--bind"])}
     environ |= dict(each.split("=", 1) for each in called["--env"])
     os.chdir(called["--pwd"][-1])

@@ -45,7 +45,7 @@ from resilient.slurm.chain import standing
 from resilient.slurm.launch import SlurmLauncher, addresses
 from resilient.slurm.succession import Succession
 from resilient.spill import take_in
-from resilient.wire import LINE_LIMIT, decode, encode
+from resilient.wire import LINE_LIMIT, decode, encode, outlast_outages
 
 log = logging.getLogger(__name__)
 
@@ -278,6 +278,7 @@ class Driver:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One agent's connection, from hello to its end."""
+        outlast_outages(writer.get_extra_info("socket"))
         node, incarnation = -1, -1
         detail = "its connection was closed"
         try:
