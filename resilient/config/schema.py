@@ -385,7 +385,7 @@ class Slurm(Section):
         description="on which the driver is reached in a job, and on which NCCL and gloo talk unless network.interface or the "
         "environment says otherwise; null: whatever names lead to",
     )
-    cpu_bind: str = Field("auto", description="of the steps that run agents, as srun takes it; auto: none, ranks bind themselves")
+    cpu_bind: str = Field("auto", description="of the steps that run agents, as srun takes it; auto: none")
     gpus_per_task: Count | None = Field(
         None, description="of the steps that run agents, for all ranks of a node; null: all that the job has there"
     )

@@ -81,8 +81,6 @@ def _at_its_site(source: Source) -> Source:
     if isinstance(site.values.get("slurm"), dict) and "profile" in site.values["slurm"]:
         raise ConfigError([site.problem(("slurm", "profile"), None, "a profile does not name another one")])
     taken = profile.fill(source.values, site.values)
-    if isinstance(slurm, dict) and profile.is_file(name):
-        slurm["profile"] = str(path)  # wherever the config is read again
     lines = {key: line for key, line in site.lines.items() if any(key[: len(each)] == each for each in taken)}
     return replace(source, site=Site(path, taken, lines))
 
@@ -130,6 +128,8 @@ def dump(config: Config) -> str:
     values = config.model_dump(mode="json")
     # A text to prepare and a path that is prepared exclude each other, so what is off is left out.
     values["data"] = {name: value for name, value in values["data"].items() if value is not None}
+    if profile.is_file(config.slurm.profile):
+        del values["slurm"]["profile"]  # all that it gave stands here, and where this is read it may not be there
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
