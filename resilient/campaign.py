@@ -1,13 +1,19 @@
 """What can be known of a campaign before anything is started: the layout on this machine, whether the target is reached."""
 
+import asyncio
+import contextlib
 import os
 import socket
 from pathlib import Path
 
 from resilient import network
-from resilient.config import Config, Layout, layout
+from resilient.config import Config, ConfigError, Layout, layout
 from resilient.exits import EnvironmentUnusable
+from resilient.slurm import queue
 from resilient.slurm.allocation import JOB, Allocation
+from resilient.slurm.queue import SlurmSilent
+
+ASK_S = 3.0  # for the nodes that a job still has
 
 
 def allocation_of(config: Config) -> Allocation | None:
@@ -24,18 +30,47 @@ def allocation_of(config: Config) -> Allocation | None:
             "cluster.launcher is slurm, but this is no job of Slurm; use sbatch or salloc, or launcher: local"
         )
     found = Allocation.of(os.environ, socket.gethostname())
-    if len(found.hosts) < cluster.nodes:
-        names = ", ".join(found.hosts)
-        raise EnvironmentUnusable(f"the job has {len(found.hosts)} nodes ({names}), and cluster.nodes is {cluster.nodes}")
+    if found.task > 0:
+        return found  # the first one asks Slurm
+    found = _as_it_is_now(found)
+    least = cluster.min_nodes if found.gone or cluster.nodes == "auto" else cluster.nodes
+    if len(found.hosts) < least:
+        wanted = f"{'cluster.min_nodes' if least == cluster.min_nodes else 'cluster.nodes'} is {least}"
+        gone = f"; it has lost {', '.join(found.gone)}" if found.gone else ""
+        raise EnvironmentUnusable(f"the job has {len(found.hosts)} nodes ({', '.join(found.hosts)}), and {wanted}{gone}")
     return found
 
 
+def _as_it_is_now(allocation: Allocation) -> Allocation:
+    """Without the nodes that the job has lost, or given back, since it began; the environment does not tell."""
+    with contextlib.suppress(SlurmSilent):
+        left = asyncio.run(queue.nodes(allocation.job_id, timeout_s=ASK_S))
+        if allocation.hosts[0] in left:  # else this is not about the job in which this process runs
+            return allocation.within(left)
+    return allocation
+
+
 def fitted(config: Config, allocation: Allocation | None) -> Config:
-    """The config with as many spares as the allocation has left beside the nodes that compute."""
-    if allocation is None or len(allocation.hosts) >= config.cluster.slots:
-        return config
-    left = len(allocation.hosts) - config.cluster.nodes
-    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"spares": left})})
+    """The config with as many nodes as there are: fewer spares than asked for if need be, and where the job has lost nodes, as many
+    as still make a layout."""
+    cluster = config.cluster
+    if allocation is None:
+        return _with_nodes(config, 1, cluster.spares) if cluster.nodes == "auto" else config
+    there = len(allocation.hosts)
+    nodes = max(there - cluster.spares, cluster.min_nodes) if cluster.nodes == "auto" else cluster.nodes
+    for fewer in range(min(there, nodes), cluster.min_nodes - 1, -1) if allocation.gone else ():
+        smaller = _with_nodes(config, fewer, min(cluster.spares, there - fewer))
+        with contextlib.suppress(ConfigError):
+            machine_layout(smaller, allocation)
+            return smaller
+    return _with_nodes(config, nodes, min(cluster.spares, there - nodes))
+
+
+def _with_nodes(config: Config, nodes: int, spares: int) -> Config:
+    cluster = config.cluster
+    domains = cluster.domains[: nodes + spares] if cluster.domains is not None else None
+    update = {"nodes": nodes, "spares": spares, "domains": domains, "min_nodes": min(cluster.min_nodes, nodes)}
+    return config.model_copy(update={"cluster": cluster.model_copy(update=update)})
 
 
 def machine_layout(config: Config, allocation: Allocation | None = None) -> Layout:
@@ -44,9 +79,26 @@ def machine_layout(config: Config, allocation: Allocation | None = None) -> Layo
     Raises:
         ConfigError: it does not come out even, or the environment has a value for communication that is out of range.
     """
-    network.environment(config.network, os.environ, one_machine=allocation is None)
+    communication(config, allocation)
     cpus = len(os.sched_getaffinity(0)) if allocation is None else min(allocation.cpus)
     return layout(config, cpu_count=cpus, gpu_count=gpu_count(), apart=allocation is not None)
+
+
+def communication(config: Config, allocation: Allocation | None) -> dict[str, str]:
+    """The variables that agents get on top of this process's own: those of the site, and those for communication.
+
+    Raises:
+        ConfigError: one is out of range.
+    """
+    if allocation is None:
+        return network.environment(config.network, os.environ, one_machine=True)
+    site = config.slurm.environment
+    found = {**site, **network.environment(config.network, {**os.environ, **site}, one_machine=False)}
+    if config.slurm.interface is not None:
+        for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            if name not in os.environ:
+                found.setdefault(name, config.slurm.interface)
+    return found
 
 
 def gpu_count() -> int:

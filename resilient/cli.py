@@ -73,6 +73,8 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
         console.print(text, soft_wrap=True)
         return
     display = Display(loaded.logging.progress, loaded.train.steps, console=console)
+    if allocation is not None and allocation.gone:
+        display.note(f"the job has lost {', '.join(allocation.gone)}, and goes on with what is left")
     display.note(
         f"{loaded.name}: {layout.world_size} ranks on {layout.nodes} node{'s' * (layout.nodes > 1)}"
         f" (tp {layout.tp}, pp {layout.pp}, dp {layout.dp}), {loaded.train.steps} steps, in {loaded.run_dir}"
@@ -100,7 +102,7 @@ def submit(
 ) -> None:
     """Run a campaign as a chain of jobs of Slurm: one runs, the next one waits, until the target is reached."""
     from resilient.campaign import already_reached
-    from resilient.config import load
+    from resilient.config import ConfigError, attribute, load
     from resilient.slurm.succession import submit as begin
 
     given = overrides or []
@@ -109,20 +111,23 @@ def submit(
     if reached is not None and not dry_run:
         typer.echo(f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}")
         return
-    typer.echo(begin(loaded, [str(config.resolve()), *given], dry_run=dry_run))
+    try:
+        typer.echo(begin(loaded, [str(config.resolve()), *given], dry_run=dry_run))
+    except ConfigError as error:
+        raise attribute(error, config, given) from None
 
 
 @app.command()
 def plan(config: ConfigFile, overrides: Overrides = None) -> None:
     """Check a config and say what it comes to: layout, memory, checkpoints, timeouts."""
     from resilient.campaign import machine_layout
-    from resilient.config import ConfigError, attribute, load
+    from resilient.config import ConfigError, attribute, from_site, load
     from resilient.plan import show
 
     given = overrides or []
     loaded = load(config, given)
     try:
-        show(loaded, machine_layout(loaded))
+        show(loaded, machine_layout(loaded), from_site(config, given))
     except ConfigError as error:
         raise attribute(error, config, given) from None
 

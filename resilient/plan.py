@@ -16,21 +16,33 @@ from resilient import entry, network, storage
 from resilient.config import Config, ConfigError, Layout, Problem, layouts
 from resilient.config.timeouts import STOPPED_S, timeouts
 from resilient.driver.watchdog import FACTOR
+from resilient.health.quota import quotas, site_places
+from resilient.health.report import size
 from resilient.policy import ordinal
 
 TCP_RETRIES = Path("/proc/sys/net/ipv4/tcp_retries2")
 DEFAULT_TCP_RETRIES = 15  # of Linux
 
 
-def show(config: Config, layout: Layout) -> None:
-    """Print the plan. Raises ConfigError if the entry point's module refuses the config."""
+def show(config: Config, layout: Layout, site: Mapping[str, object]) -> None:
+    """Print the plan.
+
+    Args:
+        site: what the config has from its site's profile, by key.
+
+    Raises:
+        ConfigError: the entry point's module refuses the config.
+    """
     sections: dict[str, Mapping[str, object]] = {"layout": runtime_layout(config, layout)}
+    if site:
+        sections[f"from the site profile {config.slurm.profile}"] = site
     sections.update(_entry_plan(config))
     sections["tiers"] = tiers(config, layout, checkpoint_size(config))
+    sections["storage of the site"] = {name: f"{path}, {_free(path, 0, 0)}" for name, path in site_places(os.environ).items()}
     sections["timeouts, the shortest first"] = ladder(config)
     sections["patience"] = patience(config)
     console = Console(highlight=False)
-    for title, rows in sections.items():
+    for title, rows in ((title, rows) for title, rows in sections.items() if rows):
         table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
         for name, value in rows.items():
             table.add_row(f"  {name}", str(value))
@@ -64,11 +76,11 @@ def _fewer(config: Config, layout: Layout) -> str:
     return ", ".join(words)
 
 
-def tiers(config: Config, layout: Layout, size: tuple[int, int] | None) -> dict[str, object]:
+def tiers(config: Config, layout: Layout, one: tuple[int, int] | None) -> dict[str, object]:
     """Each tier with its cadence, what it must hold, and what is free there.
 
     Args:
-        size: bytes and files of one checkpoint, where the entry point knows them.
+        one: bytes and files of one checkpoint, where the entry point knows them.
     """
     in_ram = {tier.path: storage.lies_in_ram(tier.path) for tier in config.checkpoint.tiers}
     found = storage.arrange(config, config.cluster.slots, "", in_ram)
@@ -78,9 +90,9 @@ def tiers(config: Config, layout: Layout, size: tuple[int, int] | None) -> dict[
         words = [_cadence(tier), f"keeps {tier.keep_last}"]
         if tier.replicas:
             words.append("and as many of a buddy" if layout.nodes > 1 else "no replicas: there is one node")
-        if size is not None:
-            needed, files = storage.needed(found, tier, layout.nodes, size)
-            words.append(f"needs {_bytes(needed)} and {files:,} files of {of}")
+        if one is not None:
+            needed, files = storage.needed(found, tier, layout.nodes, one)
+            words.append(f"needs {size(needed)} and {files:,} files of {of}")
             words.append(_free(Path(tier.roots[0]), needed, files))
         rows[f"{tier.name} ({tier.kind})"] = ", ".join(words)
     return rows
@@ -95,17 +107,15 @@ def _cadence(tier: storage.Place) -> str:
 
 
 def _free(path: Path, needed: int, files: int) -> str:
-    """What is free where a directory is or will be."""
+    """What is free where a directory is or will be, and what quotas leave."""
     there = next(each for each in (path, *path.parents) if each.exists())
     free = os.statvfs(there)
     available = free.f_bavail * free.f_frsize
     short = available < needed or (free.f_files and free.f_favail < files)
     inodes = f" and {free.f_favail:,} files" if free.f_files else ""
-    return f"{_bytes(available)}{inodes} are free here" + (": NOT ENOUGH" if short else "")
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
+    words = [f"{size(available)}{inodes} are free here" + (": NOT ENOUGH" if short else "")]
+    words += [f"{quota}" + (": NOT ENOUGH" if quota.short(needed, files) else "") for quota in quotas(there)]
+    return ", ".join(words)
 
 
 def checkpoint_size(config: Config) -> tuple[int, int] | None:

@@ -46,6 +46,9 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
             found = [job for job in queue if job["id"] == wanted or job["name"] == name]
             if wanted and not found:
                 sys.exit("slurm_load_jobs error: Invalid job id specified")
+            if option(arguments, "--format") == "%N":
+                print("\n".join(job.get("nodes", "") for job in found))
+                return
             for job in found:
                 if job["state"] not in ("CANCELLED", "COMPLETED") or wanted:
                     words = (job["id"], job["state"], job["end"], job.get("preempt", "N/A"), "Dependency")
@@ -71,6 +74,8 @@ def save(queue: list[dict[str, Any]]) -> None:
 
 if __name__ == "__main__":
     if Path(sys.argv[0]).name == "srun":  # every node is this machine
+        if "sh" in sys.argv:
+            os.execv("/bin/sh", sys.argv[sys.argv.index("sh") :])
         os.execv(sys.executable, [sys.executable, *sys.argv[sys.argv.index("-m") :]])
     with (STATE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

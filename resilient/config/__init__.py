@@ -5,6 +5,19 @@ from resilient.config.checks import spans
 from resilient.config.errors import ConfigError, Problem
 from resilient.config.parallelism import Layout, layout, layouts, settle
 from resilient.config.schema import Config
-from resilient.config.source import attribute, dump, load
+from resilient.config.source import attribute, dump, from_site, load
 
-__all__ = ["Config", "ConfigError", "Layout", "Problem", "attribute", "dump", "layout", "layouts", "load", "settle", "spans"]
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Layout",
+    "Problem",
+    "attribute",
+    "dump",
+    "from_site",
+    "layout",
+    "layouts",
+    "load",
+    "settle",
+    "spans",
+]

@@ -21,6 +21,7 @@ def check(config: Config) -> list[Problem]:
         *_checkpoint(config),
         *_cluster(config),
         *_network(config),
+        *_slurm(config),
         *out_of_order(config),
     ]
 
@@ -118,6 +119,10 @@ def _checkpoint(config: Config) -> Iterator[Problem]:
 def _cluster(config: Config) -> Iterator[Problem]:
     domains = config.cluster.domains
     slots = config.cluster.slots
+    if config.cluster.nodes == "auto":
+        if domains is not None:
+            yield Problem("cluster.domains", domains, "must name a domain for each node, so cluster.nodes must be a number")
+        return
     if domains is not None and len(domains) != slots:
         spares = ", spares included" if config.cluster.spares else ""
         yield Problem("cluster.domains", domains, f"must name a failure domain for each of {slots} nodes{spares}")
@@ -132,3 +137,12 @@ def _network(config: Config) -> Iterator[Problem]:
         value = getattr(network, name)
         if network.link_down_s is not None and value is not None:
             yield Problem(f"network.{name}", value, "link_down_s chooses it; give either link_down_s or this")
+
+
+def _slurm(config: Config) -> Iterator[Problem]:
+    slurm = config.slurm
+    limit_min = slurm.limits_min.get(slurm.partition or "")
+    if slurm.time_min is not None and limit_min is not None and slurm.time_min > limit_min:
+        yield Problem(
+            "slurm.time_min", slurm.time_min, f"must be at most {limit_min}, the limit of the partition {slurm.partition}"
+        )

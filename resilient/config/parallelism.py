@@ -45,13 +45,13 @@ def layout(config: Config, *, cpu_count: int, gpu_count: int, apart: bool = Fals
     on_gpu = gpu_count > 0 and cluster.device != "cpu"
     if cluster.device == "cuda" and gpu_count == 0:
         raise ConfigError([Problem("cluster.device", "cuda", "there is no GPU here; allowed: auto, cpu")])
-    sharing = 1 if apart else cluster.nodes
+    sharing = 1 if apart else cluster.computing
     if cluster.procs_per_node == "auto":
         procs = max(1, gpu_count // sharing) if on_gpu else 1
     else:
         procs = cluster.procs_per_node
     threads = max(1, cpu_count // (sharing * procs)) if cluster.threads_per_proc == "auto" else cluster.threads_per_proc
-    return _settle(config, cluster.nodes, procs, threads)
+    return _settle(config, cluster.computing, procs, threads)
 
 
 def layouts(config: Config, largest: Layout) -> dict[int, Layout]:
@@ -92,9 +92,10 @@ def _settle(config: Config, nodes: int, procs: int, threads: int) -> Layout:
 def problems(config: Config) -> list[Problem]:
     """Everything that cannot be, as far as it can be known without the machine."""
     procs = config.cluster.procs_per_node
-    if procs == "auto":
+    nodes = config.cluster.nodes
+    if procs == "auto" or nodes == "auto":
         return list(_model(config))
-    return list(_all(config, config.cluster.nodes * procs))
+    return list(_all(config, nodes * procs))
 
 
 def divides(whole: int) -> Works:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from resilient.config.schema import Config, Section, Tier, WeightedPath
+from resilient.config.schema import Config, Container, Section, Tier, WeightedPath
 from resilient.config.source import allowed
 
 _HEAD = """# The config
@@ -30,6 +30,8 @@ def markdown() -> str:
             if name == "data":
                 parts.append(_table("data.tokenizer", type(section().tokenizer)))  # type: ignore[attr-defined]
                 parts.append(_table("entries of data.path", WeightedPath))
+            if name == "slurm":
+                parts.append(_table("slurm.container", Container))
     parts.append(_table("entries of checkpoint.tiers", Tier))
     return "\n".join(parts)
 

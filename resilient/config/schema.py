@@ -29,6 +29,12 @@ Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValida
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
 
+
+def _number_as_text(value: object) -> object:
+    """Variables are text, and YAML reads 1 as a number."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 # Of InfiniBand: the unit of a timeout, its exponents that NCCL documents, and the retries that three bits hold.
 IB_TICK_S = 4.096e-6
 IB_TIMEOUTS = (1, 22)
@@ -45,7 +51,11 @@ class Cluster(Section):
     """Which processes there are, and where."""
 
     launcher: Literal["auto", "local", "slurm"] = "auto"
-    nodes: Count = Field(1, description="agents to start; on one machine several agents stand for several nodes")
+    nodes: Count | Auto = Field(
+        1,
+        description="agents to start; on one machine several agents stand for several nodes; auto: all nodes of the job less the "
+        "spares, and one where there is no job",
+    )
     procs_per_node: Count | Auto = Field("auto", description="ranks per node; auto: one per GPU, else 1")
     domains: list[str] | None = Field(
         None, description="failure domain of each node, then of each spare; replicas are kept in another one"
@@ -56,9 +66,14 @@ class Cluster(Section):
     threads_per_proc: Count | Auto = Field("auto", description="CPU threads of a rank; auto: cores / procs_per_node")
 
     @property
+    def computing(self) -> int:
+        """Nodes that compute; one as long as that is left to a job which nobody knows yet."""
+        return 1 if self.nodes == "auto" else self.nodes
+
+    @property
     def slots(self) -> int:
         """Nodes of the allocation: those that compute, and spares."""
-        return self.nodes + self.spares
+        return self.computing + self.spares
 
 
 class Parallel(Section):
@@ -341,18 +356,49 @@ class Network(Section):
     )
 
 
+class Container(Section):
+    """Apptainer or Singularity around agents and ranks."""
+
+    image: Path = Field(description="a .sif file, or a directory")
+    binds: list[str] = Field(
+        [],
+        description="as in /data or /host:/inside:ro; the run directory, the tiers and where the command is run are bound anyway",
+    )
+    nv: Flag | Auto = Field("auto", description="NVIDIA GPUs inside; auto: where there are any")
+    runtime: Literal["auto", "apptainer", "singularity"] = Field("auto", description="auto: the first of them on the PATH")
+    python: str = Field("python3", description="the interpreter in the image")
+    driver: Flag = Field(
+        False,
+        description="the driver of a chain's jobs runs inside, too, where srun, squeue, sbatch, scancel and scontrol must work",
+    )
+
+
 class Slurm(Section):
     """What a job of the chain asks Slurm for."""
 
-    profile: str = "generic"
+    profile: str = Field(
+        "generic", description="what is usual at the site, for keys that stand nowhere else: a name, as in docs/slurm.md, or a file"
+    )
     hostname_suffix: str = Field("", description="of a host's name on the fast network, as in jwb0001i")
-    interface: str | None = Field(None, description="on which the driver is reached; null: whatever its name leads to")
-    srun_args: list[str] = Field([], description="more options for the steps that run agents")
+    interface: str | None = Field(
+        None,
+        description="on which the driver is reached in a job, and on which NCCL and gloo talk unless network.interface or the "
+        "environment says otherwise; null: whatever names lead to",
+    )
+    cpu_bind: str = Field("auto", description="of the steps that run agents, as srun takes it; auto: none")
+    gpus_per_task: Count | None = Field(
+        None, description="of the steps that run agents, for all ranks of a node; null: all that the job has there"
+    )
+    srun_args: list[str] = Field([], description="more options for these steps, which win over those above")
     signal_lead_s: Seconds | Auto = Field(
         "auto", description="before the limit of a job, to make its state durable; auto: as long as that was measured to take"
     )
     max_jobs: Count = Field(50, description="of the chain; none is submitted beyond")
-    time_min: Count | None = Field(None, description="minutes that each job may take; null: the partition's default")
+    time_min: Count | None = Field(
+        None,
+        description="minutes that each job may take; null: the partition's limit, if limits_min has it, else its default",
+    )
+    limits_min: dict[str, Count] = Field({}, description="minutes that the site's partitions allow, by name")
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
@@ -365,8 +411,18 @@ class Slurm(Section):
         24.0, description="for which the campaign's jobs do without a node that caused a fault; 0: none is left out"
     )
     extra: list[str] = Field([], description="more lines of #SBATCH, as in --mail-type=FAIL")
-    setup: list[str] = Field([], description="lines of shell that come first in the job: modules, environments")
+    modules: list[str] = Field([], description="loaded first in the job, by `module load`")
+    setup: list[str] = Field([], description="lines of shell that come next: environments, as in source venv/bin/activate")
+    environment: dict[str, Annotated[str, BeforeValidator(_number_as_text)]] = Field(
+        {}, description="variables for agents and ranks in a job"
+    )
     python: str | None = Field(None, description="the interpreter in the job; null: the one that submits")
+    container: Container | None = Field(None, description="in which agents and ranks run; null: in none")
+
+    @property
+    def minutes(self) -> int | None:
+        """What a job may take, settled; None: the partition's default."""
+        return self.limits_min.get(self.partition or "") if self.time_min is None else self.time_min
 
 
 class Logging(Section):

@@ -17,20 +17,34 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from resilient.config import checks
+from resilient.config import checks, profile
 from resilient.config.errors import COMMAND_LINE, ConfigError, Problem
 from resilient.config.schema import Config, Section
 
 Key = tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Site:
+    """A profile, as far as a config has taken values from it, and where they stand in its file."""
+
+    file: Path
+    given: dict[Key, Any]
+    lines: dict[Key, int]
+
+
 @dataclass
 class Source:
-    """A config as it was written: plain values, and where each key stands."""
+    """A config as it was written: plain values, and where each key stands.
+
+    Attributes:
+        site: the profile that gave values which are not written there.
+    """
 
     file: Path
     values: dict[str, Any]
     lines: dict[Key, int]
+    site: "Site | None" = None
 
     def problem(self, key: Key, value: object, message: str) -> Problem:
         """A problem at a key, or at the nearest key around it that is written anywhere."""
@@ -40,16 +54,35 @@ class Source:
                 return Problem(".".join(key), value, message, None, COMMAND_LINE)
             if line is not None:
                 return Problem(".".join(key), value, message, self.file, line)
+            if self.site is not None and key[:end] in self.site.lines:
+                return Problem(".".join(key), value, message, self.site.file, self.site.lines[key[:end]])
         return Problem(".".join(key), value, message, self.file)
 
 
 def read(path: Path, overrides: Sequence[str]) -> Source:
-    """The file's values with the overrides applied. Raises ConfigError if it cannot be read as a mapping."""
+    """The file's values with the overrides applied, and below them those of the site. Raises ConfigError if they cannot be read."""
     source = _parse(path)
     problems = [problem for override in overrides for problem in _override(source, override)]
     if problems:
         raise ConfigError(problems)
-    return source
+    return _at_its_site(source)
+
+
+def _at_its_site(source: Source) -> Source:
+    """With the values of its profile for what it does not say itself. Raises ConfigError."""
+    slurm = source.values.get("slurm")
+    name = slurm.get("profile", profile.GENERIC) if isinstance(slurm, dict) else profile.GENERIC
+    if not isinstance(name, str):
+        return source  # the schema says what is wrong with it
+    path = profile.find(name)
+    if path is None:
+        raise ConfigError([source.problem(("slurm", "profile"), name, profile.unknown(name))])
+    site = _parse(path)
+    if isinstance(site.values.get("slurm"), dict) and "profile" in site.values["slurm"]:
+        raise ConfigError([site.problem(("slurm", "profile"), None, "a profile does not name another one")])
+    taken = profile.fill(source.values, site.values)
+    lines = {key: line for key, line in site.lines.items() if any(key[: len(each)] == each for each in taken)}
+    return replace(source, site=Site(path, taken, lines))
 
 
 def load(path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:
@@ -75,6 +108,12 @@ def load(path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] |
     return config
 
 
+def from_site(path: Path, overrides: Sequence[str] = ()) -> dict[str, object]:
+    """What the config has from its site's profile, by dotted key. Raises ConfigError."""
+    site = read(Path(path), overrides).site
+    return {".".join(key): value for key, value in site.given.items()} if site is not None else {}
+
+
 def attribute(error: ConfigError, path: Path, overrides: Sequence[str] = ()) -> ConfigError:
     """The same error with file and line where they are missing."""
     try:
@@ -89,6 +128,8 @@ def dump(config: Config) -> str:
     values = config.model_dump(mode="json")
     # A text to prepare and a path that is prepared exclude each other, so what is off is left out.
     values["data"] = {name: value for name, value in values["data"].items() if value is not None}
+    if profile.is_file(config.slurm.profile):
+        del values["slurm"]["profile"]  # all that it gave stands here, and where this is read it may not be there
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 

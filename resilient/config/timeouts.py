@@ -105,7 +105,7 @@ def out_of_order(config: Config) -> Iterator[Problem]:
         message = f"must be above {TOLD_S:g}: agents say no more often that they are there"
         yield Problem("resilience.lost_s", found.lost_s, message)
     both_given = "auto" not in (resilience.link_grace_s, resilience.fence_s)
-    if both_given and config.cluster.nodes > 1 and found.link_grace_s > found.fence_s:
+    if both_given and config.cluster.nodes != 1 and found.link_grace_s > found.fence_s:
         message = (
             f"must be at most resilience.fence_s = {found.fence_s:g}: the link that is waited for may carry the driver's word as "
             "well, and an agent that does not hear it for so long kills its workers"

@@ -22,8 +22,8 @@ from checkpoint.errors import CheckpointError
 from checkpoint.fence import raise_fence
 from checkpoint.naming import steps
 from checkpoint.voiding import set_aside
-from resilient import clock, diagnosis, ledger, network, rollback, storage
-from resilient.campaign import gpu_count
+from resilient import clock, diagnosis, ledger, rollback, storage
+from resilient.campaign import communication, gpu_count
 from resilient.config import Config, ConfigError, Layout, dump, layouts
 from resilient.config.timeouts import timeouts
 from resilient.driver.coordinator import Coordinator, Job
@@ -39,14 +39,14 @@ from resilient.driver.tensorboard import ScalarWriter
 from resilient.driver.watchdog import Limits
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.policy import Budget
-from resilient.slurm import badnodes
+from resilient.slurm import badnodes, container
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.blame import nodes_at_fault
 from resilient.slurm.chain import standing
 from resilient.slurm.launch import SlurmLauncher, addresses
 from resilient.slurm.succession import Succession
 from resilient.spill import take_in
-from resilient.wire import LINE_LIMIT, decode, encode
+from resilient.wire import LINE_LIMIT, decode, encode, outlast_outages
 from resilient.worker import CHAOS_VARIABLE
 
 log = logging.getLogger(__name__)
@@ -87,6 +87,8 @@ class Driver:
         self._config = config
         self._allocation = allocation
         self._succession = succession
+        box = config.slurm.container
+        self._runtime = container.runtime_of(box, os.environ) if box is not None and allocation is not None else ""
         self._lease = lease
         self._taken_over = False  # nothing more may be written: another driver does
         self._explain = explain
@@ -200,7 +202,23 @@ class Driver:
             return LocalLauncher(self._agent_command(f"{LocalLauncher.addr}:{port}"), self._on_ended)
         reached = addresses(allocation.hosts[0], port, suffix=slurm.hostname_suffix, interface=slurm.interface)
         command = self._agent_command(",".join(reached))
-        return SlurmLauncher(command, self._on_ended, allocation=allocation, extra=slurm.srun_args)
+        return SlurmLauncher(
+            command,
+            self._on_ended,
+            allocation=allocation,
+            cpu_bind="none" if slurm.cpu_bind == "auto" else slurm.cpu_bind,
+            gpus_per_task=slurm.gpus_per_task,
+            extra=slurm.srun_args,
+            inside=self._inside,
+        )
+
+    def _inside(self, command: list[str]) -> list[str]:
+        """The command line of an agent, in the container where there is one."""
+        box = self._config.slurm.container
+        if box is None:
+            return command
+        gpus = gpu_count() > 0 and self._config.cluster.device != "cpu"
+        return container.on_node(self._config, box, command, runtime=self._runtime, gpus=gpus)
 
     def _make_stops(self, drain_s: float) -> Stops | None:
         if self._allocation is None:
@@ -222,7 +240,7 @@ class Driver:
         environ = {
             "OMP_NUM_THREADS": str(self._layout.threads_per_proc),
             **clock.environment(),
-            **network.environment(self._config.network, os.environ, one_machine=self._allocation is None),
+            **communication(self._config, self._allocation),
             **({CHAOS_VARIABLE: INJECTION} if self._config.chaos.allow else {}),
         }
         return AgentCommand(
@@ -267,6 +285,7 @@ class Driver:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One agent's connection, from hello to its end."""
+        outlast_outages(writer.get_extra_info("socket"))
         node, incarnation = -1, -1
         detail = "its connection was closed"
         try:
@@ -512,7 +531,7 @@ def run_campaign(
     """Run one job of the campaign in its run directory, which is made if need be; arguments as for `Driver`.
 
     Raises:
-        EnvironmentUnusable: the run directory cannot be written, or another run uses it.
+        EnvironmentUnusable: the run directory cannot be written, another run uses it, or no container can be started.
     """
     try:
         for directory in (config.run_dir / "logs", config.checkpoint.tiers[-1].path):

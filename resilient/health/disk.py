@@ -15,6 +15,7 @@ from pathlib import Path
 
 from checkpoint import direct
 from resilient.health.clock import Skew, judge_skew
+from resilient.health.quota import Quota, quotas
 from resilient.health.report import Finding, Verdict, size
 
 SIZE_BYTES = 48 << 20
@@ -35,6 +36,7 @@ class TierSpec:
         held: pattern of the directories whose files count as room, since what must be held may be there already; the last
             `held_newest` of them.
         measured: whether the speed is wanted, too.
+        quotas: whether quotas are asked for.
     """
 
     name: str
@@ -44,6 +46,7 @@ class TierSpec:
     held: str = ""
     held_newest: int = 1
     measured: bool = True
+    quotas: bool = False
 
     @property
     def check(self) -> str:
@@ -60,6 +63,7 @@ class Look:
         free_files: None where the file system does not count.
         held_bytes, held_files: of the tier's own.
         skew: how far the clock of the file system is from this machine's.
+        quotas: that hold there.
     """
 
     place: Path
@@ -72,6 +76,7 @@ class Look:
     read_bytes_per_s: float | None = None
     fsync_s: float | None = None
     skew: Skew | None = None
+    quotas: tuple[Quota, ...] = ()
 
 
 def check(tier: TierSpec, clock_too: bool) -> Iterator[Finding]:
@@ -114,6 +119,7 @@ def look(tier: TierSpec) -> Look:
         read_bytes_per_s=read_rate,
         fsync_s=fsync_s,
         skew=skew,
+        quotas=tuple(quotas(place)) if tier.quotas else (),
     )
 
 
@@ -196,10 +202,17 @@ def judge(tier: TierSpec, seen: Look) -> Finding:
             f"{where} has {files:,} inodes free and must hold {tier.needed_files:,} files; delete some, or keep fewer (keep_last)"
         )
         return finding("fail", text)
+    for quota in seen.quotas:
+        still = quota.without(seen.held_bytes, seen.held_files)
+        if still.short(tier.needed_bytes or LITTLE_BYTES, tier.needed_files or FEW_FILES):
+            must = f", and it must hold {size(tier.needed_bytes)}" if tier.needed_bytes is not None else ""
+            must += f" and {tier.needed_files:,} files" if tier.needed_files is not None else ""
+            text = f"{where}: {still}{must}; delete some, or keep fewer (keep_last)"
+            return finding("warn" if tier.needed_bytes is None and tier.needed_files is None else "fail", text)
     if tier.needed_bytes is None and seen.free_bytes < LITTLE_BYTES:
         return finding("warn", f"only {size(seen.free_bytes)} are free in {where}")
     if tier.needed_files is None and seen.free_files is not None and seen.free_files < FEW_FILES:
         return finding("warn", f"only {seen.free_files:,} inodes are free in {where}")
     if seen.write_bytes_per_s is not None and seen.write_bytes_per_s < SLOW_BYTES_PER_S:
         return finding("warn", f"{where} writes {size(seen.write_bytes_per_s)} a second; checkpoints will lag behind")
-    return finding("ok", f"{where} can be written")
+    return finding("ok", "; ".join([f"{where} can be written", *map(str, seen.quotas)]))

@@ -25,6 +25,7 @@ from resilient.config.schema import Network
 from resilient.health import disk, gpus, interfaces, machine
 from resilient.health.bounded import Examination, Task
 from resilient.health.node import compute_tasks
+from resilient.health.quota import site_places
 from resilient.health.report import Finding, Report, size
 from resilient.plan import checkpoint_size
 
@@ -59,14 +60,18 @@ def subject(path: Path | None, overrides: Sequence[str]) -> Subject:
     if path is None:
         os.environ.update(network.environment(Network(), os.environ, one_machine=True))
         places = {"shm": machine.SHARED_MEMORY, "tmp": Path(tempfile.gettempdir()), "here": Path.cwd()}
-        tiers = tuple(disk.TierSpec(name, place) for name, place in places.items())
+        tiers = (*_of_the_site(), *(disk.TierSpec(name, place, quotas=True) for name, place in places.items()))
         return Subject(gpu_count() or min(2, os.cpu_count() or 1), "cuda" if gpu_count() else "cpu", tiers, None)
     config = load(path, overrides)
     layout = machine_layout(config)
     os.environ.update(network.environment(config.network, os.environ, one_machine=True))
     on_gpu = gpu_count() > 0 and config.cluster.device != "cpu"
     tiers, memory_bytes = _tiers(config, layout, checkpoint_size(config))
-    return Subject(layout.world_size, "cuda" if on_gpu else "cpu", tiers, memory_bytes)
+    return Subject(layout.world_size, "cuda" if on_gpu else "cpu", (*_of_the_site(), *tiers), memory_bytes)
+
+
+def _of_the_site() -> list[disk.TierSpec]:
+    return [disk.TierSpec(name, path, measured=False, quotas=True) for name, path in site_places(os.environ).items()]
 
 
 def _tiers(config: Config, layout: Layout, one: tuple[int, int] | None) -> tuple[tuple[disk.TierSpec, ...], int | None]:
@@ -80,9 +85,9 @@ def _tiers(config: Config, layout: Layout, one: tuple[int, int] | None) -> tuple
     specs, memory_bytes = [], None
     for place in found.tiers:
         if place.kind == "durable":
-            spec = disk.TierSpec(place.name, Path(place.roots[0]), held="step-*", held_newest=place.keep_last + 1)
+            spec = disk.TierSpec(place.name, Path(place.roots[0]), held="step-*", held_newest=place.keep_last + 1, quotas=True)
         else:
-            spec = disk.TierSpec(place.name, Path(place.roots[0]).parents[1], held=f"{config.name}-*")
+            spec = disk.TierSpec(place.name, Path(place.roots[0]).parents[1], held=f"{config.name}-*", quotas=True)
         if one is not None:
             needed_bytes, needed_files = storage.needed(found, place, layout.nodes, one)
             times = len(place.roots)

@@ -1,7 +1,7 @@
 """The allocation that this process runs in, as Slurm's environment tells it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from resilient.exits import EnvironmentUnusable
 from resilient.slurm.hosts import counts, expand
@@ -17,16 +17,20 @@ class Allocation:
         hosts: names, the batch host first.
         cpus: that the job has on each of them, in the same order.
         task: number of this process in the srun step that it was started with; 0 in a batch script.
+        components: of a heterogeneous job, the one that each host belongs to; empty for any other job.
+        gone: nodes that the job had when it began.
     """
 
     job_id: str
     hosts: tuple[str, ...]
     cpus: tuple[int, ...]
     task: int
+    components: tuple[int, ...] = ()
+    gone: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, environ: Mapping[str, str], own: str) -> "Allocation":
-        """The allocation that these variables tell of.
+        """The allocation that these variables tell of; of a heterogeneous job, all of its components.
 
         Args:
             own: name of this host; Slurm's name for it is looked for first.
@@ -35,15 +39,37 @@ class Allocation:
             EnvironmentUnusable: they do not tell of one.
         """
         try:
-            hosts = expand(environ["SLURM_JOB_NODELIST"])
-            cpus = counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "1"))
+            parts = int(environ.get("SLURM_HET_SIZE", "0"))
+            suffixes = [f"_HET_GROUP_{part}" for part in range(parts)] or [""]
+            found = [
+                (component, host, count)
+                for component, suffix in enumerate(suffixes)
+                for host, count in _nodes(
+                    environ[f"SLURM_JOB_NODELIST{suffix}"], environ.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}", "1")
+                )
+            ]
             task = int(environ.get("SLURM_PROCID", "0")) if "SLURM_STEP_ID" in environ else 0
         except (KeyError, ValueError) as error:
             raise EnvironmentUnusable(f"Slurm's environment does not tell the nodes of the job: {error}") from None
-        if len(cpus) == 1:
-            cpus *= len(hosts)
-        if len(cpus) != len(hosts) or not hosts:
-            raise EnvironmentUnusable(f"Slurm names {len(hosts)} nodes, but the CPUs of {len(cpus)}")
         here = environ.get("SLURMD_NODENAME", own)
-        pairs = sorted(zip(hosts, cpus, strict=True), key=lambda pair: pair[0] != here)
-        return cls(environ[JOB], tuple(host for host, _ in pairs), tuple(count for _, count in pairs), task)
+        found.sort(key=lambda node: node[1] != here)
+        components, hosts, cpus = (tuple(each) for each in zip(*found, strict=True))
+        return cls(environ.get("SLURM_JOB_ID_HET_GROUP_0", environ[JOB]), hosts, cpus, task, components if parts else ())
+
+    def within(self, left: Collection[str]) -> "Allocation":
+        """With those nodes only that the job still has."""
+        kept = [number for number, host in enumerate(self.hosts) if host in left]
+        hosts, cpus = tuple(self.hosts[number] for number in kept), tuple(self.cpus[number] for number in kept)
+        components = tuple(self.components[number] for number in kept) if self.components else ()
+        gone = tuple(host for host in self.hosts if host not in left)
+        return replace(self, hosts=hosts, cpus=cpus, components=components, gone=gone)
+
+
+def _nodes(names: str, cpus: str) -> list[tuple[str, int]]:
+    """Hosts with their CPUs. Raises ValueError if the lists do not fit."""
+    hosts, numbers = expand(names), counts(cpus)
+    if len(numbers) == 1:
+        numbers *= len(hosts)
+    if len(numbers) != len(hosts) or not hosts:
+        raise ValueError(f"it names {len(hosts)} nodes, but the CPUs of {len(numbers)}")
+    return list(zip(hosts, numbers, strict=True))

@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import psutil
@@ -16,11 +16,15 @@ import psutil
 from resilient.agent.main import TOKEN_VARIABLE
 from resilient.driver.launch import AgentCommand
 from resilient.slurm.allocation import Allocation
+from resilient.slurm.container import outside
 
 GRACE_S = 5.0  # for srun to end its step
 
 # Options that a step would take over from the job or from a step around it, where the command line does not say otherwise.
-_INHERITED = ("NTASKS", "NPROCS", "NTASKS_PER_NODE", "TASKS_PER_NODE", "CPUS_PER_TASK", "CPU_BIND", "DISTRIBUTION", "MEM_BIND")
+_INHERITED = (
+    *("NTASKS", "NPROCS", "NTASKS_PER_NODE", "TASKS_PER_NODE", "CPUS_PER_TASK", "CPU_BIND", "DISTRIBUTION", "MEM_BIND"),
+    *("GPUS", "GPU_BIND", "GPUS_PER_SOCKET", "HINT", "THREADS_PER_CORE", "CORE_SPEC", "EXCLUSIVE", "HET_GROUP"),
+)
 _INHERITED_PREFIXES = ("SLURM_CPU_BIND", "SLURM_MEM_PER", "SLURM_STEP_", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER")
 
 
@@ -29,7 +33,9 @@ class SlurmLauncher:
 
     Args:
         nodes: names of the nodes, by index, with the CPUs that the job has there.
-        extra: options for srun, from the config.
+        cpu_bind, gpus_per_task: of the step, as srun takes them.
+        extra: more options for srun, from the config.
+        inside: turns an agent's command line into one that runs it in a container.
     """
 
     addr = ""  # an agent finds out at which address the others reach it
@@ -41,12 +47,18 @@ class SlurmLauncher:
         ended: Callable[[int, int, str], None],
         *,
         allocation: Allocation,
+        cpu_bind: str = "none",
+        gpus_per_task: int | None = None,
         extra: Sequence[str] = (),
+        inside: Callable[[list[str]], list[str]] = list,
     ) -> None:
         self._command = command
         self._ended = ended
         self._allocation = allocation
+        self._cpu_bind = cpu_bind
+        self._gpus = [] if gpus_per_task is None else ["--gpus-per-task", str(gpus_per_task)]
         self._extra = list(extra)
+        self._inside = inside
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._watchers: set[asyncio.Task[None]] = set()
 
@@ -55,8 +67,21 @@ class SlurmLauncher:
         return [
             *["srun", "--jobid", allocation.job_id, "--job-name", f"agent{node}"],
             *["--nodelist", allocation.hosts[node], "--nodes", "1", "--ntasks", "1", "--cpus-per-task", str(allocation.cpus[node])],
-            *["--overlap", "--mem", "0", "--cpu-bind", "none", "--no-kill", "--kill-on-bad-exit=0", "--input", "none", "--quiet"],
+            *[
+                "--overlap",
+                "--mem",
+                "0",
+                "--cpu-bind",
+                self._cpu_bind,
+                "--no-kill",
+                "--kill-on-bad-exit=0",
+                "--input",
+                "none",
+                "--quiet",
+            ],
             *["--export", "ALL", "--chdir", os.getcwd()],  # noqa: PTH109 - the shell's name for it, not where links lead
+            *(["--het-group", str(allocation.components[node])] if allocation.components else []),
+            *self._gpus,
             *self._extra,
         ]
 
@@ -68,11 +93,11 @@ class SlurmLauncher:
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._arguments(node),
-                *command.arguments(node, self.addr),
+                *self._inside(command.arguments(node, self.addr)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**_own(os.environ), **command.environ, TOKEN_VARIABLE: f"{command.token}.{incarnation}"},
+                env={**_own(outside(os.environ)), **command.environ, TOKEN_VARIABLE: f"{command.token}.{incarnation}"},
                 start_new_session=True,
             )
         except OSError as error:
@@ -113,7 +138,7 @@ class SlurmLauncher:
             task.cancel()
 
 
-def _own(environ: "os._Environ[str]") -> dict[str, str]:
+def _own(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what would be options to srun."""
     names = {f"{prefix}_{name}" for prefix in ("SLURM", "SRUN") for name in _INHERITED}
     return {name: value for name, value in environ.items() if name not in names and not name.startswith(_INHERITED_PREFIXES)}
@@ -125,9 +150,9 @@ def addresses(host: str, port: int, *, suffix: str = "", interface: str | None =
     Args:
         host: Slurm's name for this node.
         suffix: of the name that leads to the fast network, as sites with a name per network have it.
-        interface: the network to use; names are not asked then.
+        interface: the network to use; the plain name, which may lead to another one, is not asked then.
     """
-    found = [] if interface is not None else [f"{host}{suffix}"]
+    found = [f"{host}{suffix}"] if suffix or interface is None else []
     for name, each in sorted(psutil.net_if_addrs().items()):
         if interface not in (None, name):
             continue

@@ -160,6 +160,15 @@ async def job(job_id: str, *, timeout_s: float = ASK_S) -> QueuedJob | None:
     return next(iter(parse_queue(told)), None)
 
 
+async def nodes(job_id: str, *, timeout_s: float = ASK_S) -> set[str]:
+    """Names of the nodes that a job has now, of a heterogeneous one those of all components. Raises SlurmSilent."""
+    told = await _call(["squeue", "--noheader", "--jobs", job_id, "--format", "%N"], timeout_s)
+    try:
+        return {name for line in told.split() for name in expand(line)}
+    except ValueError as error:
+        raise SlurmSilent(str(error)) from error
+
+
 async def jobs(name: str) -> list[QueuedJob]:
     """This user's jobs of a name that wait or run, oldest first. Raises SlurmSilent."""
     command = ["squeue", "--noheader", "--me", "--name", name, "--Format", FIELDS]

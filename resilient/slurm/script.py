@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from resilient.config import Config
+from resilient.config import Config, ConfigError, Problem
 from resilient.config.timeouts import timeouts
+from resilient.slurm.container import batch_lines
 from resilient.slurm.deadline import lead_s
 
 FILE = "job.sh"
@@ -32,10 +33,16 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
         arguments: of `resilient run`.
         python: that submits.
         directory: that relative paths start from.
+
+    Raises:
+        ConfigError: it does not say how many nodes to ask for.
     """
+    if config.cluster.nodes == "auto":
+        message = "a job is to be asked for, and must know of how many nodes; allowed: a number"
+        raise ConfigError([Problem("cluster.nodes", "auto", message)])
     slurm = config.slurm
     asked = None if slurm.signal_lead_s == "auto" else slurm.signal_lead_s
-    time_s = None if slurm.time_min is None else 60.0 * slurm.time_min
+    time_s = None if slurm.minutes is None else 60.0 * slurm.minutes
     lead = min(SIGNAL_MAX_S, math.ceil(lead_s(asked, drain_s=timeouts(config).drain_s, time_s=time_s)))
     given = {
         "job-name": job_name(config, run_dir),
@@ -44,7 +51,7 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
         "cpus-per-task": slurm.cpus_per_node,
         "gres": slurm.gres,
         "gpus-per-node": slurm.gpus_per_node,
-        "time": slurm.time_min,
+        "time": slurm.minutes,
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
@@ -56,17 +63,23 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
     }
     options = [f"--{name}={_quoted(str(value))}" for name, value in given.items() if value is not None]
     options += ["--no-kill", "--requeue" if slurm.requeue else "--no-requeue", *slurm.extra]
-    command = shlex.join([slurm.python or python, "-m", "resilient", "run", *arguments])
+    command = ["-m", "resilient", "run", *arguments]
+    container = slurm.container
+    if container is not None and container.driver:
+        last = batch_lines(config, container, [container.python, *command], run_dir, directory)
+    else:
+        first = "# In the shell's place, so that signals reach it and its exit code is the job's."
+        last = [first, f"exec {shlex.join([slurm.python or python, *command])}"]
     return "\n".join(
         [
             "#!/bin/bash",
             *(f"#SBATCH {option}" for option in options),
             "",
             "# Written by `resilient submit`, and submitted again by each job for its successor.",
+            *([f"module load {shlex.join(slurm.modules)}"] if slurm.modules else []),
             *slurm.setup,
             "",
-            "# In the shell's place, so that signals reach it and its exit code is the job's.",
-            f"exec {command}",
+            *last,
             "",
         ]
     )

@@ -36,6 +36,7 @@ class Scheduler:
         self.told: set[str] = set()  # to end
         self.codes: list[int] = []
         self.most = 0  # jobs that ran at once
+        self.limit_s = LIMIT_S
         self.over = threading.Event()
         (state / "queue.json").write_text("[]")
         self.thread = threading.Thread(target=self.work)
@@ -95,8 +96,8 @@ class Scheduler:
             self.processes[job["id"]] = subprocess.Popen(
                 ["bash", job["script"]], env={**os.environ, **told}, stdout=out, stderr=out, start_new_session=True
             )
-        self.ends[job["id"]] = now + LIMIT_S
-        job |= {"state": "RUNNING", "end": datetime.fromtimestamp(now + LIMIT_S).isoformat(timespec="seconds")}
+        self.ends[job["id"]] = now + self.limit_s
+        job |= {"state": "RUNNING", "end": datetime.fromtimestamp(now + self.limit_s).isoformat(timespec="seconds")}
 
     def jobs(self, *states: str) -> list[dict[str, Any]]:
         with (self.state / "lock").open("w") as lock:
@@ -166,3 +167,28 @@ def test_a_chain_that_is_stopped_leaves_nothing_and_goes_on_when_it_is_submitted
     assert scheduler.codes[-1] == 0, scheduler.output()
     assert run.events("generation_started")[1]["resumed_step"] == stopped_at
     assert sorted(line["step"] for line in run.metrics()) == list(range(1, 251))
+
+
+@pytest.mark.parametrize("driver", [False, True], ids=["driver outside", "driver inside"])
+def test_a_chain_runs_in_containers(
+    counting: Counting, scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: bool
+):
+    stand_in = (Path(__file__).parents[1] / "fake_apptainer.py").read_text()
+    (tmp_path / "bin/apptainer").write_text(f"#!{sys.executable}\n{stand_in}")
+    (tmp_path / "bin/apptainer").chmod(0o755)
+    (tmp_path / "image.sif").touch()
+    (tmp_path / "calls").mkdir()
+    monkeypatch.setenv("CONTAINER_CALLS", str(tmp_path / "calls"))
+    scheduler.limit_s = 600
+    box = {"image": str(tmp_path / "image.sif"), "python": sys.executable, "driver": driver}
+    run = counting(steps=20, slurm={"container": box})
+    command("submit", str(run.path))
+    wait_for(lambda: not scheduler.jobs("RUNNING", "PENDING"), f"the end of the chain\n{scheduler.output()}")
+    assert scheduler.codes == [0], scheduler.output()
+    assert [line["step"] for line in run.metrics()] == list(range(1, 21))
+    calls = [json.loads(path.read_text()) for path in (tmp_path / "calls").glob("*.json")]
+    assert sorted(call["command"][2] for call in calls) == ["resilient"] * driver + ["resilient.agent"]
+    for call in calls:
+        assert call["image"] == str(tmp_path / "image.sif")
+        assert call["--env"] == ["PMIX_SECURITY_MODE=native"]
+        assert any(run.run_dir.is_relative_to(bind) for bind in call["--bind"])

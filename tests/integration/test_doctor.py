@@ -190,3 +190,38 @@ def test_a_check_that_hangs_is_ended_at_its_limit_or_when_the_run_is_stopped(cou
         assert "GPUs: no answer within 8 s" in run.output
     wait_for(lambda: not any(alive(process) for process in run.family.values()), "the end of all processes")
     wait_for(lambda: not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists(), "the end of nvidia-smi")
+
+
+LFS = """#!/bin/sh
+# Stands for Lustre's tool: a user whose quota is nearly used up, in bytes or in files.
+[ "$1" = quota ] || exit 1
+echo "Disk quotas for usr alice (uid 4711):"
+echo "     Filesystem  kbytes   quota   limit   grace   files   quota   limit   grace"
+echo "       /scratch  1000000       0 {limit_kib}       -   500       0  {files}       -"
+"""
+
+
+@pytest.mark.parametrize(("limit_kib", "files", "fits"), [(1_000_100, 0, False), (0, 501, False), (999_000_000, 900_000, True)])
+def test_checkpoints_that_a_quota_has_no_room_for_are_told(tmp_path: Path, limit_kib: int, files: int, fits: bool):
+    programs, scratch = tmp_path / "bin", tmp_path / "scratch"
+    programs.mkdir()
+    scratch.mkdir()
+    (programs / "lfs").write_text(LFS.format(limit_kib=limit_kib, files=files))
+    (programs / "lfs").chmod(0o755)
+    path = config(tmp_path, scratch / "checkpoints", entrypoint="trainer.main:train")
+    environ = {"PATH": f"{programs}:{os.environ['PATH']}", "SCRATCH": str(scratch), "COLUMNS": "400", "PYTHONPATH": str(ROOT)}
+    plan = subprocess.run(
+        [sys.executable, "-m", "resilient", "plan", str(path)],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    rows = {line.split("  ")[1]: line for line in plan.splitlines() if line.startswith("  ")}
+    assert ("the quota of user alice leaves" in rows["t0 (durable)"]) and ("NOT ENOUGH" in rows["t0 (durable)"]) != fits, plan
+    assert "the quota of user alice leaves" in rows["$SCRATCH"]
+    doctor = Doctor(path, "--json", **environ)
+    assert ("tier t0" in doctor.failed()) != fits
+    assert doctor.code == (0 if fits else 69), doctor.output
+    assert "the quota of user alice leaves" in doctor.findings()["tier t0"]["text"]
+    assert doctor.findings()["tier $SCRATCH"]["verdict"] == ("ok" if fits else "warn")

@@ -186,6 +186,6 @@ def _config(dataset: Path, **changes: Any) -> dict[str, Any]:
 def twin(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Any:
     """The same campaign on this machine alone, in which nothing happens."""
     run = Campaign(tmp_path_factory.mktemp("twin"), **_config(dataset))
-    assert run.run() == 0, run.output + run.logs()
+    assert run.start().wait(400.0) == 0, run.output + run.logs()
     assert len(run.metrics()) == STEPS
     return run

@@ -83,6 +83,75 @@ def test_agents_are_steps_where_there_is_a_job_unless_told_otherwise(monkeypatch
         allocation_of(config(nodes=5))
 
 
+HET = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST": "n1",
+    "SLURM_JOB_ID_HET_GROUP_0": "77",
+    "SLURM_JOB_ID_HET_GROUP_1": "78",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "n1",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "g[1-2]",
+    "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_0": "8",
+    "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1": "48(x2)",
+    "SLURMD_NODENAME": "n1",
+}
+
+
+def test_all_components_of_a_heterogeneous_job_are_its_nodes():
+    found = Allocation.of(HET, "n1")
+    assert (found.job_id, found.hosts, found.cpus, found.components) == ("77", ("n1", "g1", "g2"), (8, 48, 48), (0, 1, 1))
+    assert Allocation.of({**HET, "SLURM_JOB_ID": "78"}, "n1").job_id == "77"  # in a step of the other component
+    assert Allocation.of(ENVIRON, "n2").components == ()
+    with pytest.raises(EnvironmentUnusable, match="SLURM_JOB_NODELIST_HET_GROUP_2"):
+        Allocation.of({**HET, "SLURM_HET_SIZE": "3"}, "n1")
+
+
+def test_a_job_that_has_lost_nodes_goes_on_with_those_that_make_a_layout():
+    found = Allocation.of(HET, "n1").within({"n1", "g2", "new"})
+    assert (found.hosts, found.cpus, found.components, found.gone) == (("n1", "g2"), (8, 48), (0, 1), ("g1",))
+    job = Allocation.of(ENVIRON, "n2").within({"n1", "n2", "n3"})
+    wanted = Config.model_validate(
+        {"cluster": {"nodes": 4, "domains": ["a", "b", "c", "d"]}, "train": {"global_batch_size": 8, "micro_batch_size": 2}}
+    )
+    smaller = fitted(wanted, job).cluster
+    assert (smaller.nodes, smaller.spares, smaller.domains) == (2, 0, ["a", "b"])  # 8 is no multiple of 3 × 2
+    assert fitted(config(nodes=4, spares=0), job).cluster.nodes == 2
+
+
+def test_a_layout_that_does_not_come_out_is_not_made_to_fit_where_nothing_was_lost():
+    job = Allocation.of(ENVIRON, "n2")
+    wanted = Config.model_validate({"cluster": {"nodes": 3, "spares": 2}, "train": {"global_batch_size": 8, "micro_batch_size": 2}})
+    assert (fitted(wanted, job).cluster.nodes, fitted(wanted, job).cluster.spares) == (3, 1)
+
+
+def test_the_nodes_that_the_job_still_has_are_asked_of_slurm(slurm, monkeypatch):
+    for name, value in ENVIRON.items():
+        monkeypatch.setenv(name, value)
+    slurm.set([{"id": "77", "name": "x", "state": "RUNNING", "end": "N/A", "nodes": "n[1-2,7]"}])
+    found = allocation_of(config(nodes=4))
+    assert found is not None
+    assert (found.hosts, found.gone) == (("n2", "n1", "n7"), ("n3",))
+    with pytest.raises(EnvironmentUnusable, match=r"3 nodes \(n2, n1, n7\), and cluster.min_nodes is 4; it has lost n3"):
+        allocation_of(config(nodes=4, min_nodes=4))
+    for nodes in ("n[1,7]", ""):  # without the node on which this runs: that is no answer
+        slurm.becomes("77", nodes=nodes)
+        found = allocation_of(config(nodes=4))
+        assert found is not None
+        assert found.gone == ()
+    slurm.deaf(1)
+    assert allocation_of(config(nodes=4)) is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "spares"),
+    [({}, 4, 0), ({"spares": 1}, 3, 1), ({"spares": 9}, 1, 3), ({"spares": 2, "min_nodes": 3}, 3, 1)],
+)
+def test_auto_is_all_nodes_of_the_job_less_the_spares_and_one_elsewhere(asked, nodes, spares):
+    found = fitted(config(nodes="auto", **asked), Allocation.of(ENVIRON, "n2")).cluster
+    assert (found.nodes, found.spares) == (nodes, spares)
+    assert fitted(config(nodes="auto", **asked), None).cluster.nodes == 1
+
+
 def test_there_are_no_more_spares_than_the_job_has_nodes_left():
     job = Allocation.of(ENVIRON, "n2")
     assert fitted(config(nodes=3, spares=4), job).cluster.spares == 1
@@ -122,6 +191,9 @@ def test_an_agent_is_a_step_on_its_own_node_with_all_of_its_cpus_and_no_option_i
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("SLURM_CPU_BIND_TYPE", "mask_cpu")
+    monkeypatch.setenv("SRUN_CPUS_PER_TASK", "1")
+    monkeypatch.setenv("SLURM_GPUS", "16")
+    monkeypatch.setenv("SLURM_THREADS_PER_CORE", "1")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     environ = {"OMP_NUM_THREADS": "12"}
     command = AgentCommand("n2:80", 4, tmp_path, "x", "trainer.main:train", 30.0, 30.0, 16, "cpu", "secret", environ, "INFO")
@@ -142,6 +214,30 @@ def test_an_agent_is_a_step_on_its_own_node_with_all_of_its_cpus_and_no_option_i
     assert {"--overlap", "--no-kill", "--gres=gpu:4"} <= set(called)
     assert called[called.index("-m") + 1] == "resilient.agent"
     assert "--parent" not in called
-    assert not {"SLURM_NTASKS", "SLURM_CPU_BIND_TYPE"} & environ.keys()
+    inherited = {"SLURM_NTASKS", "SLURM_CPU_BIND_TYPE", "SRUN_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_THREADS_PER_CORE"}
+    assert not inherited & environ.keys()
+    assert not {"--het-group", "--gpus-per-task"} & set(called)
     assert (environ["SLURM_JOB_ID"], environ["OMP_NUM_THREADS"], environ["RESILIENT_TOKEN"]) == ("77", "12", "secret.1")
     assert ended == [(3, 1, "its step on n7 ended by exit code 0")]
+
+
+def test_a_step_says_its_component_its_binding_and_its_gpus(tmp_path: Path, monkeypatch):
+    srun = tmp_path / "srun"
+    srun.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    srun.chmod(0o755)
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    command = AgentCommand("n2:80", 4, tmp_path, "x", "trainer.main:train", 30.0, 30.0, 16, "cpu", "secret", {}, "INFO")
+    ended = asyncio.Event()
+
+    async def play() -> None:
+        job = Allocation.of(HET, "n1")
+        launcher = SlurmLauncher(command, lambda *_: ended.set(), allocation=job, cpu_bind="cores", gpus_per_task=4)
+        await launcher.launch(2, 1)
+        await ended.wait()
+        await launcher.close(1.0)
+
+    asyncio.run(play())
+    options = dict(itertools.pairwise(json.loads((tmp_path / "logs/agent2.log").read_text())))
+    assert (options["--het-group"], options["--nodelist"], options["--cpus-per-task"]) == ("1", "g2", "48")
+    assert (options["--cpu-bind"], options["--gpus-per-task"]) == ("cores", "4")

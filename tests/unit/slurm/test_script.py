@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from resilient.config import Config
+from resilient.config import Config, ConfigError
 from resilient.slurm.script import job_name, script
 
 
@@ -82,3 +82,9 @@ def test_percent_signs_and_blanks_in_the_run_directory_are_its_own():
 def test_a_run_directory_has_one_name_and_another_one_another():
     assert job_name(config(), Path("/a")) == job_name(config(time_min=5), Path("/a")) != job_name(config(), Path("/b"))
     assert f"--job-name={job_name(config(), Path('/scratch/run'))}" in options(text())
+
+
+def test_a_job_is_not_asked_for_without_a_number_of_nodes():
+    whatever = Config.model_validate({"cluster": {"nodes": "auto"}})
+    with pytest.raises(ConfigError, match=r"cluster.nodes = auto: .*allowed: a number"):
+        script(whatever, Path("/run"), arguments=[], python="p", directory=Path("/"))

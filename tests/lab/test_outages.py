@@ -1,0 +1,95 @@
+"""The control connection over a link that is down for long."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Campaign, Job, same, wait_for
+
+from chaos.lab.lab import Lab
+from chaos.lab.shape import address
+
+DRIVER = """
+import asyncio, sys, time
+from resilient.wire import outlast_outages
+async def serve(reader, writer):
+    if RESEND:
+        outlast_outages(writer.get_extra_info("socket"))
+    async def ping():
+        while True:
+            writer.write(b'{"type": "ping"}\\n')
+            await asyncio.sleep(0.25)
+    asyncio.ensure_future(ping())
+    async for line in reader:
+        print(f"up {time.time()}", flush=True)
+async def main():
+    async with await asyncio.start_server(serve, "0.0.0.0", 7777) as server:
+        await server.serve_forever()
+asyncio.run(main())
+"""
+AGENT = """
+import socket, sys, time
+from resilient import wire
+if not RESEND:
+    wire.outlast_outages = lambda _: None
+connection = wire.Connection([(sys.argv[1], 7777)], timeout_s=60.0)
+connection._socket.settimeout(0.25)
+while True:
+    connection.send({"type": "alive"})
+    try:
+        while connection.receive():
+            print(f"down {time.time()}", flush=True)
+    except wire.Disconnected as error:
+        if "timed out" not in str(error):
+            raise
+"""
+# Long enough for pauses that double to have grown to more than ten seconds, of which several are left.
+OUTAGE_S = 14.0
+
+
+@pytest.fixture
+def talk(bare: Lab, tmp_path: Path) -> Iterator[Callable[[bool], float]]:
+    """How long after an outage both ends hear of each other again, with the options of the control connection or without."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, host: str, code: str, *arguments: str) -> Path:
+        out = tmp_path / name
+        command = bare.command(["env", f"PYTHONPATH={ROOT}", sys.executable, "-c", code, *arguments], host=host)
+        with out.open("wb") as file:
+            processes.append(subprocess.Popen(command, stdout=file, stderr=file))
+        return out
+
+    def heard(out: Path) -> float:
+        words = out.read_text().split()
+        return float(words[-1]) if len(words) > 1 and words[0] in ("up", "down") else 0.0
+
+    def measure(resend: bool) -> float:
+        files = [start("driver", "n1", f"RESEND = {resend}\n{DRIVER}")]
+        files.append(start("agent", "n2", f"RESEND = {resend}\n{AGENT}", address("n1")))
+        wait_for(lambda: all(map(heard, files)), "a first word: " + "".join(each.read_text() for each in files))
+        bare.flap("n2", OUTAGE_S)
+        back_t = time.time()
+        wait_for(lambda: all(heard(each) > back_t for each in files), "a word after the outage")
+        return time.time() - back_t
+
+    yield measure
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_a_control_connection_is_alive_again_as_soon_as_its_link(talk: Callable[[bool], float]):
+    assert talk(True) < 5.0
+
+
+def test_an_outage_shorter_than_the_fence_costs_no_node(lab: Lab, job: Callable[..., Job], twin: Campaign):
+    run = job(resilience={"fence_s": 30, "link_grace_s": 90})
+    run.start().reach(10)
+    lab.flap("n3", 20)
+    assert run.wait(400.0) == 0, run.output + run.logs()
+    assert len(run.events("generation_started")) == 1
+    assert not run.events("fault")
+    same(run, twin)
