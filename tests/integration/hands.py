@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PATIENCE_S, ROOT, Campaign
+from conftest import ROOT, Campaign
 
 from chaos.hand import Errand
 from chaos.moments import Moment
 from chaos.scene import Target
+
+ANSWER_S = 120.0
 
 
 class Hand:
@@ -45,7 +47,7 @@ class Hand:
             self._answers.put(line)
         self._answers.put("")
 
-    def answer(self, what: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+    def answer(self, what: str, patience_s: float = ANSWER_S) -> dict[str, Any]:
         """Its next answer but `armed`, which must be this one."""
         try:
             while line := self._answers.get(timeout=patience_s):
