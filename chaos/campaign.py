@@ -3,6 +3,8 @@
 Owns what a person would do who starts a campaign, or a chain of jobs: `resilient run`, and the same again when it ended early.
 """
 
+import getpass
+import os
 import signal
 import sys
 import time
@@ -43,6 +45,7 @@ def resolve(wanted: Wanted, experiment: Path, directory: Path, *, allow: bool, c
             raise ExperimentError(f"{experiment}: campaign.file: {path}: {error.strerror}") from None
     for each in (wanted.config, changes or {}, {"run_dir": str(directory.absolute() / RUN), "chaos": {"allow": allow}}):
         values = merged(values, each)
+    os.environ.setdefault("USER", getpass.getuser())  # which paths may name, and containers do not have
     values = filled_in(values, paths(wanted.volumes, directory))
     path = directory / CONFIG
     directory.mkdir(parents=True, exist_ok=True)
@@ -89,6 +92,12 @@ class Campaign:
             self.jobs.append(Job(self._began_t, time.time(), code))
             self._started = None
         return self.jobs[-1].code if self._started is None and self.jobs else None
+
+    def conclude(self, step: int) -> None:
+        """It was stopped, and what it has is its target now; the same command must find that it is reached. Both are one job."""
+        stopped = self.jobs.pop()
+        self.start(f"train.steps={step}")
+        self._began_t = stopped.began_t
 
     def stop(self) -> None:
         """Ask it to stop at its next step, with its state made durable."""

@@ -28,11 +28,15 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each time, for programs.")] = False,
 ) -> None:
     """Break a campaign as an experiment says, and judge how it recovers: exit 0 if all is well, 1 if not."""
+    import json
+
     from rich.console import Console
 
     from chaos import stage
     from chaos.experiment import find, lasting, read, seed_of
-    from chaos.telling import Lines, show_verdict
+    from chaos.report import as_json as as_json_object
+    from chaos.report import show
+    from chaos.telling import Lines
 
     file = find(experiment)
     wanted = lasting(read(file), minutes)
@@ -47,8 +51,11 @@ def run(
             result = stage.attach(wanted, number, run_dir.absolute(), directory, teller)
         else:
             result = stage.perform(wanted, file, number, directory, twin, teller)
-            twin = result.twin if wanted.random is None or wanted.random.minutes is None else None
-        show_verdict(console, result.verdict)
+            twin = result.twin if wanted.campaign.until == "target" else None
+        if as_json:
+            typer.echo(json.dumps(as_json_object(result.verdict)))
+        else:
+            show(result.verdict, console)
         good &= result.verdict.ok
     raise typer.Exit(0 if good else 1)
 

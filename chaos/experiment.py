@@ -17,7 +17,7 @@ from chaos.volumes import Volume
 from resilient.exits import Exit, ForeseenError
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-SHIPPED = Path(__file__).parents[1] / "experiments"
+SHIPPED = Path(__file__).parent / "experiments"  # a link in the source tree, so that an installation has them too
 
 
 class ExperimentError(ForeseenError):
@@ -76,8 +76,8 @@ class Kind(Section):
 class Mix(Section):
     """Faults at random: kinds with weights, one after another, each when the run has gone on for `calm_s` after the last one.
 
-    With `minutes` the campaign is stopped after so long, whatever its target. `nested`: share of faults that another one follows
-    while they are recovered from.
+    Until there were `count`, or for so many `minutes`, or until the campaign ends. `nested`: share of faults that another one
+    follows while they are recovered from.
     """
 
     seed: int = 0
@@ -122,11 +122,14 @@ class LabSpec(Section):
 class Campaign(Section):
     """What is run: a config's file, relative to the experiment's, with changes; or the whole config.
 
+    `until: faults`: it is stopped once all faults were injected, and what it has reached then is its target. So an experiment does
+    not depend on how fast a machine is.
     `volumes`: file systems of its own that are mounted for it (as root); the config has them as `${volume.NAME}`.
     """
 
     file: Path | None = None
     config: dict[str, Any] = {}
+    until: Literal["target", "faults"] = "target"
     volumes: dict[Annotated[str, Field(pattern=NAME)], Volume] = {}
 
 
@@ -146,6 +149,9 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "Experiment":
+        endless = self.random is not None and self.random.count is None and self.random.minutes is None
+        if endless and self.campaign.until == "faults":
+            raise ValueError("campaign.until: faults, but random.count or random.minutes does not say how many")
         if not self.faults and self.random is None:
             raise ValueError("there is neither a fault in `faults` nor a mix in `random`")
         if self.lab is not None and self.campaign.volumes:
@@ -221,7 +227,8 @@ def lasting(experiment: Experiment, minutes: float | None) -> Experiment:
         raise ExperimentError(f"{experiment.name} has no random mix, so that --minutes does not say anything")
     mix = experiment.random.model_copy(update={"minutes": minutes, "count": None})
     limits = experiment.limits.model_copy(update={"minutes": max(experiment.limits.minutes, 2 * minutes + 10)})
-    return experiment.model_copy(update={"random": mix, "limits": limits})
+    campaign = experiment.campaign.model_copy(update={"until": "faults"})
+    return experiment.model_copy(update={"random": mix, "limits": limits, "campaign": campaign})
 
 
 def seed_of(experiment: Experiment, wanted: int | None) -> int:

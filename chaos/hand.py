@@ -62,7 +62,7 @@ def main() -> int:
         try:
             _do(errand, scene)
         except (CannotInject, Missed) as error:
-            _tell("failed", reason=str(error), missed=isinstance(error, Missed))
+            _tell("failed", reason=str(error))
             return 1
     _tell("undone")
     return 0

@@ -48,6 +48,10 @@ class Leash:
         """A lab that is taken down at the end; told before it is brought up."""
         self._guard.add([sys.executable, "-m", "chaos.leash", self.mark, name])
 
+    def end_campaigns(self) -> None:
+        """Kill what is ended at once."""
+        _end_campaigns(self.mark, time.monotonic() + UNDO_S)
+
     def __enter__(self) -> "Leash":
         return self
 
@@ -68,11 +72,7 @@ def marked(variable: str, mark: str) -> list[psutil.Process]:
 def sweep(mark: str, lab: str = "") -> None:
     """End all that carries the mark, and the lab."""
     deadline = time.monotonic() + UNDO_S
-    while campaign := marked(CAMPAIGN, mark):
-        _kill(campaign)
-        if time.monotonic() > deadline:
-            break  # what does not end by SIGKILL waits in the kernel for what a hand still undoes
-        time.sleep(POLL_S)
+    _end_campaigns(mark, deadline)
     while hands := marked(HAND, mark):
         if time.monotonic() > deadline:
             _kill([process for process in hands if _is_hand(process)])
@@ -80,6 +80,13 @@ def sweep(mark: str, lab: str = "") -> None:
         time.sleep(POLL_S)
     if lab:
         _take_down(lab)
+
+
+def _end_campaigns(mark: str, deadline: float) -> None:
+    """Until the deadline: what does not end by SIGKILL waits in the kernel for what a hand still undoes."""
+    while (campaign := marked(CAMPAIGN, mark)) and time.monotonic() < deadline:
+        _kill(campaign)
+        time.sleep(POLL_S)
 
 
 def _take_down(lab: str) -> None:

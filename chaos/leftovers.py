@@ -21,12 +21,12 @@ from resilient.storage import FILE
 PATIENCE_S = 10.0  # for what is just ending
 
 
-def processes(run_dir: Path, patience_s: float = PATIENCE_S) -> list[str]:
+def processes(run_dir: Path) -> list[str]:
     """Those whose command, environment, directory or output names the run directory; this process and those above it aside.
 
     Waits a little for those that are about to end.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + PATIENCE_S
     while (found := _named(run_dir)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return found

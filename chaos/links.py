@@ -69,7 +69,7 @@ def no_names(mark: int) -> str:
 
 def without_names(pid: int, mark: int, path: str) -> Iterator[Change]:
     """Where this process lives, no name leads anywhere. Args: path: of a file with what `no_names` says."""
-    enter = ("nsenter", "--target", str(pid), "--mount", "--")
+    enter = ("nsenter", "--target", str(pid), "--mount", "--pid", "--")
     for name in ("/etc/hosts", "/etc/resolv.conf"):
         # One that is not ours stays: it may be the host's own.
         undo = f"if grep -q -w {_comment(mark)} {name}; then umount {name}; fi"

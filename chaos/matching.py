@@ -131,9 +131,9 @@ def match(
     strays = []
     left = []
     for fault in sorted(told, key=lambda each: each.t):
-        fits = [each for each in done if fault.kind in expected[each.id].kinds and _open(each, found[each.id], fault)]
+        fits = [each for each in done if _of_a_kind(expected[each.id], fault) and _open(each, found[each.id], fault)]
         if fits:
-            found[_best(fits, fault).id].append(fault)
+            found[_best(fits, fault, expected).id].append(fault)
         else:
             left.append(fault)
     because = [Stoppage(name, each.since_t, each.until_t) for name, mine in found.items() for each in mine if each.stops_ranks]
@@ -141,14 +141,24 @@ def match(
     for fault in left:
         fits = [each for each in done if not found[each.id] and each.id not in covered and _open(each, misread[each.id], fault)]
         if fits:
-            misread[_best(fits, fault).id].append(fault)
+            misread[_best(fits, fault, expected).id].append(fault)
         else:
             strays.append(fault)
     return Matches(found, misread, covered, strays)
 
 
-def _best(fits: Sequence[Injection], fault: Told) -> Injection:
-    return max(fits, key=lambda each: (fault.names(each.target), each.t or 0.0))
+def _of_a_kind(expected: Expectation, fault: Told) -> bool:
+    if expected.kinds:
+        return fault.kind in expected.kinds
+    return bool(fault.actions) and expected.actions.issuperset(fault.actions)
+
+
+def _best(fits: Sequence[Injection], fault: Told, expected: Mapping[str, Expectation]) -> Injection:
+    def fit(each: Injection) -> tuple[bool, bool, bool, float]:
+        t = each.t or 0.0
+        return fault.names(each.target), fault.kind in expected[each.id].kinds, t <= fault.t, t
+
+    return max(fits, key=fit)
 
 
 def _open(injection: Injection, so_far: Sequence[Told], fault: Told) -> bool:
@@ -161,7 +171,7 @@ def _open(injection: Injection, so_far: Sequence[Told], fault: Told) -> bool:
     if fault.kind == "storage":  # what is wrong there may be met whenever it is next read or written
         return True
     if so_far and fault.kind not in COMES_BACK:
-        return fault.since_t <= max(end_t, *(each.until_t for each in so_far)) + EARLY_S
+        return fault.since_t <= max(end_t, *(each.until_t for each in so_far))
     return fault.since_t <= end_t + LATE_S
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from chaos.fault import Expectation
 from chaos.matching import Line
@@ -67,7 +68,7 @@ class Observation:
     tolerance: float = 0.0
     wall_s: float = 0.0
 
-    @property
+    @cached_property
     def roll_backs(self) -> list["RollBack"]:
         """In order."""
         lines = [line for line in self.events if line["event"] == "action" and line["name"] == "roll_back"]

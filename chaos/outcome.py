@@ -27,7 +27,8 @@ class Outcome:
 
     Attributes:
         t: unix seconds; None if it was not injected.
-        kinds: of the faults that told of it.
+        faults: ids of those that told of it, in the ledger.
+        kinds: of them.
         detection_s: from the injection to the first of them; None if none did.
         downtime_s: in which no new step was computed because of it.
         lost_steps: that were computed again.
@@ -41,6 +42,7 @@ class Outcome:
     target: Target
     t: float | None
     recovered: bool = False
+    faults: Sequence[str] = ()
     kinds: Sequence[str] = ()
     detection_s: float | None = None
     downtime_s: float | None = None
@@ -97,6 +99,7 @@ def outcome(seen: Observation, injection: Injection, matches: Matches) -> Outcom
         injection.target,
         injection.t,
         recovered=recovered,
+        faults=list(dict.fromkeys(each.id for each in all_told)),
         kinds=_kinds(all_told),
         detection_s=max(0.0, all_told[0].t - injection.t) if all_told else None,
         downtime_s=_downtime_s(seen, injection, all_told, ended),
@@ -176,10 +179,11 @@ def _lost(seen: Observation, injection: Injection, told: Sequence[Told], ended: 
         stops.append((injection.t, ended.ended_t))
     beyond = 0
     for since_t, until_t in stops:
-        starts = [line for line in seen.events if line["event"] == "generation_started" and line["t"] >= until_t]
+        later = [line for line in seen.events if line["event"] == "generation_started" and line["t"] >= until_t]
+        starts = [int(line["resumed_step"]) for line in later if line["resumed_step"] is not None]  # None: it ended before it knew
         if not starts:
             continue
-        resumed = int(starts[0]["resumed_step"] or 0)
+        resumed = starts[0]
         if ended is not None:
             lost = max((int(line["step"]) for line in seen.metrics if line["t"] <= until_t), default=0) - resumed
         held = [line for line in seen.events if line["event"] in ("snapshot", "committed") and line["t"] <= since_t]

@@ -6,11 +6,11 @@ Owns chance: the same seed gives the same faults, on the same world.
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from chaos import faults
-from chaos.experiment import Experiment, ExperimentError, Mix, Scheduled, When, make
+from chaos.experiment import Experiment, ExperimentError, Kind, Mix, Scheduled, When, make
 from chaos.fault import Aim, Need, Outside
 from chaos.scene import Target
 
@@ -33,7 +33,7 @@ class Strike:
 
     Attributes:
         calm_s: that the run must have gone on before it.
-        by_chance: it comes of a mix, so that it need not strike at all where its moment does not come.
+        by_chance: it comes of a mix, so that its moment does not matter; `tries`: the how manieth of it this is.
     """
 
     id: str
@@ -43,6 +43,7 @@ class Strike:
     params: Mapping[str, Any] = field(default_factory=dict)
     calm_s: float = 0.0
     by_chance: bool = False
+    tries: int = 1
 
 
 @dataclass(frozen=True)
@@ -181,8 +182,7 @@ def _mixed(mix: Mix, drawn: _Draw, left_out: dict[str, str], most: int) -> Itera
     if not possible:
         return
     names, weights = list(possible), [kind.weight for kind in possible.values()]
-    # What a rank does to itself comes with its next step, when the recovery is over.
-    second = [name for name in names if issubclass(faults.kind(name), Outside) and possible[name].phase is None]
+    second = [name for name in names if _may_follow(name, possible[name])]
     chance = drawn.chance
     bag: list[str] = []
     number = itertools.count(1)
@@ -198,12 +198,27 @@ def _mixed(mix: Mix, drawn: _Draw, left_out: dict[str, str], most: int) -> Itera
         name = bag.pop()
         first = strike(name, When(phase=possible[name].phase), chance.uniform(*mix.calm_s))
         strikes = [first]
-        expected = make(name, possible[name].params).expects()
-        recovers = expected.kinds and expected.actions and not expected.exits
-        if second and recovers and chance.random() < mix.nested:
+        if second and _is_recovered_from(name, possible[name]) and chance.random() < mix.nested:
             strikes.append(strike(chance.choice(second), When(after=first.id, phase="recovery")))
         done += len(strikes)
         yield Group(tuple(strikes))
+
+
+def _is_recovered_from(name: str, kind: Kind) -> bool:
+    """Whether a fault always starts ranks anew, in the same job, and spoils nothing that a second one may depend on."""
+    expected = make(name, kind.params).expects()
+    return bool(expected.actions and not expected.exits and not expected.may_pass and expected.lost_steps is not None)
+
+
+def _may_follow(name: str, kind: Kind) -> bool:
+    """Whether a fault can strike during recovery; what a rank does to itself comes with its next step, when that is over."""
+    outside = issubclass(faults.kind(name), Outside) and faults.kind(name).aim is Aim.RANK
+    return outside and kind.phase is None and _is_recovered_from(name, kind)
+
+
+def again(strike: Strike) -> Strike:
+    """A fault of a mix whose moment did not come, or that found nothing to be done to: by itself, at any moment."""
+    return replace(strike, at=When(), tries=strike.tries + 1)
 
 
 def blamed(aim: Aim, ranks: Sequence[int], nodes: Sequence[int], procs_per_node: int) -> Target:

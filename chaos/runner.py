@@ -15,7 +15,7 @@ from chaos.experiment import Limits, make
 from chaos.fault import Aim, Expectation, Outside
 from chaos.hand import Errand
 from chaos.moments import Moment
-from chaos.planning import PREPARED, Plan, Strike, blamed, placed
+from chaos.planning import PREPARED, Group, Plan, Strike, again, blamed, placed
 from chaos.record import Injection
 from chaos.scene import Target
 from chaos.sent import Sent
@@ -24,7 +24,9 @@ from chaos.watch import Watch
 from resilient.exits import Exit
 
 POLL_S = 0.02
+MOST_TRIES = 3  # of a fault of a mix
 ARM_AHEAD_S = 3.0  # of the step or the time at which a fault is to strike
+CALM_STEPS = 5  # between faults: what is seldom, as the first steps after a recovery, is watched with more patience
 PHASE_S = 120.0  # for a phase to come
 HEED_S = 30.0  # for a hand to undo what it did after it was let go of
 
@@ -44,7 +46,8 @@ class Terms:
     """On which terms faults are injected.
 
     Attributes:
-        minutes: after so many of the steady state the campaign is stopped, whatever its target; None: it goes on to its target.
+        minutes: for so many of the steady state, at most.
+        to_target: the campaign goes on to its target afterwards; else it is stopped.
         own: the campaign is this command's own, to be started, and started again.
     """
 
@@ -52,6 +55,7 @@ class Terms:
     steady_steps: int
     procs_per_node: int
     minutes: float | None = None
+    to_target: bool = True
     own: bool = True
 
 
@@ -87,7 +91,6 @@ class _Active:
     t: float | None = None
     undone_t: float | None = None
     failed: str = ""
-    missed: bool = False
     closed: bool = False
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
@@ -145,9 +148,9 @@ class Runner:
 
     # -- the campaign --------------------------------------------------------------------------------------------------
 
-    def _start(self, *overrides: str) -> None:
+    def _start(self) -> None:
         self._started_t = time.time()
-        self._campaign.start(*overrides)
+        self._campaign.start()
 
     def _look(self) -> None:
         for event in self._watch.look():
@@ -159,7 +162,7 @@ class Runner:
         if code == Exit.OK or (code == Exit.STOPPED and not self._terms.own):
             return self._over(True, "the campaign reached its target" if code == Exit.OK else "the campaign was stopped")
         if code == Exit.STOPPED and self._stopping:
-            self._start(f"train.steps={self._watch.step}")  # what it has is its target now
+            self._campaign.conclude(self._watch.step)
             return None
         causes = [each for each in [*self._past[-20:], *self._active] if each.told and is_one_of(code, each.expects.exits)]
         if not causes or not self._terms.own:
@@ -188,16 +191,11 @@ class Runner:
 
     def _begin(self, now: float) -> Outcome | None:
         """Send the hands of the next group, if it is nearly time."""
-        if self._stopping or self._watch.generation is None or not self._watch.goes_on_since(self._calm_t):
+        if self._stopping or self._watch.generation is None or not self._watch.goes_on_since(self._calm_t, CALM_STEPS):
             return None
         late = self._terms.minutes is not None and now > self._steady_t + 60 * self._terms.minutes
-        if late and self._terms.own:
-            self._teller.note("the time is over; the campaign is stopped")
-            self._stopping = True
-            self._campaign.stop()
-            return None
         if late or not self._groups:
-            return None if self._terms.own else self._over(True, "all faults were injected")
+            return self._done()
         first = self._groups[0].strikes[0]
         assert self._steady is not None
         self._due_t = max(self._calm_t + first.calm_s, self._steady_t + (first.at.s or 0.0))
@@ -206,6 +204,17 @@ class Runner:
             group = self._groups.pop(0)
             for strike in group.strikes:
                 self._send(strike)
+        return None
+
+    def _done(self) -> Outcome | None:
+        """There is nothing more to inject."""
+        self._groups = []
+        if not self._terms.own:
+            return self._over(True, "all faults were injected")
+        if not self._terms.to_target:
+            self._teller.note("all faults were injected; the campaign is stopped")
+            self._stopping = True
+            self._campaign.stop()
         return None
 
     def _follow(self, now: float) -> Outcome | None:
@@ -243,7 +252,8 @@ class Runner:
     def _tell(self, each: _Active) -> None:
         if not each.told:
             each.told = True
-            each.sent.word()
+            if not each.closed:
+                each.sent.word()
 
     def _conclude(self, now: float) -> None:
         self._past += self._active
@@ -321,7 +331,7 @@ class Runner:
             case "undone":
                 each.undone_t = answer["t"]
             case "failed":
-                each.failed, each.missed = answer["reason"], answer.get("missed", False)
+                each.failed = answer["reason"]
 
     def _close(self, each: _Active, code: int) -> None:
         """Its hand has ended."""
@@ -332,7 +342,8 @@ class Runner:
             each.failed = f"its hand ended with {by_signal(code)} (hands.log)"
         if each.failed:
             self._teller.note(f"{strike.id}: {self._where(each)}: not injected: {each.failed}")
-            if each.missed and strike.by_chance:
+            if each.t is None and strike.by_chance and strike.tries < MOST_TRIES:
+                self._groups.insert(0, Group((again(strike),)))
                 return
         times = each.asked_t, each.t, each.undone_t
         self._record(Injection(strike.id, strike.fault, strike.params, each.target, *times, each.evidence, each.failed))
@@ -358,4 +369,5 @@ class Runner:
 
 
 def _in_words(evidence: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in evidence.items() if not isinstance(value, dict | list))[:120]
+    said = [f"{key} {value}" for key, value in evidence.items() if key != "t" and not isinstance(value, dict | list)]
+    return ", ".join(said)[:120]

@@ -14,11 +14,13 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from chaos import page, report
 from chaos.campaign import TWIN, Campaign, resolve
 from chaos.experiment import Experiment, ExperimentError
 from chaos.fault import Need
 from chaos.gathering import look, observe, places
 from chaos.leash import Leash
+from chaos.observation import Observation
 from chaos.planning import World, plan
 from chaos.runner import POLL_S, Runner, Teller, Terms
 from chaos.sites import Here, InLab, Site, place, rights
@@ -30,6 +32,7 @@ from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable, Exit, ForeseenError
 
 RESULTS = Path("runs/chaos")
+STOP_S = 30.0  # for a campaign to stop at its next step; then it is killed
 
 
 class Interrupted(ForeseenError):
@@ -116,20 +119,19 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin
         site = _site(experiment, config, leash, teller)
         made = plan(experiment, seed, world_of(config, site.has))
         if not made.groups:
-            raise EnvironmentUnusable(
-                "none of the faults can be injected here: " + "; ".join(map(": ".join, made.left_out.items()))
-            )
+            raise EnvironmentUnusable(f"nothing can be injected here: {'; '.join(map(': '.join, made.left_out.items()))}")
         terms = _terms(experiment, config, own=True)
-        if experiment.twin and twin is None and terms.minutes is None:
+        if experiment.twin and twin is None and terms.to_target:
             twin = _twin(experiment, file, directory, site, leash, teller)
         campaign = Campaign(config, directory, site, leash.campaign())
-        many = len(made.strikes) if terms.minutes is None else "any number of"
-        teller.note(f"{experiment.name}, seed {seed}: {many} faults, in {directory}")
+        many = f"{len(made.strikes)} faults" if terms.minutes is None else f"faults for {terms.minutes:g} minutes"
+        teller.note(f"{experiment.name}, seed {seed}: {many}, in {directory}")
         before, began = look(places(config), site.hosts()), time.monotonic()
         outcome = Runner(made, campaign, site, terms, teller, leash.hand()).run()
         wall_s = time.monotonic() - began
         teller.note(outcome.why)
-        if experiment.twin and terms.minutes is not None and outcome.finished:
+        _end(campaign, leash)
+        if experiment.twin and not terms.to_target and outcome.finished:
             twin = _twin(experiment, file, directory, site, leash, teller, steps=outcome.step)
         teller.note("looking at what is there")
         seen = observe(
@@ -143,7 +145,8 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin
             wall_s=wall_s,
             hosts=site.hosts(),
         )
-        return Result(directory, judge(seen), twin)
+        seen = replace(seen, target_step=outcome.step) if outcome.finished else seen
+        return _judged(seen, judge(seen), directory, twin)
 
 
 def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, teller: Teller) -> Result:
@@ -156,9 +159,7 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, te
     path = run_dir / "config.yaml"
     config = load(path, [])
     if not config.chaos.allow:
-        raise ExperimentError(
-            f"{path}: chaos.allow: is false; a campaign is broken only if its config says `chaos: {{allow: true}}`"
-        )
+        raise ExperimentError(f"{path}: chaos.allow: false: only a campaign whose config says `chaos: {{allow: true}}` is broken")
     if holder(run_dir) is None:
         raise EnvironmentUnusable(f"nothing runs in {run_dir}")
     with interruptible(), Leash() as leash:
@@ -169,14 +170,23 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, te
         before = look(places(config), site.hosts())
         outcome = Runner(made, campaign, site, terms, teller, leash.hand()).run()
         teller.note(outcome.why)
-        found = judge(observe(run_dir, (), before, experiment=experiment.name, seed=seed, hosts=site.hosts()))
+        seen = observe(run_dir, (), before, experiment=experiment.name, seed=seed, hosts=site.hosts())
+        found = judge(seen)
         # It goes on, so that only what was done to it can be judged.
-        return Result(directory, replace(found, checks=[check for check in found.checks if check.name in OF_EACH]))
+        return _judged(seen, replace(found, checks=[check for check in found.checks if check.name in OF_EACH]), directory)
+
+
+def _judged(seen: Observation, verdict: Verdict, directory: Path, twin: Path | None = None) -> Result:
+    """The result, written down."""
+    report.save(verdict, directory)
+    page.save(seen, verdict, directory)
+    return Result(directory, verdict, twin)
 
 
 def _terms(experiment: Experiment, config: Config, *, own: bool) -> Terms:
     minutes = experiment.random.minutes if experiment.random is not None else None
-    return Terms(experiment.limits, experiment.steady_steps, machine_layout(config).procs_per_node, minutes, own)
+    to_target = experiment.campaign.until == "target"
+    return Terms(experiment.limits, experiment.steady_steps, machine_layout(config).procs_per_node, minutes, to_target, own)
 
 
 def _site(experiment: Experiment, config: Config, leash: Leash, teller: Teller) -> Site:
@@ -191,6 +201,19 @@ def _site(experiment: Experiment, config: Config, leash: Leash, teller: Teller) 
     leash.lab(lab.place.name)
     teller.note(f"a lab of {experiment.lab.hosts} hosts comes up")
     return InLab.up(lab, experiment.lab.hosts)
+
+
+def _end(campaign: Campaign, leash: Leash) -> None:
+    """See to it that a campaign which did not end by itself is over."""
+    if campaign.jobs and campaign.ended() is not None:
+        return
+    campaign.stop()
+    deadline = time.monotonic() + STOP_S
+    while campaign.ended() is None and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    leash.end_campaigns()
+    while campaign.ended() is None and time.monotonic() < deadline + STOP_S:
+        time.sleep(POLL_S)
 
 
 def _twin(

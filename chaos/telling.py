@@ -15,7 +15,6 @@ from chaos import faults
 from chaos.fault import Need, describe
 from chaos.planning import Plan, Strike, why_not
 from chaos.scene import Target
-from chaos.verdict import Verdict
 from resilient.driver.display import describe as in_words
 
 _STYLES = {"fault": "red", "action": "yellow", "recovered": "green"}
@@ -53,7 +52,9 @@ def show_plan(console: Console, plan: Plan) -> None:
 
 def show_faults(console: Console, has: frozenset[Need]) -> None:
     """The faults that there are."""
-    table = Table("fault", "what happens", "needs", "here", "ends in", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title, wraps in (("fault", False), ("what happens", True), ("needs", False), ("here", False), ("ends in", True)):
+        table.add_column(title, no_wrap=not wraps, ratio=(2 if title == "what happens" else 1) if wraps else None)
     for name in faults.names():
         kind = faults.kind(name)
         possible = not why_not(name, has)
@@ -64,13 +65,6 @@ def show_faults(console: Console, has: frozenset[Need]) -> None:
         needs = ", ".join(sorted(kind.needs)) or "nothing"
         table.add_row(name, describe(kind), needs, "yes" if possible else "no", actions.replace("_", " "))
     console.print(table)
-
-
-def show_verdict(console: Console, verdict: Verdict) -> None:
-    """What the invariants come to."""
-    for check in verdict.checks:
-        console.print(Text(f"{'ok ' if check.ok else 'NO '} {check.name}: {check.detail}"), highlight=False, soft_wrap=True)
-    console.print(Text(f"{verdict.experiment}, seed {verdict.seed}: {'all is well' if verdict.ok else 'not well'}"))
 
 
 def _aimed(strike: Strike) -> str:

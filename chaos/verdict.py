@@ -51,7 +51,7 @@ class Verdict:
 OF_THE_RUN = {
     "reached": "the last job ended with 0 at the target step",
     "exits": "jobs ended early only where a fault may end them",
-    "false alarms": "no fault was told that nobody injected",
+    "false alarms": "no fault was told that nobody injected, and no checkpoint refused that nobody damaged",
     "losses": "every loss that was computed, in every generation, is the twin's",
     "weights": "the final weights are the twin's",
     "checkpoints": "each checkpoint is sound, and the newest one is of the target step",
@@ -100,7 +100,7 @@ def _of_the_run(seen: Observation, matches: Matches) -> Iterator[Check]:
     found = {
         "reached": _reached(seen),
         "exits": _exits(seen),
-        "false alarms": [f"{each.kind} ({each.detail}) in generation {each.generation}" for each in matches.strays],
+        "false alarms": _false_alarms(seen, matches),
         "losses": _losses(seen),
         "weights": _weights(seen),
         "checkpoints": _checkpoints(seen),
@@ -114,6 +114,19 @@ def _of_the_run(seen: Observation, matches: Matches) -> Iterator[Check]:
     for name, wrong in found.items():
         what = "there was nothing to compare with" if without.get(name) else OF_THE_RUN[name]
         yield Check(name, not wrong, _some(wrong) or what)
+
+
+def _false_alarms(seen: Observation, matches: Matches) -> list[str]:
+    """Faults that nobody injected, and checkpoints that were refused although nobody had damaged any."""
+    damaged_t = min(
+        (each.t for each in seen.injections if each.t is not None and seen.expected[each.id].rejected), default=math.inf
+    )
+    refused = [line for line in seen.events if line["event"] == "checkpoint_rejected" and line["t"] < damaged_t]
+    refused = [line for line in refused if not line["reason"].startswith("rolled back")]
+    return [
+        *(f"{each.kind} ({each.detail}) in generation {each.generation}" for each in matches.strays),
+        *(f"the checkpoint of step {line['step']} was refused: {line['reason']}" for line in refused),
+    ]
 
 
 def _last_step(seen: Observation) -> int:

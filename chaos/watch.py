@@ -5,6 +5,7 @@ Owns what is known of the run at this moment; decides nothing.
 
 import math
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -19,6 +20,8 @@ Event = Mapping[str, Any]
 
 
 SUCCESSOR_S = 60.0  # for the next job of a chain
+ASK_S = 1.0
+STEPS_KEPT = 16
 
 
 class Watch:
@@ -27,7 +30,7 @@ class Watch:
     def __init__(self, run_dir: Path) -> None:
         self._events, self._metrics = Tail(run_dir / ledger.EVENTS), Tail(run_dir / ledger.METRICS)
         self.step = 0  # the last that was finished
-        self.progress_t = 0.0  # when
+        self._finished: deque[float] = deque(maxlen=STEPS_KEPT)  # when the last ones were
         self.steps: list[tuple[float, float]] = []  # seconds and loss of each, as they came
         self.faults: list[Event] = []
         self.generation: Event | None = None  # how the newest one started
@@ -35,6 +38,7 @@ class Watch:
         self._open: dict[str, float] = {}
         self._exit_code: int | None = None
         self._free_t: float | None = None  # since when nobody runs it
+        self._asked_t = 0.0
 
     def look(self) -> Sequence[Event]:
         """Read on; the events that are new."""
@@ -56,7 +60,8 @@ class Watch:
                 case "recovered":
                     self._open.pop(event["fault_id"], None)
         for line in self._metrics.read():
-            self.step, self.progress_t = line["step"], line["t"]
+            self.step = line["step"]
+            self._finished.append(line["t"])
             self.steps.append((line.get("step_s", 0.0), line.get("loss", 0.0)))
         return events
 
@@ -64,12 +69,15 @@ class Watch:
         """Whether a fault of one of these kinds was told since then."""
         return any(fault["t"] >= t and fault["kind"] in kinds for fault in self.faults)
 
-    def goes_on_since(self, t: float) -> bool:
-        """Whether a step was finished since then, and no rank is being started anew."""
-        return self.progress_t > t and not self._open
+    def goes_on_since(self, t: float, steps: int = 1) -> bool:
+        """Whether so many steps were finished since then, and no rank is being started anew."""
+        return sum(finished_t > t for finished_t in self._finished) >= steps and not self._open
 
     def ended(self, run_dir: Path) -> int | None:
         """The exit code of a run that is over, and that nobody has started again for a while; None while it is not."""
+        if time.monotonic() < self._asked_t + ASK_S:
+            return None
+        self._asked_t = time.monotonic()
         if holder(run_dir) is not None:
             self._free_t = None
             return None

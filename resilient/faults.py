@@ -189,11 +189,20 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int, now: float) -> Fault:
+def computed(finished: int, resumed_step: int | None) -> int | None:
+    """The step that was being computed; None while it is not known where the generation starts.
+
+    Args:
+        finished: the last one of this generation, below 0 if none.
+    """
+    return None if finished < 0 and resumed_step is None else max(finished, resumed_step or 0) + 1
+
+
+def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int | None, now: float) -> Fault:
     """The fault behind the workers of one generation that failed.
 
     Args:
-        resumed_step: the step the generation started from, for workers that had not finished one.
+        resumed_step: the step the generation started from, for workers that had not finished one; None: not known yet.
         now: unix seconds.
     """
     first = culprit(ends)
@@ -224,7 +233,7 @@ def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int, no
         cause=cause,
         ranks=(first.rank,),
         nodes=(first.node,),
-        step=max(first.step, resumed_step) + 1,
+        step=computed(first.step, resumed_step),
         detail=detail,
         evidence=evidence,
         detect_s=max(0.0, now - since),

@@ -7,11 +7,12 @@ closed off by the next writer and skipped by readers.
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from resilient import clock
 
 EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
@@ -57,7 +58,7 @@ class Ledger:
     ) -> dict[str, object]:
         """Append an event; returns the line as it was written."""
         line = {
-            "t": time.time() if t is None else t,
+            "t": clock.now() if t is None else t,
             "event": event,
             "generation": generation,
             "host": self._host if host is None else host,

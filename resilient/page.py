@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilient import clock
+
 PHASES = ("start", "load", "data", "step", "snapshot", "eval")
 
 _DATA = PHASES.index("data")
@@ -224,12 +226,12 @@ class WorkerPage(_Mapped):
         self._full_at = -1
 
     def beat(self, step: int) -> None:
-        self._times[_BEAT_TIME] = time.time()
+        self._times[_BEAT_TIME] = clock.now()
         self._words[_STEP] = step
 
     def enter(self, phase: int) -> int:
         """Switch to a phase (index into PHASES); returns the one before."""
-        before, now = self._words[_PHASE], time.time()
+        before, now = self._words[_PHASE], clock.now()
         if before == _DATA:
             self._times[_DATA_S] += now - self._times[_PHASE_TIME]
         self._times[_PHASE_TIME] = now
@@ -255,9 +257,9 @@ class WorkerPage(_Mapped):
     def report(self, event: str | None, fields: dict[str, object]) -> None:
         """Append a record; waits a moment when the ring is full, then drops it and counts the loss."""
         try:
-            payload = marshal.dumps((time.time(), event, fields))
+            payload = marshal.dumps((clock.now(), event, fields))
         except ValueError:
-            payload = marshal.dumps((time.time(), event, {key: _plain(value) for key, value in fields.items()}))
+            payload = marshal.dumps((clock.now(), event, {key: _plain(value) for key, value in fields.items()}))
         size = len(payload)
         head = self._words[_HEAD]
         if head + 4 + size - self._words[_TAIL] > _RING_BYTES and not self._wait_for_room(head + 4 + size):

@@ -130,6 +130,9 @@ class Row:
     reason: Callable[[Situation], str]
 
 
+STALLED = ("collective_timeout", "link_down")
+"""Kinds of stalls that a link may explain."""
+
 UNFIT = "not fit"
 """The cause of a fault in which a node has failed its health check."""
 
@@ -150,7 +153,7 @@ TABLE: tuple[Row, ...] = (
         lambda s: "a stop was asked for: the newest checkpoint is the state",
     ),
     Row(
-        lambda s: s.fault.kind == "collective_timeout" and s.outage is not None and s.fault.detect_s < s.link_grace_s,
+        lambda s: s.fault.kind in STALLED and s.outage is not None and s.fault.detect_s < s.link_grace_s,
         "wait",
         lambda s: f"{s.outage}: transports go on by themselves; up to {s.link_grace_s:.0f} s are granted",
     ),

@@ -10,7 +10,7 @@ from chaos.scene import Scene
 
 
 class DnsFailure(Outside):
-    """On a node no name leads to an address any more: /etc/hosts knows only the host itself, and the name server does not answer."""
+    """On a node no name leads to an address any more: /etc/hosts knows only the host itself, and no name server answers."""
 
     aim = Aim.NODE
     needs = frozenset({Need.ROOT, Need.LAB})

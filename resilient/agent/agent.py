@@ -23,7 +23,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
-from resilient import spill, storage
+from resilient import clock, spill, storage
 from resilient.agent.links import LinkWatch, interface_of, interfaces_of, ports_of
 from resilient.agent.rendezvous import CalledOff, DriverRendezvous, Generation
 from resilient.agent.standby import Standbys
@@ -434,7 +434,7 @@ class NodeAgent(LocalElasticAgent):
         self._links_t = now
         changes = self._links.look()
         if changes:
-            self._send("link", t=time.time(), changes=[asdict(change) for change in changes])
+            self._send("link", t=clock.now(), changes=[asdict(change) for change in changes])
 
     def _tell_end(self, end: WorkerEnd) -> None:
         assert self._workers is not None

@@ -8,14 +8,13 @@ import importlib
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from resilient import entry, worker
+from resilient import clock, entry, worker
 from resilient.agent import groups, looks, recorder
 from resilient.exits import Exit
 from resilient.lifeline import die_with_parent
@@ -74,7 +73,7 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
         if isinstance(error, SystemExit):
             _leave(_status(error))
         text = traceback.format_exc()
-        record = {"type": type(error).__name__, "message": str(error), "traceback": text, "t": time.time()}
+        record = {"type": type(error).__name__, "message": str(error), "traceback": text, "t": clock.now()}
         numbers = {"kind": error.kind, "since": error.since} if isinstance(error, worker.BadNumbersError) else {}
         worker.report({**record, **numbers, "final": _final(error)}, event=RAISED)
         sys.stderr.write(text)

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilient import entry
+from resilient import clock, entry
 from resilient.agent.workers import start_fork_server
 from resilient.lifeline import die_with_parent
 from resilient.wire import Connection, parse_addresses
@@ -42,6 +42,7 @@ def main() -> int:
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("torch").setLevel(logging.WARNING)
     token = os.environ.pop(TOKEN_VARIABLE, "")  # for this process alone, not for what it starts
+    os.environ.update(clock.environment())  # on a machine of its own, an agent and its workers go by one clock
     start_fork_server(entry.ahead(entry.parse(args.entrypoint)))
 
     # All ranks of the group are alike, which spares torchelastic a round through the store.

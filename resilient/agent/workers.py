@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from resilient import worker
+from resilient import clock, worker
 from resilient.agent import lastwords, looks, preload, recorder
 from resilient.agent.bootstrap import RAISED, WorkerSpec
 from resilient.agent.effort import OwnTime
@@ -163,7 +163,7 @@ class Workers:
 
     def reap(self) -> list[WorkerEnd]:
         """The workers that have ended since the last call, their pages read to the end."""
-        now = time.time()
+        now = clock.now()
         ready = set(wait(self.sentinels(), timeout=0))
         ended = [rank for rank in self._ranks if rank.end is None and rank.process.sentinel in ready]
         return [self._finish(rank, now) for rank in ended]
@@ -193,7 +193,7 @@ class Workers:
 
     def signs(self) -> dict[int, Sign]:
         """When each worker that runs gave its last sign, and where; by global rank."""
-        now = time.time()
+        now = clock.now()
         self._oom.poll(pid for rank in self._ranks if rank.end is None and (pid := rank.process.pid) is not None)
         pulses = {rank: rank.page.pulse() for rank in self._ranks if rank.end is None}
         marks = {rank: max(pulse.beat_t, pulse.phase_t) for rank, pulse in pulses.items()}
@@ -215,7 +215,7 @@ class Workers:
 
     def watch_from_now(self) -> None:
         """Nobody has watched for a while: silence from before is not to be counted."""
-        self._watched_t = time.time()
+        self._watched_t = clock.now()
 
     def look(self) -> dict[int, looks.Look]:
         """What the workers that run are doing, by global rank; takes a moment."""

@@ -20,17 +20,17 @@ from enum import Enum, auto
 from typing import Any, Literal
 
 from checkpoint.tiers.cadence import mean_time_between_failures
-from resilient.config.timeouts import PING_S
+from resilient.config.timeouts import PING_S, TOLD_S
 from resilient.driver import fitness
 from resilient.driver.custody import Custody, News, StoragePlan
 from resilient.driver.drain import Drain, fits
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics, WriteText
-from resilient.driver.links import Links, Outage
+from resilient.driver.links import Links
 from resilient.driver.membership import Membership, Node
 from resilient.driver.stragglers import Episode, Rules, Stragglers
 from resilient.driver.watchdog import PATIENCE_S, Limits, Suspicion, Watchdog
 from resilient.exits import Exit
-from resilient.faults import INCIDENTS, Fault, OutOfMemory, Raised, WorkerEnd, from_ends, is_victim
+from resilient.faults import INCIDENTS, Fault, OutOfMemory, Raised, WorkerEnd, computed, from_ends, is_victim
 from resilient.page import NOT_BEATEN
 from resilient.policy import UNFIT, Action, Budget, Situation, decide
 from resilient.rollback import RollBack, Stretch, bad_numbers, data_of, merged
@@ -39,6 +39,7 @@ from resilient.wire import Message
 SETTLE_S = 0.3  # how long a failure that blames a peer waits for that peer's own failure
 LINK_MEMORY_S = 15.0  # a stall that began so soon after a link came back may be its doing
 LOOK_AGAIN_S = 5.0  # at ranks that wait for a link
+UNHEARD_S = 2 * TOLD_S  # without a word of an agent: the way to it is broken, or it is gone
 RESERVE_S = 1.0  # of a drain, for what is neither copying nor writing
 
 
@@ -241,7 +242,7 @@ class Coordinator:
             cause=cause,
             ranks=self.membership.ranks(index, self.job.procs_per_node),
             nodes=(index,),
-            step=max(run.step, run.resumed_step or 0) + 1 if run is not None else None,
+            step=computed(run.step, run.resumed_step) if run is not None else None,
             detail=detail,
             evidence=evidence,
             detect_s=detect_s,
@@ -594,21 +595,30 @@ class Coordinator:
         outage = next(iter(self.links.outages(now, within_s=LINK_MEMORY_S + suspicion.silent_s)), None)
         if outage is not None:
             fault = replace(fault, detail=f"{fault.detail}; {outage}")
+        why = None if outage is None else str(outage)
+        if unheard := self._unheard(fault, now):
+            fault, why = replace(fault, kind="link_down", detail=f"{fault.detail}; {unheard}"), unheard
         for rank, each in sorted(looks.items()):
             about = f"rank {rank}: state {each['state'] or 'none'}, {each['cpu']:.0%} of a core\n\n"
             yield WriteText(f"{INCIDENTS}/{fault.fault_id}/rank{rank}.txt", about + each["stacks"])
-        yield from self._fault(fault, now - fault.detect_s, now, outage)
+        yield from self._fault(fault, now - fault.detect_s, now, why)
+
+    def _unheard(self, fault: Fault, now: float) -> str | None:
+        """Whether nothing at all is heard of the culprit's node, so that nobody can say whether its rank hangs."""
+        longest_s = min((now - self._nodes[index].heard_t for index in fault.nodes), default=0.0)
+        if fault.cause != "silent" or longest_s < UNHEARD_S:
+            return None
+        return f"nothing has been heard of node {', '.join(map(str, fault.nodes))} for {longest_s:.1f} s"
 
     def _blame(self, now: float) -> Iterator[Effect]:
         run = self._run
         assert run is not None
-        fault = from_ends(self._fault_id(), run.ends, resumed_step=run.resumed_step or 0, now=now)
+        fault = from_ends(self._fault_id(), run.ends, resumed_step=run.resumed_step, now=now)
         yield from self._fault(fault, now - fault.detect_s, now)
 
-    def _fault(self, fault: Fault, happened_t: float, now: float, outage: Outage | None = None) -> Iterator[Effect]:
+    def _fault(self, fault: Fault, happened_t: float, now: float, outage: str | None = None) -> Iterator[Effect]:
         yield from self._announce(None, None, now)
-        why = None if outage is None else str(outage)
-        action = decide(self._situation(fault, now, why))
+        action = decide(self._situation(fault, now, outage))
         if action.name == "wait":
             self._patient_until = now + max(1.0, min(LOOK_AGAIN_S, self.job.link_grace_s - fault.detect_s))
             if self._waited:

@@ -12,7 +12,6 @@ import secrets
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -23,7 +22,7 @@ from checkpoint.errors import CheckpointError
 from checkpoint.fence import raise_fence
 from checkpoint.naming import steps
 from checkpoint.voiding import set_aside
-from resilient import diagnosis, ledger, network, rollback, storage
+from resilient import clock, diagnosis, ledger, network, rollback, storage
 from resilient.campaign import gpu_count
 from resilient.config import Config, ConfigError, Layout, dump, layouts
 from resilient.config.timeouts import timeouts
@@ -140,7 +139,7 @@ class Driver:
             try:
                 take_in(self._run_dir, self._ledger)
                 self._write_event(WriteEvent("run_started", self._description(), self._coordinator.generation))
-                self._do(self._coordinator.begin(time.time()))
+                self._do(self._coordinator.begin(clock.now()))
                 finish = await self._finished
             finally:
                 for task in tasks:
@@ -219,6 +218,7 @@ class Driver:
     def _agent_command(self, address: str) -> AgentCommand:
         environ = {
             "OMP_NUM_THREADS": str(self._layout.threads_per_proc),
+            **clock.environment(),
             **network.environment(self._config.network, os.environ, one_machine=self._allocation is None),
             **({CHAOS_VARIABLE: INJECTION} if self._config.chaos.allow else {}),
         }
@@ -254,13 +254,13 @@ class Driver:
             self._soon(self._stops.signalled(sig.name))
             return
         self._display.note(f"{sig.name}: stopping at the next step; once more to stop at once")
-        self._do(self._coordinator.stop(sig.name, time.time()))
+        self._do(self._coordinator.stop(sig.name, clock.now()))
 
     def _on_ended(self, node: int, incarnation: int, detail: str) -> None:
         if (node, incarnation) in self._alive:
             self._alive.discard((node, incarnation))
             self._writers.pop(node, None)
-            self._do(self._coordinator.lost(node, detail, time.time()))
+            self._do(self._coordinator.lost(node, detail, clock.now()))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One agent's connection, from hello to its end."""
@@ -271,13 +271,14 @@ class Driver:
                 message = decode(line)
                 if incarnation < 0:
                     node, incarnation = int(message["node"]), self._admit(message)
+                    message["t"] = clock.here(message["t"])
                     if incarnation < 0:
                         break
                     self._writers[node] = writer
                 if message["type"] == "signal" and self._stops is not None:
                     self._soon(self._stops.signalled(message["name"]))
                 elif (node, incarnation) in self._alive:
-                    self._do(self._coordinator.message(message, time.time()))
+                    self._do(self._coordinator.message(message, clock.now()))
         except (OSError, ValueError, KeyError) as error:
             if not isinstance(error, OSError):  # a defect, of the agent or here: the node is started anew, but not in silence
                 log.error("the connection of node %d", node, exc_info=True)
@@ -296,7 +297,7 @@ class Driver:
 
     async def _tick(self) -> None:
         while True:
-            self._do(self._coordinator.tick(time.time()))
+            self._do(self._coordinator.tick(clock.now()))
             self._display.refresh()
             await asyncio.sleep(TICK_S)
 
@@ -306,7 +307,7 @@ class Driver:
         if limit is not None:
             await asyncio.sleep(60 * limit)
             self._display.note(f"{limit:g} minutes have passed (train.exit_duration_min): stopping at the next step")
-            self._do(self._coordinator.stop("exit_duration_min", time.time()))
+            self._do(self._coordinator.stop("exit_duration_min", clock.now()))
 
     async def _keep_lease(self) -> None:
         """Renew it; who finds that it was taken over stops at once, and leaves everything to the other one."""
@@ -338,11 +339,11 @@ class Driver:
                 self._display.preparing,
             )
         except ConfigError as error:
-            self._do(self._coordinator.give_up(Exit.CONFIG, self._explain(error), time.time()))
+            self._do(self._coordinator.give_up(Exit.CONFIG, self._explain(error), clock.now()))
         except PrepareFailed as error:
-            self._do(self._coordinator.give_up(Exit.GAVE_UP, str(error), time.time()))
+            self._do(self._coordinator.give_up(Exit.GAVE_UP, str(error), clock.now()))
         else:
-            self._do(self._coordinator.prepared(time.time()))
+            self._do(self._coordinator.prepared(clock.now()))
 
     # -- effects -------------------------------------------------------------------------------------------------------
 
@@ -365,7 +366,7 @@ class Driver:
                 case RaiseFence(generation):
                     error = self._raise_fence(generation)
                     if error is not None and not self._coordinator.custody.may_go_on_without_the_fence:
-                        self._do(self._coordinator.give_up(Exit.UNUSABLE, f"the checkpoint fence: {error}", time.time()))
+                        self._do(self._coordinator.give_up(Exit.UNUSABLE, f"the checkpoint fence: {error}", clock.now()))
                         return  # the generation that was to start behind it does not
                     if error is not None:
                         # A tier that cannot be written is closed to everybody; whoever flushes raises the fence first.
@@ -413,7 +414,7 @@ class Driver:
             )
         except (OSError, CheckpointError) as error:
             message = f"a checkpoint that was rolled back cannot be set aside on tier {tier.name}: {error}"
-            self._do(self._coordinator.give_up(Exit.UNUSABLE, message, time.time()))
+            self._do(self._coordinator.give_up(Exit.UNUSABLE, message, clock.now()))
             return False
         for step, path in renamed:
             fields = {"step": step, "tier": tier.name, "reason": f"rolled back: it is {path.name} now"}

@@ -20,6 +20,7 @@ from hands import hand
 from chaos import faults
 from chaos.fault import Inside
 from chaos.processes import continues
+from resilient.agent.oom import controller
 
 Counting = Callable[..., Campaign]
 
@@ -67,10 +68,15 @@ def calm(run: Campaign, recovered: int, steps: int = 15) -> None:
     run.reach(run.step() + steps)
 
 
+def without_buddies(run: Campaign) -> list[dict[str, Any]]:
+    """The faults in the ledger. A buddy that was fetching from a node or a keeper that is gone says so as well."""
+    return [event for event in run.events("fault") if event["kind"] != "storage"]
+
+
 def told(run: Campaign, number: int, fault: str, params: dict[str, Any]) -> dict[str, Any]:
     """The fault that has this number in the ledger; it and the action are what the kind of fault expects."""
     expected = faults.kind(fault)(**params).expects()
-    events, actions = run.events("fault"), run.events("action")
+    events, actions = without_buddies(run), run.events("action")
     assert len(events) == len(actions) == number, events
     event, action = events[-1], actions[-1]
     assert event["kind"] in expected.kinds, event
@@ -189,7 +195,8 @@ def test_keeper_agent_node_and_driver_go_one_after_the_other_and_no_bit_is_diffe
     training: Training, twins, ram: Path, tmp_path: Path
 ):
     never_durable = {**tiers(tmp_path / "disturbed/run", ram, replicas=1), "every_steps": 1000}
-    run = training(cluster={"nodes": 2, "procs_per_node": 1, "device": "cpu"}, checkpoint=never_durable).start()
+    cluster = {"nodes": 2, "procs_per_node": 1, "device": "cpu"}
+    run = training(cluster=cluster, checkpoint=never_durable, resilience={"rejoin_s": 100}).start()
     wait_for((run.run_dir / "storage.json").exists, "the run directory")
     with (
         hand(run, "keeper_kill", node=0, step=3) as keeper,
@@ -200,7 +207,7 @@ def test_keeper_agent_node_and_driver_go_one_after_the_other_and_no_bit_is_diffe
         evidence = keeper.done()
         assert not psutil.pid_exists(evidence["pid"])
         run.reach(7)
-        assert not run.events("fault")
+        assert not without_buddies(run)
 
         evidence = agent.done()
         wait_for(lambda: run.events("recovered"), f"recovery\n{run.logs()}")
@@ -212,8 +219,7 @@ def test_keeper_agent_node_and_driver_go_one_after_the_other_and_no_bit_is_diffe
         assert not any(psutil.pid_exists(pid) for pid in [evidence["pid"], *evidence["below"]])
         assert evidence["bytes"] > 0
         wait_for(lambda: len(run.events("recovered")) > 1, f"recovery\n{run.logs()}")
-        lost = [each for each in run.events("fault") if each["kind"] != "storage"]
-        assert [each["nodes"] for each in lost] == [[1], [0]]
+        assert [each["nodes"] for each in without_buddies(run)] == [[1], [0]]
         again = run.events("generation_started")[2]
         assert again["tier"] == "ram"  # of the buddy
         assert again["resumed_step"] >= 8
@@ -262,3 +268,37 @@ def test_numbers_that_go_bad_are_computed_again_or_rolled_back_and_no_bit_is_dif
     assert computed(run) == twins("bf16").losses()
     for name, array in weights(twins("bf16")).items():
         assert array.tobytes() == weights(run)[name].tobytes(), name
+
+
+def test_a_rank_that_is_made_slow_is_reported_until_it_is_not_slow_any_more(counting: Counting):
+    run = counting(steps=100_000, every_steps=1000, resilience={"straggler_steps": 15}, **ALLOWED).start()
+    calm(run, 0, 10)
+    params = {"seconds": 8.0}
+    with hand(run, "slow_rank", rank=1, **params) as sent:
+        sent.done()
+        wait_for(lambda: run.events("fault"), f"the straggler\n{run.logs()}")
+        calm(run, 1)
+    event = told(run, 1, "slow_rank", params)
+    assert event["ranks"] == [1], event
+    assert run.events("recovered")[0]["fault_id"] == event["fault_id"]
+    stop(run)
+    assert len(run.events("generation_started")) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: a memory cgroup of its own needs root")
+def test_a_rank_that_uses_more_than_its_cgroup_may_is_ended_by_the_kernel_and_the_cgroup_is_removed(counting: Counting):
+    found = controller(Path("/proc/self/mountinfo").read_text())
+    assert found is not None
+    run = counting(steps=100_000, **ALLOWED).start()
+    calm(run, 0, 10)
+    with hand(run, "worker_oom", rank=1, mib=64) as sent:
+        evidence = sent.done()
+        cgroup = found.mount / f"resilient-chaos-{evidence['pid']}"
+        assert cgroup.exists()
+        calm(run, 1)
+    event = told(run, 1, "worker_oom", {})
+    assert (event["kind"], event["ranks"]) == ("exit", [1]), event
+    assert f"killed by the OOM killer (cgroup /{cgroup.name}, limit 64 MiB" in event["detail"], event
+    wait_for(lambda: not cgroup.exists(), f"the end of {cgroup}")
+    stop(run)
+    whole(run)

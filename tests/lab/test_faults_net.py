@@ -1,18 +1,20 @@
 """Links and names of the lab's hosts that fail under a campaign: counters that move, the right rung, and nothing that stays."""
 
+import contextlib
 import importlib.util
+import random
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from conftest import HOSTS, ROOT, Job, on, wait_for
+from conftest import HOSTS, ROOT, TIMES, Job, on, wait_for
 
 from chaos.lab.lab import Lab
-from chaos.lab.shape import LOGIN
+from chaos.lab.shape import Shape
 
 _path = ROOT / "tests" / "integration" / "hands.py"
 _spec = importlib.util.spec_from_file_location("hands", _path)
@@ -30,7 +32,12 @@ class Toy(Job):
 
     def __init__(self, lab: Lab, directory: Path) -> None:
         cluster = {"nodes": RANKS, "procs_per_node": 1, "threads_per_proc": 1, "spares": 1, "device": "cpu"}
-        config = {"entrypoint": "toys:count", "cluster": cluster, "train": {"steps": 1_000_000, "global_batch_size": 12}, "chaos": {"allow": True}}
+        config = {
+            "entrypoint": "toys:count",
+            "cluster": cluster,
+            "train": {"steps": 1_000_000, "global_batch_size": 12},
+            "chaos": {"allow": True},
+        }
         super().__init__(lab, directory, checkpoint={"every_steps": 20}, **config)
         self.script = f"export PYTHONPATH={TOYS}:{ROOT}\nexec $RUN"
 
@@ -41,49 +48,174 @@ class Toy(Job):
     def node(self, host: str) -> int:
         return {name: number for number, name in {**HOSTS, RANKS: "n4"}.items()}[host]
 
-    def told(self) -> list[tuple[str, list[int], str]]:
-        """Kind and nodes of each fault, and what was done about it."""
-        actions = {line["fault_id"]: line["name"] for line in self.events("action")}
-        return [(line["kind"], line["nodes"], actions[line["fault_id"]]) for line in self.events("fault")]
-
     def goes_on(self) -> None:
         self.reach(self.step() + 10)
+
+    def hand(self, fault: str, host: str, **fields: Any) -> Any:
+        """Send a hand to a host."""
+        return hands.hand(self, fault, lab=self.lab.place.name, host=host, node=self.node(host), **fields)
+
+    def members(self) -> list[str]:
+        """The hosts of the generation that runs, by node rank."""
+        found: list[str] = self.events("generation_started")[-1]["nodes"]
+        return found
+
+    def started(self, host: str) -> int:
+        """How often an agent has come up there, fit to take part."""
+        return (self.run_dir / "logs" / f"agent{self.node(host)}.log").read_text().count("health check: ")
 
     def exact(self) -> bool:
         """Whether every step had the loss that it must have, to the last bit, however often it was computed."""
         return all(losses == {repr(1.0 / step + RANKS * float(step))} for step, losses in self.losses().items())
 
 
+class Since:
+    """What the ledger says since this was made."""
+
+    def __init__(self, run: Toy) -> None:
+        self._run, self._first = run, len(run.events())
+
+    def _events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in self._run.events()[self._first :] if line["event"] == name]
+
+    def told(self) -> list[tuple[str, list[int], str]]:
+        """Kind and nodes of each fault, and what was done about it."""
+        actions = {line["fault_id"]: line["name"] for line in self._events("action")}
+        return [(line["kind"], line["nodes"], actions[line["fault_id"]]) for line in self._events("fault")]
+
+    def recovered(self) -> list[dict[str, Any]]:
+        """Recoveries."""
+        return self._events("recovered")
+
+    def links(self) -> list[tuple[int, str, float | None]]:
+        """Node, state and length of each change of a link."""
+        changes = [line for line in self._events("link") if line["interface"] is not None]
+        return [(line["node"], line["state"], line["down_s"]) for line in changes]
+
+
 def network(lab: Lab) -> dict[str, str]:
-    """Links, queues, rules and mounts of all hosts, without what counts or runs."""
-    looks = ["ip -o link", "tc qdisc", "iptables -S", "cat /proc/mounts", "cat /etc/hosts /etc/resolv.conf"]
+    """Links, queues, rules and names of all hosts, without what counts or runs by itself."""
+    looks = ["ip -o link", "tc qdisc", "iptables -S", "grep /etc/ /proc/mounts", "cat /etc/hosts /etc/resolv.conf"]
     found = {host: on(lab, host, "sh", "-c", ";".join(looks)) for host in lab.shape().all_names}
-    return {host: re.sub(r"state \w+|refcnt \d+", "", text) for host, text in found.items()}
+    return {host: re.sub(r"refcnt \d+", "", text) for host, text in found.items()}
 
 
-def test_x(lab: Lab, tmp_path: Path):
-    (tmp_path / "job").mkdir()
-    run = Toy(lab, tmp_path / "job")
-    run.start().reach(20)
-    before = network(lab)
-    import time
-    for fault, host, params in [
-        ("link_down", "n2", dict(seconds=3)),
-        ("link_down", "n1", dict(seconds=3)),
-        ("link_flap", "n3", dict(times=2, down_s=0.5, up_s=1)),
-        ("packet_loss", "n2", dict(share=0.1, seconds=3)),
-        ("bandwidth_cap", "n2", dict(mbit_per_s=0.1, seconds=3)),
-        ("one_way_drop", "n2", dict(seconds=3)),
-        ("one_way_drop", "n3", dict(seconds=3, lost="out")),
-        ("coordinator_unreachable", "n3", dict(seconds=4)),
-        ("dns_failure", "n2", dict(seconds=1)),
-        ("partition", "n3", dict(seconds=3)),
-        ("link_down", "n2", dict(seconds=15)),
-    ]:
-        t = time.time()
-        shown = run.strike(fault, host, **params)
-        t2 = time.time()
-        run.goes_on()
-        print(fault, host, params, shown, f"{t2-t:.1f} {time.time()-t2:.1f}", run.told(), [(e["node"], e["interface"], e["state"]) for e in run.events("link")], network(lab) == before, run.exact(), flush=True)
-    if network(lab) != before:
-        print(before, network(lab))
+@pytest.fixture(scope="module")
+def run(own_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toy]:
+    """One campaign for all that follows: each test tells what happened since it began."""
+    own_lab.up(Shape(hosts=4, slurm=True, times=TIMES))
+    started = Toy(own_lab, tmp_path_factory.mktemp("toy"))
+    started.start().reach(20)
+    yield started
+    own_lab.down()
+
+
+@pytest.fixture
+def since(run: Toy) -> Iterator[Since]:
+    """What has happened since; afterwards the run goes on, every loss is right, and the network of all hosts is as it was."""
+    before = network(run.lab)
+    yield Since(run)
+    run.goes_on()
+    assert run.exact()
+    assert network(run.lab) == before
+
+
+# What is done for a moment, and which of its evidence must have moved.
+SHORT = [
+    ("link_down", "n2", {"seconds": 2}, "carrier_downs"),
+    ("link_down", "n1", {"seconds": 2}, "carrier_downs"),  # of the driver's host
+    ("link_flap", "n3", {"times": 2, "down_s": 0.5, "up_s": 1.0}, "carrier_downs"),
+    ("packet_loss", "n2", {"share": 0.1, "seconds": 2}, "dropped_packets"),
+    ("bandwidth_cap", "n2", {"mbit_per_s": 0.1, "seconds": 2}, "held_back_packets"),
+    ("one_way_drop", "n2", {"seconds": 2}, "dropped_packets"),
+    ("one_way_drop", "n3", {"seconds": 2, "lost": "out"}, "dropped_packets"),
+    ("coordinator_unreachable", "n3", {"seconds": 3}, "dropped_packets"),
+    ("partition", "n3", {"seconds": 2}, "dropped_packets"),
+    ("dns_failure", "n2", {"seconds": 1}, None),
+]
+
+
+@pytest.mark.parametrize(("fault", "host", "params", "moves"), SHORT, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_is_short_is_sat_out(run: Toy, since: Since, fault: str, host: str, params: dict[str, Any], moves: str | None):
+    shown = run.strike(fault, host, **params)
+    assert moves is None or shown[moves] > 0
+    run.goes_on()
+    assert not since.told()
+    changes = since.links()
+    if fault == "link_down":
+        assert [(node, state) for node, state, _ in changes] == [(run.node(host), "down"), (run.node(host), "up")]
+        assert changes[-1][2] == pytest.approx(params["seconds"], abs=1.5)
+    elif fault == "link_flap":
+        assert sum(state in ("up", "flapped") for _, state, _ in changes) == params["times"]
+        assert {node for node, _, _ in changes} == {run.node(host)}
+    else:
+        assert not changes
+
+
+UNDOABLE = {
+    "link_down": ("ctl", r"n3@.*NO-CARRIER|n3@[^\n]*state DOWN"),
+    "packet_loss": ("n3", r"-m statistic"),
+    "bandwidth_cap": ("n3", r"qdisc tbf"),
+    "one_way_drop": ("n3", r"-A INPUT -i eth0 -m comment"),
+    "partition": ("n4", r"-A INPUT -s 10.88.0.11"),
+    "coordinator_unreachable": ("n3", r"-p tcp -m tcp --sport"),
+    "dns_failure": ("n3", r"# chaos-"),
+}
+
+
+def test_all_is_undone_although_the_hands_are_killed(run: Toy, since: Since):
+    before = network(run.lab)
+    with contextlib.ExitStack() as stack:
+        sent = [stack.enter_context(run.hand(fault, "n3", seconds=1000)) for fault in UNDOABLE]
+        for fault, (host, trace) in UNDOABLE.items():
+            wait_for(lambda host=host, trace=trace: re.search(trace, network(run.lab)[host]), f"{fault}: {network(run.lab)}")
+        for each in sent:
+            each.kill()
+    wait_for(lambda: network(run.lab) == before, "the end of all of them", 20.0)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_all_is_undone_at_whatever_moment_the_hands_are_killed(run: Toy, since: Since, seed: int):
+    before, chance = network(run.lab), random.Random(seed)
+    with contextlib.ExitStack() as stack:
+        sent = [stack.enter_context(run.hand(fault, "n3", seconds=1000)) for fault in UNDOABLE]
+        guards = []
+        for each in sent:
+            each.answer("armed")
+            guards += psutil.Process(each.process.pid).children()
+        for each in sent:
+            threading.Event().wait(chance.uniform(0.0, 0.1))
+            each.kill()
+    assert len(guards) >= len(UNDOABLE)
+    psutil.wait_procs(guards, 20.0)
+    assert network(run.lab) == before
+
+
+@pytest.mark.parametrize(
+    ("fault", "params"),
+    [
+        ("link_down", {"seconds": 15}),
+        ("coordinator_unreachable", {"seconds": 15}),
+        ("one_way_drop", {"seconds": 15, "lost": "out"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_host_that_is_silent_for_longer_is_replaced(run: Toy, since: Since, fault: str, params: dict[str, Any]):
+    host = run.members()[1]
+    times = run.started(host)
+    run.strike(fault, host, **params)
+    wait_for(since.recovered, f"the recovery\n{run.logs()}")
+    assert ("node_lost", [run.node(host)], "replace_node") in since.told()
+    assert host not in run.members()
+    wait_for(lambda: run.started(host) > times, f"the return of {host}")
+
+
+def test_a_reset_on_a_host_without_names_costs_one_restart(run: Toy, since: Since):
+    host = run.members()[1]
+    with run.hand("dns_failure", host, seconds=1000):
+        wait_for(lambda: "chaos" in on(run.lab, host, "cat", "/etc/hosts"), "the end of all names")
+        shown = hands.strike(run, "connection_reset", within=run.lab.command([], host=host), rank=1)
+        assert len(shown["peers"]) > 1
+        wait_for(since.recovered, f"the recovery\n{run.logs()}")
+    assert [(kind, action) for kind, _, action in since.told()] == [("exception", "restart_workers")]
+    assert host in run.members()

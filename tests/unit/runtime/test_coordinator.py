@@ -480,9 +480,38 @@ def test_a_node_that_does_not_answer_a_look_is_not_waited_for(play):
     hang(play)
     play.tell(0, "looked", ranks={"0": AT_A_COLLECTIVE})
     play.now += PATIENCE_S
+    play.tell(1, "alive")
     play.do("tick")
     (fault,) = play.events("fault")
     assert (fault["kind"], fault["ranks"]) == ("hang", [1])
+    assert [action["name"] for action in play.events("action")] == ["restart_workers"]
+
+
+def test_a_node_of_which_nothing_is_heard_is_waited_for_until_it_is_lost(play):
+    hang(play)
+    play.tell(0, "looked", ranks={"0": AT_A_COLLECTIVE})
+    for _ in range(3):
+        play.now += LOOK_AGAIN_S
+        play.beat(0, 9, silent_s=20.0, state="S")
+        play.do("tick")
+    (fault,) = play.events("fault")
+    assert (fault["kind"], fault["nodes"]) == ("link_down", [1])
+    assert [action["name"] for action in play.events("action")] == ["wait"]
+    assert not play.sent("stop")
+    play.now += 30.0
+    play.do("tick")
+    assert [fault["kind"] for fault in play.events("fault")] == ["link_down", "node_lost"]
+    assert play.events("action")[-1]["name"] == "replace_node"
+
+
+def test_what_was_not_heard_of_for_a_while_goes_on_without_a_restart(play):
+    hang(play)
+    play.tell(0, "looked", ranks={"0": AT_A_COLLECTIVE})
+    play.now += PATIENCE_S
+    play.do("tick")
+    play.beat(1, 10)
+    (recovered,) = play.events("recovered")
+    assert (recovered["fault_id"], recovered["lost_steps"]) == (play.events("fault")[0]["fault_id"], 0)
 
 
 def look_at_waiting_ranks(play: Play) -> list[Effect]:

@@ -86,6 +86,11 @@ def test_a_signal_becomes_a_fault_that_names_it():
     assert (fault.kind, fault.detail, fault.step) == ("exit", "SIGKILL", 41)
 
 
+def test_a_worker_that_ends_before_it_has_said_where_it_starts_is_at_no_step():
+    assert from_ends("g4-4", [end(0, exitcode=-9, step=-1)], resumed_step=None, now=10.0).step is None
+    assert from_ends("g4-4", [end(0, exitcode=-9, step=7)], resumed_step=None, now=10.0).step == 8
+
+
 def test_a_collective_that_timed_out_is_told_apart():
     assert from_ends("x", [end(0, why=raised(*PEER_GONE[2]))], resumed_step=0, now=10.0).kind == "collective_timeout"
 

@@ -68,7 +68,7 @@ def test_reports_arrive_whole_and_in_order_however_often_the_ring_wraps(pages):
 def test_the_time_that_samples_take_adds_up(pages, monkeypatch: pytest.MonkeyPatch):
     agent, page = pages
     clock = iter([100.0, 101.0, 103.0, 110.0, 111.0, 111.5])
-    monkeypatch.setattr("resilient.page.time.time", lambda: next(clock))
+    monkeypatch.setattr("resilient.page.clock.now", lambda: next(clock))
     step, data = PHASES.index("step"), PHASES.index("data")
     for phase in (step, data, step):
         page.enter(phase)

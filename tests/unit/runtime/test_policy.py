@@ -77,6 +77,7 @@ ROWS = [
     (replace(spoilt(0, 10), draining=True), "finish_drain"),
     (situation(bad, other_steps), "give_up"),
     (stalled(20.0), "wait"),
+    (stalled(20.0, kind="link_down"), "wait"),
     (stalled(61.0), "restart_workers"),
     (stalled(20.0, outage=None), "restart_workers"),
     (stalled(20.0, kind="hang"), "restart_workers"),

@@ -1,0 +1,192 @@
+"""Experiments from end to end, by the real command: what it does, what it says, and what is left when it is killed."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from conftest import ROOT, wait_for
+
+from chaos import machine
+
+CAMPAIGN = {
+    "entrypoint": "toys:count",
+    "cluster": {"procs_per_node": 2, "device": "cpu"},
+    "train": {"steps": 200},
+    "checkpoint": {"every_steps": 5},
+}
+TRACE = "RESILIENT_TEST_TRACE"  # in the environment of all that comes of a command of these tests
+
+
+class Chaos:
+    """One `resilient chaos run` and what comes of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.out = directory / "out"
+        self.trace = f"{os.getpid()}-{random.randrange(1 << 60)}"
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, experiment: dict[str, Any], *options: str) -> "Chaos":
+        path = self.directory / "experiment.yaml"
+        path.write_text(yaml.safe_dump({"name": "test", "limits": {"minutes": 5}, "steady_steps": 5, **experiment}))
+        paths = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "chaos", "run", str(path), "--out", str(self.out), *options],
+            env={**os.environ, "PYTHONPATH": paths, TRACE: self.trace},
+            cwd=self.directory,
+            stdout=subprocess.PIPE,
+            stderr=(self.directory / "errors").open("w"),
+            text=True,
+            start_new_session=True,
+        )
+        return self
+
+    def run(self, experiment: dict[str, Any], *options: str, patience_s: float = 500.0) -> int:
+        self.start(experiment, *options)
+        assert self.process is not None
+        self.printed, _ = self.process.communicate(timeout=patience_s)
+        return self.process.returncode
+
+    def said(self) -> str:
+        return (self.directory / "errors").read_text()
+
+    def verdict(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.out / "verdict.json").read_text())
+        return found
+
+    def all_of_it(self) -> list[psutil.Process]:
+        """Whatever this command has started and is there still."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.environ().get(TRACE) == self.trace and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+
+@pytest.fixture
+def chaos(tmp_path: Path) -> Iterator[Chaos]:
+    made = Chaos(tmp_path)
+    yield made
+    if made.process is not None:
+        made.process.kill()
+        made.process.wait()
+    wait_for(lambda: not made.all_of_it(), f"processes left behind: {made.all_of_it()}", 60.0)
+
+
+def test_an_experiment_runs_from_end_to_end_and_says_what_came_of_each_fault(chaos: Chaos):
+    faults = [
+        {"fault": "worker_kill", "target": {"rank": 1}, "at": {"step": 20}},
+        {"fault": "driver_kill"},
+        {"id": "one", "fault": "worker_raise", "target": {"rank": 0}},
+        {"fault": "worker_kill", "target": {"rank": 1}, "at": {"after": "one", "phase": "recovery"}},
+    ]
+    campaign = {"config": {**CAMPAIGN, "train": {"steps": 1_000_000}}, "until": "faults"}
+    assert chaos.run({"campaign": campaign, "faults": faults}, "--json") == 0, chaos.said()
+    told = json.loads(chaos.printed)
+    assert told == chaos.verdict()
+    assert told["ok"]
+    assert [each["fault"] for each in told["injections"]] == ["worker_kill", "driver_kill", "worker_raise", "worker_kill"]
+    assert all(each["recovered"] for each in told["injections"])
+    assert not chaos.all_of_it()
+    ledger = (chaos.out / "run" / "events.jsonl").read_text()
+    assert ledger.count('"run_started"') >= 2  # the killed driver's campaign was started again
+    twin = (chaos.out / "twin" / "run" / "metrics.jsonl").read_text()
+    assert json.loads(twin.splitlines()[-1])["step"] == told["steps"]
+
+
+def test_a_campaign_that_gives_up_makes_a_bad_verdict(chaos: Chaos):
+    config = {**CAMPAIGN, "resilience": {"max_restarts_per_hour": 0}}
+    faults = [{"fault": "worker_kill", "at": {"step": 20}}, {"fault": "worker_kill", "at": {"step": 30}}]
+    assert chaos.run({"campaign": {"config": config}, "faults": faults, "twin": False}) == 1, chaos.said()
+    told = chaos.verdict()
+    assert not told["ok"]
+    assert {"reached", "recovered", "rung", "injected"} <= set(told["broken"])
+    assert "exit code 70" in chaos.printed
+    assert [each["t"] is not None for each in told["injections"]] == [True, False]
+
+
+def test_a_campaign_that_does_not_run_even_without_faults_is_no_experiment(chaos: Chaos):
+    config = {**CAMPAIGN, "entrypoint": "toys:no_such_module"}
+    assert chaos.run({"campaign": {"config": config}, "faults": [{"fault": "worker_kill"}]}) == 69
+    assert "does not reach its target even without faults" in chaos.said()
+    assert not chaos.all_of_it()
+
+
+def test_results_are_not_written_over(chaos: Chaos):
+    chaos.out.mkdir()
+    (chaos.out / "precious").touch()
+    assert chaos.run({"campaign": {"config": CAMPAIGN}, "faults": [{"fault": "worker_kill"}]}) == 69
+    assert "is not empty" in chaos.said()
+    assert [path.name for path in chaos.out.iterdir()] == ["precious"]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_campaign_that_runs_is_broken_only_if_it_has_opted_in(chaos: Chaos, counting: Any, allowed: bool):
+    run = counting(steps=1_000_000, chaos={"allow": allowed}).start()
+    run.reach(5)
+    code = chaos.run({"campaign": {}, "faults": [{"fault": "worker_kill"}]}, "--run", str(run.run_dir))
+    assert not chaos.all_of_it()
+    assert len(run.events("fault")) == allowed
+    if allowed:
+        assert code == 0, chaos.said()
+        assert chaos.verdict()["ok"]
+    else:
+        assert code == 78
+        assert f"{run.run_dir / 'config.yaml'}: chaos.allow: false" in chaos.said()
+    step = run.step()
+    run.reach(step + 5)  # nobody has stopped it
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75
+    if allowed:
+        chaos.out = chaos.directory / "out2"
+        assert chaos.run({"campaign": {}, "faults": [{"fault": "worker_kill"}]}, "--run", str(run.run_dir)) == 69
+        assert "nothing runs in" in chaos.said()
+
+
+ENDLESS = {**CAMPAIGN, "train": {"steps": 1_000_000}}
+HELD = {"fault": "worker_stop", "with": {"seconds": 60}}  # a rank is stopped until the runtime kills it
+
+
+def test_an_experiment_that_is_interrupted_takes_everything_along(chaos: Chaos):
+    chaos.start({"campaign": {"config": ENDLESS}, "faults": [HELD], "twin": False})
+    assert chaos.process is not None
+    wait_for(lambda: any("chaos.hand" in _words(each) for each in chaos.all_of_it()), "a hand")
+    chaos.process.send_signal(signal.SIGTERM)
+    assert chaos.process.wait(60) == 75
+    assert "stopped by SIGTERM" in chaos.said()
+    assert not chaos.all_of_it()
+
+
+def test_a_command_that_is_killed_at_any_moment_leaves_nothing(chaos: Chaos, rounds: int):
+    before = machine.look([chaos.directory])
+    endless = {"campaign": {"config": ENDLESS}, "faults": [{"fault": "worker_kill"}, HELD] * 50}
+    for number in range(rounds):
+        chance = random.Random(number)
+        chaos.out = chaos.directory / f"out{number}"
+        chaos.start({**endless, "twin": False})
+        assert chaos.process is not None
+        moment_s = chance.uniform(0.1, 15.0)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = chaos.process.wait(moment_s)
+            pytest.fail(f"it ended with {code} by itself: {chaos.said()}")
+        chaos.process.kill()
+        chaos.process.wait()
+        wait_for(lambda: not chaos.all_of_it(), f"left after {moment_s:.2f} s (round {number}): {chaos.all_of_it()}", 60.0)
+        assert not machine.changes(before, machine.look([chaos.directory]))
+
+
+def _words(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []

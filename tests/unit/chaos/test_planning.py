@@ -1,0 +1,145 @@
+"""Plans: the same seed gives the same faults, inside of the limits."""
+
+from typing import Any
+
+import pytest
+
+from chaos.experiment import Experiment, ExperimentError
+from chaos.fault import Aim, Need
+from chaos.planning import World, blamed, placed, plan
+from chaos.scene import Target
+
+WORLD = World(nodes=4, procs_per_node=2, has=frozenset())
+
+
+def experiment(**fields: Any) -> Experiment:
+    return Experiment.model_validate({"name": "test", "campaign": {}, **fields})
+
+
+def mixed(count: int = 40, limits: dict[str, Any] | None = None, **fields: Any) -> Experiment:
+    kinds = {"worker_kill": 3, "worker_raise": 1, "agent_kill": {"weight": 1, "phase": "step"}}
+    return experiment(random={"count": count, "kinds": kinds, **fields}, limits=limits or {})
+
+
+def test_the_same_seed_gives_the_same_plan_and_another_one_another():
+    wanted = mixed(nested=0.5)
+    assert plan(wanted, 7, WORLD) == plan(wanted, 7, WORLD)
+    assert plan(wanted, 7, WORLD) != plan(wanted, 8, WORLD)
+
+
+def test_a_mix_has_as_many_faults_as_it_says_and_each_kind_at_least_once():
+    found = plan(mixed(40), 0, WORLD).strikes
+    assert len(found) == 40
+    assert {strike.fault for strike in found} == {"worker_kill", "worker_raise", "agent_kill"}
+    assert len({strike.id for strike in found}) == 40
+
+
+def test_weights_decide_how_often_a_kind_is_drawn():
+    names = [strike.fault for strike in plan(mixed(1000), 0, WORLD).strikes]
+    assert names.count("worker_kill") > 2 * names.count("worker_raise") > 0
+
+
+def test_a_second_fault_follows_during_recovery_as_often_as_asked_for_and_never_one_that_comes_with_a_step():
+    groups = plan(mixed(400, nested=0.5), 0, WORLD).groups
+    nested = [group.strikes[1] for group in groups if len(group.strikes) > 1]
+    assert 0.35 < len(nested) / len(groups) < 0.65
+    assert {strike.at.phase for strike in nested} == {"recovery"}
+    assert {strike.fault for strike in nested} == {"worker_kill"}  # the others have a phase, or are done by the rank itself
+    assert not any(len(group.strikes) > 1 for group in plan(mixed(400), 0, WORLD).groups)
+
+
+def test_the_calm_before_each_is_in_its_range():
+    calms = [group.strikes[0].calm_s for group in plan(mixed(100, calm_s=(2.0, 3.0)), 0, WORLD).groups]
+    assert 2.0 <= min(calms) < 2.2
+    assert 2.8 < max(calms) <= 3.0
+
+
+def test_no_more_nodes_are_hit_than_allowed():
+    for seed in range(20):
+        hit = {
+            strike.target.node if strike.target.node is not None else (strike.target.rank or 0) // 2
+            for strike in plan(mixed(100, limits={"nodes": 2}), seed, WORLD).strikes
+            if not isinstance(strike.target, str)
+        }
+        assert len(hit) == 2
+
+
+def test_nodes_that_are_named_count_among_those_that_may_be_hit():
+    faults = [{"fault": "worker_kill", "target": {"rank": 7}}, *[{"fault": "worker_kill"}] * 50]
+    found = plan(experiment(faults=faults, limits={"nodes": 2}), 0, WORLD).strikes
+    nodes = {strike.target.rank // 2 for strike in found}  # type: ignore[union-attr, operator]
+    assert 3 in nodes
+    assert len(nodes) == 2
+    faults = [{"fault": "worker_kill", "target": {"rank": rank}} for rank in (0, 2, 4)]
+    with pytest.raises(ExperimentError, match=r"limits\.nodes: 2, but nodes 0, 1, 2"):
+        plan(experiment(faults=faults, limits={"nodes": 2}), 0, WORLD)
+
+
+def test_no_more_faults_are_planned_than_allowed():
+    found = plan(mixed(40, limits={"faults": 5}), 0, WORLD)
+    assert len(found.strikes) == 5
+    assert found.left_out == {"the rest": "limits.faults: 5"}
+
+
+def test_no_more_faults_meet_than_allowed():
+    faults = [{"id": "a", "fault": "worker_kill"}, {"fault": "worker_kill", "at": {"together": "a"}}]
+    assert len(plan(experiment(faults=faults), 0, WORLD).groups) == 1
+    with pytest.raises(ExperimentError, match=r"limits\.at_once: 1, but a, 2-worker_kill are to meet"):
+        plan(experiment(faults=faults, limits={"at_once": 1}), 0, WORLD)
+
+
+@pytest.mark.parametrize(
+    ("target", "where"), [({"rank": 8}, "rank: 8, but there are 8"), ({"node": 4}, "node: 4, but there are 4")]
+)
+def test_a_target_that_is_not_there_is_an_error(target: dict[str, int], where: str):
+    with pytest.raises(ExperimentError, match=rf"faults\.0\.target\.{where}"):
+        plan(experiment(faults=[{"fault": "worker_kill", "target": target}]), 0, WORLD)
+
+
+def test_what_cannot_be_done_here_is_left_out_with_the_reason_and_what_comes_with_it_too():
+    faults = [
+        {"id": "a", "fault": "link_down", "target": {"node": 0}},
+        {"id": "b", "fault": "worker_kill", "at": {"after": "a"}},
+        {"id": "c", "fault": "worker_kill"},
+    ]
+    found = plan(experiment(faults=faults), 0, WORLD)
+    assert [strike.id for strike in found.strikes] == ["c"]
+    assert found.left_out == {"a": "needs lab, root", "b": "comes with a, which is left out"}
+    all_there = World(4, 2, frozenset({Need.ROOT, Need.LAB}))
+    assert len(plan(experiment(faults=faults), 0, all_there).strikes) == 3
+    mix = plan(experiment(random={"count": 10, "kinds": {"link_down": 1, "worker_kill": 1}}), 0, WORLD)
+    assert {strike.fault for strike in mix.strikes} == {"worker_kill"}
+    assert mix.left_out == {"link_down": "needs lab, root"}
+
+
+def test_faults_come_in_the_order_in_which_they_are_written_and_those_that_meet_are_one_group():
+    faults = [
+        {"id": "a", "fault": "worker_kill"},
+        {"id": "b", "fault": "worker_kill", "at": {"after": "a", "phase": "recovery"}},
+        {"id": "c", "fault": "worker_kill", "at": {"after": "a", "recovered": True}},
+        {"id": "d", "fault": "worker_kill", "at": {"together": "c"}},
+    ]
+    groups = plan(experiment(faults=faults), 0, WORLD).groups
+    assert [[strike.id for strike in group.strikes] for group in groups] == [["a", "b"], ["c", "d"]]
+
+
+@pytest.mark.parametrize(
+    ("aim", "wanted", "members", "found"),
+    [
+        (Aim.RANK, Target(rank=3), [0, 1, 2], Target(3, 1, "h1")),
+        (Aim.RANK, Target(rank=3), [0, 3, 2], Target(3, 3, "h3")),  # a spare has taken the place of node 1
+        (Aim.RANK, Target(rank=5), [0, 1], Target(1, 0, "h0")),  # it has shrunk
+        (Aim.NODE, Target(node=2), [0, 1, 2], Target(None, 2, "h2")),
+        (Aim.NODE, Target(node=2), [0, 1, 3], Target(None, 3, "h3")),
+        (Aim.NODE, Target(rank=3), [0, 1, 2], Target(None, 1, "h1")),
+    ],
+)
+def test_a_target_is_looked_for_in_the_generation_that_runs(aim: Aim, wanted: Target, members: list[int], found: Target):
+    assert placed(aim, wanted, members, [f"h{node}" for node in members], 2) == found
+
+
+def test_the_culprit_is_who_was_blamed():
+    assert blamed(Aim.RANK, [3], [1], 2) == Target(rank=3)
+    assert blamed(Aim.RANK, [], [1], 2) == Target(rank=2)
+    assert blamed(Aim.NODE, [3], [1], 2) == Target(node=1)
+    assert blamed(Aim.NODE, [3], [], 2) == Target(node=1)
