@@ -24,6 +24,7 @@ hands = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(hands)
 
 RANKS = 3
+START_S = 300.0  # of four agents at once, on a machine that has other things to do
 TOYS = ROOT / "tests" / "integration"
 
 
@@ -105,7 +106,8 @@ def run(own_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toy]
     """One campaign for all that follows: each test tells what happened since it began."""
     own_lab.up(Shape(hosts=4, slurm=True, times=TIMES))
     started = Toy(own_lab, tmp_path_factory.mktemp("toy"))
-    started.start().reach(20)
+    started.start()
+    wait_for(lambda: started.step() >= 20, f"the first steps\n{started.logs()}", START_S)
     yield started
     own_lab.down()
 
