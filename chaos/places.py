@@ -88,7 +88,6 @@ def own_mount(scene: Scene, tier: Place) -> Path:
 
 
 def free(path: Path) -> tuple[int, int]:
-    """Bytes and files that a process of today may still add to a file system."""
+    """Bytes and files that may still be added to a file system, without what it keeps for itself."""
     told = os.statvfs(path)
-    blocks = told.f_bfree if os.geteuid() == 0 else told.f_bavail
-    return blocks * told.f_frsize, told.f_ffree if os.geteuid() == 0 else told.f_favail
+    return told.f_bavail * told.f_frsize, told.f_favail

@@ -119,16 +119,25 @@ class Scene:
         Raises:
             CannotInject: it does not run on this machine.
         """
+        found = self._agents().get(-1 if self.target.node is None else self.target.node)
+        if found is None:
+            raise CannotInject(f"the agent of node {self.target.node} does not run here")
+        return found
+
+    def agents(self) -> Sequence[psutil.Process]:
+        """All agents of the run that are on this machine, by node."""
+        return [process for _, process in sorted(self._agents().items())]
+
+    def _agents(self) -> Mapping[int, psutil.Process]:
+        found = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
                 if "resilient.agent" not in words or str(self.run_dir) not in words or "--node" not in words:
                     continue
-                if words[0].rpartition("/")[2].startswith("srun"):
-                    continue
-                if int(words[words.index("--node") + 1]) == self.target.node:
-                    return process
-        raise CannotInject(f"the agent of node {self.target.node} does not run here")
+                if not words[0].rpartition("/")[2].startswith("srun"):
+                    found[int(words[words.index("--node") + 1])] = process
+        return found
 
     def keeper(self) -> psutil.Process:
         """The keeper of the node that is aimed at.

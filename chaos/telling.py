@@ -17,6 +17,7 @@ from chaos.planning import Plan, Strike, why_not
 from chaos.scene import Target
 from resilient.driver.display import describe as in_words
 
+MOST_SHOWN = 100  # faults of a plan
 _STYLES = {"fault": "red", "action": "yellow", "recovered": "green"}
 
 
@@ -39,13 +40,14 @@ class Lines:
 def show_plan(console: Console, plan: Plan) -> None:
     """What will be done, and what is left out."""
     table = Table("fault", "target", "when", "should be told as", "and end in", box=None, pad_edge=False, header_style="bold")
-    for group in plan.groups:
-        for strike in group.strikes:
-            expected = faults.kind(strike.fault)(**strike.params).expects()
-            told = ", ".join(sorted(expected.kinds)) or "-"
-            ends = ", ".join([*sorted(expected.actions), *(f"exit {code}" for code in sorted(expected.exits))]) or "-"
-            table.add_row(strike.id, _aimed(strike), _when(strike), told, ends.replace("_", " "))
+    for strike in plan.strikes[:MOST_SHOWN]:
+        expected = faults.kind(strike.fault)(**strike.params).expects()
+        told = ", ".join(sorted(expected.kinds)) or "-"
+        ends = ", ".join([*sorted(expected.actions), *(f"exit {code}" for code in sorted(expected.exits))]) or "-"
+        table.add_row(strike.id, _aimed(strike), _when(strike), told, ends.replace("_", " "))
     console.print(table)
+    if len(plan.strikes) > MOST_SHOWN:
+        console.print("and so on, until the time is over")
     for name, why in plan.left_out.items():
         console.print(Text(f"left out: {name}: {why}"), highlight=False)
 

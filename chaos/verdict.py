@@ -12,6 +12,7 @@ from itertools import pairwise
 from chaos.matching import Line, Matches, faults, match
 from chaos.observation import Checked, Job, Observation, Weights
 from chaos.outcome import OF_EACH, Outcome, may_end, outcome, stoppages
+from resilient.account import GOES_ON, PLANNED
 
 ACCOUNT_ERROR = 0.005  # share of the rank seconds that the account may be off
 
@@ -218,13 +219,16 @@ def _account(seen: Observation) -> list[str]:
 
 
 def _rank_s(events: Sequence[Line], metrics: Sequence[Line]) -> float:
+    """Ranks × time, of each job until it ended; of one that was killed, until it last told of its ranks."""
     starts = [float(line["t"]) for line in events if line["event"] == "run_started"]
     generations = sorted((float(line["t"]), int(line["world_size"])) for line in events if line["event"] == "generation_started")
+    stopped = {told.t for told in faults(events) if not set(told.actions).issubset(GOES_ON) and told.kind not in PLANNED}
+    of_ranks = [line for line in events if line["event"] in ("run_started", "generation_started") or line["t"] in stopped]
     whole, world = 0.0, 1
     for start, following in pairwise([*starts, math.inf]):
-        lines = [line for line in [*events, *metrics] if start <= line["t"] < following]
-        ends = [float(line["t"]) for line in lines if line.get("event") == "run_finished"]
-        end = ends[0] if ends else max(float(line["t"]) for line in lines)
+        ends = [float(line["t"]) for line in events if line["event"] == "run_finished" and start <= line["t"] < following]
+        told = [float(line["t"]) for line in (*metrics, *of_ranks) if start <= line["t"] < following]
+        end = ends[0] if ends else max(told)
         cuts = [(t, ranks) for t, ranks in generations if start <= t < following]
         world = cuts[0][1] if cuts else world
         for (t, ranks), (until, _) in pairwise([(start, world), *cuts, (end, 0)]):

@@ -54,7 +54,7 @@ class TierFull(Outside):
 
 
 def _fill(path: Path) -> int:
-    """Make a file as large as can be; its size."""
+    """Make a file as large as can be; the bytes that it takes."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         want = 1 << 34
@@ -66,6 +66,6 @@ def _fill(path: Path) -> int:
                 if error.errno not in (errno.ENOSPC, errno.EFBIG):
                     raise
                 want //= 2
-        return os.fstat(fd).st_size
+        return os.fstat(fd).st_blocks * 512  # what was begun and did not fit is there as well
     finally:
         os.close(fd)

@@ -52,7 +52,9 @@ class TimeLimit(Outside):
 
 def _asked(environ: dict[str, str], *words: str) -> dict[str, str]:
     """What Slurm says, as names and values."""
-    told = subprocess.run(words, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, env={**os.environ, **environ})
+    told = subprocess.run(
+        words, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, env={**os.environ, **environ}
+    )
     if told.returncode:
         raise CannotInject(f"`{' '.join(words)}` failed: {told.stderr.strip()}")
     return dict(word.split("=", 1) for word in told.stdout.split() if "=" in word)

@@ -135,6 +135,7 @@ class Keeper:
         self._seal_pool = ThreadPoolExecutor(SEAL_THREADS, thread_name_prefix="seal")
         self._out = threading.Lock()
         self._last: Part | None = None
+        self._unusable_t: float | None = None  # since when snapshots cannot be written into slabs
         self._address = ""
 
     # -- the process ---------------------------------------------------------------------------------------------------
@@ -438,9 +439,11 @@ class Keeper:
 
     def _unusable(self, index: int, why: str, number: int | None) -> None:
         """A slab is not there any more, or has no room for one more page: it is made anew where that is needed."""
-        self._trouble(self._replicas, why, number)
+        if self._unusable_t is None:
+            self._unusable_t = time.monotonic()
+            self._say("trouble", tier=self._memory, detail=why, errno=number)
         self._slabs.doubt(index)
-        if self._group is not None:
+        if self._group is not None and self._group.prepared:
             self._background(self._prepare(self._group))
 
     def _skipped(self, group: Group, step: int, why: str) -> None:
@@ -461,7 +464,9 @@ class Keeper:
             self._skipped(group, step, f"{error}")
             self._offer()
             return
-        self._well(self._replicas)
+        if self._unusable_t is not None:
+            self._say("well", tier=self._memory, down_s=time.monotonic() - self._unusable_t)
+            self._unusable_t = None
         changed = any(message["changed"] for message in taken.values())
         if changed and self._last is not None and self._last.step != step and self._last.chunks == part.chunks:
             self._slabs.forget(step)
@@ -543,14 +548,11 @@ class Keeper:
             lost = isinstance(error, Unreachable)
             self._say("failed", job=kind, **fields, owner=message["owner"], detail=reason, unreachable=lost)
         else:
-            self._well(tier)
+            if tier.trouble_t is not None:
+                self._say("well", tier=tier.name, down_s=time.monotonic() - tier.trouble_t)
+                tier.trouble_t = None
         finally:
             tier.busy = False
-
-    def _well(self, tier: Tier) -> None:
-        if tier.trouble_t is not None:
-            self._say("well", tier=tier.name, down_s=time.monotonic() - tier.trouble_t)
-            tier.trouble_t = None
 
     def _trouble(self, tier: Tier, detail: str, number: int | None) -> None:
         if tier.trouble_t is None:

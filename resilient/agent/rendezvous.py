@@ -3,7 +3,8 @@
 A restarted rank that reads what a dead attempt left in a shared store hangs or meets dead addresses; here nothing is shared:
 each agent opens a new, empty store before each generation, and the one that is given node rank 0 lends its store to all.
 
-A store that does not answer is tried again with growing, jittered pauses, up to a limit, or until the driver gives up on it.
+A store that does not answer, or has no port, is tried again with growing, jittered pauses, up to a limit, or until the
+driver gives up on it.
 Process groups are not tried again on a store where an attempt has failed: that takes a new generation, with its new store.
 """
 
@@ -51,6 +52,15 @@ def join_store(host: str, port: int, *, timeout_s: float, pause: Callable[[float
     store = _retrying(timeout_s, pause)(attempt)
     store.set_timeout(STORE_TIMEOUT)
     return store
+
+
+def _open_store() -> TCPStore:
+    """A new store on a port that is free.
+
+    Raises:
+        DistError: none is.
+    """
+    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
 
 
 def _retrying(timeout_s: float, pause: Callable[[float], None]) -> Retrying:
@@ -121,7 +131,7 @@ class DriverRendezvous(RendezvousHandler):
 
     def _join(self) -> tuple[Generation, TCPStore]:
         self._store = None  # closes the port of the generation before: a rank left over from it talks to nobody
-        own = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
+        own = _retrying(self._timeout_s, self._pause)(_open_store)
         told = self._ready(own.port)
         if told.node_rank == 0:
             return told, own

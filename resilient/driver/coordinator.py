@@ -123,6 +123,7 @@ class Coordinator:
         self.generation = last_generation
         self.state = State.GATHERING
         self.faults: list[tuple[float, Fault]] = []
+        self._told_of = 0  # faults, also those that stop no rank, so that no two have the same id
         self.membership = Membership(job.layouts, job.spares, job.rejoin_s)
         self._prepared = False
         self._run: Run | None = None
@@ -647,6 +648,7 @@ class Coordinator:
         )
 
     def _told(self, fault: Fault, action: Action, now: float) -> Iterator[Effect]:
+        self._told_of += 1
         yield WriteEvent(
             "fault",
             {
@@ -722,7 +724,7 @@ class Coordinator:
         return Send(index, {"type": "stop", "incident": fault.fault_id if fault is not None and asked else None})
 
     def _fault_id(self) -> str:
-        return f"g{self.generation}-{len(self.faults) + 1}"
+        return f"g{self.generation}-{self._told_of + 1}"
 
     # -- storage -------------------------------------------------------------------------------------------------------
 

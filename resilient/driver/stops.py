@@ -102,18 +102,19 @@ class Stops:
         return Known(self._end_t, job, needed, lead, KILL_WAIT_S if self._kill_wait_s is None else self._kill_wait_s)
 
     def _carry_out(self, stop: Stop, now: float) -> None:
+        ahead_s = clock.here(now) - now  # Slurm's times are the machine's
         if stop.kind is not None:
             assert stop.until_t is not None
             until_t = stop.until_t if self._asked_drain_s is None else min(stop.until_t, now + self._asked_drain_s)
             self._note(f"{stop.name.replace('_', ' ')}: {stop.detail}: stopping at the next step")
-            self._do(self._coordinator.run_out(stop.kind, stop.detail, clock.now(), until_t=clock.here(until_t)))
+            self._do(self._coordinator.run_out(stop.kind, stop.detail, now + ahead_s, until_t=until_t + ahead_s))
             return
         if self._coordinator.draining:  # agents were told as well, and Slurm says it more than once
             if stop.until_t is not None:
-                self._coordinator.hurry(clock.here(stop.until_t))
+                self._coordinator.hurry(stop.until_t + ahead_s)
             return
         estimate_s = self._coordinator.drain_estimate_s()
         until_t = now + (self._asked_drain_s or max(self._drain_s, 2 * estimate_s if estimate_s is not None else 0.0))
         until_t = until_t if stop.until_t is None else min(until_t, stop.until_t)
         self._note(f"{stop.name}: stopping at the next step, within {max(0.0, until_t - now):.0f} s")
-        self._do(self._coordinator.stop(stop.name, clock.now(), until_t=clock.here(until_t)))
+        self._do(self._coordinator.stop(stop.name, now + ahead_s, until_t=until_t + ahead_s))

@@ -31,7 +31,11 @@ Waiting = Literal["collective", "compiling"]
 
 # Files of the innermost Python frames of a thread that waits for other ranks, and of one that compiles.
 _COLLECTIVE = ("torch/distributed/", "torch/_C/_distributed")
-_COMPILING = ("torch/_dynamo/", "torch/_inductor/", "torch/_functorch/", "triton/compiler")
+# (What is compiled, or kept from it as FSDP's hooks are, runs through other files of the same packages.)
+_COMPILING = (
+    *("torch/_dynamo/convert_frame", "torch/_inductor/compile_fx", "torch/_inductor/codecache", "torch/_inductor/async_compile"),
+    "triton/compiler",
+)
 _DEPTH = 4
 
 

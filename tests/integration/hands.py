@@ -18,6 +18,8 @@ from chaos.hand import Errand
 from chaos.moments import Moment
 from chaos.scene import Target
 
+ANSWER_S = 120.0
+
 
 class Hand:
     """One errand under way. `within`: a command that runs the command that follows it, as for a lab's host."""
@@ -45,7 +47,7 @@ class Hand:
             self._answers.put(line)
         self._answers.put("")
 
-    def answer(self, what: str, patience_s: float = 60.0) -> dict[str, Any]:
+    def answer(self, what: str, patience_s: float = ANSWER_S) -> dict[str, Any]:
         """Its next answer but `armed`, which must be this one."""
         try:
             while line := self._answers.get(timeout=patience_s):

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from conftest import EVERY, Campaign, Training, same, wait_for, weights
-from hands import hand
+from hands import hand, strike
 
 from chaos import faults
 from chaos.fault import Inside
@@ -109,6 +110,16 @@ def stopped_and_continued(run: Campaign) -> None:
     assert len(run.events("fault")) == before
 
 
+def without_a_store(run: Campaign) -> None:
+    """Ranks that have met need their store no more."""
+    evidence = strike(run, "store_kill")
+    assert evidence["clients"] >= 2
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", evidence["port"]))
+    run.reach(run.step() + 15)
+    assert not run.events("fault")
+
+
 def sent_in_vain(run: Campaign) -> None:
     """Hands that find nothing to do it to say so, and take their orders back."""
     for fault, where, why in [
@@ -126,6 +137,7 @@ def test_whatever_happens_to_a_rank_is_told_as_what_it_is_and_the_run_goes_on(co
     run = counting(steps=100_000, args={"load_s": 0.002, "bad_rank": -1}, resilience=SOON, **ALLOWED).start()
     calm(run, 0, 20)
     stopped_and_continued(run)
+    without_a_store(run)
     for number, case in enumerate(OF_RANKS, 1):
         print(case)
         pid = run.workers()[1]
@@ -302,3 +314,40 @@ def test_a_rank_that_uses_more_than_its_cgroup_may_is_ended_by_the_kernel_and_th
     wait_for(lambda: not cgroup.exists(), f"the end of {cgroup}")
     stop(run)
     whole(run)
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    """A network namespace with a range of ports of its own."""
+    name = f"resilient-procs-{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
+    yield name
+    subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: a network namespace with ports of its own needs root")
+def test_a_generation_for_which_no_port_is_free_waits_for_one(counting: Counting, namespace: str):
+    within = ["ip", "netns", "exec", namespace]
+
+    def ports() -> str:
+        read = [*within, "cat", "/proc/sys/net/ipv4/ip_local_port_range"]
+        return subprocess.run(read, check=True, capture_output=True, text=True).stdout
+
+    before = ports()
+    run = counting(steps=100_000)
+    run.within = within
+    run.start()
+    calm(run, 0, 10)
+    with hand(run, "port_taken", within=within, node=0, seconds=600, lab="here") as sent:
+        wait_for(lambda: ports() != before, "the ports to be taken")
+        os.kill(run.workers()[1], signal.SIGKILL)
+        wait_for(lambda: run.events("fault"), "the word of the worker's end")
+        wait_for(lambda: "_open_store" in (run.run_dir / "logs/agent0.log").read_text(), "a try in vain")
+        sent.kill()
+        wait_for(lambda: ports() == before, "the guard of the hand that was killed")
+    calm(run, 1, 10)
+    stop(run)
+    whole(run)
+    (event,) = run.events("fault")
+    assert (event["kind"], event["ranks"]) == ("exit", [1]), event

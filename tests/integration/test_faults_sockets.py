@@ -1,27 +1,16 @@
-"""Connections of ranks that are reset, or stall, without root: it happens, the right rung is taken, and no filter stays."""
+"""Connections that are reset or stall, and ports that site commands take down, without root; nothing of it stays."""
 
 import socket
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import psutil
-import pytest
 from conftest import Campaign, wait_for
 from hands import hand, strike
 
 from chaos import sockets
 
 SO_GET_FILTER = 26  # with no room for it: of how many instructions it is
-
-Counting = Callable[..., Campaign]
-
-
-@pytest.fixture
-def run(counting: Counting) -> Campaign:
-    """A campaign that goes on until it is told to stop."""
-    started = counting(steps=100_000, chaos={"allow": True}).start()
-    started.reach(10)
-    return started
 
 
 def filters(pid: int) -> int:
@@ -30,25 +19,42 @@ def filters(pid: int) -> int:
         return sum(bool(each.getsockopt(socket.SOL_SOCKET, SO_GET_FILTER)) for each in connections.values())
 
 
-def told(run: Campaign) -> list[tuple[Any, ...]]:
+def told(run: Campaign) -> list[tuple[str, str]]:
     """Kinds of faults and what was done about them."""
     actions = {line["fault_id"]: line["name"] for line in run.events("action")}
     return [(line["kind"], actions[line["fault_id"]]) for line in run.events("fault")]
 
 
-def test_a_reset_costs_one_restart_of_the_workers(run: Campaign):
-    shown = strike(run, "connection_reset", rank=1)
-    assert len(shown["peers"]) > 1
-    wait_for(lambda: run.events("recovered"), f"the recovery\n{run.logs()}")
-    print(told(run), run.events("fault"))
-    assert [action for _, action in told(run)] == ["restart_workers"]
+def test_a_stall_is_sat_out_and_a_reset_costs_one_restart(counting: Callable[..., Campaign], tmp_path: Path):
+    run = counting(steps=100_000, chaos={"allow": True}).start()
+    run.reach(10)
+    pid = run.workers()[1]
 
-
-def test_a_stall_is_sat_out_if_it_is_short_and_its_filters_are_gone_even_if_the_hand_is_killed(run: Campaign):
-    with hand(run, "socket_stall", rank=1, seconds=1000) as sent:
-        pid = wait_for(lambda: next((pid for pid in run.workers().values() if filters(pid)), None), "filters")
-        assert filters(pid) == len(sockets.established(psutil.Process(pid)))
-        sent.kill()
-    wait_for(lambda: not filters(pid), "the end of the filters")
+    assert strike(run, "socket_stall", rank=1, seconds=0.5)["dropped_packets"] > 0
+    assert filters(pid) == 0
     run.reach(run.step() + 10)
-    assert not told(run)
+
+    with hand(run, "socket_stall", rank=1, seconds=1000) as sent:
+        wait_for(lambda: filters(pid) == len(sockets.established(psutil.Process(pid))), "filters on all sockets")
+        sent.kill()
+    wait_for(lambda: filters(pid) == 0, "the end of the filters of a hand that was killed", 20.0)
+    run.reach(run.step() + 10)
+    assert told(run) == []
+
+    shown = strike(run, "connection_reset", rank=1)
+    assert (shown["pid"], len(shown["peers"]) > 1) == (pid, True)
+    wait_for(lambda: run.events("recovered"), f"the recovery\n{run.logs()}")
+    assert told(run) == [("exception", "restart_workers")]
+    assert all(len(losses) == 1 for losses in run.losses().values())
+
+    port = tmp_path / "port"
+    port.write_text("up")
+    down, up = [f"rm {port}"], [f"cp {run.path} {port}"]
+    for missing in ({"down": down}, {"up": up}, {}):
+        with hand(run, "ib_port", node=0, **missing) as sent:
+            assert "unasked" in sent.answer("failed")["reason"]
+    with hand(run, "ib_port", node=0, down=down, up=up, seconds=1000) as sent:
+        wait_for(lambda: not port.exists(), "the command that takes it down")
+        sent.kill()
+    wait_for(port.exists, "the command that brings it up", 20.0)
+    run.reach(run.step() + 10)

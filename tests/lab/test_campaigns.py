@@ -130,6 +130,18 @@ def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, job: Jo
     same(run, twin)
 
 
+def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waited_for(lab: Lab, job: Jobs, twin: Campaign):
+    run = job()
+    run.start().reach(10)
+    lab.flap("n2", 20)
+    assert run.wait() == 0, told(run)
+    assert len(members(run)) == 1
+    assert {action["name"] for action in run.events("action")} <= {"wait"}
+    for fault in run.events("fault"):
+        assert fault["kind"] in ("link_down", "collective_timeout")
+    same(run, twin)
+
+
 def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, job: Jobs, twin: Campaign):
     run = job(cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={"fence_s": 4, "link_grace_s": 4})
     run.start().reach(15)

@@ -24,6 +24,8 @@ hands = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(hands)
 
 RANKS = 3
+BEGINS, FIT = "watching the links", "health check: "  # in the log of an agent
+START_S = 300.0  # of four agents at once, on a machine that has other things to do
 TOYS = ROOT / "tests" / "integration"
 
 
@@ -62,7 +64,15 @@ class Toy(Job):
 
     def started(self, host: str) -> int:
         """How often an agent has come up there, fit to take part."""
-        return (self.run_dir / "logs" / f"agent{self.node(host)}.log").read_text().count("health check: ")
+        return self._log(self.node(host)).count(FIT)
+
+    def complete(self) -> bool:
+        """Whether all agents are there, the spare one too, and fit to take part."""
+        logs = [self._log(node) for node in range(RANKS + 1)]
+        return len(self.hosts()) == RANKS + 1 and all(log.rfind(FIT) > log.rfind(BEGINS) for log in logs)
+
+    def _log(self, node: int) -> str:
+        return (self.run_dir / "logs" / f"agent{node}.log").read_text()
 
     def exact(self) -> bool:
         """Whether every step had the loss that it must have, to the last bit, however often it was computed."""
@@ -105,7 +115,8 @@ def run(own_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toy]
     """One campaign for all that follows: each test tells what happened since it began."""
     own_lab.up(Shape(hosts=4, slurm=True, times=TIMES))
     started = Toy(own_lab, tmp_path_factory.mktemp("toy"))
-    started.start().reach(20)
+    started.start()
+    wait_for(lambda: started.step() >= 20, f"the first steps\n{started.logs()}", START_S)
     yield started
     own_lab.down()
 
@@ -113,6 +124,7 @@ def run(own_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toy]
 @pytest.fixture
 def since(run: Toy) -> Iterator[Since]:
     """What has happened since; afterwards the run goes on, every loss is right, and the network of all hosts is as it was."""
+    wait_for(run.complete, f"all agents\n{run.logs()}")
     before = network(run.lab)
     yield Since(run)
     run.goes_on()

@@ -1,9 +1,11 @@
 """What of docs/chaos.md is made from the code is up to date."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 
 from chaos import faults
 from chaos.catalogue import renewed
@@ -29,6 +31,11 @@ def test_every_row_has_as_many_cells_as_its_table():
     for above, line in pairwise(lines):
         if line.startswith("|") and above.startswith("|"):
             assert above.replace("\\|", "").count("|") == line.replace("\\|", "").count("|"), line
+
+
+def test_the_example_is_an_experiment():
+    (text,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert len(Experiment.model_validate(yaml.safe_load(text)).faults) == 3
 
 
 def test_a_document_without_markers_is_refused():

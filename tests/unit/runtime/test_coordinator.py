@@ -888,6 +888,18 @@ def test_a_spare_that_is_lost_disturbs_nobody():
     assert not play.coordinator.faults  # it costs nothing of the restart budget
 
 
+def test_a_fault_after_one_that_stopped_no_rank_has_an_id_of_its_own():
+    play = Play(spares=1)
+    play.start()
+    play.do("lost", 2, "gone")
+    play.do("lost", 1, "gone")
+    assert [fault["fault_id"] for fault in play.events("fault")] == ["g5-1", "g5-2"]
+    assert [(action["fault_id"], action["name"]) for action in play.events("action")] == [
+        ("g5-1", "restart_agent"),
+        ("g5-2", "replace_node"),
+    ]
+
+
 def test_a_spare_that_is_lost_while_a_stop_is_under_way_does_not_end_it():
     play = Play(spares=1)
     play.start()

@@ -208,6 +208,9 @@ COLLECTIVE = MAIN + (
     '  File "/x/torch/distributed/c10d_logger.py", line 81 in wrapper\n  File "/y/train.py", line 10 in main\n'
 )
 LOADER = OTHER + MAIN + '  File "/y/data.py", line 7 in __getitem__\n  File "/y/train.py", line 9 in main\n'
+FSDP = COLLECTIVE.replace(  # its hooks run through a file of the compiler's, which they are kept from
+    '  File "/y/train.py"', '  File "/x/torch/_dynamo/eval_frame.py", line 1446 in _fn\n  File "/y/train.py"'
+)
 COMPILER = MAIN + '  File "/x/torch/_inductor/codecache.py", line 1 in load\n  File "/y/train.py", line 11 in main\n'
 
 
@@ -219,6 +222,7 @@ def seen(stacks: str, state: str = "S", cpu: float = 0.0) -> dict[str, Any]:
     ("looks_by_rank", "kind", "ranks", "said"),
     [
         ({0: seen(COLLECTIVE), 1: seen(LOADER)}, "hang", (1,), 'rank 1 is blocked in File "/y/data.py", line 7'),
+        ({0: seen(FSDP), 1: seen(LOADER)}, "hang", (1,), "rank 1 is blocked in"),
         ({0: seen(LOADER, "R", 0.99), 1: seen(COLLECTIVE)}, "hang", (0,), "rank 0 is spinning in"),
         ({0: seen(COLLECTIVE), 1: seen(LOADER, "D")}, "hang", (1,), "state D"),
         ({0: seen(COLLECTIVE), 1: seen(COLLECTIVE, "T")}, "stopped", (1,), "rank 1 is stopped (state T)"),
@@ -226,7 +230,7 @@ def seen(stacks: str, state: str = "S", cpu: float = 0.0) -> dict[str, Any]:
         ({0: seen(COLLECTIVE)}, "hang", (1,), "does not answer"),
         ({0: seen(LOADER), 1: seen(LOADER)}, "hang", (0, 1), "ranks 0, 1 are blocked"),
     ],
-    ids=["loader", "spinning", "kernel", "stopped", "all wait", "no answer", "all"],
+    ids=["loader", "in a hook of FSDP", "spinning", "kernel", "stopped", "all wait", "no answer", "all"],
 )
 def test_the_culprit_is_whoever_is_not_waiting_for_others(
     looks_by_rank: dict[int, Any], kind: str, ranks: tuple[int, ...], said: str

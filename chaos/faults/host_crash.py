@@ -1,0 +1,38 @@
+"""A host of the lab crashes."""
+
+import sys
+
+from pydantic import Field
+
+from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
+from chaos.scene import Scene
+
+
+class HostCrash(Outside):
+    """A host falls silent at once and is gone, with all that ran on it and all that it held; later it is back, empty."""
+
+    aim = Aim.NODE
+    site = "machine"
+    needs = frozenset({Need.ROOT, Need.LAB})
+    undone = "the host is booted again, empty"
+
+    seconds: float = Field(20.0, gt=0, description="after which it is booted again")
+
+    def expects(self) -> Expectation:
+        kinds = frozenset({"node_lost"})
+        return Expectation(kinds, frozenset({"replace_node", "restart_agent", "shrink", "grow"}), culprit=True)
+
+    def inject(self, scene: Scene) -> Evidence:
+        from chaos.lab.lab import Lab
+        from chaos.lab.shape import Place
+
+        name = scene.target.host
+        lab = Lab(Place(scene.lab))
+        host = lab.host(name)
+        processes = host.processes()
+        scene.guard.add([sys.executable, "-m", "resilient", "lab", "--name", scene.lab, "boot", name])
+        lab.crash(name)
+        if host.exists():
+            raise CannotInject(f"host {name} is still there")
+        scene.hold(self.seconds)
+        return {"host": name, "processes": len(processes)}
