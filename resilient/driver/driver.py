@@ -126,6 +126,7 @@ class Driver:
         self._alive: set[tuple[int, int]] = set()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._faults: list[Mapping[str, Any]] = []  # as the ledger has them
+        self._judged = True  # the last one: whether a node is at fault
         self._pending: set[asyncio.Task[None]] = set()
         self._finished: asyncio.Future[Finish] | None = None
 
@@ -301,6 +302,8 @@ class Driver:
                     self._soon(self._stops.signalled(message["name"]))
                 elif (node, incarnation) in self._alive:
                     self._do(self._coordinator.message(message, clock.now()))
+        except asyncio.CancelledError:
+            return  # the run is over, and a node that is gone has not hung up: asyncio would complain of the task
         except (OSError, ValueError, KeyError) as error:
             if not isinstance(error, OSError):  # a defect, of the agent or here: the node is started anew, but not in silence
                 log.error("the connection of node %d", node, exc_info=True)
@@ -448,7 +451,9 @@ class Driver:
         self._display.event(line)
         if event.event == "fault":
             self._faults.append(line)
-        elif event.event == "action" and self._faults and line["fault_id"] == self._faults[-1]["fault_id"]:
+            self._judged = False
+        elif event.event == "action" and not self._judged and line["fault_id"] == self._faults[-1]["fault_id"]:
+            self._judged = True
             self._blame(str(line["name"]))
         if self._scalars is not None:
             self._scalars.event(line)
