@@ -38,7 +38,7 @@ class Chaos:
 
     def start(self, experiment: dict[str, Any], *options: str) -> "Chaos":
         path = self.directory / "experiment.yaml"
-        path.write_text(yaml.safe_dump({"name": "test", "limits": {"minutes": 5}, "steady_steps": 5, **experiment}))
+        path.write_text(yaml.safe_dump({"name": "test", "limits": {"minutes": 20}, "steady_steps": 5, **experiment}))
         paths = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
         self.process = subprocess.Popen(
             [sys.executable, "-m", "chaos", "run", str(path), "--out", str(self.out), *options],
@@ -51,7 +51,7 @@ class Chaos:
         )
         return self
 
-    def run(self, experiment: dict[str, Any], *options: str, patience_s: float = 500.0) -> int:
+    def run(self, experiment: dict[str, Any], *options: str, patience_s: float = 900.0) -> int:
         self.start(experiment, *options)
         assert self.process is not None
         self.printed, _ = self.process.communicate(timeout=patience_s)
