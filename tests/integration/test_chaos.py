@@ -161,7 +161,7 @@ HELD = {"fault": "worker_stop", "with": {"seconds": 60}}  # a rank is stopped un
 def test_an_experiment_that_is_interrupted_takes_everything_along(chaos: Chaos):
     chaos.start({"campaign": {"config": ENDLESS}, "faults": [HELD], "twin": False})
     assert chaos.process is not None
-    wait_for(lambda: any("chaos.hand" in _words(each) for each in chaos.all_of_it()), "a hand")
+    wait_for(lambda: any("chaos.hand" in _words(each) for each in chaos.all_of_it()), "a hand", 600.0)
     chaos.process.send_signal(signal.SIGTERM)
     assert chaos.process.wait(60) == 75
     assert "stopped by SIGTERM" in chaos.said()
