@@ -38,7 +38,7 @@ class Chaos:
 
     def start(self, experiment: dict[str, Any], *options: str) -> "Chaos":
         path = self.directory / "experiment.yaml"
-        path.write_text(yaml.safe_dump({"name": "test", "limits": {"minutes": 5}, "steady_steps": 5, **experiment}))
+        path.write_text(yaml.safe_dump({"name": "test", "limits": {"minutes": 20}, "steady_steps": 5, **experiment}))
         paths = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
         self.process = subprocess.Popen(
             [sys.executable, "-m", "chaos", "run", str(path), "--out", str(self.out), *options],
@@ -51,7 +51,7 @@ class Chaos:
         )
         return self
 
-    def run(self, experiment: dict[str, Any], *options: str, patience_s: float = 500.0) -> int:
+    def run(self, experiment: dict[str, Any], *options: str, patience_s: float = 900.0) -> int:
         self.start(experiment, *options)
         assert self.process is not None
         self.printed, _ = self.process.communicate(timeout=patience_s)
@@ -161,7 +161,7 @@ HELD = {"fault": "worker_stop", "with": {"seconds": 60}}  # a rank is stopped un
 def test_an_experiment_that_is_interrupted_takes_everything_along(chaos: Chaos):
     chaos.start({"campaign": {"config": ENDLESS}, "faults": [HELD], "twin": False})
     assert chaos.process is not None
-    wait_for(lambda: any("chaos.hand" in _words(each) for each in chaos.all_of_it()), "a hand")
+    wait_for(lambda: any("chaos.hand" in _words(each) for each in chaos.all_of_it()), "a hand", 600.0)
     chaos.process.send_signal(signal.SIGTERM)
     assert chaos.process.wait(60) == 75
     assert "stopped by SIGTERM" in chaos.said()
