@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from test_verdict import BREAKS, KILLED, STEPS, Tale, usual
@@ -78,6 +78,7 @@ def test_a_loss_that_is_no_number_leaves_a_gap(loss: float | None):
     drawn(page.page(seen, judge(seen)))
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5 * POINTS))
 def test_a_long_curve_keeps_its_extremes(values: list[float]):
     points = list(enumerate(map(float, values)))
@@ -87,6 +88,7 @@ def test_a_long_curve_keeps_its_extremes(values: list[float]):
     assert [t for t, _ in kept] == sorted(t for t, _ in kept)
 
 
+@settings(deadline=None)
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
 def test_an_axis_has_a_few_round_numbers_within_its_range(low: float, span: float):
     found = ticks(low, low + span, 4)

@@ -466,7 +466,7 @@ def told(schedule: list[tuple[int, int, bool]]) -> Tale:
     return tale.goes_to(STEPS).ends()
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(schedules)
 def test_whatever_is_struck_when_a_recovered_campaign_is_green(schedule: list[tuple[int, int, bool]]):
     seen = told(schedule).seen()
@@ -474,7 +474,7 @@ def test_whatever_is_struck_when_a_recovered_campaign_is_green(schedule: list[tu
     assert len(judge(seen).outcomes) == len(schedule)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(schedules, st.data())
 def test_no_injection_can_be_left_out_of_the_record(schedule: list[tuple[int, int, bool]], data: st.DataObject):
     seen = told(schedule).seen()
@@ -483,7 +483,7 @@ def test_no_injection_can_be_left_out_of_the_record(schedule: list[tuple[int, in
     assert not judge(replace(seen, injections=kept)).ok
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(schedules, st.data())
 def test_no_loss_can_be_altered(schedule: list[tuple[int, int, bool]], data: st.DataObject):
     seen = told(schedule).seen()
