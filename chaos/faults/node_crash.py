@@ -3,7 +3,7 @@
 import shutil
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.processes import continues, end, end_at_once
+from chaos.processes import continues, end, end_at_once, is_gone
 from chaos.scene import Scene
 
 
@@ -27,7 +27,8 @@ class NodeCrash(Outside):
         scene.guard.add(continues(agent))
         agent.suspend()  # nothing is started anew before all is gone, and the driver hears nothing
         ended: list[int] = []
-        while below := agent.children(recursive=True):
+        # Stopped, the agent cannot take leave of those that have ended: they stay its children.
+        while below := [each for each in agent.children(recursive=True) if not is_gone(each)]:
             ended += end_at_once(below)
         for path, aside in held.items():
             path.rename(aside)
