@@ -15,11 +15,13 @@ from pydantic_core import PydanticUndefined
 
 from chaos import experiment, faults
 from chaos.fault import Fault, Inside, parameters
+from chaos.volumes import Volume
 from resilient.config.source import allowed
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "the whole": experiment.Experiment,
     "campaign": experiment.Campaign,
+    "entries of campaign.volumes": Volume,
     "entries of faults": experiment.Scheduled,
     "at": experiment.When,
     "random": experiment.Mix,

@@ -23,9 +23,9 @@ class Volume(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["ext4", "tmpfs"] = "ext4"
-    mib: int = Field(64, ge=4)
-    inodes: int | None = Field(None, ge=100)
+    kind: Literal["ext4", "tmpfs"] = Field("ext4", description="tmpfs cannot be frozen, as tier_hanging and tier_slow do")
+    mib: int = Field(64, ge=4, description="its size")
+    inodes: int | None = Field(None, ge=100, description="files that it has room for; unset: as many as is usual")
 
 
 def paths(volumes: Mapping[str, Volume], directory: Path) -> dict[str, Path]:
