@@ -161,7 +161,7 @@ HELD = {"fault": "worker_stop", "with": {"seconds": 60}}  # a rank is stopped un
 def test_an_experiment_that_is_interrupted_takes_everything_along(chaos: Chaos):
     chaos.start({"campaign": {"config": ENDLESS}, "faults": [HELD], "twin": False})
     assert chaos.process is not None
-    wait_for(lambda: any("chaos.hand" in _words(each) for each in chaos.all_of_it()), "a hand", 600.0)
+    _wait_for_a_hand(chaos)
     chaos.process.send_signal(signal.SIGTERM)
     assert chaos.process.wait(60) == 75
     assert "stopped by SIGTERM" in chaos.said()
@@ -176,7 +176,9 @@ def test_a_command_that_is_killed_at_any_moment_leaves_nothing(chaos: Chaos, rou
         chaos.out = chaos.directory / f"out{number}"
         chaos.start({**endless, "twin": False})
         assert chaos.process is not None
-        moment_s = chance.uniform(0.1, 15.0)
+        if number % 2:
+            _wait_for_a_hand(chaos)
+        moment_s = chance.uniform(0.1, 8.0)
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = chaos.process.wait(moment_s)
             pytest.fail(f"it ended with {code} by itself: {chaos.said()}")
@@ -184,6 +186,10 @@ def test_a_command_that_is_killed_at_any_moment_leaves_nothing(chaos: Chaos, rou
         chaos.process.wait()
         wait_for(lambda: not chaos.all_of_it(), f"left after {moment_s:.2f} s (round {number}): {chaos.all_of_it()}", 60.0)
         assert not machine.changes(before, machine.look([chaos.directory]))
+
+
+def _wait_for_a_hand(chaos: Chaos) -> None:
+    wait_for(lambda: any("chaos.hand" in _words(each) for each in chaos.all_of_it()), "a hand", 600.0)
 
 
 def _words(process: psutil.Process) -> list[str]:
