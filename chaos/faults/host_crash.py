@@ -20,7 +20,7 @@ class HostCrash(Outside):
 
     def expects(self) -> Expectation:
         kinds = frozenset({"node_lost"})
-        return Expectation(kinds, frozenset({"replace_node", "restart_agent", "shrink", "grow"}), culprit=True)
+        return Expectation(kinds, frozenset({"replace_node", "restart_agent", "shrink", "grow"}), culprit=True, lost_steps=None)
 
     def inject(self, scene: Scene) -> Evidence:
         from chaos.lab.lab import Lab

@@ -16,7 +16,7 @@ class NodeCrash(Outside):
     def expects(self) -> Expectation:
         # A buddy that was fetching from the node may say so first.
         kinds, actions = frozenset({"node_lost"}), frozenset({"replace_node", "restart_agent", "shrink", "grow"})
-        return Expectation(kinds, actions, culprit=True)
+        return Expectation(kinds, actions, culprit=True, lost_steps=None)
 
     def inject(self, scene: Scene) -> Evidence:
         agent = scene.agent()
