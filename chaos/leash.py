@@ -1,8 +1,8 @@
 """The leash: whatever becomes of the command that breaks a campaign, nothing of it is left running.
 
 Its processes carry a mark in their environment. A guard, which outlives the command, calls
-`python -m chaos.leash MARK [LAB [RUN_DIR]]`: the campaign is ended, hands get time to undo what they did, the lab is taken down, and
-what a run has in RAM is removed.
+`python -m chaos.leash MARK [LAB [RUN_DIR]]`: the campaign is ended, hands get time to undo what they did, the lab is taken down,
+and what a run has in RAM is removed.
 """
 
 import contextlib
