@@ -1,21 +1,25 @@
 """The leash: whatever becomes of the command that breaks a campaign, nothing of it is left running.
 
-Its processes carry a mark in their environment. A guard, which outlives the command, calls `python -m chaos.leash MARK [LAB]`: the
-campaign is ended, hands get time to undo what they did, and the lab is taken down.
+Its processes carry a mark in their environment. A guard, which outlives the command, calls
+`python -m chaos.leash MARK [LAB [RUN_DIR]]`: the campaign is ended, hands get time to undo what they did, the lab is taken down,
+and what a run has in RAM is removed.
 """
 
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 
 import psutil
 
 from chaos.guard import Command, Guard
+from chaos.leftovers import files
 
 CAMPAIGN, HAND = "RESILIENT_CHAOS_CAMPAIGN", "RESILIENT_CHAOS_HAND"
 UNDO_S = 60.0  # for hands to undo; then they are killed, and their guards do
@@ -48,6 +52,10 @@ class Leash:
         """A lab that is taken down at the end; told before it is brought up."""
         self._guard.add([sys.executable, "-m", "chaos.leash", self.mark, name])
 
+    def run(self, run_dir: Path) -> None:
+        """A run of which nothing stays in RAM, nor in temporary places."""
+        self._guard.add([sys.executable, "-m", "chaos.leash", self.mark, "", str(run_dir)])
+
     def end_campaigns(self) -> None:
         """Kill what is ended at once."""
         _end_campaigns(self.mark, time.monotonic() + UNDO_S)
@@ -69,8 +77,8 @@ def marked(variable: str, mark: str) -> list[psutil.Process]:
     return found
 
 
-def sweep(mark: str, lab: str = "") -> None:
-    """End all that carries the mark, and the lab."""
+def sweep(mark: str, lab: str = "", run_dir: str = "") -> None:
+    """End all that carries the mark, and the lab, and remove what a run has left."""
     deadline = time.monotonic() + UNDO_S
     _end_campaigns(mark, deadline)
     while hands := marked(HAND, mark):
@@ -80,6 +88,8 @@ def sweep(mark: str, lab: str = "") -> None:
         time.sleep(POLL_S)
     if lab:
         _take_down(lab)
+    for path in files(Path(run_dir)) if run_dir else ():
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _end_campaigns(mark: str, deadline: float) -> None:

@@ -116,6 +116,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin
     with interruptible(), Leash(undoing(volumes, directory)) as leash:
         mount(volumes, directory)
         config = resolve(experiment.campaign, file, directory, allow=True)
+        leash.run(config.run_dir)
         site = _site(experiment, config, leash, teller)
         made = plan(experiment, seed, world_of(config, site.has))
         if not made.groups:
@@ -225,6 +226,7 @@ def _twin(
         changes["cluster"] = {"launcher": "local"}
         site = Here()
     config = resolve(experiment.campaign, file, directory / TWIN, allow=False, changes=changes)
+    leash.run(config.run_dir)
     twin = Campaign(config, directory / TWIN, site, leash.campaign())
     teller.note(f"the twin without faults runs to step {config.train.steps}")
     twin.start()
