@@ -28,6 +28,7 @@ MOST_TRIES = 3  # of a fault of a mix
 ARM_AHEAD_S = 3.0  # of the step or the time at which a fault is to strike
 CALM_STEPS = 5  # between faults: what is seldom, as the first steps after a recovery, is watched with more patience
 PHASE_S = 120.0  # for a phase to come
+LASTING = frozenset({"straggler", "storage", "not_finite", "loss_spike"})  # kinds that ranks which go on may be told of later
 HEED_S = 30.0  # for a hand to undo what it did after it was let go of
 
 
@@ -267,10 +268,16 @@ class Runner:
             return True
         if each.expects.exits and self._started_t < each.t - 1.0:  # the hand may see the end after it was seen here
             return False
-        must_be_told = each.expects.kinds and not each.expects.exits and not each.expects.may_pass
+        must_be_told = each.expects.kinds and not each.expects.exits and not each.expects.may_pass and not self._covered(each)
         if must_be_told and not self._watch.told_since(each.t, each.expects.kinds):
             return False
         return self._watch.goes_on_since(max(each.last_t, self._started_t))
+
+    def _covered(self, each: _Active) -> bool:
+        """Whether it may have hit ranks that were being stopped because of another one of its group: then nobody tells of it."""
+        others = [other for other in self._active if other is not each and other.t is not None and other.expects.kinds]
+        told = any(self._watch.told_since(other.t or 0.0, other.expects.kinds) for other in others)
+        return told and LASTING.isdisjoint(each.expects.kinds)
 
     # -- hands ---------------------------------------------------------------------------------------------------------
 
