@@ -92,7 +92,8 @@ def plan(experiment: Experiment, seed: int, world: World) -> Plan:
             ids = ", ".join(strike.id for strike in group.strikes)
             raise ExperimentError(f"limits.at_once: {experiment.limits.at_once}, but {ids} are to meet")
         if count > experiment.limits.faults:
-            left_out["the rest"] = f"limits.faults: {experiment.limits.faults}"
+            if experiment.random is None or experiment.random.minutes is None:  # else time is up first
+                left_out["the rest"] = f"limits.faults: {experiment.limits.faults}"
             break
         kept.append(group)
     return Plan(tuple(kept), left_out)
