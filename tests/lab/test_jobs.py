@@ -87,6 +87,16 @@ def jobs(patient: Lab, dataset: Path, tmp_path: Path) -> Callable[..., Any]:
     return make
 
 
+SOAK = 10
+
+
+@pytest.fixture
+def soak(rounds: int) -> None:
+    """Tests of minutes each."""
+    if rounds < SOAK:
+        pytest.skip(f"NOT TESTED HERE: takes minutes; pytest tests/lab/test_jobs.py --rounds {SOAK} runs it")
+
+
 @pytest.fixture(scope="session")
 def long(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Campaign:
     """The same campaign on this machine alone, at a stretch."""
@@ -151,6 +161,7 @@ def test_a_job_that_is_preempted_saves_its_state_and_the_next_one_goes_on(jobs: 
     same(run, long)
 
 
+@pytest.mark.usefixtures("soak")
 def test_a_job_stops_in_time_before_its_limit_whether_a_signal_is_asked_for_or_not(jobs: Callable[..., Any], long: Campaign):
     runs = [jobs(Job, 1.5, name) for name in ("signalled", "unsignalled")]
     runs[0].options = ["--partition=limited", "--signal=B:USR1@20"]
@@ -170,21 +181,21 @@ def test_a_job_stops_in_time_before_its_limit_whether_a_signal_is_asked_for_or_n
         same(run, long)
 
 
-def test_a_chain_of_jobs_with_a_limit_of_a_minute_reaches_its_target_by_itself(
-    jobs: Callable[..., Any], long: Campaign, rounds: int
-):
-    # At that pace no job comes further than that: two jobs, and in a soak (--rounds 4 and more) four.
-    run = jobs(Chain, 1.6 if rounds < 4 else 3.4, **exclusive(partition="limited", time_min=1))
+@pytest.mark.usefixtures("soak")
+def test_a_chain_of_jobs_with_a_limit_of_a_minute_reaches_its_target_by_itself(jobs: Callable[..., Any], long: Campaign):
+    # At that pace no job comes further than that: four jobs.
+    run = jobs(Chain, 3.4, **exclusive(partition="limited", time_min=1))
     run.submit()
     run.wait_for_the_end()
     codes = run.codes()
     assert codes == [75] * (len(codes) - 1) + [0], run.told()
-    assert len(codes) >= (2 if rounds < 4 else 4)
+    assert len(codes) >= 4
     assert {event["signal"] for event in run.events("drain")} == {"time_limit"}
     computed_once(run)
     same(run, long)
 
 
+@pytest.mark.usefixtures("soak")
 def test_a_controller_that_is_killed_and_started_again_in_mid_run_is_not_noticed(jobs: Callable[..., Any], long: Campaign):
     run = jobs(Chain, 1.0, **exclusive())
     run.submit()
@@ -201,6 +212,7 @@ def test_a_controller_that_is_killed_and_started_again_in_mid_run_is_not_noticed
     same(run, long)
 
 
+@pytest.mark.usefixtures("soak")
 def test_two_that_submit_a_campaign_at_once_make_one_chain(jobs: Callable[..., Any], long: Campaign):
     run = jobs(Chain, 0.0, **exclusive())
     on(run.lab, "ctl", "scontrol", "update", "partition=lab", "state=down")  # so that nothing starts before both have come
@@ -216,6 +228,7 @@ def test_two_that_submit_a_campaign_at_once_make_one_chain(jobs: Callable[..., A
     same(run, long)
 
 
+@pytest.mark.usefixtures("soak")
 @pytest.mark.parametrize("requeue", [False, True], ids=["its successor", "itself"])
 def test_a_job_whose_batch_host_is_gone_is_followed_by(jobs: Callable[..., Any], long: Campaign, requeue: bool):
     run = jobs(
@@ -238,6 +251,7 @@ def test_a_job_whose_batch_host_is_gone_is_followed_by(jobs: Callable[..., Any],
     same(run, long)
 
 
+@pytest.mark.usefixtures("soak")
 def test_the_next_job_does_without_a_host_that_was_lost(jobs: Callable[..., Any]):
     run = jobs(
         Chain,
