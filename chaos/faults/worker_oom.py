@@ -13,8 +13,8 @@ from resilient.agent.oom import controller
 
 SEEN_S = 2.0  # for the agent to see that the worker is in the cgroup: it looks every second
 
-# $1: the cgroup. It is in use until its last process has been taken apart.
-_REMOVE = 'for _ in $(seq 200); do rmdir "$1" 2>/dev/null && exit; sleep 0.05; done'
+# $1: the cgroup. Whoever looks for the reason reads it; and it is in use until its last process has been taken apart.
+_REMOVE = 'sleep 2; for _ in $(seq 200); do rmdir "$1" 2>/dev/null && exit; sleep 0.05; done'
 
 
 class WorkerOom(Inside):

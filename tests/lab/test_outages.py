@@ -86,7 +86,7 @@ def test_a_control_connection_is_alive_again_as_soon_as_its_link(talk: Callable[
 
 
 def test_an_outage_shorter_than_the_fence_costs_no_node(lab: Lab, job: Callable[..., Job], twin: Campaign):
-    run = job(resilience={"fence_s": 30, "link_grace_s": 90})
+    run = job(resilience={"fence_s": 30, "link_grace_s": 30})
     run.start().reach(10)
     lab.flap("n3", 20)
     assert run.wait(400.0) == 0, run.output + run.logs()
