@@ -130,7 +130,7 @@ def sent_in_vain(run: Campaign) -> None:
         with hand(run, fault, **where) as sent:
             assert why in sent.answer("failed")["reason"]
             assert sent.process.wait(10) == 1
-    assert not list((run.run_dir / "chaos").glob("never*"))
+    assert not list((run.run_dir / "chaos").glob("never.order"))
 
 
 def test_whatever_happens_to_a_rank_is_told_as_what_it_is_and_the_run_goes_on(counting: Counting):
@@ -185,7 +185,7 @@ def test_a_campaign_that_does_not_allow_faults_does_not_look_out_for_them(counti
     run = counting("tell_watcher", steps=1)
     assert run.run() == 0, run.output + run.logs()
     assert (run.run_dir / "logs/g1/rank1.log").read_text().splitlines()[-1] == "nobody watches"
-    allowed = counting("tell_watcher", run.directory / "allowed", steps=1, **ALLOWED)
+    allowed = counting("tell_watcher", steps=1, directory=run.directory / "allowed", **ALLOWED)
     assert allowed.run() == 0, allowed.output + allowed.logs()
     assert (allowed.run_dir / "logs/g1/rank1.log").read_text().splitlines()[-1] == "chaos.inside watches"
 
@@ -228,7 +228,8 @@ def test_keeper_agent_node_and_driver_go_one_after_the_other_and_no_bit_is_diffe
         assert event["nodes"] == [1]
 
         evidence = node.done()
-        assert not any(psutil.pid_exists(pid) for pid in [evidence["pid"], *evidence["below"]])
+        hit = [evidence["pid"], *evidence["below"]]
+        wait_for(lambda: not any(map(psutil.pid_exists, hit)), f"the end of {hit}")
         assert evidence["bytes"] > 0
         wait_for(lambda: len(run.events("recovered")) > 1, f"recovery\n{run.logs()}")
         assert [each["nodes"] for each in without_buddies(run)] == [[1], [0]]

@@ -55,7 +55,7 @@ def keeping(campaign: Callable[..., Campaign], ram: Path) -> Keeping:
         tiers = [
             {"name": "ram", "path": str(changes.pop("memory", ram)), "keep_last": 2, "replicas": 1},
             *changes.pop("between", []),
-            {"name": "durable", "path": str(durable or "${run_dir}/checkpoints")},
+            {"name": "durable", "path": str(durable or "${run_dir}/checkpoints"), "keep_last": 100},
         ]
         return campaign(
             directory,
@@ -85,6 +85,15 @@ def rejected(run: Campaign) -> list[tuple[int, str]]:
 def held(run: Campaign) -> list[int]:
     """Steps that RAM has held."""
     return [event["step"] for event in run.events("snapshot") if event["tier"] == "ram"]
+
+
+def replicated(run: Campaign) -> int:
+    """The newest step of which both nodes hold the other one's part in RAM."""
+    newest: dict[str, int] = {}
+    for path in Path(run.config["checkpoint"]["tiers"][0]["path"]).glob("**/replica-*/step-????????/part.json"):
+        owner, step = path.parts[-3], int(path.parts[-2][5:])
+        newest[owner] = max(newest.get(owner, 0), step)
+    return min(newest.values()) if len(newest) == 2 else 0
 
 
 def well(run: Campaign) -> None:
@@ -170,6 +179,7 @@ def test_a_node_that_loses_its_snapshots_takes_new_ones_and_with_replicas_a_work
     pids = run.workers()
     for pid in pids.values():
         os.kill(pid, signal.SIGSTOP)  # so that there is no newer snapshot
+    until(run, lambda: replicated(run) >= run.step() - 1, "the copies of what was taken last")
     strike(run, "snapshot_lost", node=0)
     os.kill(pids[1], signal.SIGKILL)
     os.kill(pids[0], signal.SIGCONT)
