@@ -29,7 +29,13 @@ class Guard:
         )
 
     def add(self, command: Command) -> None:
-        """Have it run at the end. Call it before the change is made."""
+        """Have it run at the end. Call it before the change is made.
+
+        Raises:
+            ValueError: it has more than one line, and would be cut.
+        """
+        if any("\n" in word for word in command):
+            raise ValueError(f"a command of a guard is one line: {shlex.join(command)}")
         assert self._shell.stdin is not None
         self._shell.stdin.write(f"{shlex.join(command)}\n".encode())
         self._shell.stdin.flush()

@@ -9,12 +9,11 @@ from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
 from chaos.scene import Scene
 
 # $1: seconds to take back, $2: the clock minus the monotonic one, as it was. Does nothing where somebody has set it meanwhile.
-_BACK = """
-import sys, time
-by, before = map(float, sys.argv[1:])
-if abs(time.time() - time.monotonic() - before - by) < 0.5 * abs(by):
-    time.clock_settime(time.CLOCK_REALTIME, before + time.monotonic())
-"""
+_BACK = (
+    "import sys, time; by, before = map(float, sys.argv[1:]); "
+    "jumped = abs(time.time() - time.monotonic() - before - by) < 0.5 * abs(by); "
+    "jumped and time.clock_settime(time.CLOCK_REALTIME, before + time.monotonic())"
+)
 
 
 class ClockJump(Outside):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Campaign, Job, same, wait_for
+from conftest import ROOT, wait_for
 
 from chaos.lab.lab import Lab
 from chaos.lab.shape import address
@@ -83,13 +83,3 @@ def talk(bare: Lab, tmp_path: Path) -> Iterator[Callable[[bool], float]]:
 
 def test_a_control_connection_is_alive_again_as_soon_as_its_link(talk: Callable[[bool], float]):
     assert talk(True) < 5.0
-
-
-def test_an_outage_shorter_than_the_fence_costs_no_node(lab: Lab, job: Callable[..., Job], twin: Campaign):
-    run = job(resilience={"fence_s": 30, "link_grace_s": 30})
-    run.start().reach(10)
-    lab.flap("n3", 20)
-    assert run.wait(400.0) == 0, run.output + run.logs()
-    assert len(run.events("generation_started")) == 1
-    assert not run.events("fault")
-    same(run, twin)

@@ -1,0 +1,47 @@
+"""The guard: undoes in the reverse order, whoever ends, and takes no command that it would cut."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos.guard import Guard
+
+OWNER = """
+import sys, time
+from chaos.guard import Guard
+guard = Guard()
+for name in ("first", "second"):
+    guard.add(["sh", "-c", f"echo {name} >> {sys.argv[1]}"])
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_was_added_last_is_undone_first(tmp_path: Path):
+    with Guard() as guard:
+        for name in ("first", "it's second"):
+            guard.add(["sh", "-c", f'echo "{name}" >> {tmp_path}/done'])
+        assert not (tmp_path / "done").exists()
+    assert (tmp_path / "done").read_text() == "it's second\nfirst\n"
+
+
+def test_all_is_undone_when_the_owner_is_killed(tmp_path: Path):
+    done = tmp_path / "done"
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(done)], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "ready\n"
+        owner.send_signal(signal.SIGKILL)
+        owner.stdout.read()
+    for _ in range(1000):
+        if done.exists() and done.read_text() == "second\nfirst\n":
+            return
+        subprocess.run(["sleep", "0.01"], check=True)
+    pytest.fail("nothing was undone")
+
+
+def test_a_command_of_several_lines_is_refused():
+    with Guard() as guard, pytest.raises(ValueError, match="one line"):
+        guard.add(["python3", "-c", "print(1)\nprint(2)"])
