@@ -2,7 +2,12 @@
 
 import signal
 
+import hypothesis
 import pytest
+
+# How long an example takes says nothing on a machine that is busy with something else.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell, which has children ignore it; tests of Ctrl-C send it to commands of their own.
