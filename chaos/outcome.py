@@ -184,11 +184,16 @@ def _lost(seen: Observation, injection: Injection, told: Sequence[Told], ended: 
         if not starts:
             continue
         resumed = starts[0]
+        # What older generations had beyond the start of this one was lost before, and judged there.
+        before = [line for line in seen.events if line["event"] == "generation_started" and line["t"] <= since_t]
+        known = [line for line in before if line["resumed_step"] is not None]
+        since, start = (known[-1]["generation"], int(known[-1]["resumed_step"])) if known else (0, 0)
         if ended is not None:
-            lost = max((int(line["step"]) for line in seen.metrics if line["t"] <= until_t), default=0) - resumed
+            done = [line for line in seen.metrics if line["t"] <= until_t and line["generation"] >= since]
+            lost = max((int(line["step"]) for line in done), default=start) - resumed
         held = [line for line in seen.events if line["event"] in ("snapshot", "committed") and line["t"] <= since_t]
-        newest = max((int(line["step"]) for line in held if not seen.void(line)), default=0)
-        beyond = max(beyond, newest - resumed)
+        mine = [int(line["step"]) for line in held if line["generation"] >= since and not seen.void(line)]
+        beyond = max(beyond, max(mine, default=start) - resumed)
     return max(0, lost), beyond
 
 

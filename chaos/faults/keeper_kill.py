@@ -11,7 +11,7 @@ class KeeperKill(Outside):
     aim = Aim.NODE
 
     def expects(self) -> Expectation:
-        return Expectation(frozenset({"storage"}), may_pass=True)
+        return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}), may_pass=True)
 
     def inject(self, scene: Scene) -> Evidence:
         process = scene.keeper()
