@@ -490,3 +490,17 @@ def test_no_loss_can_be_altered(schedule: list[tuple[int, int, bool]], data: st.
     metrics = [dict(line) for line in seen.metrics]
     metrics[data.draw(st.integers(0, len(metrics) - 1))]["loss"] += 1e-12
     assert judge(replace(seen, metrics=metrics)).broken == ["losses"]
+
+
+def test_what_was_lost_before_is_not_charged_to_the_next_fault():
+    tale = Tale().goes_to(22)
+    tale.strikes(replace(KILLED, lost_steps=None))
+    name = tale.tells("exit", "restart_workers")
+    tale.t += 0.4
+    tale.begins(resumed=5)  # all snapshots since were lost
+    tale.recovers(name, 17)
+    seen = tale.goes_to(12).killed().goes_to(STEPS).ends().seen()
+    last = judge(seen).outcomes[-1]
+    assert "lost steps" not in last.wrong, last.wrong
+    behind = lines(seen, lambda line: line["event"] == "generation_started" and line["resumed_step"] == 10, {"resumed_step": 5})
+    assert "lost steps" in judge(behind).outcomes[-1].wrong
