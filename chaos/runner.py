@@ -208,8 +208,10 @@ class Runner:
         return None
 
     def _done(self) -> Outcome | None:
-        """There is nothing more to inject."""
+        """There is nothing more to inject; what the last faults lost is computed again before anything ends."""
         self._groups = []
+        if self._watch.furthest_t < self._calm_t:
+            return None
         if not self._terms.own:
             return self._over(True, "all faults were injected")
         if not self._terms.to_target:

@@ -30,6 +30,8 @@ class Watch:
     def __init__(self, run_dir: Path) -> None:
         self._events, self._metrics = Tail(run_dir / ledger.EVENTS), Tail(run_dir / ledger.METRICS)
         self.step = 0  # the last that was finished
+        self.furthest = 0  # the highest of all, though it may have been lost since
+        self.furthest_t = 0.0
         self._finished: deque[float] = deque(maxlen=STEPS_KEPT)  # when the last ones were
         self.steps: list[tuple[float, float]] = []  # seconds and loss of each, as they came
         self.faults: list[Event] = []
@@ -61,6 +63,8 @@ class Watch:
                     self._open.pop(event["fault_id"], None)
         for line in self._metrics.read():
             self.step = line["step"]
+            if self.step > self.furthest:
+                self.furthest, self.furthest_t = self.step, line["t"]
             self._finished.append(line["t"])
             self.steps.append((line.get("step_s", 0.0), line.get("loss", 0.0)))
         return events

@@ -139,7 +139,7 @@ def test_a_campaign_that_runs_is_broken_only_if_it_has_opted_in(chaos: Chaos, co
     assert not chaos.all_of_it()
     assert len(run.events("fault")) == allowed
     if allowed:
-        assert code == 0, chaos.said()
+        assert code == 0, chaos.printed + chaos.said()
         assert chaos.verdict()["ok"]
     else:
         assert code == 78
