@@ -32,11 +32,11 @@ def run(
 
     from rich.console import Console
 
-    from chaos import stage
     from chaos.experiment import find, lasting, read, seed_of
-    from chaos.report import as_json as as_json_object
-    from chaos.report import show
-    from chaos.telling import Lines
+    from chaos.judging.report import as_json as as_json_object
+    from chaos.judging.report import show
+    from chaos.staging import stage
+    from chaos.staging.telling import Lines
 
     file = find(experiment)
     wanted = lasting(read(file), minutes)
@@ -67,11 +67,11 @@ def plan(experiment: Named, seed: Seed = None, minutes: Minutes = None) -> None:
 
     from rich.console import Console
 
-    from chaos import stage
-    from chaos.campaign import resolve
     from chaos.experiment import find, lasting, read, seed_of
     from chaos.planning import plan as planned
-    from chaos.telling import show_plan
+    from chaos.staging import stage
+    from chaos.staging.campaign import resolve
+    from chaos.staging.telling import show_plan
 
     file = find(experiment)
     wanted = lasting(read(file), minutes)
@@ -88,7 +88,7 @@ def catalogue() -> None:
 
     from chaos.fault import Need
     from chaos.lab.needs import missing
-    from chaos.sites import rights
-    from chaos.telling import show_faults
+    from chaos.staging.sites import rights
+    from chaos.staging.telling import show_faults
 
     show_faults(Console(highlight=False), rights() | (frozenset() if missing(slurm=True) else {Need.LAB, Need.SLURM}))

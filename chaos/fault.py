@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
-    from chaos.scene import Place, Scene
+    from chaos.hands.scene import Place, Scene
 
 Evidence = Mapping[str, object]
 
@@ -74,7 +74,7 @@ class Fault(BaseModel):
 
 
 class Outside(Fault):
-    """Done to processes, links, tiers or files, by a hand: a process beside them (`chaos.hand`)."""
+    """Done to processes, links, tiers or files, by a hand: a process beside them (`chaos.hands.hand`)."""
 
     # "node": the hand runs on the node that is aimed at; "machine": on the one from which the lab's hosts are made.
     site: ClassVar[Literal["node", "machine"]] = "node"
@@ -91,7 +91,7 @@ class Outside(Fault):
 
 
 class Inside(Fault):
-    """Done by a rank to itself, at a step: the worker finds an order to (`chaos.inside`)."""
+    """Done by a rank to itself, at a step: the worker finds an order to (`chaos.hands.inside`)."""
 
     aim: ClassVar[Aim] = Aim.RANK
     when: ClassVar[str] = "step"  # phase of the training thread at whose begin it strikes

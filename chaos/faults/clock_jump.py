@@ -6,7 +6,7 @@ import time
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
 
 # $1: seconds to take back, $2: the clock minus the monotonic one, as it was. Does nothing where somebody has set it meanwhile.
 _BACK = (

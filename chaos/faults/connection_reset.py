@@ -1,8 +1,8 @@
 """A rank's connections are reset."""
 
-from chaos import sockets
 from chaos.fault import Aim, Evidence, Expectation, Outside
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means import sockets
 
 
 class ConnectionReset(Outside):

@@ -2,11 +2,11 @@
 
 from pydantic import Field
 
-from chaos import links
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
+from chaos.hands.scene import Scene
 from chaos.lab.network import HostNetwork
 from chaos.lab.shape import LOGIN
-from chaos.scene import Scene
+from chaos.means import links
 
 
 class DnsFailure(Outside):

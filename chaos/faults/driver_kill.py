@@ -3,8 +3,8 @@
 import signal
 
 from chaos.fault import Aim, Evidence, Expectation, Outside
-from chaos.processes import end
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.processes import end
 
 
 class DriverKill(Outside):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from chaos.damage import Damage
 from chaos.fault import CannotInject, Evidence
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.damage import Damage
 from checkpoint import part
 from checkpoint.metadata import NAME as METADATA
 from checkpoint.tiers.copying import shards_of

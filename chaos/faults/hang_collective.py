@@ -1,7 +1,7 @@
 """A worker waits in a collective that the others never come to."""
 
 from chaos.fault import Expectation, Inside
-from chaos.scene import Place
+from chaos.hands.scene import Place
 
 
 class HangCollective(Inside):

@@ -3,7 +3,7 @@
 import time
 
 from chaos.fault import Expectation, Inside
-from chaos.scene import Place
+from chaos.hands.scene import Place
 
 
 class HangData(Inside):

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from chaos.fault import Expectation, Inside
-from chaos.scene import Place
+from chaos.hands.scene import Place
 
 
 class HangIo(Inside):

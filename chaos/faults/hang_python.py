@@ -6,7 +6,7 @@ from itertools import repeat
 from pydantic import Field
 
 from chaos.fault import Expectation, Inside
-from chaos.scene import Place
+from chaos.hands.scene import Place
 
 
 class HangPython(Inside):

@@ -5,7 +5,7 @@ import sys
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
 
 
 class HostCrash(Outside):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from chaos import outage
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means import outage
 
 PORTS = Path("/sys/class/infiniband")
 

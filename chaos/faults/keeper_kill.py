@@ -1,8 +1,8 @@
 """A keeper is killed."""
 
 from chaos.fault import Aim, Evidence, Expectation, Outside
-from chaos.processes import end
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.processes import end
 
 
 class KeeperKill(Outside):

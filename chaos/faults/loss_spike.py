@@ -3,8 +3,8 @@
 from pydantic import Field
 
 from chaos.fault import Expectation, Inside
-from chaos.scene import Place
-from chaos.tensors import MAX_SKIPS, until_finished
+from chaos.hands.scene import Place
+from chaos.means.tensors import MAX_SKIPS, until_finished
 
 
 class LossSpike(Inside):
@@ -25,7 +25,7 @@ class LossSpike(Inside):
         )
 
     def strike(self, place: Place) -> None:
-        from chaos.tensors import scale_outputs
+        from chaos.means.tensors import scale_outputs
 
         stop = scale_outputs(self.factor, once=not self.steps)
         if self.steps:

@@ -3,8 +3,8 @@
 from pydantic import Field
 
 from chaos.fault import Expectation, Inside
-from chaos.scene import Place
-from chaos.tensors import MAX_SKIPS, until_finished
+from chaos.hands.scene import Place
+from chaos.means.tensors import MAX_SKIPS, until_finished
 
 
 class NanGradient(Inside):
@@ -20,7 +20,7 @@ class NanGradient(Inside):
         return Expectation(frozenset({"not_finite"}), actions, lost_steps=self.steps, exact=self.steps > MAX_SKIPS)
 
     def strike(self, place: Place) -> None:
-        from chaos.tensors import spoil_gradients
+        from chaos.means.tensors import spoil_gradients
 
         stop = spoil_gradients(once=not self.steps)
         if self.steps:

@@ -3,8 +3,8 @@
 import shutil
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.processes import continues, end, end_at_once, is_gone
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.processes import continues, end, end_at_once, is_gone
 
 
 class NodeCrash(Outside):

@@ -2,10 +2,10 @@
 
 from pydantic import Field
 
-from chaos import links, outage
 from chaos.fault import Aim, Evidence, Expectation, Need, Outside
+from chaos.hands.scene import Scene
 from chaos.lab.network import HostNetwork
-from chaos.scene import Scene
+from chaos.means import links, outage
 
 
 class PacketLoss(Outside):

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from chaos.damage import lose
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.places import place
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.damage import lose
+from chaos.means.places import place
 
 
 class SnapshotLost(Outside):

@@ -4,9 +4,9 @@ import time
 
 from pydantic import Field
 
-from chaos import outage, sockets
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means import outage, sockets
 
 TAKE_S = 10.0  # for something to be sent to it
 

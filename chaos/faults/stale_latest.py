@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from chaos.damage import Damage
 from chaos.fault import CannotInject, Evidence
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.damage import Damage
 from checkpoint.naming import step_path, steps, temporary_path
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import psutil
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.processes import until
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.processes import until
 
 _PIDFD_GETFD = 438  # the same number on all architectures
 

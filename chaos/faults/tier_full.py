@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.places import free, own_mount, place
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.places import free, own_mount, place
 
 DEFAULT_MIB = 4096
 LEAST_BYTES = 4096

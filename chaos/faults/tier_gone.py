@@ -6,9 +6,9 @@ from pathlib import Path
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.mounts import change, mounted
-from chaos.places import Place, own_mount, place
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.mounts import change, mounted
+from chaos.means.places import Place, own_mount, place
 
 # $1: where it was put, $2: where it belongs. What was made in its place meanwhile is kept beside it.
 _BACK = '[ -e "$1" ] || exit 0; [ ! -e "$2" ] || rmdir "$2" 2>/dev/null || mv -T "$2" "$1.meanwhile"; mv -T "$1" "$2"'

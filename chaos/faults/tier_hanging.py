@@ -3,9 +3,9 @@
 from pydantic import Field
 
 from chaos.fault import Aim, Evidence, Expectation, Need, Outside
-from chaos.mounts import change
-from chaos.places import own_mount, place
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.mounts import change
+from chaos.means.places import own_mount, place
 
 TOLD_AFTER_S = 32.0  # the keeper bears with a tier for 30 s
 

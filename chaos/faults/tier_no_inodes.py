@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.places import free, own_mount, place
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.places import free, own_mount, place
 
 MOST_FILES = 200_000
 

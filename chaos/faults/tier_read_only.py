@@ -3,9 +3,9 @@
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
-from chaos.mounts import change, options
-from chaos.places import own_mount, place
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.mounts import change, options
+from chaos.means.places import own_mount, place
 
 
 class TierReadOnly(Outside):

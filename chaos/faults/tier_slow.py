@@ -5,9 +5,9 @@ import time
 from pydantic import Field
 
 from chaos.fault import Aim, Evidence, Expectation, Need, Outside
-from chaos.mounts import change
-from chaos.places import own_mount, place
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.mounts import change
+from chaos.means.places import own_mount, place
 
 
 class TierSlow(Outside):

@@ -8,8 +8,8 @@ from datetime import datetime
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
-from chaos.processes import is_gone
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.processes import is_gone
 from resilient.exits import Exit
 
 MINUTE_S = 60.0

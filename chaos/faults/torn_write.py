@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from chaos.damage import Damage
 from chaos.fault import CannotInject, Evidence
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.damage import Damage
 
 
 class TornWrite(Damage):

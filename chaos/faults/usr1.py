@@ -4,7 +4,7 @@ import signal
 
 import psutil
 
-from chaos.stopping import Stop, send
+from chaos.means.stopping import Stop, send
 
 
 class Usr1(Stop):

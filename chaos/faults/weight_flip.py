@@ -3,8 +3,8 @@
 import json
 
 from chaos.fault import Expectation, Inside
-from chaos.scene import Place
-from chaos.tensors import MAX_SKIPS
+from chaos.hands.scene import Place
+from chaos.means.tensors import MAX_SKIPS
 
 
 class WeightFlip(Inside):
@@ -15,7 +15,7 @@ class WeightFlip(Inside):
         return Expectation(kinds, actions, lost_steps=MAX_SKIPS + 2)
 
     def strike(self, place: Place) -> None:
-        from chaos.tensors import flip_after_next_update
+        from chaos.means.tensors import flip_after_next_update
 
         told = place.run_dir / "chaos" / f"flipped-{place.step}-rank{place.rank}.json"
         flip_after_next_update(lambda flipped: told.write_text(json.dumps(flipped)))

@@ -5,7 +5,7 @@ import os
 from pydantic import Field
 
 from chaos.fault import Expectation, Inside
-from chaos.scene import Place
+from chaos.hands.scene import Place
 
 
 class WorkerExit(Inside):

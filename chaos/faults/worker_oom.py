@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import Field
 
 from chaos.fault import CannotInject, Expectation, Inside, Need
-from chaos.guard import Guard
-from chaos.scene import Place
+from chaos.hands.guard import Guard
+from chaos.hands.scene import Place
 from resilient.agent.oom import controller
 
 SEEN_S = 2.0  # for the agent to see that the worker is in the cgroup: it looks every second

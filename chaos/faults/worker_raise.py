@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from chaos.fault import Expectation, Inside
-from chaos.scene import Place
+from chaos.hands.scene import Place
 
 
 class InjectedError(Exception):

@@ -5,8 +5,8 @@ import signal
 from pydantic import Field
 
 from chaos.fault import Aim, Evidence, Expectation, Outside
-from chaos.processes import continues, is_gone, until
-from chaos.scene import Scene
+from chaos.hands.scene import Scene
+from chaos.means.processes import continues, is_gone, until
 
 SEEN_S = 5.0  # who is stopped for as long is found
 

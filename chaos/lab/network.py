@@ -1,4 +1,4 @@
-"""The network of one host of the lab, as faults change it: the commands are `chaos.links`' own, the counters the kernel's."""
+"""The network of one host of the lab, as faults change it: the commands are `chaos.means.links`' own, the counters the kernel's."""
 
 import json
 import os
@@ -7,11 +7,11 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from chaos import links
 from chaos.fault import CannotInject
+from chaos.hands.scene import Scene
 from chaos.lab.lab import Lab
 from chaos.lab.shape import LOGIN, Place, address
-from chaos.scene import Scene
+from chaos.means import links
 from resilient.exits import EnvironmentUnusable
 
 

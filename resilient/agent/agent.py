@@ -294,8 +294,9 @@ class NodeAgent(LocalElasticAgent):
     def _watch(self) -> None:
         """Watch the workers and answer the driver until it says stop."""
         assert self._workers is not None
+        looked_t = 0.0
         while True:
-            message = self._next(LOOK_S)
+            message = self._next(max(0.0, looked_t + LOOK_S - time.monotonic()))
             match message:
                 case {"type": "stop", "incident": incident}:
                     if incident is not None:
@@ -307,6 +308,10 @@ class NodeAgent(LocalElasticAgent):
                     self._workers.arm(target)
                 case {"type": "look"}:
                     self._send("looked", ranks={str(rank): asdict(look) for rank, look in self._workers.look().items()})
+            now = time.monotonic()
+            if message is None and not self._ended and now < looked_t + LOOK_S:
+                continue  # woken by what is none of the workers' business
+            looked_t = now
             self._tell_records()
             self._tell_pulses()
             self._stand_by()
@@ -427,7 +432,7 @@ class NodeAgent(LocalElasticAgent):
         if news == self._told and now - self._told_t < QUIET_S:
             return
         self._told, self._told_t = news, now
-        self._send("beat", ranks={str(rank): asdict(sign) for rank, sign in signs.items()})
+        self._send("beat", ranks={str(rank): vars(sign) for rank, sign in signs.items()})
 
     def _tell_links(self) -> None:
         now = time.monotonic()

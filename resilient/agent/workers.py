@@ -129,6 +129,7 @@ class Workers:
     ) -> None:
         self._node = node
         self._watched_t = 0.0
+        self._underway = False
         self._oom = OomWatch()
         self._told_stacks: set[int] = set()  # by the last look
         self._ranks: list[Rank] = []
@@ -154,8 +155,9 @@ class Workers:
 
     @property
     def underway(self) -> bool:
-        """Whether every rank that runs has finished a step."""
-        return all(rank.page.pulse().beat_t for rank in self._ranks if rank.end is None)
+        """Whether every rank has finished a step; one that has ended does not count."""
+        self._underway = self._underway or all(rank.page.pulse().beat_t for rank in self._ranks if rank.end is None)
+        return self._underway
 
     def sentinels(self) -> list[int]:
         """File descriptors that become readable when a worker that still runs ends."""

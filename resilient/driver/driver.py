@@ -55,7 +55,7 @@ TICK_S = 0.1
 FENCE_RAISE_S = 30.0  # for a commit that is under way; the workers that could make one are dead by then
 FENCE_HANG_S, FENCE_MARGIN_S = 4.0, 0.5  # where there are snapshots to go on from meanwhile
 SHUTDOWN_S = 3.0
-INJECTION = "chaos.inside"  # by name: the runtime knows nothing of it
+INJECTION = "chaos.hands.inside"  # by name: the runtime knows nothing of it
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 

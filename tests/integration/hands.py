@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from conftest import ROOT, Campaign
 
-from chaos.hand import Errand
-from chaos.moments import Moment
-from chaos.scene import Target
+from chaos.hands.hand import Errand
+from chaos.hands.moments import Moment
+from chaos.hands.scene import Target
 
 ANSWER_S = 120.0
 
@@ -28,7 +28,7 @@ class Hand:
         self.errand = errand
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.process = subprocess.Popen(
-            [*within, sys.executable, "-m", "chaos.hand"],
+            [*within, sys.executable, "-m", "chaos.hands.hand"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -2,21 +2,19 @@
 
 import contextlib
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import yaml
-from conftest import ROOT, wait_for
+from conftest import wait_for
 
-from chaos import machine
+from chaos.judging import machine
+from experiments import Chaos, commands
 
 CAMPAIGN = {
     "entrypoint": "toys:count",
@@ -24,64 +22,11 @@ CAMPAIGN = {
     "train": {"steps": 200},
     "checkpoint": {"every_steps": 5},
 }
-TRACE = "RESILIENT_TEST_TRACE"  # in the environment of all that comes of a command of these tests
-
-
-class Chaos:
-    """One `resilient chaos run` and what comes of it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.out = directory / "out"
-        self.trace = f"{os.getpid()}-{random.randrange(1 << 60)}"
-        self.process: subprocess.Popen[str] | None = None
-
-    def start(self, experiment: dict[str, Any], *options: str) -> "Chaos":
-        path = self.directory / "experiment.yaml"
-        path.write_text(yaml.safe_dump({"name": "test", "limits": {"minutes": 20}, "steady_steps": 5, **experiment}))
-        paths = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "chaos", "run", str(path), "--out", str(self.out), *options],
-            env={**os.environ, "PYTHONPATH": paths, TRACE: self.trace},
-            cwd=self.directory,
-            stdout=subprocess.PIPE,
-            stderr=(self.directory / "errors").open("w"),
-            text=True,
-            start_new_session=True,
-        )
-        return self
-
-    def run(self, experiment: dict[str, Any], *options: str, patience_s: float = 900.0) -> int:
-        self.start(experiment, *options)
-        assert self.process is not None
-        self.printed, _ = self.process.communicate(timeout=patience_s)
-        return self.process.returncode
-
-    def said(self) -> str:
-        return (self.directory / "errors").read_text()
-
-    def verdict(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.out / "verdict.json").read_text())
-        return found
-
-    def all_of_it(self) -> list[psutil.Process]:
-        """Whatever this command has started and is there still."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.environ().get(TRACE) == self.trace and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
 
 
 @pytest.fixture
 def chaos(tmp_path: Path) -> Iterator[Chaos]:
-    made = Chaos(tmp_path)
-    yield made
-    if made.process is not None:
-        made.process.kill()
-        made.process.wait()
-    wait_for(lambda: not made.all_of_it(), f"processes left behind: {made.all_of_it()}", 60.0)
+    yield from commands(tmp_path)
 
 
 def test_an_experiment_runs_from_end_to_end_and_says_what_came_of_each_fault(chaos: Chaos):
@@ -189,7 +134,7 @@ def test_a_command_that_is_killed_at_any_moment_leaves_nothing(chaos: Chaos, rou
 
 
 def _wait_for_a_hand(chaos: Chaos) -> None:
-    wait_for(lambda: any("chaos.hand" in _words(each) for each in chaos.all_of_it()), "a hand", 600.0)
+    wait_for(lambda: any("chaos.hands.hand" in _words(each) for each in chaos.all_of_it()), "a hand", 600.0)
 
 
 def _words(process: psutil.Process) -> list[str]:

@@ -20,7 +20,7 @@ from hands import hand, strike
 
 from chaos import faults
 from chaos.fault import Inside
-from chaos.processes import continues
+from chaos.means.processes import continues
 from resilient.agent.oom import controller
 
 Counting = Callable[..., Campaign]
@@ -187,7 +187,7 @@ def test_a_campaign_that_does_not_allow_faults_does_not_look_out_for_them(counti
     assert (run.run_dir / "logs/g1/rank1.log").read_text().splitlines()[-1] == "nobody watches"
     allowed = counting("tell_watcher", steps=1, directory=run.directory / "allowed", **ALLOWED)
     assert allowed.run() == 0, allowed.output + allowed.logs()
-    assert (allowed.run_dir / "logs/g1/rank1.log").read_text().splitlines()[-1] == "chaos.inside watches"
+    assert (allowed.run_dir / "logs/g1/rank1.log").read_text().splitlines()[-1] == "chaos.hands.inside watches"
 
 
 @pytest.fixture

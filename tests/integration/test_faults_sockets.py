@@ -8,7 +8,7 @@ import psutil
 from conftest import Campaign, wait_for
 from hands import hand, strike
 
-from chaos import sockets
+from chaos.means import sockets
 
 SO_GET_FILTER = 26  # with no room for it: of how many instructions it is
 

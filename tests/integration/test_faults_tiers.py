@@ -15,8 +15,8 @@ from conftest import MOUNTS, Campaign, wait_for
 from hands import hand, strike
 from keeping import advance, beginning
 
-from chaos.mounts import mounted, options
-from chaos.places import free
+from chaos.means.mounts import mounted, options
+from chaos.means.places import free
 from checkpoint import verify
 from resilient import storage
 

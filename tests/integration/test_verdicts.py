@@ -14,11 +14,11 @@ import pytest
 from conftest import MOUNTS, Campaign, wait_for
 from hands import hand
 
-from chaos import gathering, leftovers, machine, page
-from chaos.observation import Observation
-from chaos.record import Injection, append
-from chaos.scene import Target
-from chaos.verdict import OF_EACH, OF_THE_RUN, Job, Verdict, judge
+from chaos.hands.scene import Target
+from chaos.judging import gathering, leftovers, machine, page
+from chaos.judging.observation import Observation
+from chaos.judging.record import Injection, append
+from chaos.judging.verdict import OF_EACH, OF_THE_RUN, Job, Verdict, judge
 from checkpoint.naming import step_path, steps
 from resilient.agent.workers import page_directory
 from resilient.config import load

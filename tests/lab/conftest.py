@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,17 +19,25 @@ from chaos.lab.needs import missing
 from chaos.lab.shape import PREFIX, Place, Shape, SlurmTimes
 
 # What campaigns are watched with is that of the tests beside these.
-_path = Path(__file__).parents[1] / "integration" / "conftest.py"
-_spec = importlib.util.spec_from_file_location("integration_conftest", _path)
-assert _spec is not None
-assert _spec.loader is not None
-beside = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(beside)
+TOYS = Path(__file__).parents[1] / "integration"
 
+
+def beside_module(name: str) -> ModuleType:
+    """A module of the tests beside these."""
+    spec = importlib.util.spec_from_file_location(f"integration_{name}", TOYS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+beside = beside_module("conftest")
 MODEL, ROOT, Campaign, same, wait_for = beside.MODEL, beside.ROOT, beside.Campaign, beside.same, beside.wait_for
 dataset = beside.dataset
+hands = beside_module("hands")  # needs those
 
-CODE = f"{_path.parent}:{ROOT}"  # where Python finds what is tested, and entry points of tests
+CODE = f"{TOYS}:{ROOT}"  # where Python finds what is tested, and entry points of tests
 HOSTS = {0: "n1", 1: "n2", 2: "n3"}  # by node
 OURS = "test"  # how the names of these labs start
 TIMES = SlurmTimes(slurmd_timeout_s=30, kill_wait_s=5, grace_s=2)

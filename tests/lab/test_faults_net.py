@@ -1,7 +1,6 @@
 """Links and names of the lab's hosts that fail under a campaign: counters that move, the right rung, and nothing that stays."""
 
 import contextlib
-import importlib.util
 import random
 import re
 import threading
@@ -11,22 +10,14 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import HOSTS, ROOT, TIMES, Job, on, wait_for
+from conftest import HOSTS, ROOT, TIMES, TOYS, Job, hands, on, wait_for
 
 from chaos.lab.lab import Lab
 from chaos.lab.shape import Shape
 
-_path = ROOT / "tests" / "integration" / "hands.py"
-_spec = importlib.util.spec_from_file_location("hands", _path)
-assert _spec is not None
-assert _spec.loader is not None
-hands = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(hands)
-
 RANKS = 3
 BEGINS, FIT = "watching the links", "health check: "  # in the log of an agent
 START_S = 300.0  # of four agents at once, on a machine that has other things to do
-TOYS = ROOT / "tests" / "integration"
 
 
 class Toy(Job):

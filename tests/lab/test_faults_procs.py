@@ -1,21 +1,13 @@
 """Faults of hosts and of their clocks: they happen, nothing of them stays, and a campaign gets over them."""
 
-import importlib.util
 import itertools
 import signal
 import time
 from pathlib import Path
 
-from conftest import ROOT, Campaign, wait_for
+from conftest import Campaign, hands, wait_for
 
 from chaos.lab.lab import Lab
-
-TOYS = ROOT / "tests" / "integration"
-_spec = importlib.util.spec_from_file_location("hands", TOYS / "hands.py")
-assert _spec is not None
-assert _spec.loader is not None
-hands = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(hands)
 
 
 def ahead_s() -> float:

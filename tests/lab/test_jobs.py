@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CODE, STEPS, Campaign, Job, on, same, wait_for
+from conftest import CODE, STEPS, Campaign, Job, hands, on, same, wait_for
 
 from chaos.lab.lab import Lab
 
@@ -87,16 +87,6 @@ def jobs(patient: Lab, dataset: Path, tmp_path: Path) -> Callable[..., Any]:
     return make
 
 
-SOAK = 10
-
-
-@pytest.fixture
-def soak(rounds: int) -> None:
-    """Tests of minutes each."""
-    if rounds < SOAK:
-        pytest.skip(f"NOT TESTED HERE: takes minutes; pytest tests/lab/test_jobs.py --rounds {SOAK} runs it")
-
-
 @pytest.fixture(scope="session")
 def long(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Campaign:
     """The same campaign on this machine alone, at a stretch."""
@@ -161,7 +151,6 @@ def test_a_job_that_is_preempted_saves_its_state_and_the_next_one_goes_on(jobs: 
     same(run, long)
 
 
-@pytest.mark.usefixtures("soak")
 def test_a_job_stops_in_time_before_its_limit_whether_a_signal_is_asked_for_or_not(jobs: Callable[..., Any], long: Campaign):
     runs = [jobs(Job, 1.5, name) for name in ("signalled", "unsignalled")]
     runs[0].options = ["--partition=limited", "--signal=B:USR1@20"]
@@ -181,7 +170,22 @@ def test_a_job_stops_in_time_before_its_limit_whether_a_signal_is_asked_for_or_n
         same(run, long)
 
 
-@pytest.mark.usefixtures("soak")
+def test_a_job_whose_limit_is_cut_short_stops_in_time(jobs: Callable[..., Any], long: Campaign):
+    run = jobs(Job, 1.5)
+    run.start()
+    wait_for(lambda: run.step() >= 2, f"two steps: {run.state()}\n{run.logs()}", PATIENCE_S)
+    assert run.state()["TimeLimit"] == "UNLIMITED"
+    shown = hands.strike(run, "time_limit", within=run.lab.command([], host=run.hosts()[0]), in_s=1.0)
+    assert run.wait(PATIENCE_S) == 75, f"{run.state()}\n{run.output}{run.logs()}"
+    assert (shown["before"], shown["state"]) == ("UNLIMITED", "ended")
+    assert [event["signal"] for event in run.events("drain")] == ["time_limit"]
+    assert run.state()["JobState"] == "FAILED"
+    run.start("args.step_s=0.0")
+    assert run.wait(PATIENCE_S) == 0, run.output + run.logs()
+    computed_once(run)
+    same(run, long)
+
+
 def test_a_chain_of_jobs_with_a_limit_of_a_minute_reaches_its_target_by_itself(jobs: Callable[..., Any], long: Campaign):
     # At that pace no job comes further than that: four jobs.
     run = jobs(Chain, 3.4, **exclusive(partition="limited", time_min=1))
@@ -195,7 +199,6 @@ def test_a_chain_of_jobs_with_a_limit_of_a_minute_reaches_its_target_by_itself(j
     same(run, long)
 
 
-@pytest.mark.usefixtures("soak")
 def test_a_controller_that_is_killed_and_started_again_in_mid_run_is_not_noticed(jobs: Callable[..., Any], long: Campaign):
     run = jobs(Chain, 1.0, **exclusive())
     run.submit()
@@ -212,7 +215,6 @@ def test_a_controller_that_is_killed_and_started_again_in_mid_run_is_not_noticed
     same(run, long)
 
 
-@pytest.mark.usefixtures("soak")
 def test_two_that_submit_a_campaign_at_once_make_one_chain(jobs: Callable[..., Any], long: Campaign):
     run = jobs(Chain, 0.0, **exclusive())
     on(run.lab, "ctl", "scontrol", "update", "partition=lab", "state=down")  # so that nothing starts before both have come
@@ -228,7 +230,6 @@ def test_two_that_submit_a_campaign_at_once_make_one_chain(jobs: Callable[..., A
     same(run, long)
 
 
-@pytest.mark.usefixtures("soak")
 @pytest.mark.parametrize("requeue", [False, True], ids=["its successor", "itself"])
 def test_a_job_whose_batch_host_is_gone_is_followed_by(jobs: Callable[..., Any], long: Campaign, requeue: bool):
     run = jobs(
@@ -251,7 +252,6 @@ def test_a_job_whose_batch_host_is_gone_is_followed_by(jobs: Callable[..., Any],
     same(run, long)
 
 
-@pytest.mark.usefixtures("soak")
 def test_the_next_job_does_without_a_host_that_was_lost(jobs: Callable[..., Any]):
     run = jobs(
         Chain,

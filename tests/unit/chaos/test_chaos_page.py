@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from test_verdict import BREAKS, KILLED, STEPS, Tale, usual
 
-from chaos import page, report
-from chaos.record import Injection
-from chaos.scene import Target
-from chaos.timeline import POINTS, thinned, ticks
-from chaos.verdict import judge
+from chaos.hands.scene import Target
+from chaos.judging import page, report
+from chaos.judging.record import Injection
+from chaos.judging.timeline import POINTS, thinned, ticks
+from chaos.judging.verdict import judge
 from resilient.account import account
 
 

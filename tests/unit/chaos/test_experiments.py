@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from chaos import faults
-from chaos.campaign import is_one_of, merged, resolve
 from chaos.experiment import SHIPPED, Campaign, Experiment, ExperimentError, find, lasting, read, seed_of
 from chaos.planning import World, plan
+from chaos.staging.campaign import is_one_of, merged, resolve
 from resilient.config import ConfigError
 
 GOOD: dict[str, Any] = {"name": "test", "campaign": {}, "faults": [{"fault": "worker_kill"}]}

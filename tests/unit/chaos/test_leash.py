@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from chaos.leash import Leash
+from chaos.staging.leash import Leash
 from resilient.agent.workers import page_directory
 
 
@@ -37,7 +37,7 @@ def test_at_its_end_campaigns_are_killed_and_hands_end_by_themselves(tmp_path: P
 
 def test_the_same_happens_when_its_owner_is_killed(tmp_path: Path):
     owner = (
-        "import os, subprocess, sys, time; from chaos.leash import Leash; leash = Leash();"
+        "import os, subprocess, sys, time; from chaos.staging.leash import Leash; leash = Leash();"
         "child = subprocess.Popen(['sleep', '600'], env={**os.environ, **leash.campaign()}, start_new_session=True,"
         " stdout=subprocess.DEVNULL); print(child.pid, flush=True); time.sleep(600)"
     )

@@ -6,8 +6,8 @@ import pytest
 
 from chaos.experiment import Experiment, ExperimentError
 from chaos.fault import Aim, Need
+from chaos.hands.scene import Target
 from chaos.planning import World, blamed, placed, plan
-from chaos.scene import Target
 
 WORLD = World(nodes=4, procs_per_node=2, has=frozenset())
 

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from chaos.sites import Here, InJob
+from chaos.staging.sites import Here, InJob
 from resilient.exits import EnvironmentUnusable
 from resilient.slurm.allocation import Allocation
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.fault import Expectation
-from chaos.record import Injection
-from chaos.scene import Target
-from chaos.verdict import OF_EACH, OF_THE_RUN, Checked, Job, Observation, Outcome, Weights, judge
+from chaos.hands.scene import Target
+from chaos.judging.record import Injection
+from chaos.judging.verdict import OF_EACH, OF_THE_RUN, Checked, Job, Observation, Outcome, Weights, judge
 from resilient.account import account
 
 STEPS = 40

@@ -1,0 +1,1 @@
+"""What came of an experiment: gathered, judged, shown."""

@@ -1,0 +1,1 @@
+"""What faults are done with: links, sockets, processes, file systems, tensors."""

@@ -1,0 +1,1 @@
+"""An experiment while it runs: where, in what order, and what ends it."""

@@ -1,0 +1,25 @@
+"""The experiments that are shipped, on one machine: each to its verdict."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments import Chaos, commands
+
+pytestmark = pytest.mark.timeout(1500)
+
+
+@pytest.fixture
+def chaos(tmp_path: Path) -> Iterator[Chaos]:
+    yield from commands(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["quick", "preemption", "node-loss", "storage"])
+def test_it_ends_well(chaos: Chaos, name: str):
+    if name == "storage" and os.geteuid() != 0:
+        pytest.skip("NOT TESTED HERE: mounts file systems, which takes root")
+    assert chaos.run(name) == 0, chaos.printed + chaos.said()
+    assert chaos.verdict()["ok"]
+    assert not chaos.all_of_it()
