@@ -125,14 +125,19 @@ def agents(run: Resilient) -> dict[int, psutil.Process]:
 
 
 def whole(run: Resilient, nodes: int) -> dict[str, Any] | None:
-    """The generation that runs, once it has two nodes and has recovered, and the driver has heard of every agent that is there."""
+    """The generation that runs, once it has two nodes and has recovered, and every agent that is there was checked."""
     started = events(run, "generation_started")
     if not started or len(started[-1]["nodes"]) < 2 or run.newest()["generation"] < started[-1]["generation"]:
         return None
     found = agents(run)
-    heard = {node: [line["t"] for line in events(run, "health") if line["node"] == node] for node in found}
-    well = all(len(each.children()) >= 2 and max(heard[node], default=0) > each.create_time() for node, each in found.items())
+    well = all(len(agent.children()) >= 2 and checked(run, node) for node, agent in found.items())
     return started[-1] if len(found) == nodes and well else None
+
+
+def checked(run: Resilient, node: int) -> bool:
+    """Whether the newest agent of a node has found it fit, and said so."""
+    log = (run.run_dir / f"logs/agent{node}.log").read_text()
+    return "health check: " in log.rpartition("watching the links")[2]
 
 
 def replicated(memory: Path, since: int) -> bool:
