@@ -9,6 +9,7 @@ from pydantic import Field
 from chaos.fault import CannotInject, Expectation, Inside, Need
 from chaos.hands.guard import Guard
 from chaos.hands.scene import Place
+from resilient import worker
 from resilient.agent.oom import controller
 
 SEEN_S = 2.0  # for the agent to see that the worker is in the cgroup: it looks every second
@@ -42,7 +43,11 @@ class WorkerOom(Inside):
         except OSError as error:
             guard.release()
             raise CannotInject(f"a cgroup with a limit cannot be made: {error}") from error
-        time.sleep(SEEN_S)
-        taken = []
+        until = time.monotonic() + SEEN_S
+        taken: list[bytes] = []
         while True:
-            taken.append(b"x" * (1 << 20))
+            with worker.phase("step"):  # a sign of life: it is to die of this, and not to be found hanging
+                if time.monotonic() < until:
+                    time.sleep(0.1)
+                else:
+                    taken.append(b"x" * (1 << 20))
