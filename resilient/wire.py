@@ -1,9 +1,10 @@
 """The control plane's messages: JSON objects, one a line, over TCP.
 
-Owns their framing and the agent's end of the connection. Every message has a `type`; which ones there are stands in
+Owns their framing and both ends of the connection. Every message has a `type`; which ones there are stands in
 `resilient.driver.coordinator`.
 """
 
+import asyncio
 import ipaddress
 import json
 import socket
@@ -18,6 +19,7 @@ Message = dict[str, Any]
 
 TRY_S = 5.0  # of one address, where there are others
 
+KEPT_AT_ONCE = 64  # records: their room in the page is not to be missed
 LINE_LIMIT = 16 << 20  # bytes; a line longer than this is a broken peer
 
 
@@ -145,3 +147,26 @@ class Connection:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class Line:
+    """The driver's end of an agent's connection, for what it says.
+
+    That records were kept (`kept`) is said with the next other message, a ping at the latest: each message wakes a processor there.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._kept = 0
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Returns at once; what cannot be sent shows where this connection is read."""
+        if message["type"] == "kept":
+            self._kept += message["count"]
+            if self._kept < KEPT_AT_ONCE:
+                return
+        if self._kept:
+            self._writer.write(encode({"type": "kept", "count": self._kept}))
+            self._kept = 0
+        if message["type"] != "kept":
+            self._writer.write(encode(message))

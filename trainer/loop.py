@@ -47,6 +47,7 @@ def run(config: worker.Config) -> None:
         trainer.train()
     except DataError as error:
         raise refused(config, error) from error
+    dist.barrier()  # who leaves while others still connect, as where nothing is left to do, looks to them as if it had died
     dist.destroy_process_group()
 
 

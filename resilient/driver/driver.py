@@ -46,7 +46,7 @@ from resilient.slurm.chain import standing
 from resilient.slurm.launch import SlurmLauncher, addresses
 from resilient.slurm.succession import Succession
 from resilient.spill import take_in
-from resilient.wire import LINE_LIMIT, decode, encode, outlast_outages
+from resilient.wire import LINE_LIMIT, Line, decode, outlast_outages
 from resilient.worker import CHAOS_VARIABLE
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Driver:
         self._token = secrets.token_hex(16)
         self._incarnations = dict.fromkeys(range(config.cluster.slots), 0)
         self._alive: set[tuple[int, int]] = set()
-        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._lines: dict[int, Line] = {}
         self._faults: list[Mapping[str, Any]] = []  # as the ledger has them
         self._judged = True  # the last one: whether a node is at fault
         self._pending: set[asyncio.Task[None]] = set()
@@ -281,7 +281,7 @@ class Driver:
     def _on_ended(self, node: int, incarnation: int, detail: str) -> None:
         if (node, incarnation) in self._alive:
             self._alive.discard((node, incarnation))
-            self._writers.pop(node, None)
+            self._lines.pop(node, None)
             self._do(self._coordinator.lost(node, detail, clock.now()))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -297,7 +297,7 @@ class Driver:
                     message["t"] = clock.here(message["t"])
                     if incarnation < 0:
                         break
-                    self._writers[node] = writer
+                    self._lines[node] = Line(writer)
                 if message["type"] == "signal" and self._stops is not None:
                     self._soon(self._stops.signalled(message["name"]))
                 elif (node, incarnation) in self._alive:
@@ -376,9 +376,8 @@ class Driver:
         for effect in effects if not self._taken_over else ():
             match effect:
                 case Send(node, message):
-                    writer = self._writers.get(node)
-                    if writer is not None:
-                        writer.write(encode(message))
+                    if node in self._lines:
+                        self._lines[node].send(message)
                 case Launch(node):
                     self._launch(node)
                 case WriteEvent():
@@ -477,7 +476,7 @@ class Driver:
             self._soon(self._succession.avoid_bad_nodes())
 
     def _launch(self, node: int) -> None:
-        self._writers.pop(node, None)
+        self._lines.pop(node, None)
         self._alive.discard((node, self._incarnations[node]))
         self._incarnations[node] += 1
         self._alive.add((node, self._incarnations[node]))

@@ -74,6 +74,8 @@ def count(config: worker.Config) -> None:
             _save_together(ctx, state, step)
     if step > start:
         _save_together(ctx, state, step)
+    else:
+        dist.barrier()  # who leaves while others still connect looks to them as if it had died
     dist.destroy_process_group()
 
 

@@ -1,16 +1,20 @@
 """Experiments on hosts of the lab: to their verdict, and killed on the way."""
 
+import json
 import random
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import beside_module, wait_for
+import yaml
+from conftest import CODE, RUNNING, beside_module, on, wait_for
 
 from chaos.judging import machine
 from chaos.lab.host import namespaces
+from chaos.lab.lab import Lab
 
 pytestmark = pytest.mark.timeout(1500)
 experiments = beside_module("experiments")
@@ -42,3 +46,38 @@ def test_a_command_that_is_killed_at_any_moment_leaves_no_host_and_no_rule(chaos
         assert labs or moment_s < 10
         assert not [name for name in namespaces() if name in labs]
         assert not machine.changes(before, machine.look([chaos.directory]))
+
+
+def test_an_experiment_within_a_job_breaks_both_of_its_hosts(lab: Lab, tmp_path: Path):
+    config = {
+        "entrypoint": "toys:count",
+        "cluster": {"nodes": 2, "procs_per_node": 1, "device": "cpu", "threads_per_proc": 1},
+        "train": {"steps": 1_000_000},
+        "checkpoint": {"every_steps": 5},
+    }
+    faults = [
+        {"fault": "worker_kill", "target": {"rank": 1}, "at": {"step": 30}},
+        {"fault": "worker_stop", "target": {"rank": 1}, "with": {"seconds": 60}},
+        {"fault": "worker_kill", "target": {"rank": 0}},
+        {"fault": "agent_kill", "target": {"node": 1}},
+        {"fault": "driver_kill"},
+        {"fault": "sigterm"},
+    ]
+    experiment, out, printed = tmp_path / "experiment.yaml", tmp_path / "out", tmp_path / "printed"
+    campaign = {"config": config, "until": "faults"}
+    experiment.write_text(yaml.safe_dump({"name": "both", "steady_steps": 5, "campaign": campaign, "faults": faults}))
+    script = tmp_path / "job.sh"
+    command = f"exec {sys.executable} -m chaos run {experiment} --out {out}"
+    script.write_text(f"#!/bin/sh\nexport PYTHONPATH={CODE}\n{command}\n")
+    options = ["--parsable", "--nodes=2", "--exclusive", "--no-kill", f"--output={printed}"]
+    job = on(lab, "ctl", "sbatch", *options, str(script)).strip()
+
+    def state() -> dict[str, str]:
+        told = lab.controller.ask("scontrol", "--oneliner", "show", "job", job) or ""
+        return dict(word.split("=", 1) for word in told.split() if "=" in word)
+
+    wait_for(lambda: state().get("JobState", "PENDING") not in RUNNING, f"the end of the job: {printed}", 900.0)
+    assert state()["ExitCode"] == "0:0", printed.read_text()
+    told = json.loads((out / "verdict.json").read_text())
+    assert told["ok"]
+    assert {each["target"]["host"] for each in told["injections"]} == {"n1", "n2"}

@@ -1,11 +1,12 @@
 """The control connection, over real sockets."""
 
+import json
 import socket
 import threading
 
 import pytest
 
-from resilient.wire import Connection, Disconnected, decode, encode
+from resilient.wire import KEPT_AT_ONCE, Connection, Disconnected, Line, decode, encode
 
 
 @pytest.fixture
@@ -68,3 +69,29 @@ def test_a_driver_that_is_not_there_is_an_error_after_the_timeout():
         address = gone.getsockname()
     with pytest.raises(OSError):
         Connection([address], timeout_s=0.2)
+
+
+class Written(list[bytes]):
+    """What a line has written."""
+
+    write = list.append
+
+
+def test_that_records_were_kept_is_said_with_the_next_message():
+    written = Written()
+    line = Line(written)
+    line.send({"type": "kept", "count": 2})
+    line.send({"type": "kept", "count": 3})
+    assert not written
+    line.send({"type": "ping"})
+    assert [json.loads(each) for each in written] == [{"type": "kept", "count": 5}, {"type": "ping"}]
+    line.send({"type": "ping"})
+    assert len(written) == 3
+
+
+def test_that_many_records_were_kept_is_said_at_once():
+    written = Written()
+    line = Line(written)
+    for _ in range(KEPT_AT_ONCE):
+        line.send({"type": "kept", "count": 1})
+    assert [json.loads(each) for each in written] == [{"type": "kept", "count": KEPT_AT_ONCE}]
