@@ -29,7 +29,7 @@ class Watch:
 
     def __init__(self, run_dir: Path) -> None:
         self._events, self._metrics = Tail(run_dir / ledger.EVENTS), Tail(run_dir / ledger.METRICS)
-        self.step = 0  # the last that was finished
+        self.step = 0  # that was finished last
         self.furthest = 0  # the highest of all, though it may have been lost since
         self.furthest_t = 0.0
         self._finished: deque[float] = deque(maxlen=STEPS_KEPT)  # when the last ones were
@@ -62,9 +62,11 @@ class Watch:
                 case "recovered":
                     self._open.pop(event["fault_id"], None)
         for line in self._metrics.read():
+            if line["step"] > self.furthest:
+                self.furthest, self.furthest_t = line["step"], line["t"]
+            if self._finished and line["t"] <= self._finished[-1]:
+                continue  # what a node had not told when it was lost comes later
             self.step = line["step"]
-            if self.step > self.furthest:
-                self.furthest, self.furthest_t = self.step, line["t"]
             self._finished.append(line["t"])
             self.steps.append((line.get("step_s", 0.0), line.get("loss", 0.0)))
         return events
