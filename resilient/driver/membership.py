@@ -14,6 +14,7 @@ from dataclasses import dataclass
 LAUNCH_ATTEMPTS = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 JOIN_S = 600.0  # for an agent's first start; a thousand nodes import torch from one file system
+BACK_S = 120.0  # for an agent that is started anew, where nothing goes on without it
 READY_S = 60.0  # from an agent's hello until it must have opened its store
 
 
@@ -27,6 +28,7 @@ class Node:
         failures: attempts to start it that came to nothing, in a row.
         launch_t: when it is to be started; None where it has been.
         until_t: for so long the next generation waits for it.
+        back_t: and for so long where there would be none without it.
         gone: it was here, or could not be started; a spare may take its place.
         unfit: it takes no part, but what it holds is read and saved as any other node's.
         slow: it takes part only where no other can.
@@ -42,6 +44,7 @@ class Node:
     failures: int = 0
     launch_t: float | None = None
     until_t: float = 0.0
+    back_t: float = 0.0
     gone: bool = False
     unfit: bool = False
     slow: bool = False
@@ -73,7 +76,7 @@ class Membership:
     def begin(self, now: float) -> None:
         """The job begins: all are to be started."""
         for node in self.nodes:
-            node.heard_t, node.launch_t, node.until_t = now, now, now + JOIN_S
+            node.heard_t, node.launch_t, node.until_t, node.back_t = now, now, now + JOIN_S, now + JOIN_S
         self._patient_t = now + JOIN_S
 
     # -- news ----------------------------------------------------------------------------------------------------------
@@ -90,6 +93,7 @@ class Membership:
         node = self.nodes[index]
         node.joined, node.host, node.addr, node.skew_s = True, host, addr, skew_s
         node.until_t = max(node.until_t, now + READY_S)
+        node.back_t = max(node.back_t, node.until_t)
 
     def is_ready(self, index: int, store_port: int) -> None:
         """An agent waits for the next generation, its new store open at this port."""
@@ -101,12 +105,13 @@ class Membership:
         node = self.nodes[index] = Node(host=before.host, heard_t=now, gone=True, why=why)
         if before.joined:
             node.launch_t, node.until_t = now, now + self._rejoin_s
+            node.back_t = now + max(self._rejoin_s, BACK_S)
             if index in self.members:
                 self._patient_t = now + self._rejoin_s
             return
         node.failures = before.failures + 1
         node.launch_t = now + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (node.failures - 1))
-        node.until_t = before.until_t if node.failures < LAUNCH_ATTEMPTS else now
+        node.until_t, node.back_t = (before.until_t, before.back_t) if node.failures < LAUNCH_ATTEMPTS else (now, now)
 
     def refused(self, index: int, why: str) -> None:
         """A node is not fit to take part, until its agent is started anew."""
@@ -188,7 +193,7 @@ class Membership:
     def hopeless(self, now: float) -> str | None:
         """Why no generation can start with what is there or may come; None if one can."""
         unfit = [index for index, node in enumerate(self.nodes) if node.unfit]
-        late = sorted(self.overdue(now))
+        late = [index for index, node in enumerate(self.nodes) if not node.joined and now >= node.back_t]
         least, left = self._sizes[0], len(self.nodes) - len(unfit) - len(late)
         if self._fitting(left):
             return None

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from resilient.driver.membership import JOIN_S, LAUNCH_ATTEMPTS, LONGEST_PAUSE_S, READY_S, Membership
+from resilient.driver.membership import BACK_S, JOIN_S, LAUNCH_ATTEMPTS, LONGEST_PAUSE_S, READY_S, Membership
 
 REJOIN_S = 20.0
 
@@ -204,6 +204,19 @@ def test_nodes_that_never_come_are_given_up_in_the_end():
     nodes.join(0, 1, 2)
     assert nodes.all.hopeless(nodes.now + JOIN_S - 1) is None
     assert nodes.all.hopeless(nodes.now + JOIN_S) is not None
+
+
+def test_nodes_that_may_come_back_are_waited_for_where_nothing_goes_without_them():
+    nodes = Nodes(sizes=(1, 2), spares=0)
+    nodes.join(0, 1)
+    nodes.start()
+    nodes.lose(0)
+    nodes.lose(1)
+    assert nodes.all.hopeless(nodes.now + REJOIN_S + 1) is None
+    assert nodes.all.hopeless(nodes.now + BACK_S) is not None
+    nodes.now += BACK_S - 1
+    nodes.join(1)
+    assert nodes.start() == (1,)
 
 
 @pytest.mark.parametrize("seed", range(40))
