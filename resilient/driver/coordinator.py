@@ -36,7 +36,7 @@ from resilient.policy import UNFIT, Action, Budget, Situation, decide
 from resilient.rollback import RollBack, Stretch, bad_numbers, data_of, merged
 from resilient.wire import Message
 
-SETTLE_S = 0.3  # how long a failure that blames a peer waits for that peer's own failure
+SETTLE_S = 0.5  # how long a failure that blames a peer waits for that peer's own failure
 LINK_MEMORY_S = 15.0  # a stall that began so soon after a link came back may be its doing
 LOOK_AGAIN_S = 5.0  # at ranks that wait for a link
 UNHEARD_S = 2 * TOLD_S  # without a word of an agent: the way to it is broken, or it is gone
