@@ -361,6 +361,8 @@ class NodeAgent(LocalElasticAgent):
                 self._selector.unregister(each)
         self._ended = not self._watched.isdisjoint(ready)
         if keeper in ready:
+            if self._workers is not None:
+                self._tell_records()  # of a step that others may go on from, should this node be lost in the next moment
             for news in self._keeper.receive():
                 self._send("storage", news=news)
         if self._signals in ready:
