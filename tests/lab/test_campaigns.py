@@ -37,7 +37,7 @@ def replicated(lab: Lab, since: int) -> bool:
     """Whether every host has a replica of another one's part of a step after this one."""
 
     def newest(host: str) -> int:
-        found = inside(lab, host, "/dev/shm").glob("*/node*/replica-*/step-*/part.json")
+        found = inside(lab, host, "/dev/shm").glob("*/node*/replica-*/step-????????/part.json")
         return max((int(path.parent.name[5:]) for path in found), default=0)
 
     return all(newest(host) > since for host in HOSTS.values())
