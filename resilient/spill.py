@@ -25,12 +25,14 @@ def leave(run_dir: Path, generation: int, host: str, items: Iterable[Item]) -> N
         return
     directory = run_dir / _DIRECTORY
     directory.mkdir(exist_ok=True)
-    path = directory / f"{host}-{os.getpid()}-g{generation}"
-    with path.with_suffix(".new").open("w") as file:
+    name = f"{host}-{os.getpid()}-g{generation}"
+    before = len(list(directory.glob(f"{name}-*")))  # an agent leaves those of each rank that it finds
+    path = directory / f"{name}-{before}.new"
+    with path.open("w") as file:
         file.writelines(lines)
         file.flush()
         os.fsync(file.fileno())
-    path.with_suffix(".new").rename(path.with_suffix(".jsonl"))
+    path.rename(directory / f"{name}-{before}.jsonl")
 
 
 def take_in(run_dir: Path, book: ledger.Ledger) -> int:

@@ -36,3 +36,13 @@ def test_half_a_file_is_not_taken_in(tmp_path: Path):
     done.rename(done.with_suffix(".new"))
     with ledger.Ledger(tmp_path) as book:
         assert spill.take_in(tmp_path, book) == 0
+
+
+def test_what_is_left_for_several_ranks_is_all_there_whatever_the_host_is_called(tmp_path: Path):
+    for host in ("n1.site.example", "n2.site.example"):
+        for rank in range(2):
+            spill.leave(tmp_path, 1, host, [(rank, float(rank) + len(host) + int(host[1]), "note", {"of": f"{host} {rank}"})])
+    with ledger.Ledger(tmp_path) as book:
+        assert spill.take_in(tmp_path, book) == 4
+    told = [line["of"] for line in ledger.read(tmp_path / ledger.EVENTS)]
+    assert sorted(told) == [f"{host} {rank}" for host in ("n1.site.example", "n2.site.example") for rank in range(2)]
