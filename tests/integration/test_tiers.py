@@ -133,6 +133,7 @@ def test_a_node_that_loses_ram_and_disk_while_it_is_down_is_restored_from_its_bu
         checkpoint={**kept, "every_steps": 1000},  # nothing is durable before the end
     ).start()
     run.reach(15)
+    wait_for(lambda: any(ram.glob(f"*/node{1 - node}/replica-*/step-????????/part.json")), "a copy of what it holds")
     victim = agent(run, node)
     victim.suspend()  # so that nothing is started anew before everything is gone
     for process in victim.children(recursive=True):
