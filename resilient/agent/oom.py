@@ -22,6 +22,7 @@ _RECORD_BYTES = 8192
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # only there are the process ids of the kernel log ours
 _UNLIMITED = 1 << 60  # v1 writes no limit as a very large one
 _KILLED = re.compile(r"Killed process (\d+) ")
+_LIMITED = re.compile(r"oom-kill:constraint=CONSTRAINT_MEMCG,.*\boom_memcg=([^,]+),.*\bpid=(\d+)")
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,14 @@ def killed(records: Iterable[str]) -> Iterator[tuple[int, str]]:
             yield int(found[1]), text
 
 
+def limited(records: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """From records of the kernel log: process ids that the OOM killer chose, each with the cgroup whose limit was met."""
+    for record in records:
+        found = _LIMITED.search(record.partition(";")[2].partition("\n")[0])
+        if found is not None:
+            yield int(found[2]), found[1]
+
+
 class KernelLog:
     """What is written to the kernel log from now on; nothing where it may not be read."""
 
@@ -143,6 +152,7 @@ class OomWatch:
     _cgroups: dict[int, str] = field(default_factory=dict)
     _counts: dict[str, tuple[int, int]] = field(default_factory=dict)  # at the last two polls: the kill may be older than its news
     _named: dict[int, str] = field(default_factory=dict)
+    _limits: dict[int, str] = field(default_factory=dict)
     _polled_t: float = 0.0
 
     def __post_init__(self) -> None:
@@ -171,12 +181,15 @@ class OomWatch:
 
     def ended(self, pid: int) -> OutOfMemory | None:
         """Whether this worker, which was ended by a SIGKILL a moment ago, was ended for want of memory."""
-        self._named.update(killed(self._log.read()))
+        records = list(self._log.read())
+        self._named.update(killed(records))
+        self._limits.update(limited(records))
         cgroup = self._cgroups.pop(pid, None)
         line = self._named.pop(pid, None)
         rose = cgroup is not None and self._rose(cgroup)
         if line is None and not rose:
             return None
+        cgroup = self._limits.pop(pid, cgroup)  # the kernel knows better, where the worker was moved since the last poll
         found = None
         if cgroup is not None and self._controller is not None:
             directory = self._controller.directory(cgroup)

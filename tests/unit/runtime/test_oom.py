@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilient.agent import oom
-from resilient.agent.oom import Controller, KernelLog, OomWatch, cgroup_of, controller, killed, kills, tightest
+from resilient.agent.oom import Controller, KernelLog, OomWatch, cgroup_of, controller, killed, kills, limited, tightest
 from resilient.faults import OutOfMemory, Raised, WorkerEnd, from_ends
 
 V1 = (
@@ -54,6 +54,10 @@ def test_a_cgroup_of_a_container_is_looked_for_where_it_is_mounted():
 
 
 RECORDS = [
+    "6,1258,50550179570,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,"
+    "oom_memcg=/slurm/job_7,task_memcg=/slurm/job_7/step_0,task=python3,pid=17088,uid=0\n",
+    "6,1260,50550179580,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,"
+    "task_memcg=/slurm/job_7/step_0,task=a ; b,pid=99,uid=0\n",
     "6,1259,50550179579,-;[  17088]     0 17088    20589    19639 python3\n",
     "3,1261,50550179633,-;Memory cgroup out of memory: Killed process 17088 (python3) total-vm:82356kB, UID:0\n SUBSYSTEM=x\n",
     "3,1262,50550179634,-;Out of memory: Killed process 99 (a ; b) total-vm:1kB\n",
@@ -65,6 +69,10 @@ def test_the_kernel_log_names_the_processes():
     found = dict(killed(RECORDS))
     assert found.keys() == {17088, 99}
     assert found[17088] == "Memory cgroup out of memory: Killed process 17088 (python3) total-vm:82356kB, UID:0"
+
+
+def test_the_kernel_log_says_whose_limit_it_was():
+    assert dict(limited(RECORDS)) == {17088: "/slurm/job_7"}
 
 
 @pytest.mark.parametrize("unified", [False, True], ids=["v1", "v2"])
@@ -190,7 +198,8 @@ def test_a_process_that_a_real_limit_kills(readable: bool, monkeypatch: pytest.M
                 [sys.executable, "-c", HUNGRY, str(cgroup)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
             assert process.stdin is not None and process.stdout is not None and process.stdout.readline() == "in\n"
-            watch.poll([process.pid])
+            if not readable:  # the kernel log names the cgroup itself
+                watch.poll([process.pid])
             if hungry:
                 process.stdin.write("\n")
                 process.stdin.flush()
