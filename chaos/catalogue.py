@@ -87,10 +87,10 @@ def _keys() -> Iterator[str]:
         yield f"### {title}\n"
         about = textwrap.dedent(f"    {section.__doc__ or ''}").strip()
         yield f"{about}\n"
-        yield from _table("key", "allowed", "default")
+        yield from _table("key", "allowed", "default", "")
         for name, field in section.model_fields.items():
             default = "required" if field.is_required() else f"`{_plain(field.default)}`"
-            yield _row(f"`{field.alias or name}`", allowed(field.annotation, field), default)
+            yield _row(f"`{field.alias or name}`", allowed(field.annotation, field), default, field.description or "")
         yield ""
 
 

@@ -40,22 +40,24 @@ class When(Section):
     from (`recovered: true`: as if it were not named). `together`: at the same time as that one.
     """
 
-    step: Annotated[int, Field(ge=1)] | None = None
-    s: Annotated[float, Field(ge=0)] | None = None
-    phase: Phase | None = None
-    after: str | None = None
-    together: str | None = None
-    recovered: bool = False
+    step: int | None = Field(None, ge=1, description="once this optimizer step was finished")
+    s: float | None = Field(None, ge=0, description="so many seconds after the steady state")
+    phase: Phase | None = Field(None, description="once the target is in it; for `flush`, `recovery` and `drain`, once the campaign is")
+    after: str | None = Field(None, description="the id of a fault above it; this one strikes once that one was injected")
+    together: str | None = Field(None, description="the id of a fault above it; this one strikes in the same moment")
+    recovered: bool = Field(False, description="wait until the one of `after` was recovered from")
 
 
 class Scheduled(Section):
     """One fault. `target`: `rank: 1`, `node: 0`, `random`, or `culprit` (whoever the last fault was blamed on)."""
 
-    fault: str
-    id: Annotated[str, Field(pattern=NAME)] | None = None
-    at: When = When()
-    target: dict[Literal["rank", "node"], Annotated[int, Field(ge=0)]] | Literal["random", "culprit"] = "random"
-    params: dict[str, Any] = Field({}, alias="with")
+    fault: str = Field(description="its name in the catalogue")
+    id: Annotated[str, Field(pattern=NAME)] | None = Field(None, description="by which others name it; unset: number and fault")
+    at: When = Field(When(), description="when it strikes; unset: once the run goes on after the one before")
+    target: dict[Literal["rank", "node"], Annotated[int, Field(ge=0)]] | Literal["random", "culprit"] = Field(
+        "random", description="whom it hits; ignored by faults that are aimed at neither"
+    )
+    params: dict[str, Any] = Field({}, alias="with", description="the parameters of the fault")
 
     @model_validator(mode="after")
     def _fits(self) -> "Scheduled":
@@ -68,9 +70,9 @@ class Scheduled(Section):
 class Kind(Section):
     """One kind of a mix: how often it is drawn, against the others; its parameters; in which phase it strikes."""
 
-    weight: Annotated[float, Field(gt=0)] = 1.0
-    params: dict[str, Any] = Field({}, alias="with")
-    phase: Phase | None = None
+    weight: float = Field(1.0, gt=0, description="how often it is drawn, against the others")
+    params: dict[str, Any] = Field({}, alias="with", description="the parameters of the fault")
+    phase: Phase | None = Field(None, description="in which it strikes; unset: whenever its turn comes")
 
 
 class Mix(Section):
@@ -80,12 +82,14 @@ class Mix(Section):
     follows while they are recovered from.
     """
 
-    seed: int = 0
-    count: Annotated[int, Field(ge=1)] | None = None
-    minutes: Annotated[float, Field(gt=0)] | None = None
-    calm_s: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = (1.0, 5.0)
-    kinds: Annotated[dict[str, Kind], Field(min_length=1)]
-    nested: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: int = Field(0, description="of everything that is drawn; `--seed` overrides it")
+    count: int | None = Field(None, ge=1, description="faults until it ends")
+    minutes: float | None = Field(None, gt=0, description="until it ends; `--minutes` overrides it")
+    calm_s: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = Field(
+        (1.0, 5.0), description="shortest and longest time between a recovery and the next fault"
+    )
+    kinds: dict[str, Kind] = Field(min_length=1, description="by the name of the fault; a number alone is its weight")
+    nested: float = Field(0.0, ge=0, le=1, description="share of the faults that another one follows in their recovery")
 
     @field_validator("kinds", mode="before")
     @classmethod
@@ -106,17 +110,17 @@ class Mix(Section):
 class Limits(Section):
     """How much may be broken: the blast radius."""
 
-    faults: Annotated[int, Field(ge=1)] = 1000
-    at_once: Annotated[int, Field(ge=1)] = 2
-    nodes: Annotated[int, Field(ge=1)] | None = None  # different ones, over the whole experiment
-    minutes: Annotated[float, Field(gt=0)] = 60.0
-    recovery_s: Annotated[float, Field(gt=0)] = 180.0  # from a fault, or its end, until the run goes on
+    faults: int = Field(1000, ge=1, description="that are injected in all")
+    at_once: int = Field(2, ge=1, description="that are not recovered from yet")
+    nodes: int | None = Field(None, ge=1, description="different ones that are hit, over the whole experiment; unset: all may be")
+    minutes: float = Field(60.0, gt=0, description="that the experiment may take")
+    recovery_s: float = Field(180.0, gt=0, description="from a fault, or its end, until the run goes on")
 
 
 class LabSpec(Section):
     """Hosts to run on; without, all is on this machine, or in the job of Slurm that it is called from."""
 
-    hosts: Annotated[int, Field(ge=1)] = 4
+    hosts: int = Field(4, ge=1, description="network namespaces with private RAM and NVMe")
 
 
 class Campaign(Section):
@@ -127,25 +131,25 @@ class Campaign(Section):
     `volumes`: file systems of its own that are mounted for it (as root); the config has them as `${volume.NAME}`.
     """
 
-    file: Path | None = None
-    config: dict[str, Any] = {}
-    until: Literal["target", "faults"] = "target"
-    volumes: dict[Annotated[str, Field(pattern=NAME)], Volume] = {}
+    file: Path | None = Field(None, description="of a config, relative to the experiment's")
+    config: dict[str, Any] = Field({}, description="changes to it, or the whole config")
+    until: Literal["target", "faults"] = Field("target", description="what ends it")
+    volumes: dict[Annotated[str, Field(pattern=NAME)], Volume] = Field({}, description="file systems by name, mounted as root")
 
 
 class Experiment(Section):
     """A whole experiment."""
 
-    name: Annotated[str, Field(pattern=NAME)]
-    about: str = ""
-    campaign: Campaign
-    lab: LabSpec | None = None
-    steady_steps: Annotated[int, Field(ge=1)] = 10
-    faults: list[Scheduled] = []
-    random: Mix | None = None
-    limits: Limits = Limits()
-    twin: bool = True
-    tolerance: float = 0.0  # of losses, relative, where a fault is not exact
+    name: str = Field(pattern=NAME, description="of the directory of results and in the verdict")
+    about: str = Field("", description="one line for people")
+    campaign: Campaign = Field(description="what is broken")
+    lab: LabSpec | None = Field(None, description="hosts to run on, as root; unset: this machine, or this job of Slurm")
+    steady_steps: int = Field(10, ge=1, description="steps that are watched before anything is broken")
+    faults: list[Scheduled] = Field([], description="one after the other")
+    random: Mix | None = Field(None, description="faults at random, after those of `faults`")
+    limits: Limits = Field(Limits(), description="the blast radius")
+    twin: bool = Field(True, description="run the campaign without faults too, and compare losses and weights")
+    tolerance: float = Field(0.0, ge=0, description="of losses, relative, from the first fault on that is not exact")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "Experiment":

@@ -353,7 +353,8 @@ def _word(base: Any, limits: list[Any]) -> str:
         arguments = typing.get_args(base)
         return f"a list of {len(arguments)} (each {allowed(arguments[0])})"
     if origin is dict or (isinstance(base, type) and issubclass(base, BaseModel)):
-        names = getattr(base, "model_fields", None)
+        fields: dict[str, FieldInfo] | None = getattr(base, "model_fields", None)
+        names = [field.alias or name for name, field in fields.items()] if fields else []
         return f"a mapping with the keys {', '.join(names)}" if names else "a mapping"
     bounds = []
     for limit in limits:
