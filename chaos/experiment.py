@@ -42,7 +42,9 @@ class When(Section):
 
     step: int | None = Field(None, ge=1, description="once this optimizer step was finished")
     s: float | None = Field(None, ge=0, description="so many seconds after the steady state")
-    phase: Phase | None = Field(None, description="once the target is in it; for `flush`, `recovery` and `drain`, once the campaign is")
+    phase: Phase | None = Field(
+        None, description="once the target is in it; for `flush`, `recovery` and `drain`, once the campaign is"
+    )
     after: str | None = Field(None, description="the id of a fault above it; this one strikes once that one was injected")
     together: str | None = Field(None, description="the id of a fault above it; this one strikes in the same moment")
     recovered: bool = Field(False, description="wait until the one of `after` was recovered from")
