@@ -78,7 +78,7 @@ class Controller:
                 process = psutil.Process(pid)
                 if process.name() == "slurmctld":
                     process.kill()
-                    process.wait()
+                    process.wait(START_S)
 
     def start_node(self, host: Host) -> None:
         """Start the slurmd of a host that is up."""

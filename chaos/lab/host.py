@@ -9,6 +9,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +21,8 @@ from resilient.exits import EnvironmentUnusable
 GONE_S = 10.0
 BRIDGE = "switch"
 
+_REST = "import signal, time; signal.signal(signal.SIGCHLD, signal.SIG_IGN); time.sleep(1e9)"  # orphans that end are buried
+
 # $1: name, $2: hosts file, $3: spool directory, $4: size of a disk in MiB. Runs as the host's first process, in its namespaces.
 _BOOT = f"""
 set -e
@@ -30,9 +33,8 @@ mount -t tmpfs cgroup /sys/fs/cgroup
 mount -t tmpfs -o "size=$4m,mode=1777" shm /dev/shm
 mount -t tmpfs -o "size=$4m,mode=1777" nvme {NVME}
 mount -t tmpfs spool "$3"
-trap '' CHLD  # orphans that end are no longer anyone's business
 echo ready
-exec sleep infinity < /dev/null > /dev/null 2>&1
+exec {sys.executable} -I -S -c '{_REST}' < /dev/null > /dev/null 2>&1
 """
 
 

@@ -479,6 +479,7 @@ class Keeper:
                 stall_s=max(message["stall_s"] for message in taken.values()),
                 write_s=time.monotonic() - began,
                 wants=sorted({name for message in taken.values() for name in message["tiers"]}),
+                again=any(message["again"] for message in taken.values()),
             )
         self._offer()
 

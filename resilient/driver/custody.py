@@ -379,20 +379,24 @@ class Custody:
         key, tier = (news["step"], news["generation"]), news["tier"]
         if self._void(key):
             return
+        own = tier == self.plan.memory.name and not news["replica"]
+        if own and key[0] in self._left_out and not news["again"]:
+            yield from self._tells(node, key[0])
+            return  # too late: others have been told that it is not needed, and may hold something else by now
         snapshot = self._holds(node, news)
         if news["replica"]:
             yield from self._replicated(tier, news["owner"], news["id"])
             return
         if key in self._complete.get(tier, ()):
             return  # the inventory was faster than the news
-        if tier == self.plan.memory.name:
+        if own:
             self._left_out.discard(key[0])  # it was taken again
             yield from self._tells(node, key[0])
             snapshot.size_bytes += news["bytes"]
             snapshot.stall_s = max(snapshot.stall_s, news["stall_s"])
             snapshot.write_s = max(snapshot.write_s, news["write_s"])
             snapshot.wants |= frozenset(news["wants"])
-        if tier == self.plan.memory.name:
+        if own:
             if snapshot.whole_on(tier) and key[0] > self._decided:
                 yield from self._completed(tier, key, snapshot.write_s, now)
         else:

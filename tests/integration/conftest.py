@@ -26,12 +26,12 @@ MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: mounting
 ROOT = Path(__file__).parents[2]
 
 
-def wait_for(what: Callable[[], T], why: str, patience_s: float = PATIENCE_S) -> T:
+def wait_for(what: Callable[[], T], why: str | Callable[[], str], patience_s: float = PATIENCE_S) -> T:
     """Poll until `what` returns something true; fail with `why` otherwise."""
     deadline = time.monotonic() + patience_s
     while not (got := what()):
         if time.monotonic() > deadline:
-            pytest.fail(f"waited {patience_s:.0f} s in vain: {why}")
+            pytest.fail(f"waited {patience_s:.0f} s in vain: {why if isinstance(why, str) else why()}")
         time.sleep(0.01)
     return got
 

@@ -49,7 +49,7 @@ def running(lab: Lab, host: str) -> list[int]:
     for pid in lab.host(host).processes():
         with suppress(OSError):
             name = Path(f"/proc/{pid}/comm").read_text().strip()
-            found += [pid] if name not in ("sleep", "unshare", "slurmd") else []
+            found += [pid] if name not in ("unshare", "slurmd") and pid != lab.host(host).init() else []
     return found
 
 

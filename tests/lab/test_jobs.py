@@ -44,7 +44,7 @@ class Chain(Job):
         return [job for job, state in self.queue().items() if state == "PENDING"]
 
     def reach(self, step: int) -> None:
-        wait_for(lambda: self.step() >= step, f"step {step}: {self.queue()}\n{self.told()}", PATIENCE_S)
+        wait_for(lambda: self.step() >= step, lambda: f"step {step}: {self.queue()}\n{self.told()}", PATIENCE_S)
 
     def unfinished(self) -> bool:
         """Whether anything of it is in the queue; where Slurm does not answer, it may be."""
@@ -53,7 +53,7 @@ class Chain(Job):
 
     def wait_for_the_end(self) -> None:
         """Until nothing of it is in the queue."""
-        wait_for(lambda: not self.unfinished(), f"the end of the chain: {self.queue()}", PATIENCE_S)
+        wait_for(lambda: not self.unfinished(), lambda: f"the end of the chain: {self.queue()}\n{self.told()}", PATIENCE_S)
 
     def told(self) -> str:
         return "\n".join(path.read_text() for path in self.run_dir.glob("logs/job-*.out")) + self.logs()

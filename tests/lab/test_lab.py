@@ -75,6 +75,11 @@ def test_a_link_comes_back_although_the_command_was_killed(bare: Lab):
     wait_for(bare.host("n1").link_is_up, "the link to come back", 10.0)
 
 
+def test_an_orphan_that_ends_leaves_no_zombie(bare: Lab):
+    pid = on(bare, "n1", "sh", "-c", "sleep 0.2 > /dev/null & echo $!").strip()
+    wait_for(lambda: not on(bare, "n1", "sh", "-c", f"test ! -d /proc/{pid} || cat /proc/{pid}/stat"), "the orphan to go", 10.0)
+
+
 def test_a_host_that_crashes_takes_its_processes_and_disks_along_and_boots_empty(bare: Lab):
     on(bare, "n1", "sh", "-c", "echo kept > /mnt/nvme/kept; echo kept > /dev/shm/kept")
     sleeper = subprocess.Popen(bare.command(["sleep", "1000"], host="n1"))

@@ -69,12 +69,13 @@ class Play:
         """A node's keeper has something to say."""
         return self.tell(node, "storage", news={"what": what, **fields})
 
-    def held(self, node: int, step: int, *, wants: list[str] | None = None) -> list[Effect]:
+    def held(self, node: int, step: int, *, wants: list[str] | None = None, again: bool = False) -> list[Effect]:
         """A node's part of a snapshot is in memory."""
         where = {"tier": "ram", "step": step, "generation": self.coordinator.generation, "directory": f"/ram/{step}"}
         members = self.coordinator.membership.members
         part = {"owner": members.index(node), "nodes": len(members), "replica": False}
-        return self.news(node, "held", **where, **part, bytes=100, stall_s=0.01, write_s=0.02, wants=wants or [])
+        costs = {"bytes": 100, "stall_s": 0.01, "write_s": 0.02}
+        return self.news(node, "held", **where, **part, **costs, wants=wants or [], again=again)
 
     def orders(self, kind: str, effects: list[Effect] | None = None) -> list[tuple[int, dict[str, Any]]]:
         """What keepers were told to do."""
@@ -1170,9 +1171,22 @@ def test_a_step_that_was_left_out_and_taken_again_counts(play):
     play.held(0, 7)
     play.news(1, "skipped", step=7, generation=5, why="no slab was free")
     for node in (0, 1):
-        effects = play.held(node, 7)
+        effects = play.held(node, 7, again=True)
     assert [event["step"] for event in play.events("snapshot")] == [7]
     assert play.orders("keep", effects)[-1][1]["left_out"] == []
+
+
+def test_a_part_that_comes_after_all_were_told_to_do_without_its_step_does_not_count(play):
+    play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 0}]])
+    play.held(0, 7)
+    for step in (8, 9, 10):
+        effects = play.news(1, "skipped", step=step, generation=5, why="no slab was free")
+    assert 7 in play.orders("keep", effects)[-1][1]["left_out"]  # so that node 0 may overwrite it
+    play.held(1, 7)
+    assert not play.events("snapshot")
+    for node in (0, 1):
+        play.held(node, 11)
+    assert [event["step"] for event in play.events("snapshot")] == [11]
 
 
 def test_a_silent_node_is_lost_sooner_while_a_spare_stands_by():
