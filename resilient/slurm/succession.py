@@ -18,7 +18,6 @@ from pathlib import Path
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
-    before_sleep_log,
     retry_if_exception_type,
     stop_after_delay,
     stop_any,
@@ -218,7 +217,7 @@ class Succession:
             retry=retry_if_exception_type(SlurmSilent),
             wait=wait_random_exponential(multiplier=1, max=60),
             stop=stop,
-            before_sleep=before_sleep_log(log, logging.WARNING),
+            before_sleep=_tell,
             reraise=True,
         ):
             with attempt:
@@ -227,7 +226,6 @@ class Succession:
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-
         fd = os.open(self._run_dir / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
             while True:
@@ -239,6 +237,12 @@ class Succession:
             yield
         finally:
             os.close(fd)
+
+
+def _tell(state: RetryCallState) -> None:
+    """That Slurm is asked again, and what it said."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    log.warning("%s; asked again in %.1f s", error, state.upcoming_sleep)
 
 
 class WhenRefused(stop_base):
