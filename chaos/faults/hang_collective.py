@@ -8,8 +8,7 @@ class HangCollective(Inside):
     """A worker waits in a collective that the others never come to, and they for it in theirs."""
 
     def expects(self) -> Expectation:
-        # All wait for each other: who has taken the wrong turn is in the flight recorder, and nobody can be named for sure.
-        return Expectation(frozenset({"collective_timeout", "hang"}), frozenset({"restart_workers"}))
+        return Expectation(frozenset({"collective_timeout", "hang"}), frozenset({"restart_workers"}), culprit=True)
 
     def strike(self, place: Place) -> None:
         import torch

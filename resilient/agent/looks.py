@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilient.agent.effort import OwnTime
+from resilient.standing import Standing
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 WINDOW_S = 0.2  # over which the processor time is measured, and in which stacks are expected
@@ -30,11 +31,13 @@ class Look:
         state: of the process, as /proc tells it (R, S, D, T, t, Z); "" if there is none.
         cpu: share of one core that it used while it was looked at, or that its main thread would have if nobody else had.
         stacks: of all threads, most recent call first; empty where it did not answer.
+        standing: in which collective it waits, where its flight recorder says so.
     """
 
     state: str
     cpu: float
     stacks: str
+    standing: Standing | None = None
 
 
 def answer_with_stacks(path: Path) -> None:

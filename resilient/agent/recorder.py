@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from resilient.standing import Standing, group_of, number_of, standing, unfinished, what_of
+
 RECORDER_SIGNAL = signal.SIGRTMIN + 8
 _DUMPS = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
 
@@ -53,13 +55,9 @@ def _dumps() -> Iterator[tuple[str, bytes]]:
 
 def in_words(record: Mapping[str, Any]) -> str:
     """How many collectives a record holds, and the first that is not finished, else the last."""
-    entries = record["entries"]
-    pending = [entry for entry in entries if not entry.get("retired") and entry.get("state") != "completed"]
+    entries, pending = record["entries"], unfinished(record)
     entry = pending[0] if pending else entries[-1]
-    group = entry.get("process_group", ("?", ""))
-    where = f"group {group[0]}" + (f" ({group[1]})" if group[1] not in ("", "undefined") else "")
-    number = entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id")
-    what = f"number {number} of {where}, {entry.get('profiling_name', '?')} {entry.get('input_sizes', '')}".rstrip()
+    what = f"number {number_of(entry)} of group {group_of(entry)}, {what_of(entry)}"
     found = f"{len(pending)} not finished, the first: {what}" if pending else f"all are finished, the last: {what}"
     return f"{len(entries)} collectives remembered; {found}"
 
@@ -75,6 +73,16 @@ def answers(path: Path) -> Mapping[str, Path]:
     """By backend, the files that a worker has left; empty while it has not answered, or has no record."""
     found = {backend: path.with_suffix(f".{backend}") for backend in _DUMPS}
     return {backend: file for backend, file in found.items() if path.exists() and file.exists()}
+
+
+def standing_of(path: Path) -> Standing | None:
+    """Where a worker stands that was asked; None if it waits in no collective, or has not answered."""
+    with contextlib.suppress(OSError, pickle.UnpicklingError, EOFError):
+        for file in answers(path).values():
+            found = standing(pickle.loads(file.read_bytes()))
+            if found is not None:
+                return found
+    return None
 
 
 def forget(path: Path) -> None:

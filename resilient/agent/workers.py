@@ -13,7 +13,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -222,9 +222,13 @@ class Workers:
     def look(self) -> dict[int, looks.Look]:
         """What the workers that run are doing, by global rank; takes a moment."""
         running = [rank for rank in self._ranks if rank.end is None and max(rank.page.pulse().beat_t, rank.page.pulse().phase_t)]
+        awake = [rank for rank in running if looks.state_of(rank.process.pid or 0) != "T"]
+        for rank in awake:
+            recorder.ask(rank.process.pid or 0, _record_of(rank.page))
         found = looks.look({rank.rank: (rank.process.pid or 0, _stacks_of(rank.page)) for rank in running})
         self._told_stacks = {rank for rank, each in found.items() if each.stacks}
-        return found
+        standings = {rank.rank: recorder.standing_of(_record_of(rank.page)) for rank in awake}
+        return {rank: replace(each, standing=standings.get(rank)) for rank, each in found.items()}
 
     def last_words(self, folder: Path) -> None:
         """Have the workers that run say what they can before they are killed; see `resilient.agent.lastwords`. Takes a moment."""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from resilient.config.timeouts import STOPPED_S, TOLD_S
 from resilient.faults import Fault, Kind
 from resilient.page import NOT_BEATEN
+from resilient.standing import Standing, astray
 
 FACTOR = 5.0  # a phase may take so many times as long as nearly all that were seen
 EVERY_STEP = ("step", "data")
@@ -199,14 +200,17 @@ class Watchdog:
         if not culprits or len(culprits) == len(alive) > 1:
             behind = min(pulse["step"] for pulse in alive.values())
             last = [rank for rank, pulse in alive.items() if pulse["step"] == behind]
-            culprits = last if len(last) < len(alive) else culprits or list(suspicion.ranks)
+            culprits = last if len(last) < len(alive) else culprits or _astray(looks, alive) or list(suspicion.ranks)
         first = min(culprits)
         mine = doings.get(first, _NO_SIGN if not alive[first]["mark"] else _NO_ANSWER)
         others = [rank for rank in alive if rank not in culprits]
         waiting = [rank for rank in others if rank in doings and doings[rank].waiting == "collective"]
         kind: Kind = "stopped" if mine.what == "stopped" else "hang" if mine.waiting is None else "collective_timeout"
         phase, step = alive[first]["phase"], alive[first]["step"] + 1
-        waited = f"; {'rank' if len(waiting) == 1 else 'ranks'} {_list(waiting)} wait for others" if waiting else ""
+        wait = f"rank {waiting[0]} waits" if len(waiting) == 1 else f"ranks {_list(waiting)} wait"
+        waited = f"; {wait} for others" if waiting else ""
+        stands = _standing(looks.get(first))
+        where = f": {stands}" if stands is not None and mine.waiting == "collective" else ""
         who = f"rank {first} is" if len(culprits) == 1 else f"ranks {_list(culprits)} are"
         return Fault(
             fault_id=fault_id,
@@ -215,11 +219,22 @@ class Watchdog:
             ranks=tuple(sorted(culprits)),
             nodes=tuple(sorted({rank // procs_per_node for rank in culprits})),
             step=step,
-            detail=f"{who} {mine.text} at step {step}, phase {phase}, silent for {suspicion.silent_s:.1f} s{waited}",
+            detail=f"{who} {mine.text} at step {step}, phase {phase}, silent for {suspicion.silent_s:.1f} s{where}{waited}",
             evidence=innermost(str(looks.get(first, {}).get("stacks", ""))) or mine.text,
             detect_s=suspicion.silent_s,
             phase=phase,
         )
+
+
+def _standing(look: Mapping[str, Any] | None) -> Standing | None:
+    told = look.get("standing") if look is not None else None
+    return Standing(**told) if told is not None else None
+
+
+def _astray(looks: Mapping[int, Mapping[str, Any]], alive: Collection[int]) -> list[int]:
+    """Of ranks that all wait, those that are in another collective than the others, where all say in which they are."""
+    standings = {rank: stands for rank, each in looks.items() if rank in alive and (stands := _standing(each)) is not None}
+    return astray(standings) if len(standings) == len(alive) else []
 
 
 def patience_s(seen: Collection[float]) -> float:

@@ -52,7 +52,8 @@ def test_a_hung_worker_is_found_and_named(counting: Counting, how: str, said: st
     assert len(run.events("fault")) == 1, run.events("fault")
     (fault,) = run.events("fault")
     assert fault["kind"] == ("collective_timeout" if how == "collective" else "hang"), fault
-    assert 1 in fault["ranks"] and (how == "collective" or fault["ranks"] == [1]), fault
+    assert fault["ranks"] == [1], fault
+    assert (how == "collective") == ("gloo:broadcast [[1]] (number" in fault["detail"]), fault
     assert fault["step"] == 105 and said in fault["detail"] + fault["evidence"], fault
     (recovered,) = run.events("recovered")
     assert recovered["lost_steps"] == 4

@@ -277,7 +277,7 @@ def test_the_next_job_does_without_a_host_that_was_lost(jobs: Callable[..., Any]
     assert run.codes()[-1] == 0, run.told()
     began = run.events("run_started")[-1]["t"]
     members = [event["nodes"] for event in run.events("generation_started") if event["t"] > began]
-    assert members == [["n1", "n3"]]
+    assert members and not any("n2" in each for each in members)
     (bad,) = json.loads((run.run_dir / "bad_nodes.json").read_text())
     assert (bad["host"], bad["until_t"] - bad["t"]) == ("n2", 24 * 3600)
     assert "without n2 until" in run.command("status", str(run.run_dir))
