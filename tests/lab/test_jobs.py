@@ -51,9 +51,9 @@ class Chain(Job):
         states = set(self.queue().values())
         return not states or bool(states & UNFINISHED)
 
-    def wait_for_the_end(self) -> None:
+    def wait_for_the_end(self, patience_s: float = PATIENCE_S) -> None:
         """Until nothing of it is in the queue."""
-        wait_for(lambda: not self.unfinished(), lambda: f"the end of the chain: {self.queue()}\n{self.told()}", PATIENCE_S)
+        wait_for(lambda: not self.unfinished(), lambda: f"the end of the chain: {self.queue()}\n{self.told()}", patience_s)
 
     def told(self) -> str:
         return "\n".join(path.read_text() for path in self.run_dir.glob("logs/job-*.out")) + self.logs()
@@ -186,12 +186,13 @@ def test_a_job_whose_limit_is_cut_short_stops_in_time(jobs: Callable[..., Any], 
     same(run, long)
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.usefixtures("soak")
 def test_a_chain_of_jobs_with_a_limit_of_a_minute_reaches_its_target_by_itself(jobs: Callable[..., Any], long: Campaign):
     # At that pace no job comes further than that: four jobs.
     run = jobs(Chain, 3.4, **exclusive(partition="limited", time_min=1))
     run.submit()
-    run.wait_for_the_end()
+    run.wait_for_the_end(1200.0)
     codes = run.codes()
     assert codes == [75] * (len(codes) - 1) + [0], run.told()
     assert len(codes) >= 4
