@@ -5,6 +5,7 @@ Owns the look, and the comparison of two. What this user may not read is taken t
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,10 @@ _COMMANDS = {
     "rule set": ("nft", "--stateless", "list", "ruleset"),
 }
 _CONTAINERS = "veth"  # links of containers, which come and go by themselves
+# What is told of tables without a rule: that they are there, and let everything pass. Whoever asks first makes them.
+_EMPTY = re.compile(
+    r"\*\w+|COMMIT|:[A-Z]+ ACCEPT|table (ip|ip6) (filter|nat|mangle|raw|security) \{|chain [A-Z]+ \{|type .* policy accept;|\}"
+)
 
 
 def look(places: Sequence[Path] = ()) -> State:
@@ -49,12 +54,13 @@ def changes(before: State, after: State) -> list[str]:
 
 def _lines(command: Sequence[str]) -> list[str]:
     try:
-        told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return []
     # Counters in brackets and comments with the time of day say nothing of the rules.
-    lines = [line.partition(" [")[0] if line.startswith(":") else line for line in told.stdout.splitlines()]
-    return [" ".join(line.split()) for line in lines if line.strip() and not line.startswith("#") and _CONTAINERS not in line]
+    lines = [line.partition(" [")[0] if line.startswith(":") else line for line in done.stdout.splitlines()]
+    told = [" ".join(line.split()) for line in lines if line.strip() and not line.startswith("#") and _CONTAINERS not in line]
+    return [line for line in told if not _EMPTY.fullmatch(line)]
 
 
 def _mount(line: str) -> str:

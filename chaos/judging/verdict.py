@@ -106,7 +106,7 @@ def _of_the_run(seen: Observation, matches: Matches) -> Iterator[Check]:
         "weights": _weights(seen),
         "checkpoints": _checkpoints(seen),
         "processes": list(seen.left.get("processes", ())),
-        "files": list(seen.left.get("files", ())),
+        "files": _files(seen),
         "machine": list(seen.left.get("machine", ())),
         "account": _account(seen),
         "goodput": [] if seen.account.goodput is not None else ["no rank second was accounted for"],
@@ -128,6 +128,19 @@ def _false_alarms(seen: Observation, matches: Matches) -> list[str]:
         *(f"{each.kind} ({each.detail}) in generation {each.generation}" for each in matches.strays),
         *(f"the checkpoint of step {line['step']} was refused: {line['reason']}" for line in refused),
     ]
+
+
+def _files(seen: Observation) -> list[str]:
+    """What is left on hosts that the run could reach to its end. A host that it had lost keeps what it holds, for whoever asks."""
+    hosts: dict[int, str] = {}
+    lost: set[str] = set()
+    for line in seen.events:
+        if line["event"] == "generation_started":
+            hosts.update(zip(line["members"], line["nodes"], strict=True))
+            lost -= set(line["nodes"])
+        elif line["event"] == "fault" and line["kind"] == "node_lost":
+            lost |= {hosts[node] for node in line["nodes"] if node in hosts}
+    return [each for each in seen.left.get("files", ()) if not any(each.startswith(f"{host}: ") for host in lost)]
 
 
 def _last_step(seen: Observation) -> int:

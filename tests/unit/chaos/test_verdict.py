@@ -55,7 +55,8 @@ class Tale:
     def begins(self, world: int = 2, resumed: int | None = None) -> None:
         self.generation += 1
         self.step = self.held if resumed is None else resumed
-        self.event("generation_started", world_size=world, resumed_step=self.step)
+        hosts = {"members": list(range(world)), "nodes": [f"n{node + 1}" for node in range(world)]}
+        self.event("generation_started", world_size=world, resumed_step=self.step, **hosts)
 
     def goes_to(self, step: int) -> "Tale":
         while self.step < step:
@@ -224,6 +225,20 @@ BREAKS: dict[str, tuple[set[str], Callable[[Observation], Observation]]] = {
     "more time than there was is accounted for": ({"account"}, lambda seen: replace(seen, wall_s=10.0)),
     "goodput is not known": ({"goodput", "account"}, lambda seen: replace(seen, account=account([], []))),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_what_a_host_holds_that_was_lost_is_not_left_behind_unless_it_is_back(back: bool):
+    seen = usual()
+    common = {"t": seen.events[-1]["t"], "generation": 3, "host": "n1"}
+    told: list[dict[str, Any]] = [
+        {"event": "fault", "fault_id": "g3-1", "kind": "node_lost", "nodes": [1], "ranks": [1], "detail": ""}
+    ]
+    if back:
+        told += [{"event": "generation_started", "members": [0, 1], "nodes": ["n1", "n2"], "world_size": 2, "resumed_step": STEPS}]
+    lost = replace(seen, events=[*seen.events, *({**common, **line} for line in told)])
+    for file, left in (("n2: /dev/shm/resilient-0-x-node1", back), ("n1: /dev/shm/resilient-0-x-node0", True)):
+        assert ("files" in judge(replace(lost, left={"files": [file]})).broken) == left
 
 
 def first_id(seen: Observation) -> str:
