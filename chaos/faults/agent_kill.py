@@ -11,7 +11,8 @@ class AgentKill(Outside):
     aim = Aim.NODE
 
     def expects(self) -> Expectation:
-        return Expectation(frozenset({"node_lost"}), frozenset({"replace_node", "restart_agent"}), culprit=True)
+        actions = frozenset({"replace_node", "restart_agent", "shrink", "grow"})
+        return Expectation(frozenset({"node_lost"}), actions, culprit=True)
 
     def inject(self, scene: Scene) -> Evidence:
         process = scene.agent()

@@ -21,7 +21,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Weights:
-    """Final weights beside the twin's: arrays that differ or are missing on a side, and the largest relative difference."""
+    """Final weights beside the twin's: arrays that differ or are missing on a side, and how far the furthest is, in lengths of it."""
 
     differing: Sequence[str] = ()
     largest: float = 0.0
