@@ -21,7 +21,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Weights:
-    """Final weights beside the twin's: arrays that differ or are missing on a side, and how far the furthest is, in lengths of it."""
+    """Final weights beside the twin's: arrays that differ or are missing on a side, and how far the furthest of them is.
+
+    Attributes:
+        largest: length of the difference against that of the longer array.
+    """
 
     differing: Sequence[str] = ()
     largest: float = 0.0
