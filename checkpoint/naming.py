@@ -10,7 +10,7 @@ from pathlib import Path
 LAST_STEP = 99_999_999
 
 _STEP = re.compile(r"step-(\d{8})")
-_TEMPORARY = re.compile(r"step-\d{8}\.g(\d+)\.tmp")
+_TEMPORARY = re.compile(r"step-(\d{8})\.g(\d+)\.tmp")
 _DELETED = re.compile(r"step-\d{8}\.deleted-\d+")
 
 
@@ -39,11 +39,14 @@ def steps(root: Path) -> list[int]:
     return sorted(step for path in _directories(root) if (step := step_of(path)) is not None)
 
 
-def stale(root: Path, generation: int) -> list[Path]:
-    """Unfinished checkpoints of older generations: nobody will finish them."""
-    return [
-        path for path in _directories(root) if (match := _TEMPORARY.fullmatch(path.name)) is not None and int(match[1]) < generation
-    ]
+def stale(root: Path, generation: int, before: int = 0) -> list[Path]:
+    """Unfinished checkpoints that nobody will finish: those of older generations.
+
+    Args:
+        before: this step those of this generation are stale too, for it goes on to newer ones.
+    """
+    found = ((path, _TEMPORARY.fullmatch(path.name)) for path in _directories(root))
+    return [path for path, match in found if match and (int(match[2]), int(match[1])) < (generation, before)]
 
 
 def deleted(root: Path) -> list[Path]:

@@ -182,7 +182,7 @@ def finish(
     points.reached("finish_shares_gone")
     contents = Manifest(part.step, part.generation, files)
     commit.commit(root, attempt, contents)
-    for leftover in stale(root, attempt):
+    for leftover in stale(root, attempt, part.step):
         remove(leftover)
     if keep_last is not None:
         with suppress(OSError):

@@ -64,6 +64,20 @@ def test_a_step_goes_through_all_tiers(lab: Callable[..., Lab]) -> None:
         nodes.wait(lambda node=node: steps(node.tier_root("nvme") / f"replica-{1 - node.index}") == [3, 6], "replicas")
 
 
+def test_what_a_flush_that_failed_has_left_goes_with_the_next_commit(lab: Callable[..., Lab]) -> None:
+    nodes = lab()
+    nodes.begin()
+    assert nodes.step(1, ALL)
+    nodes.wait_durable(1)
+    generation = nodes.generation
+    left = [nodes.root / f"step-{step:08}.g{generation}.tmp" for step in (2, 9)]
+    for each in left:
+        (each / "model").mkdir(parents=True)
+    assert nodes.step(3, ALL)
+    nodes.wait_durable(3)
+    assert [each.exists() for each in left] == [False, True]  # one that is yet to come may be under way
+
+
 def test_dead_workers_go_on_from_memory(lab: Callable[..., Lab]) -> None:
     nodes = lab()
     nodes.begin()
