@@ -218,7 +218,7 @@ class Runner:
             if now > last_t + self._terms.limits.recovery_s:
                 if not self._watch.goes_on_since(last_t):
                     return self._over(False, f"the run does not go on {now - last_t:.0f} s after {leader.strike.id}")
-                self._teller.note(f"{leader.strike.id}: nothing was told of it within {self._terms.limits.recovery_s:.0f} s")
+                self._teller.note(f"{leader.strike.id}: not told of, or not mended, within {self._terms.limits.recovery_s:.0f} s")
                 self._conclude(now)
         return None
 
@@ -246,6 +246,8 @@ class Runner:
         must_be_told = each.expects.kinds and not each.expects.exits and not each.expects.may_pass and not self._covered(each)
         if must_be_told and not self._watch.told_since(each.t, each.expects.kinds):
             return False
+        if "degrade_tier" in each.expects.actions and not self._watch.tiers_are_well:
+            return False  # what befalls a tier that is in trouble is not told again
         return self._watch.goes_on_since(max(each.last_t, self._started_t))
 
     def _covered(self, each: UnderWay) -> bool:

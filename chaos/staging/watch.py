@@ -38,6 +38,7 @@ class Watch:
         self.generation: Event | None = None  # how the newest one started
         self.driver_host = ""
         self._open: dict[str, float] = {}
+        self._degraded: set[str] = set()  # faults of tiers that are not well again
         self._exit_code: int | None = None
         self._free_t: float | None = None  # since when nobody runs it
         self._asked_t = 0.0
@@ -51,6 +52,7 @@ class Watch:
                     self.driver_host = event["host"]
                     self._exit_code = None
                     self._open.clear()  # what a driver that was killed had open, nobody closes
+                    self._degraded.clear()
                 case "generation_started":
                     self.generation = event
                 case "run_finished":
@@ -59,8 +61,11 @@ class Watch:
                     self.faults.append(event)
                 case "action" if event["name"] not in GOES_ON:
                     self._open[event["fault_id"]] = event["t"]
+                case "action" if event["name"] == "degrade_tier":
+                    self._degraded.add(event["fault_id"])
                 case "recovered":
                     self._open.pop(event["fault_id"], None)
+                    self._degraded.discard(event["fault_id"])
         for line in self._metrics.read():
             if line["step"] > self.furthest:
                 self.furthest, self.furthest_t = line["step"], line["t"]
@@ -78,6 +83,11 @@ class Watch:
     def goes_on_since(self, t: float, steps: int = 1) -> bool:
         """Whether so many steps were finished since then, and no rank is being started anew."""
         return sum(finished_t > t for finished_t in self._finished) >= steps and not self._open
+
+    @property
+    def tiers_are_well(self) -> bool:
+        """Whether no tier is being tried again."""
+        return not self._degraded
 
     def ended(self, run_dir: Path) -> int | None:
         """The exit code of a run that is over, and that nobody has started again for a while; None while it is not."""

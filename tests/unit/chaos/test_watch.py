@@ -24,3 +24,19 @@ def test_what_was_lost_does_not_count_as_the_furthest_again(tmp_path: Path):
     watch = Watch(tmp_path)
     watch.look()
     assert (watch.step, watch.furthest, watch.furthest_t) == (3, 3, 2.0)
+
+
+def test_a_tier_is_well_once_what_was_told_of_it_is_recovered_from(tmp_path: Path):
+    with (tmp_path / ledger.EVENTS).open("a", buffering=1) as events:
+        watch = Watch(tmp_path)
+        for event, well in (
+            ({"event": "fault", "fault_id": "s1", "kind": "storage"}, True),
+            ({"event": "action", "fault_id": "s1", "name": "degrade_tier"}, False),
+            ({"event": "recovered", "fault_id": "g1-2"}, False),
+            ({"event": "recovered", "fault_id": "s1"}, True),
+            ({"event": "action", "fault_id": "s2", "name": "degrade_tier"}, False),
+            ({"event": "run_started"}, True),
+        ):
+            events.write(json.dumps({"t": 1.0, "host": "vm", **event}) + "\n")
+            watch.look()
+            assert watch.tiers_are_well == well, event
