@@ -59,10 +59,12 @@ class Watch:
                     self._exit_code = event["exit_code"]
                 case "fault":
                     self.faults.append(event)
-                case "action" if event["name"] not in GOES_ON:
-                    self._open[event["fault_id"]] = event["t"]
+                case "action" if event["name"] == "grow":
+                    pass  # of nodes that are back, after the recovery
                 case "action" if event["name"] == "degrade_tier":
                     self._degraded.add(event["fault_id"])
+                case "action" if event["name"] not in GOES_ON:
+                    self._open[event["fault_id"]] = event["t"]
                 case "recovered":
                     self._open.pop(event["fault_id"], None)
                     self._degraded.discard(event["fault_id"])

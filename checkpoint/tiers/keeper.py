@@ -61,6 +61,7 @@ class Tier:
         mark: a file that is in the durable one's root as long as that is there.
         busy: names the job that runs.
         moved_t: when the job last got on.
+        flushed: what this node has flushed last, until it is committed: its slab may hold something newer by then.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Tier:
     busy: bool = False
     moved_t: float = 0.0
     trouble_t: float | None = None
+    flushed: tuple[Part, dict[str, bytes]] | None = None
 
     def must_be_there(self) -> None:
         """Raises FileNotFoundError where the file system is not mounted: what is made in its place would be hidden by it later."""
@@ -491,17 +493,17 @@ class Keeper:
             tier.root = self._slabs.root
         else:
             tier = self._tiers[message["tier"]]
-        self._background(self._job(kind, tier, message))
-
-    async def _job(self, kind: str, tier: Tier, message: Message) -> None:
-        """One job after the other on each tier; what comes later waits."""
-        work = {"copy": self._copy, "replicate": self._replicate, "flush": self._flush, "commit": self._commit}[kind]
-        loop = asyncio.get_running_loop()
         slab = self._slabs.find(message["step"], message["generation"]) if kind != "replicate" else None
-        if slab is not None:
+        if slab is not None:  # at once: the next message may say that it is not needed
             slab.pins += 1
             if slab.lent:
                 self._revoke(slab)
+        self._background(self._job(kind, tier, message, slab))
+
+    async def _job(self, kind: str, tier: Tier, message: Message, slab: Slab | None) -> None:
+        """One job after the other on each tier; what comes later waits."""
+        work = {"copy": self._copy, "replicate": self._replicate, "flush": self._flush, "commit": self._commit}[kind]
+        loop = asyncio.get_running_loop()
         cancelled = threading.Event()
         try:
             await loop.run_in_executor(tier.pool, self._persist, kind, tier, message, slab, cancelled, work)
@@ -574,6 +576,17 @@ class Keeper:
                         return DirectorySource(path, chunks=part.chunks), part, _documents(path, part)
         raise CheckpointError(f"node {self._node} does not hold part {owner} of step {step}")
 
+    def _described(self, tier: Tier, message: Message, slab: Slab | None) -> tuple[Part, dict[str, bytes]]:
+        """What a part that this node has flushed is said to be."""
+        wanted = (message["step"], message["generation"], message["owner"])
+        if tier.flushed is not None:
+            part, documents = tier.flushed
+            if (part.step, part.generation, part.node) == wanted:
+                return part, documents
+        source, part, documents = self._source(message, slab)
+        source.close()
+        return part, documents
+
     def _copy(self, tier: Tier, message: Message, slab: Slab | None, copy: Copy) -> None:
         began = time.monotonic()
         source, part, documents = self._source(message, slab)
@@ -612,6 +625,7 @@ class Keeper:
         copy.check = source.check
         with contextlib.closing(source):
             copying.flush(source, part, documents, tier.root, message["attempt"], copy)
+        tier.flushed = part, documents
         self._say(
             "flushed",
             id=message["id"],
@@ -622,11 +636,11 @@ class Keeper:
     def _commit(self, tier: Tier, message: Message, slab: Slab | None, copy: Copy) -> None:
         began = time.monotonic()
         tier.must_be_there()
-        source, part, documents = self._source(message, slab)
-        with contextlib.closing(source):
-            contents = copying.finish(
-                part, documents, tier.root, message["attempt"], keep_last=tier.keep_last, keep_every=tier.keep_every
-            )
+        part, documents = self._described(tier, message, slab)
+        contents = copying.finish(
+            part, documents, tier.root, message["attempt"], keep_last=tier.keep_last, keep_every=tier.keep_every
+        )
+        tier.flushed = None
         size = contents.size_bytes + len(manifest.encode(contents))
         self._say(
             "committed",

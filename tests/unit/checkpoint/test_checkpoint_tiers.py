@@ -78,6 +78,26 @@ def test_what_a_flush_that_failed_has_left_goes_with_the_next_commit(lab: Callab
     assert [each.exists() for each in left] == [False, True]  # one that is yet to come may be under way
 
 
+def test_a_step_that_is_flushed_is_committed_although_its_slab_has_something_newer(lab: Callable[..., Lab]) -> None:
+    nodes = lab(1)
+    nodes.begin()
+    said: list[dict[str, Any]] = []
+    heard = nodes.custody.heard
+    nodes.custody.heard = lambda index, news, now: (said.append(news), heard(index, news, now))[1]  # type: ignore[method-assign]
+    assert nodes.step(1)
+    nodes.wait(lambda: nodes.reported("snapshot", "ram") == 1, "the snapshot")
+    order = {"tier": "durable", "step": 1, "generation": nodes.generation, "owner": 0, "attempt": nodes.generation, "id": 77}
+    nodes.nodes[0].send({"do": "flush", **order})
+    nodes.wait(lambda: any(news["what"] == "flushed" for news in said), "the flush")
+    for step in range(2, 6):  # while another node is still at it
+        assert nodes.step(step)
+    nodes.wait(lambda: nodes.reported("snapshot", "ram") == 5, "newer snapshots")
+    assert 1 not in steps(nodes.nodes[0].tier_root("ram"))
+    nodes.nodes[0].send({"do": "commit", **order})
+    nodes.wait(lambda: any(news["what"] in ("committed", "failed") for news in said), "the commit")
+    verify(nodes.root / "step-00000001")
+
+
 def test_dead_workers_go_on_from_memory(lab: Callable[..., Lab]) -> None:
     nodes = lab()
     nodes.begin()
