@@ -142,8 +142,10 @@ def test_damaged_checkpoints_are_passed_over_and_the_one_before_is_gone_on_from(
         new = rejected(run)[len(before) :]
         assert new == [(wrong, evidence["tier"])], (fault, evidence, new)
         started = run.events("generation_started")[-1]
-        assert started["tier"] == evidence["tier"], (fault, started)
-        assert started["resumed_step"] < wrong, (fault, started)
+        # What was flushed meanwhile may have taken the place in RAM of the snapshot before the one that was damaged.
+        assert started["tier"] in ("durable", evidence["tier"]), (fault, started)
+        sound = max((each for each in committed(run) if each < wrong), default=0)
+        assert sound <= started["resumed_step"] < wrong, (fault, started)
         blamed = [event for event in run.events("fault") if event["kind"] != "storage"][-1]
         assert (blamed["kind"], blamed["ranks"]) == ("exit", [1]), blamed
     well(run)
