@@ -434,6 +434,7 @@ class NodeAgent(LocalElasticAgent):
         if news == self._told and now - self._told_t < QUIET_S:
             return
         self._told, self._told_t = news, now
+        self._tell_records()  # what a rank has told before it finished these steps goes first
         self._send("beat", ranks={str(rank): vars(sign) for rank, sign in signs.items()})
 
     def _tell_links(self) -> None:

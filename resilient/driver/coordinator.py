@@ -483,6 +483,8 @@ class Coordinator:
         run = self._run
         if run is None or self.state is State.GATHERING:
             return
+        if not run.announced and "0" not in ranks:
+            return  # rank 0 says from where all go on, and its agent passes that on before its beats
         for pulse in ranks.values():
             if pulse["step"] <= run.step:
                 continue

@@ -449,6 +449,20 @@ def test_the_generation_is_announced_once_with_the_step_it_resumed_from(play):
     assert (started["resumed_step"], started["tier"], started["world_size"]) == (20, "scratch", 2)
 
 
+def test_where_a_generation_goes_on_from_is_not_guessed_from_a_beat_that_overtakes_the_word_of_rank_0(play):
+    play.beat(0, 9)
+    play.exit(1, step=9)
+    play.tell(0, "ready", store_port=6000)
+    play.tell(1, "ready", store_port=6001)
+    play.beat(1, 6)
+    assert len(play.events("generation_started")) == 1
+    play.tell(0, "records", items=[[0, 1.0, "resumed", {"step": 5, "tier": "ram"}]])
+    play.beat(0, 6)
+    started = play.events("generation_started")[1]
+    assert (started["resumed_step"], started["tier"]) == (5, "ram")
+    assert [recovered["lost_steps"] for recovered in play.events("recovered")] == [4]
+
+
 # -- workers that do not get on ------------------------------------------------------------------------------------------
 
 IDLE = {"state": "S", "cpu": 0.0, "stacks": 'Current thread 0x1 (most recent call first):\n  File "data.py", line 1 in wait\n'}
