@@ -44,12 +44,12 @@ from resilient.worker import (
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25  # how often the pages are read; to wake a processor costs more than what is done then
+LOOK_S = 0.35  # how often the pages are read; to wake a processor costs more than what is done then
 BEAT_S = 0.2  # how often what they say is told, at the least when something has changed
 QUIET_S = 1.0  # and when nothing has
 UNWATCHED_S = 1.0  # an agent that did not look at the pages for so long does not know who was silent meanwhile
 STANDBY_S = 10.0  # a rank that has not finished a step by then has a long start, or does not tell
-LINKS_S = 0.25  # how often the links are looked at
+LINKS_S = 0.35  # how often the links are looked at
 
 CHECK = "health-check"  # beside the pages; whatever is no page goes when the next agent starts
 

@@ -16,19 +16,10 @@ def chaos(tmp_path: Path) -> Iterator[Chaos]:
     yield from commands(tmp_path)
 
 
-def test_the_quick_one_ends_well(chaos: Chaos):
-    ends_well(chaos, "quick")
-
-
-@pytest.mark.usefixtures("soak")
-@pytest.mark.parametrize("name", ["preemption", "node-loss", "storage"])
+@pytest.mark.parametrize("name", ["quick", "preemption", "node-loss", "storage"])
 def test_it_ends_well(chaos: Chaos, name: str):
     if name == "storage" and os.geteuid() != 0:
         pytest.skip("NOT TESTED HERE: mounts file systems, which takes root")
-    ends_well(chaos, name)
-
-
-def ends_well(chaos: Chaos, name: str) -> None:
     assert chaos.run(name) == 0, chaos.printed + chaos.said()
     assert chaos.verdict()["ok"]
     assert not chaos.all_of_it()

@@ -25,7 +25,6 @@ def chaos(tmp_path: Path) -> Iterator[Any]:
     yield from experiments.commands(tmp_path)
 
 
-@pytest.mark.usefixtures("soak")
 def test_links_that_fail_end_well(chaos: Any):
     assert chaos.run("links") == 0, chaos.printed + chaos.said()
     assert chaos.verdict()["ok"]
