@@ -24,13 +24,3 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def rounds(request: pytest.FixtureRequest) -> int:
     """How often to repeat what depends on chance."""
     return int(request.config.getoption("--rounds"))
-
-
-SOAK = 10
-
-
-@pytest.fixture
-def soak(rounds: int) -> None:
-    """For tests that take many minutes."""
-    if rounds < SOAK:
-        pytest.skip(f"NOT TESTED HERE: takes many minutes; pytest --rounds {SOAK} runs it")

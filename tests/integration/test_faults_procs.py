@@ -1,6 +1,7 @@
 """Faults of processes and of ranks: each really happens, and the ledger names kind, culprit and rung."""
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -352,3 +354,32 @@ def test_a_generation_for_which_no_port_is_free_waits_for_one(counting: Counting
     whole(run)
     (event,) = run.events("fault")
     assert (event["kind"], event["ranks"]) == ("exit", [1]), event
+
+
+def ahead_s() -> float:
+    """How far the clock of this machine is ahead of the monotonic one."""
+    return time.time() - time.monotonic()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: setting the clock needs root")
+def test_a_clock_that_jumps_and_jumps_back_costs_nothing_and_is_put_right_also_if_the_hand_is_killed(counting: Counting):
+    # By more than a node may be silent, and a rank too.
+    patience = {"fence_s": 2.0, "lost_s": 3.0, "hang_floor_s": 2.0}
+    run = counting(steps=100_000, cluster={"nodes": 2, "procs_per_node": 1}, resilience=patience).start()
+    run.reach(30)
+    before = ahead_s()
+    evidence = strike(run, "clock_jump", node=0, by_s=5.0, seconds=0.5)
+    assert 4.5 < evidence["jumped_s"] < 5.5
+    wait_for(lambda: abs(ahead_s() - before) < 0.5, "the jump to be undone")
+    with hand(run, "clock_jump", node=0, by_s=-5.0, seconds=60) as sent:
+        wait_for(lambda: ahead_s() - before < -4.0, "the jump back")
+        sent.kill()
+        wait_for(lambda: abs(ahead_s() - before) < 0.5, "the guard of the hand that was killed")
+    run.reach(run.step() + 30)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output + run.logs()
+    assert not run.events("fault")
+    assert len(run.events("generation_started")) == 1
+    times = [line["t"] for line in run.metrics()]
+    assert times == sorted(times)
+    assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 4.0

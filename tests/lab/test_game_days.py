@@ -31,7 +31,6 @@ def test_links_that_fail_end_well(chaos: Any):
     assert not chaos.all_of_it()
 
 
-@pytest.mark.usefixtures("soak")
 def test_a_command_that_is_killed_at_any_moment_leaves_no_host_and_no_rule(chaos: Any, rounds: int):
     before = machine.look([chaos.directory])
     for number in range(rounds):

@@ -187,7 +187,6 @@ def test_a_job_whose_limit_is_cut_short_stops_in_time(jobs: Callable[..., Any], 
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.usefixtures("soak")
 def test_a_chain_of_jobs_with_a_limit_of_a_minute_reaches_its_target_by_itself(jobs: Callable[..., Any], long: Campaign):
     # At that pace no job comes further than that: four jobs.
     run = jobs(Chain, 3.4, **exclusive(partition="limited", time_min=1))
@@ -201,7 +200,6 @@ def test_a_chain_of_jobs_with_a_limit_of_a_minute_reaches_its_target_by_itself(j
     same(run, long)
 
 
-@pytest.mark.usefixtures("soak")
 def test_a_controller_that_is_killed_and_started_again_in_mid_run_is_not_noticed(jobs: Callable[..., Any], long: Campaign):
     run = jobs(Chain, 1.0, **exclusive())
     run.submit()
@@ -218,7 +216,6 @@ def test_a_controller_that_is_killed_and_started_again_in_mid_run_is_not_noticed
     same(run, long)
 
 
-@pytest.mark.usefixtures("soak")
 def test_two_that_submit_a_campaign_at_once_make_one_chain(jobs: Callable[..., Any], long: Campaign):
     run = jobs(Chain, 0.0, **exclusive())
     on(run.lab, "ctl", "scontrol", "update", "partition=lab", "state=down")  # so that nothing starts before both have come
@@ -234,7 +231,6 @@ def test_two_that_submit_a_campaign_at_once_make_one_chain(jobs: Callable[..., A
     same(run, long)
 
 
-@pytest.mark.usefixtures("soak")
 @pytest.mark.parametrize("requeue", [False, True], ids=["its successor", "itself"])
 def test_a_job_whose_batch_host_is_gone_is_followed_by(jobs: Callable[..., Any], long: Campaign, requeue: bool):
     run = jobs(
@@ -257,7 +253,6 @@ def test_a_job_whose_batch_host_is_gone_is_followed_by(jobs: Callable[..., Any],
     same(run, long)
 
 
-@pytest.mark.usefixtures("soak")
 def test_the_next_job_does_without_a_host_that_was_lost(jobs: Callable[..., Any]):
     run = jobs(
         Chain,
