@@ -55,7 +55,7 @@ def changes(before: State, after: State) -> list[str]:
 def _lines(command: Sequence[str]) -> list[str]:
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.TimeoutExpired):  # it is not there, or may not be run
         return []
     # Counters in brackets and comments with the time of day say nothing of the rules.
     lines = [line.partition(" [")[0] if line.startswith(":") else line for line in done.stdout.splitlines()]

@@ -142,7 +142,7 @@ def test_a_stop_signal_stops_all_ranks_at_one_step_and_the_next_run_goes_on_ther
 
 
 def test_stops_at_random_moments_part_no_ranks(counting: Counting, rounds: int):
-    steps = 200 + 100 * rounds
+    steps = 1000 + 1000 * rounds  # so many that it does not come to the end between two looks
     run = counting(steps=steps, every_steps=1000, args={"step_s": 0.001})
     chance = random.Random(rounds)
     for _ in range(rounds):
