@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +30,10 @@ from checkpoint.layout import Shard
 from checkpoint.part import Part
 from checkpoint.source import Source
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 30.0  # without a byte
+CONNECT_S = 5.0
+POLL_S = 0.5
+NOT_WANTED = "nobody waits for it any more"
 _FAILED = (1 << 64) - 1
 _LINE_LIMIT = 1 << 16
 
@@ -98,15 +102,17 @@ class RemotePart(Source):
         address: host:port of that node's server.
         directory: of the part, on that node.
         token: of the campaign.
+        cancelled: set once nobody waits for it any more.
 
     Raises DamagedCheckpoint where it cannot be reached, or is none.
     """
 
-    def __init__(self, address: str, directory: str, token: str) -> None:
+    def __init__(self, address: str, directory: str, token: str, cancelled: threading.Event | None = None) -> None:
         self.path = Path(f"{address}:{directory}")
         self._address = address
         self._directory = directory
         self._token = token
+        self._cancelled = cancelled if cancelled is not None else threading.Event()
         self._own = threading.local()
         self._sockets: list[socket.socket] = []
         self.part: Part = parts.decode(self.path, self._ask(file=parts.NAME))
@@ -149,6 +155,8 @@ class RemotePart(Source):
             raise Unreachable(self.path, f"{request['file']} cannot be fetched: {error}") from error
 
     def _once(self, target: memoryview | None, request: Mapping[str, object]) -> bytes:
+        if self._cancelled.is_set():
+            raise Unreachable(self.path, NOT_WANTED)
         try:
             connection = self._connection()
             connection.sendall(json.dumps(request).encode() + b"\n")
@@ -171,7 +179,8 @@ class RemotePart(Source):
         connection: socket.socket | None = getattr(self._own, "connection", None)
         if connection is None:
             host, _, port = self._address.rpartition(":")
-            connection = self._own.connection = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+            connection = self._own.connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+            connection.settimeout(POLL_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets.append(connection)
             connection.sendall(self._token.encode() + b"\n")
@@ -183,8 +192,16 @@ class RemotePart(Source):
         return bytes(data)
 
     def _into(self, connection: socket.socket, target: memoryview) -> None:
+        heard_t = time.monotonic()
         while target:
-            count = connection.recv_into(target)
+            try:
+                count = connection.recv_into(target)
+            except TimeoutError:
+                if self._cancelled.is_set():
+                    raise Unreachable(self.path, NOT_WANTED) from None
+                if time.monotonic() - heard_t > TIMEOUT_S:
+                    raise
+                continue
             if count == 0:
                 raise ConnectionResetError("the other node closed the connection")
-            target = target[count:]
+            heard_t, target = time.monotonic(), target[count:]

@@ -49,6 +49,7 @@ Message = Mapping[str, Any]
 HANG_S = 30.0
 SEAL_THREADS = 2
 SPARE = "spare"
+CANCELLED = "cancelled"
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 30.0
 
 
@@ -59,7 +60,8 @@ class Tier:
     Attributes:
         root: of a node's tier: where its parts are; of the durable one: of committed checkpoints.
         mark: a file that is in the durable one's root as long as that is there.
-        busy: names the job that runs.
+        busy: whether a job runs.
+        job: number of the one that runs, or ran last.
         moved_t: when the job last got on.
         flushed: what this node has flushed last, until it is committed: its slab may hold something newer by then.
     """
@@ -74,6 +76,7 @@ class Tier:
     pool: Executor = field(default_factory=lambda: ThreadPoolExecutor(1))
     cancelled: threading.Event = field(default_factory=threading.Event)
     busy: bool = False
+    job: int = 0
     moved_t: float = 0.0
     trouble_t: float | None = None
     flushed: tuple[Part, dict[str, bytes]] | None = None
@@ -124,6 +127,7 @@ class Keeper:
             for entry in settings["tiers"]
         }
         self._replicas = Tier(self._memory, False, Path(), 1, None, Pace(None))
+        self._unwanted: set[int] = set()  # numbers of jobs that were cancelled
         self._control = Control(self._directory / "control", create=True)
         self._loan = self._control.lent()[0] + 1
         self._lent: int | None = None
@@ -210,7 +214,7 @@ class Keeper:
             case "copy" | "replicate" | "flush" | "commit" as kind:
                 self._start(kind, message)
             case "cancel":
-                self._tiers[message["tier"]].cancelled.set()
+                self._cancel(message["id"])
             case "sync":
                 await self._settle()
                 self._say("synced", token=message.get("token"))
@@ -523,6 +527,9 @@ class Keeper:
     ) -> None:
         """Do a job again and again until the tier is well, or the job is not wanted any more."""
         tier.cancelled, tier.busy, tier.moved_t = cancelled, True, time.monotonic()
+        tier.job = message["id"]
+        if tier.job in self._unwanted:
+            cancelled.set()
 
         def moved(size_bytes: int) -> None:
             tier.moved_t = time.monotonic()
@@ -547,7 +554,7 @@ class Keeper:
             attempts(work, tier, message, slab, Copy(tier.pace, cancelled, moved))
         except (CheckpointError, OSError, Cancelled, ValueError) as error:
             fields = {name: message[name] for name in ("tier", "step", "generation", "id") if name in message}
-            reason = "cancelled" if cancelled.is_set() else f"{error}"
+            reason = CANCELLED if cancelled.is_set() else f"{error}"
             lost = isinstance(error, Unreachable)
             self._say("failed", job=kind, **fields, owner=message["owner"], detail=reason, unreachable=lost)
         else:
@@ -556,6 +563,13 @@ class Keeper:
                 tier.trouble_t = None
         finally:
             tier.busy = False
+
+    def _cancel(self, number: int) -> None:
+        """A job is not wanted any more, whether it runs or waits for its turn."""
+        self._unwanted.add(number)
+        for tier in (*self._tiers.values(), self._replicas):
+            if tier.job == number:
+                tier.cancelled.set()
 
     def _trouble(self, tier: Tier, detail: str, number: int | None) -> None:
         if tier.trouble_t is None:
@@ -599,7 +613,7 @@ class Keeper:
     def _replicate(self, tier: Tier, message: Message, slab: Slab | None, copy: Copy) -> None:
         """Fetch a part of the node whose buddy this is."""
         began = time.monotonic()
-        with contextlib.closing(RemotePart(message["address"], message["directory"], self._token)) as source:
+        with contextlib.closing(RemotePart(message["address"], message["directory"], self._token, copy.cancelled)) as source:
             part = source.part
             if (part.step, part.generation, part.node) != (message["step"], message["generation"], message["owner"]):
                 raise CheckpointError(f"{source.path} holds step {part.step} of generation {part.generation}")

@@ -25,6 +25,7 @@ News = Mapping[str, Any]
 FAILURES = 3  # of a job, until its step is given up on that tier
 CANDIDATES = 6
 LOST = "a node was lost"
+CANCELLED = "cancelled"  # the keepers' word for a job that ended because it was told to
 SILENT_STEPS = 3  # of which a node has told what became of them; those before are sealed, or will never be
 
 
@@ -215,8 +216,10 @@ class Custody:
                     del self._jobs[tier]
                     self._pending.setdefault(tier, job.key)
         for tier, replication in list(self._replications.items()):
-            for part, (number, *ends) in list(replication.waiting.items()):
-                if node in ends:
+            for part, (number, source, buddy) in list(replication.waiting.items()):
+                if node == source:  # of one that does not answer, the buddy would wait for long, and all that comes later with it
+                    effects.append(self._order(buddy, {"do": "cancel", "id": number}))
+                if node in (source, buddy):
                     effects += self._replicated(tier, part, number, failed=True)
         return effects
 
@@ -330,7 +333,7 @@ class Custody:
         for tier, job in list(self._jobs.items()):
             if tier not in self._pending or job.key > self._pending[tier]:
                 self._pending[tier] = job.key
-            effects += [self._order(node, {"do": "cancel", "tier": tier}) for node in self._addresses]
+            effects += [self._order(node, {"do": "cancel", "id": job.number}) for node in self._addresses]
         self._jobs, self._replications, self._unreached = {}, {}, set()
         self._protected, self._unprotected = {}, {}
         for key in [key for key, snapshot in self._snapshots.items() if not snapshot.whole()]:
@@ -529,10 +532,10 @@ class Custody:
     def _job_news(self, node: int, news: News, now: float) -> Iterator[Effect]:
         if news["what"] == "failed" and news["job"] == "replicate":
             # Of a node that does not answer once, its own loss tells soon enough.
-            if not news["unreachable"] or news["owner"] in self._unreached:
+            if news["detail"] != CANCELLED and (not news["unreachable"] or news["owner"] in self._unreached):
                 detail = f"the replica of part {news['owner']} of step {news['step']}: {news['detail']}"
                 yield self._fault(node, news["tier"], detail, now, step=news["step"])
-            if news["unreachable"]:
+            if news["unreachable"] and news["detail"] != CANCELLED:
                 self._unreached.add(news["owner"])
             yield from self._replicated(news["tier"], news["owner"], news["id"], failed=True)
             return
@@ -551,7 +554,7 @@ class Custody:
             del self._jobs[job.tier]
             if job.ended_badly == LOST:
                 self._pending.setdefault(job.tier, job.key)
-            elif snapshot is not None and job.ended_badly not in ("superseded", "cancelled"):
+            elif snapshot is not None and job.ended_badly not in ("superseded", CANCELLED):
                 snapshot.failures[job.tier] = snapshot.failures.get(job.tier, 0) + 1
                 if snapshot.failures[job.tier] < FAILURES:
                     self._pending.setdefault(job.tier, job.key)
@@ -583,7 +586,7 @@ class Custody:
     def _cancel(self, job: Job, why: str) -> Iterator[Effect]:
         job.ended_badly = why
         for part in job.waiting:
-            yield self._order(job.sources[part], {"do": "cancel", "tier": job.tier})
+            yield self._order(job.sources[part], {"do": "cancel", "id": job.number})
 
     def _again(self, node: int) -> Iterator[Effect]:
         """A node's keeper is a new one: it is told once more what it has to do."""

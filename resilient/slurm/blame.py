@@ -39,7 +39,7 @@ TABLE: tuple[Row, ...] = (
     # An agent that ends in mid-sentence may have been killed; a node that is gone says nothing.
     Row(lambda v: v.fault["kind"] == "node_lost" and v.fault["detect_s"] > TOLD_S, lambda v: v.fault["detail"]),
     Row(lambda v: v.fault["kind"] == "straggler" and v.action == "replace_node", lambda v: v.fault["detail"]),
-    Row(lambda v: v.fault["class"] == "node", lambda v: v.fault["detail"]),
+    Row(lambda v: v.fault.get("class") == "node", lambda v: v.fault["detail"]),
     Row(
         lambda v: v.fault["kind"] in _WORKERS_FAIL and v.times >= REPEATED,
         lambda v: f"workers failed there at {v.times} steps, the last time: {v.fault['detail']}",

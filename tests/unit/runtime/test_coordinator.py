@@ -830,6 +830,18 @@ def failed_replica(play: Play, step: int, *, unreachable: bool) -> list[dict[str
     return play.events("fault")
 
 
+def test_a_buddy_does_not_wait_for_a_node_that_is_gone():
+    play = Play(replicas=True)
+    play.start()
+    play.held(0, 1)
+    play.held(1, 1)
+    ((buddy, order),) = [each for each in play.orders("replicate") if each[1]["owner"] == 1]
+    effects = play.do("lost", 1, "silent for 8 s")
+    assert play.orders("cancel", effects) == [(buddy, {"do": "cancel", "id": order["id"]})]
+    play.news(buddy, "failed", job="replicate", **order, detail="cancelled", unreachable=True)
+    assert [fault["kind"] for fault in play.events("fault")] == ["node_lost"]
+
+
 def test_a_part_that_cannot_be_fetched_is_a_fault_of_storage_only_if_its_node_answers_or_stays_silent():
     play = Play(replicas=True)
     play.start()

@@ -27,6 +27,7 @@ def fault(kind: str, **fields: Any) -> dict[str, Any]:
         (fault("exit", **{"class": "deterministic"}), "restart_workers", {}),
         (fault("exit"), "restart_workers", {}),
         (fault("time_limit", nodes=[]), "finish_drain", {}),
+        ({name: value for name, value in fault("storage", step=None).items() if name != "class"}, "degrade_tier", {}),
     ],
 )
 def test_a_fault_is_the_nodes_own_or_not(seen: dict[str, Any], action: str, found: dict[int, str]):
