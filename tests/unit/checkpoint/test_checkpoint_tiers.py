@@ -238,6 +238,7 @@ def test_a_snapshot_with_the_bytes_of_the_one_before_is_refused(lab: Callable[..
     nodes = lab()
     nodes.begin()
     assert nodes.step(1)
+    nodes.wait(lambda: nodes.reported("snapshot", "ram") == 1, "the first one on both nodes")
     assert nodes.step(2, changed=False)  # a worker that copies what it had copied before
     nodes.wait(lambda: any("same bytes" in str(e.fields.get("detail")) for e in nodes.events), "the refusal")
     nodes.end_workers()
