@@ -14,6 +14,7 @@ from chaos.lab.lab import Lab
 Jobs = Callable[..., Job]
 
 NEVER = 1000  # a step that no run reaches
+KEPT_BY_BUDDIES = ("ram", "nvme")  # where buddies have copies; which of them has the newer one depends on the moment
 
 
 def tiers(every_steps: int) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def test_srun_put_before_the_command_makes_no_difference(job: Jobs, twin: Campai
     same(run, twin)
 
 
-def test_a_spare_goes_on_from_ram_when_a_host_is_gone_with_all_that_it_held(lab: Lab, job: Jobs, twin: Campaign):
+def test_a_spare_goes_on_from_the_buddies_copies_when_a_host_is_gone_with_all_that_it_held(lab: Lab, job: Jobs, twin: Campaign):
     run = job(cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={"fence_s": 4, "link_grace_s": 4})
     run.start().reach(15)
     wait_for(lambda: replicated(lab, 10), "replicas of what was computed")
@@ -109,7 +110,7 @@ def test_a_spare_goes_on_from_ram_when_a_host_is_gone_with_all_that_it_held(lab:
     assert (fault["kind"], fault["nodes"]) == ("node_lost", [1])
     assert "n2" in fault["detail"]
     again = run.events("generation_started")[1]
-    assert again["tier"] == "ram"
+    assert again["tier"] in KEPT_BY_BUDDIES
     assert again["resumed_step"] > 10
     same(run, twin)
 
@@ -173,4 +174,6 @@ def test_without_a_spare_fewer_hosts_go_on_and_one_that_boots_is_taken_in_again(
     run.signal(signal.SIGTERM)
     assert run.wait() == 75, told(run)
     assert actions(run) == ["replace_node", "shrink", "grow"]
-    assert [event["tier"] for event in run.events("generation_started")[1:]] == ["ram", "ram"]
+    smaller, grown = run.events("generation_started")[1:]
+    assert smaller["tier"] in KEPT_BY_BUDDIES
+    assert grown["tier"] == "ram"
