@@ -102,6 +102,7 @@ class _Clerk:
         self._ranks = 1
         self._done = 0
         self._before: tuple[int, int] | None = None  # generation and step of the last line of metrics
+        self._given_up = 0  # the generation that the last fault ended
         self._step_s = 0.0
         self._open: list[Incident] = []
         self._actions: dict[str, str] = {}
@@ -138,6 +139,8 @@ class _Clerk:
         match line.get("event"):
             case None:
                 self._step(line, t)
+            case "generation_started" if self._before is not None and self._before[0] == line["generation"]:
+                self._ranks = line["world_size"]  # its first step was faster than the word of it
             case "generation_started":
                 self.spend(t, "restart" if self.phase == "restart" else "start")
                 self._ranks = line["world_size"]
@@ -156,6 +159,8 @@ class _Clerk:
     def _step(self, line: Line, t: float) -> None:
         """A step has ended: the time before it, and its own."""
         assert self.cursor is not None
+        if self.phase == "restart" and int(line["generation"]) <= self._given_up:
+            return  # another rank ended its step after the fault, and will do so again
         step, step_s = int(line["step"]), float(line["step_s"])
         began = max(self.cursor, t - step_s)
         if self.phase == "link":  # the step that stalled: what is beyond a usual one was waiting
@@ -186,6 +191,7 @@ class _Clerk:
         self.spend(t - float(told["detect_s"]), "rework" if self.phase == "run" else self.phase)
         self._open.append(incident)
         self.spend(t, "detection")
+        self._given_up = int(line["generation"])
         self.phase = "restart" if action in ("restart_workers", "replace_node", "roll_back") else "finish"
 
     def _recovered(self, line: Line) -> None:

@@ -73,6 +73,38 @@ def test_a_fault_its_recovery_and_what_is_computed_again():
     }
 
 
+def test_a_step_that_ends_after_its_generation_was_given_up_is_part_of_the_restart():
+    events = [
+        event(0.0, "run_started"),
+        started(0.0),
+        fault(3.7, 0.3),
+        action(3.7, "restart_workers"),
+        started(4.5, 2, resumed=2),
+        event(7.0, "recovered", 2, fault_id="f1", lost_steps=0, downtime_s=3.6, step=3),
+        event(7.5, "run_finished", 2),
+    ]
+    metrics = [step(2.0, 1), step(3.0, 2), step(4.0, 3), step(7.0, 3, generation=2)]
+    wall = {"start": 1.0, "productive": 3.0, "rework": 0.4, "detection": 0.3, "restart": 0.8, "restore": 1.5, "finish": 0.5}
+    assert parts(events, metrics) == {name: pytest.approx(2 * seconds) for name, seconds in wall.items()}
+    (incident,) = account(events, metrics).incidents
+    assert incident.seconds["restart"] == pytest.approx(0.8)
+
+
+def test_a_step_that_ends_before_its_generation_is_told_of_belongs_to_it():
+    events = [
+        event(0.0, "run_started"),
+        started(0.0),
+        fault(3.3, 0.3),
+        action(3.3, "restart_workers"),
+        started(4.5, 2, resumed=2),
+        event(4.6, "recovered", 2, fault_id="f1", lost_steps=0, downtime_s=1.6, step=3),
+        event(5.5, "run_finished", 2),
+    ]
+    metrics = [step(2.0, 1), step(3.0, 2), step(4.4, 3, 0.4, generation=2), step(5.0, 4, 0.5, generation=2)]
+    wall = {"start": 1.0, "productive": 2.9, "detection": 0.3, "restart": 0.7, "idle": 0.1, "finish": 0.5}
+    assert parts(events, metrics) == {name: pytest.approx(2 * seconds) for name, seconds in wall.items()}
+
+
 def test_a_node_that_is_lost_and_returns_is_counted_with_the_ranks_that_there_are():
     events = [
         event(0.0, "run_started"),
