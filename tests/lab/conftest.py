@@ -87,9 +87,9 @@ def impatient(own_lab: Lab) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def lab(own_lab: Lab) -> Iterator[Lab]:
-    """Four fresh hosts with Slurm."""
-    own_lab.up(Shape(hosts=4, slurm=True, times=TIMES))
+def lab(own_lab: Lab, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """Four fresh hosts with Slurm, with the times of the parameter if a test has one."""
+    own_lab.up(Shape(hosts=4, slurm=True, times=getattr(request, "param", TIMES)))
     yield own_lab
     own_lab.down()
 

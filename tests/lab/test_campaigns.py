@@ -3,11 +3,12 @@
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HOSTS, Campaign, Job, same, wait_for
+from conftest import HOSTS, TIMES, Campaign, Job, same, wait_for
 
 from chaos.lab.lab import Lab
 
@@ -131,6 +132,8 @@ def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, job: Jo
     same(run, twin)
 
 
+# Slurm, too, must have patience: a host that it has not heard of for longer than that is down, and its step with it.
+@pytest.mark.parametrize("lab", [replace(TIMES, slurmd_timeout_s=120)], indirect=True, ids=["of a patient Slurm"])
 def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waited_for(lab: Lab, job: Jobs, twin: Campaign):
     run = job()
     run.start().reach(10)

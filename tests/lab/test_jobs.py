@@ -98,7 +98,7 @@ def long(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Campaign:
 def computed_once(run: Campaign) -> None:
     """Not one step was lost, and not one computed twice, from job to job."""
     assert [line["step"] for line in run.metrics()] == list(range(1, STEPS + 1))
-    stops = [event["step"] for event in run.events("drain")]
+    stops = {event["step"] for event in run.events("drain")} - {STEPS}  # the last job may be told to stop in its last step
     assert {event["resumed_step"] for event in run.events("generation_started")} == {0, *stops}
 
 
