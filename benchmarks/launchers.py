@@ -17,12 +17,11 @@ from typing import Any
 
 import psutil
 
-from resilient import storage
+from resilient import ledger, storage
 from resilient.agent.workers import keeper_directory, page_directory
 from resilient.page import peek
 
 ENTRY = Path(__file__).with_name("torchrun_entry.py")
-PATIENCE_S = 180.0
 NVRX = ["--ft-workload-check-interval", "0.2", "--ft-rank-heartbeat-timeout", "2", "--ft-initial-rank-heartbeat-timeout", "60"]
 
 
@@ -42,6 +41,8 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 class Launcher:
     """One launcher with its run directory; `start`, then hurt it as often as wanted, then `stop`."""
 
+    patience_s = 180.0
+
     def __init__(self, name: str, command: list[str], run_dir: Path, environ: dict[str, str]) -> None:
         self.name, self.run_dir = name, run_dir
         self._command = command
@@ -59,7 +60,7 @@ class Launcher:
 
     def wait(self, wanted: Callable[[dict[str, Any]], bool], watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """The first line of metrics that is as wanted."""
-        deadline = time.time() + PATIENCE_S
+        deadline = time.time() + self.patience_s
         while time.time() < deadline:
             found = [line for line in lines(self.run_dir / "metrics.jsonl") if wanted(line)]
             if found:
@@ -69,7 +70,7 @@ class Launcher:
                 raise TimeoutError(f"{self.name} has ended with status {self.process.returncode}; see {self.run_dir}.log")
             watch()
             time.sleep(0.002)
-        raise TimeoutError(f"{self.name}: no step within {PATIENCE_S:.0f} s; see {self.run_dir}.log")
+        raise TimeoutError(f"{self.name}: no step within {self.patience_s:.0f} s; see {self.run_dir}.log")
 
     def newest(self) -> dict[str, Any]:
         """The last step."""
@@ -119,23 +120,39 @@ class Resilient(Launcher):
     def stop(self) -> None:
         """Kill everything, and give the memory back that another job would go on from."""
         super().stop()
-        shutil.rmtree(keeper_directory(self.run_dir, 0), ignore_errors=True)
-        shutil.rmtree(page_directory(self.run_dir, 0), ignore_errors=True)
+        for log in (self.run_dir / "logs").glob("agent*.log"):
+            node = int(log.stem.removeprefix("agent"))
+            shutil.rmtree(keeper_directory(self.run_dir, node), ignore_errors=True)
+            shutil.rmtree(page_directory(self.run_dir, node), ignore_errors=True)
         with contextlib.suppress(OSError):
             for root in map(Path, storage.read(self.run_dir)["tiers"][0]["roots"]):
                 shutil.rmtree(root, ignore_errors=True)
                 root.parent.rmdir()
 
+    def agents(self) -> dict[int, psutil.Process]:
+        """The agents, by node."""
+        found = {}
+        for process in self.family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                command = process.cmdline()
+                if "resilient.agent" in command:
+                    found[int(command[command.index("--node") + 1])] = process
+        return found
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What the ledger tells of one kind of event."""
+        return [dict(line) for line in ledger.read(self.run_dir / ledger.EVENTS) if line["event"] == name]
+
     def drain(self) -> int:
         """Stop as a scheduler would; the exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=PATIENCE_S)
+        return self.process.wait(timeout=self.patience_s)
 
 
-def make(name: str, config: Path, run_dir: Path, ranks: int, ft_launcher: str | None) -> Launcher:
+def make(name: str, config: Path, run_dir: Path, ranks: int, ft_launcher: str | None, *overrides: str) -> Launcher:
     """A launcher on a run directory of its own. Raises FileNotFoundError if it is not installed."""
-    keys = [f"run_dir={run_dir}"]
+    keys = [f"run_dir={run_dir}", *overrides]
     if name == "resilient":
         return Resilient(name, [sys.executable, "-m", "resilient", "run", str(config), *keys], run_dir, {})
     common = ["--max-restarts", "100000", "--monitor-interval", "0.1"]

@@ -21,6 +21,7 @@ from resilient.agent.workers import keeper_directory, page_directory
 
 SETTLED_KILLS = 5  # by then everything that is made once is there
 QUIET_STEPS = 15
+LOOKS = 10
 CACHE = "torchinductor"  # torch's, and meant to stay
 
 
@@ -88,6 +89,14 @@ def _quiet(run: Launcher) -> Counter[str]:
     generation = run.newest()["generation"]
     settled = run.wait(lambda line: line["generation"] > generation or time.time() - line["t"] < 1.0)
     run.wait(lambda line: line["step"] >= settled["step"] + QUIET_STEPS)
+    found = _look(run)
+    for _ in range(LOOKS - 1):
+        time.sleep(0.1)
+        found &= _look(run)  # the least of each: a file that is being written is no leak, one that is left is there in every look
+    return found
+
+
+def _look(run: Launcher) -> Counter[str]:
     found: Counter[str] = Counter()
     for process in run.family():
         with contextlib.suppress(psutil.NoSuchProcess):

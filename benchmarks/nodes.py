@@ -19,9 +19,6 @@ from typing import Any
 import psutil
 from launchers import Resilient, make
 
-from resilient import ledger
-from resilient.agent.workers import keeper_directory, page_directory
-
 CONFIG = """
 name: nodes
 run_dir: {directory}/run
@@ -74,9 +71,6 @@ def campaign(chance: random.Random, rounds: int, *, spares: int) -> list[dict[st
             return [crash(run, chance, memory, 2 + spares) for _ in range(rounds)]
         finally:
             run.stop()
-            for node in range(2 + spares):
-                shutil.rmtree(keeper_directory(directory / "run", node), ignore_errors=True)
-                shutil.rmtree(page_directory(directory / "run", node), ignore_errors=True)
             shutil.rmtree(memory, ignore_errors=True)
 
 
@@ -86,7 +80,7 @@ def crash(run: Resilient, chance: random.Random, memory: Path, nodes: int) -> di
     since = started["resumed_step"] or 0
     until(lambda: replicated(memory, since))
     time.sleep(chance.uniform(0.2, 1.0))
-    found = agents(run)
+    found = run.agents()
     node = chance.choice([node for node, agent in found.items() if any(memory.glob(f"*/node{node}/step-*")) and agent.children()])
     before = run.newest()
     family = found[node].children(recursive=True)
@@ -100,36 +94,21 @@ def crash(run: Resilient, chance: random.Random, memory: Path, nodes: int) -> di
     for held in memory.glob(f"*/node{node}"):
         shutil.rmtree(held, ignore_errors=True)
     after = run.wait(lambda line: line["generation"] > before["generation"])
-    generation = next(line for line in events(run, "generation_started") if line["generation"] == after["generation"])
+    generation = next(line for line in run.events("generation_started") if line["generation"] == after["generation"])
     done: dict[str, Any] = {"step_s": after["t"] - began, "tier": generation["tier"]}
     done["lost"] = max(0, before["step"] - (generation["resumed_step"] or 0))
     if len(generation["nodes"]) == 1:
-        grown = until(lambda: next((line for line in events(run, "action") if line["name"] == "grow" and line["t"] > began), None))
+        grown = until(lambda: next((line for line in run.events("action") if line["name"] == "grow" and line["t"] > began), None))
         done["grown_s"] = run.wait(lambda line: line["generation"] > grown["generation"])["t"] - grown["t"]
     return done
 
 
-def events(run: Resilient, name: str) -> list[dict[str, Any]]:
-    return [dict(line) for line in ledger.read(run.run_dir / ledger.EVENTS) if line["event"] == name]
-
-
-def agents(run: Resilient) -> dict[int, psutil.Process]:
-    """The agents, by node."""
-    found = {}
-    for process in run.family():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            command = process.cmdline()
-            if "resilient.agent" in command:
-                found[int(command[command.index("--node") + 1])] = process
-    return found
-
-
 def whole(run: Resilient, nodes: int) -> dict[str, Any] | None:
     """The generation that runs, once it has two nodes and has recovered, and every agent that is there was checked."""
-    started = events(run, "generation_started")
+    started = run.events("generation_started")
     if not started or len(started[-1]["nodes"]) < 2 or run.newest()["generation"] < started[-1]["generation"]:
         return None
-    found = agents(run)
+    found = run.agents()
     well = all(len(agent.children()) >= 2 and checked(run, node) for node, agent in found.items())
     return started[-1] if len(found) == nodes and well else None
 

@@ -1,11 +1,10 @@
 """Tokens per second of the trainer, side by side in one run.
 
-    python benchmarks/trainer.py [--part model|attention|layouts|supervised ...] [--rounds 3]
+    python benchmarks/trainer.py [--part model|attention|layouts ...] [--rounds 3]
 
 - model: this trainer at world 1, eager and compiled, against a plain PyTorch GPT script of the same size (below, in this file);
 - attention: flash against math, forward and backward, at 512 to 4096 tokens: speed and peak memory;
-- layouts: each 3D layout at world 4 against dp 4;
-- supervised: the same training under `resilient run` against torchrun.
+- layouts: each 3D layout at world 4 against dp 4.
 
 Contestants take turns, round after round, and medians are compared, so that a noisy machine is noisy for all. On a GPU, `model` and
 `attention` use it, and MFU is told against the rate of a large matrix product measured in the same run.
@@ -300,29 +299,7 @@ def part_layouts(rounds: int) -> None:
         print("  tp {} pp {} dp {}".format(*layout), f"{statistics.median(found):9,.0f} tokens/s  {ratio:5.2f}x of dp 4")
 
 
-def part_supervised(rounds: int) -> None:
-    entry = Path(__file__).with_name("torchrun_entry.py")
-    found: dict[str, list[float]] = {"torchrun": [], "resilient run": []}
-    sections: dict[str, dict[str, object]] = {
-        "train": {"steps": 16, "global_batch_size": 8},
-        "model": {"layers": 4},
-        "cluster": {"procs_per_node": 2, "device": "cpu", "threads_per_proc": 1},
-    }
-    for _ in range(rounds):
-        with campaign(sections) as path:
-            (path.parent / "run").mkdir(exist_ok=True)
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(entry)]
-            command += [str(path.parent / "run"), str(path)]
-            found["torchrun"].append(speed_of(command, path, {"OMP_NUM_THREADS": "1"}, 5))
-        with campaign(sections) as path:
-            found["resilient run"].append(speed_of(resilient(path), path, {}, 5))
-    print("\nthe cost of supervision: two ranks, 4 layers")
-    for name, speeds in found.items():
-        ratio = statistics.median(a / b for a, b in zip(speeds, found["torchrun"], strict=True))
-        print(f"  {name:14} {statistics.median(speeds):9,.0f} tokens/s  {ratio:5.3f}x")
-
-
-PARTS = {"model": part_model, "attention": part_attention, "layouts": part_layouts, "supervised": part_supervised}
+PARTS = {"model": part_model, "attention": part_attention, "layouts": part_layouts}
 
 
 def main() -> None:

@@ -1,0 +1,158 @@
+"""Many nodes as processes of one machine: does the runtime hold them together, and what do they cost?
+
+    python benchmarks/many.py [--agents 64] [--kills 3]
+
+Every agent has one rank, which takes part in an all-reduce (gloo) and sleeps; a step takes at least a second. Ranks are killed,
+then whole agents with all they have, and their nodes return. An agent with its fork server and its rank has about 0.45 GB, most
+of it PyTorch twice, which processes that were started apart do not share: 64 of them need 30 GB of memory and swap.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+from launchers import Launcher, Resilient, make
+
+from resilient.agent.workers import page_directory
+from resilient.page import peek
+
+SCRIPT = """
+import time
+
+import torch
+import torch.distributed as dist
+from resilient import worker
+
+rank, step = worker.init().rank, 0
+dist.init_process_group("gloo")
+while worker.should_stop() is None:
+    began = time.time()
+    with worker.phase("step"):
+        dist.all_reduce(torch.ones(1))
+        time.sleep(1.0)
+    step += 1
+    if rank == 0:
+        worker.report({{"step": step, "step_s": time.time() - began, "loss": 1.0}})
+    worker.beat(step)
+"""
+CONFIG = """
+name: many
+run_dir: {directory}/run
+entrypoint: {directory}/script.py
+cluster: {{nodes: {agents}, procs_per_node: 1, threads_per_proc: 1, device: cpu}}
+data: {{path: {directory}/none}}
+model: {{vocab_size: 256}}
+train: {{steps: 1000000, global_batch_size: {agents}, micro_batch_size: 1}}
+resilience: {{max_restarts_per_hour: 1000, give_up_after_same_step: 1000, rejoin_s: 0}}
+"""
+WATCHED_S = 30.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", type=int, default=64)
+    parser.add_argument("--kills", type=int, default=3, help="of ranks, and as many of agents")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    chance = random.Random(args.seed)
+    Launcher.patience_s = 900.0
+    with tempfile.TemporaryDirectory(prefix="many-") as scratch:
+        directory = Path(scratch)
+        (directory / "script.py").write_text(SCRIPT.format())
+        config = directory / "config.yaml"
+        config.write_text(CONFIG.format(directory=directory, agents=args.agents))
+        run = make("resilient", config, directory / "run", args.agents, None)
+        assert isinstance(run, Resilient)
+        try:
+            began = time.time()
+            run.start()
+            say(f"{args.agents} agents: first step {time.time() - began:.0f} s after the start")
+            cost(run, args.agents)
+            for _ in range(args.kills):
+                kill_rank(run, chance)
+            for _ in range(args.kills):
+                kill_agent(run, chance, args.agents)
+            began = time.time()
+            status = run.drain()
+            say(f"drained in {time.time() - began:.1f} s, exit status {status}")
+        finally:
+            run.stop()
+
+
+def cost(run: Resilient, count: int) -> None:
+    """What driver and agents use of a core while nothing happens."""
+    time.sleep(WATCHED_S)
+    before, began = {p.pid: busy(p) for p in run.family()}, time.monotonic()
+    time.sleep(WATCHED_S)
+    took, steps = time.monotonic() - began, run.newest()["step"]
+    family = run.family()
+    agents = [busy(p) - before[p.pid] for p in run.agents().values() if p.pid in before]
+    driver = busy(family[0]) - before[family[0].pid]
+    held = sum(memory(p) for p in family) / count
+    say(f"step {steps}; driver {100 * driver / took:.1f} % of a core, an agent {100 * sum(agents) / len(agents) / took:.2f} %")
+    say(f"{held / 2**20:.0f} MiB an agent with all that is below it, in memory or swap")
+
+
+def busy(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+def memory(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        full = process.memory_full_info()
+        return int(full.pss + full.swap)
+    return 0
+
+
+def rank_of(run: Resilient, node: int) -> int:
+    """The process id of a node's rank."""
+    pages = [path for path in page_directory(run.run_dir, node).glob("g*-rank*") if path.suffix == ""]
+    return peek(max(pages, key=lambda path: path.stat().st_mtime)).pid
+
+
+def kill_rank(run: Resilient, chance: random.Random) -> None:
+    before = run.newest()
+    node = chance.choice(sorted(run.agents()))
+    began = time.time()
+    os.kill(rank_of(run, node), signal.SIGKILL)
+    line = run.wait(lambda line: line["generation"] > before["generation"])
+    say(f"rank of node {node} killed: {line['t'] - line['step_s'] - began:.1f} s to the next step")
+
+
+def kill_agent(run: Resilient, chance: random.Random, count: int) -> None:
+    before = run.newest()
+    node, agent = chance.choice(sorted(run.agents().items()))
+    family = agent.children(recursive=True)
+    began = time.time()
+    for process in (agent, *family):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    line = run.wait(lambda line: line["generation"] > before["generation"])
+    world = run.events("generation_started")[-1]["world_size"]
+    say(f"node {node} killed: {line['t'] - line['step_s'] - began:.1f} s to the next step, on {world} ranks")
+    deadline = time.monotonic() + Launcher.patience_s
+    while (newest := run.events("generation_started")[-1])["world_size"] < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the node has not returned")
+        time.sleep(0.5)
+    line = run.wait(lambda line: line["generation"] >= newest["generation"])
+    say(f"  on all nodes again {line['t'] - began:.0f} s after the kill")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
