@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "RESILIENT_TOKEN"
 CONNECT_S = 30.0
+# c10d asks for the name of every address that it connects to, for its log; where nobody answers, that takes longer with the
+# resolver's own 5 s than it has for the connection. For workers, too.
+RESOLVER = "timeout:1 attempts:2"
 
 
 def main() -> int:
@@ -43,6 +46,7 @@ def main() -> int:
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("torch").setLevel(logging.WARNING)
     token = os.environ.pop(TOKEN_VARIABLE, "")  # for this process alone, not for what it starts
+    os.environ.setdefault("RES_OPTIONS", RESOLVER)
     os.environ.update(clock.environment())  # on a machine of its own, an agent and its workers go by one clock
     start_fork_server(entry.ahead(entry.parse(args.entrypoint)))
 

@@ -13,6 +13,7 @@ import pytest
 from conftest import Campaign, alive, wait_for
 
 from resilient.account import account
+from resilient.agent.main import RESOLVER
 from resilient.agent.workers import page_directory
 
 Counting = Callable[..., Campaign]
@@ -288,6 +289,22 @@ def test_two_agents_on_one_machine_are_two_nodes(counting: Counting):
     whole(run, 80)
     assert [fault["kind"] for fault in run.events("fault")] == ["exit", "node_lost"]
     assert [fault["nodes"] for fault in run.events("fault")] == [[1], [1]]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: a name server of its own for a process needs root")
+def test_a_name_server_that_never_answers_is_not_waited_for(counting: Counting, tmp_path: Path):
+    (tmp_path / "resolv.conf").write_text("nameserver 10.99.0.1\n")
+    there = "ip link set lo up && ip link add dns type veth peer name end && ip link set end up && ip link set dns up"
+    there += " && ip addr add 10.99.0.2/24 dev dns && ip neigh add 10.99.0.1 lladdr 02:00:00:00:00:01 dev dns"
+    run = counting(cluster={"nodes": 2, "procs_per_node": 1}, steps=200)
+    run.within = ["unshare", "--net", "--mount", "sh", "-c"]
+    run.within += [f'{there} && mount --bind {tmp_path}/resolv.conf /etc/resolv.conf && exec "$@"', "sh"]
+    run.start().reach(1)
+    servers = [process for process in run.processes() if any("forkserver" in word for word in process.cmdline())]
+    assert {process.environ().get("RES_OPTIONS") for process in servers} == {RESOLVER}
+    assert run.wait() == 0, run.output + run.logs()
+    whole(run, 200)
+    assert not run.events("fault")
 
 
 def test_a_second_driver_on_the_same_run_directory_is_refused(counting: Counting, tmp_path: Path):
