@@ -43,7 +43,7 @@ class Expectation:
         actions: the rungs that may be taken; empty: nothing may be done for it.
         culprit: whether the ledger must name the target (its rank, or its node).
         exits: codes with which the job may end because of it; the campaign is then started again. Beside 0.
-        lost_steps: most that may have to be computed again, beyond the newest snapshot; None: back to whatever is left.
+        lost_steps: most that may have to be computed again, beyond the newest snapshot it left; None: back to whatever is left.
         rejected: whether a checkpoint may be found damaged because of it, and passed over (`checkpoint_rejected`).
         exact: whether losses and weights stay those of a run without faults, to the last bit.
         may_pass: nobody need tell of it, although `kinds` says as what.

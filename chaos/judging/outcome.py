@@ -20,6 +20,9 @@ OF_EACH = {
 }
 """Invariants of each injection."""
 
+HELD = ("snapshot", "committed")  # events of what a run goes on from while its nodes are there
+SAFE = ("replicated", "committed")  # and of what outlives a node
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -172,18 +175,22 @@ def _downtime_s(seen: Observation, injection: Injection, told: Sequence[Told], e
 
 
 def _lost(seen: Observation, injection: Injection, told: Sequence[Told], ended: Job | None) -> tuple[int, int]:
-    """Steps that were computed again, and by how many the run went on from before the newest snapshot that there was."""
-    stops = [(each.since_t, each.t) for each in told if each.stops_ranks]
+    """Steps that were computed again, and by how many the run went on from before the newest snapshot that there was.
+
+    Without a node, the newest one that its buddy had a copy of: what is copied behind the training's back is some steps late.
+    """
+    stops = [(each.since_t, each.t, each.nodes) for each in told if each.stops_ranks]
     lost = sum({each.recovered_t: each.lost_steps for each in told}.values())
     if ended is not None and injection.t is not None:
-        stops.append((injection.t, ended.ended_t))
+        stops.append((injection.t, ended.ended_t, ()))
     beyond = 0
-    for since_t, until_t in stops:
+    for since_t, until_t, nodes in stops:
         later = [line for line in seen.events if line["event"] == "generation_started" and line["t"] >= until_t]
-        starts = [int(line["resumed_step"]) for line in later if line["resumed_step"] is not None]  # None: it ended before it knew
-        if not starts:
+        started = [line for line in later if line["resumed_step"] is not None]  # None: it ended before it knew
+        if not started:
             continue
-        resumed = starts[0]
+        resumed = int(started[0]["resumed_step"])
+        kept = HELD if set(nodes) <= set(started[0]["members"]) else SAFE
         # What older generations had beyond the start of this one was lost before, and judged there.
         before = [line for line in seen.events if line["event"] == "generation_started" and line["t"] <= since_t]
         known = [line for line in before if line["resumed_step"] is not None]
@@ -191,9 +198,10 @@ def _lost(seen: Observation, injection: Injection, told: Sequence[Told], ended: 
         if ended is not None:
             done = [line for line in seen.metrics if line["t"] <= until_t and line["generation"] >= since]
             lost = max((int(line["step"]) for line in done), default=start) - resumed
-        held = [line for line in seen.events if line["event"] in ("snapshot", "committed") and line["t"] <= since_t]
+        held = [line for line in seen.events if line["event"] in kept and line["t"] <= since_t]
         mine = [int(line["step"]) for line in held if line["generation"] >= since and not seen.void(line)]
-        beyond = max(beyond, max(mine, default=start) - resumed)
+        least = start if kept is HELD else resumed  # what a generation began with need not have a copy yet
+        beyond = max(beyond, max(mine, default=least) - resumed)
     return max(0, lost), beyond
 
 

@@ -465,6 +465,8 @@ class Custody:
         if not replication.waiting:
             del self._replications[tier]
             (self._unprotected if replication.failed else self._protected)[tier] = replication.key
+            if not replication.failed:
+                yield WriteEvent("replicated", {"step": replication.key[0], "tier": tier}, replication.key[1])
             yield from self._replicate(tier)
             yield from self._keep(tier)
 

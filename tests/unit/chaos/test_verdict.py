@@ -20,6 +20,7 @@ KILLED = Expectation(frozenset({"exit"}), frozenset({"restart_workers"}), culpri
 LINK = Expectation(frozenset({"collective_timeout", "node_lost"}), frozenset({"wait", "restart_workers"}), may_pass=True)
 STORAGE = Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}))
 DRIVER = Expectation(exits=frozenset({-9}))
+NODE = Expectation(frozenset({"node_lost"}), frozenset({"shrink"}), culprit=True)
 STOPPED = Expectation(frozenset({"preempted"}), frozenset({"finish_drain"}), exits=frozenset({75}), lost_steps=0)
 SPIKE = Expectation(frozenset({"loss_spike"}), frozenset({"roll_back"}))
 
@@ -77,10 +78,12 @@ class Tale:
         self.expected[name] = expected
         return self
 
-    def tells(self, kind: str, *actions: str, ranks: Sequence[int] = (1,), name: str = "", **fields: Any) -> str:
+    def tells(
+        self, kind: str, *actions: str, ranks: Sequence[int] = (1,), nodes: Sequence[int] = (0,), name: str = "", **fields: Any
+    ) -> str:
         self.t += 0.2
         name = name or f"g{self.generation}-{len(self.events)}"
-        self.event("fault", fault_id=name, kind=kind, ranks=list(ranks), nodes=[0], detail="of a test", detect_s=0.1)
+        self.event("fault", fault_id=name, kind=kind, ranks=list(ranks), nodes=list(nodes), detail="of a test", detect_s=0.1)
         for action in actions:
             self.event("action", fault_id=name, name=action, reason="", **fields)
         return name
@@ -519,3 +522,17 @@ def test_what_was_lost_before_is_not_charged_to_the_next_fault():
     assert "lost steps" not in last.wrong, last.wrong
     behind = lines(seen, lambda line: line["event"] == "generation_started" and line["resumed_step"] == 10, {"resumed_step": 5})
     assert "lost steps" in judge(behind).outcomes[-1].wrong
+
+
+@pytest.mark.parametrize(("copied", "gone", "fine"), [(10, 1, True), (15, 1, False), (10, 0, False)])
+def test_without_a_node_the_newest_copy_counts(copied: int, gone: int, fine: bool):
+    """Snapshots up to 15, of which copies lie elsewhere up to `copied`: the run goes on from step 10, on one node."""
+    tale = Tale().goes_to(15)
+    tale.event("replicated", step=copied, tier="memory")
+    tale.goes_to(17)
+    tale.strikes(NODE, None, node=gone)
+    name = tale.tells("node_lost", "shrink", nodes=[gone])
+    tale.begins(1, resumed=10)
+    seen = tale.recovers(name, 7).goes_to(STEPS).ends().seen()
+    (only,) = judge(seen).outcomes
+    assert ("lost steps" in only.wrong) is not fine, only.wrong

@@ -842,6 +842,20 @@ def test_a_buddy_does_not_wait_for_a_node_that_is_gone():
     assert [fault["kind"] for fault in play.events("fault")] == ["node_lost"]
 
 
+def test_the_ledger_says_when_all_of_a_snapshot_has_copies():
+    play = Play(replicas=True)
+    play.start()
+    play.held(0, 1)
+    play.held(1, 1)
+    for count, (node, order) in enumerate(play.orders("replicate")):
+        assert len(play.events("replicated")) == 0, f"{count} of 2 parts"
+        what = {name: order[name] for name in ("tier", "step", "generation", "owner", "id")}
+        play.news(node, "held", **what, directory="/ram", nodes=2, replica=True, bytes=9, stall_s=0.0, write_s=0.1, wants=[])
+    assert play.events("replicated") == [{"step": 1, "tier": "ram"}]
+    failed_replica(play, 2, unreachable=True)
+    assert [each["step"] for each in play.events("replicated")] == []  # of step 2 there is one copy
+
+
 def test_a_part_that_cannot_be_fetched_is_a_fault_of_storage_only_if_its_node_answers_or_stays_silent():
     play = Play(replicas=True)
     play.start()
