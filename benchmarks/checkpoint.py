@@ -291,7 +291,7 @@ class Keeper:
             memory = {"name": "ram", "places": [str(self.place / "ram")], "slabs": 2}
             self.send({"node": 0, "host": "127.0.0.1", "token": "", "directory": str(directory), "memory": memory, "tiers": tiers})
             self.hear("listening")
-            self.send({"do": "session", **common})
+            self.send({"do": "session", **common, "node_rank": 0})
             told = {**common, "node": 0, "directory": str(directory), "mtbf_s": 1e5, "candidates": []}
             session.write(path, {**told, "tiers": [{"name": "ram", "every_steps": 1}]})
         dist.barrier()
@@ -337,7 +337,7 @@ class Keeper:
         assert taken.taken
         if self.bench.rank == 0:
             self.hear("held")
-            self.send({"do": "keep", "tier": "ram", "steps": [step], "upto": step, "generation": 1})
+            self.send({"do": "keep", "tier": "ram", "steps": [step], "upto": step, "generation": 1, "left_out": []})
         dist.barrier()
         return taken.stall_s
 
@@ -345,7 +345,7 @@ class Keeper:
         """Take a snapshot and wait until it is committed."""
         self.snapshot(step)
         if self.bench.rank == 0:
-            order = {"tier": "durable", "step": step, "generation": 1, "attempt": 1, "id": step}
+            order = {"tier": "durable", "step": step, "generation": 1, "attempt": 1, "id": step, "owner": 0}
             self.send({"do": "flush", **order})
             self.hear("flushed")
             self.send({"do": "commit", **order})

@@ -3,8 +3,8 @@
 Owns the copying between the two: boxes of whole chunks at once, those at the edges and on a GPU one by one. Touches no file.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import pairwise, product
 from typing import Any
 
@@ -16,6 +16,8 @@ from checkpoint.piece import Piece
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 Pairs = Iterator[tuple[Any, Any]]
+Box = tuple[Shape, Shape]
+"""Chunks: place of the first one in the grid of all chunks, and how many along each dimension."""
 
 
 class Block:
@@ -27,14 +29,18 @@ class Block:
         self._extent = piece.extent
         self._data = piece.data.detach()
         self._numbers: Numbers | None = None
+        # Chunks wholly inside the block, along each dimension.
+        bounds = zip(info.chunk, piece.offset, piece.extent, strict=True)
+        self._inner = [(-(-offset // part), (offset + extent) // part) for part, offset, extent in bounds]
         if self._data.device.type == "cpu":
             self._numbers = _bits(self._data).numpy()  # which copies without starting torch's threads
 
     def gather(self, strip: Strip, slots: torch.Tensor) -> None:
         """Copy chunks into `slots` (bytes in host memory, as in the file), with zeros for what is beyond the block."""
-        if not all(self._has(place, counts) for place, counts in strip.boxes()):
+        boxes = list(strip.boxes())
+        if not all(self._has(place, counts) for place, counts in boxes):
             slots.zero_()
-        for target, source in self.pairs(strip, slots):
+        for target, source in self._pairs(strip, boxes, slots):
             target[...] = source
 
     def scatter(self, strip: Strip, slots: torch.Tensor) -> None:
@@ -44,20 +50,23 @@ class Block:
 
     def pairs(self, strip: Strip, slots: torch.Tensor) -> Pairs:
         """Views of the same elements in `slots` and in the block: NumPy's, or torch's where the block is on a GPU."""
-        for place, counts in strip.boxes():
-            for corner, extent in self._cut(place, counts):
+        return self._pairs(strip, strip.boxes(), slots)
+
+    def _pairs(self, strip: Strip, boxes: Iterable[Box], slots: torch.Tensor) -> Pairs:
+        data = slots.numpy().data
+        for place, counts in boxes:
+            for corner, extent in [(place, counts)] if self._has(place, counts) else self._cut(place, counts):
                 number = self._info.locate(corner)[1] - strip.slot
                 if self._numbers is not None and self._has(corner, extent):
-                    yield self._box(self._numbers, slots, number, corner, extent)
+                    yield self._in_slots(data, number, extent), self._in_block(corner, extent)
                     continue
                 for chunk in product(*(range(start, start + count) for start, count in zip(corner, extent, strict=True))):
                     yield self._single(slots, self._info.locate(chunk)[1] - strip.slot, chunk)
 
-    def _cut(self, place: Shape, counts: Shape) -> Iterator[tuple[Shape, Shape]]:
+    def _cut(self, place: Shape, counts: Shape) -> Iterator[Box]:
         """A box of chunks in parts, at the first and the last chunk along each dimension that are wholly inside the block."""
         parts = []
-        for start, count, part, offset, extent in zip(place, counts, self._info.chunk, self._offset, self._extent, strict=True):
-            inner = (-(-offset // part), (offset + extent) // part)
+        for start, count, inner in zip(place, counts, self._inner, strict=True):
             bounds = sorted({start, start + count, *(each for each in inner if start < each < start + count)})
             parts.append([(low, high - low) for low, high in pairwise(bounds)])
         for box in product(*parts):
@@ -65,28 +74,37 @@ class Block:
 
     def _has(self, place: Shape, counts: Shape) -> bool:
         """Whether a box of chunks is wholly inside the block."""
-        return all(
-            offset <= start * part and (start + count) * part <= offset + extent
-            for start, count, part, offset, extent in zip(place, counts, self._info.chunk, self._offset, self._extent, strict=True)
-        )
+        for start, count, (low, high) in zip(place, counts, self._inner, strict=True):
+            if start < low or start + count > high:
+                return False
+        return True
 
-    def _box(self, numbers: Numbers, slots: torch.Tensor, number: int, place: Shape, counts: Shape) -> tuple[Numbers, Numbers]:
-        """Chunks wholly inside the block, the first of them in slot `number`: dimensions of the box, then of a chunk."""
+    def _in_slots(self, data: memoryview, number: int, counts: Shape) -> Numbers:
+        """Chunks of a box, the first of them in slot `number`: dimensions of the box, then of a chunk."""
+        assert self._numbers is not None
         info = self._info
-        size = info.element.size_bytes
-        between = [info.slot_bytes * math.prod(info.per_shard[dim + 1 :]) for dim in range(len(counts))]
-        within = [size * math.prod(info.chunk[dim + 1 :]) for dim in range(len(counts))]
-        shape = (*counts, *info.chunk)
-        offset = number * info.slot_bytes
-        in_slots = np.ndarray(shape, numbers.dtype, slots.numpy().data, offset, (*between, *within))
-        starts = [start * part - first for start, part, first in zip(place, info.chunk, self._offset, strict=True)]
-        box: tuple[Any, ...] = (
-            ...,
-            *(slice(low, low + count * part) for low, count, part in zip(starts, counts, info.chunk, strict=True)),
+        return np.ndarray((*counts, *info.chunk), self._numbers.dtype, data, number * info.slot_bytes, info.strides)
+
+    def _in_block(self, place: Shape, counts: Shape) -> Numbers:
+        """The same of the block."""
+        starts = [start - low for start, (low, _) in zip(place, self._inner, strict=True)]
+        box: tuple[Any, ...] = (*(slice(start, start + count) for start, count in zip(starts, counts, strict=True)), ...)
+        found: Numbers = self._tiles[box]  # a view, also of an array without dimensions
+        return found
+
+    @cached_property
+    def _tiles(self) -> Numbers:
+        """The chunks wholly inside the block: dimensions of their grid, then of a chunk."""
+        assert self._numbers is not None
+        chunk = self._info.chunk
+        inside: tuple[Any, ...] = tuple(
+            slice(low * part - offset, high * part - offset)
+            for part, offset, (low, high) in zip(chunk, self._offset, self._inner, strict=True)
         )
-        mine = numbers[box]  # a view, also of an array without dimensions
-        strides = (*(stride * part for stride, part in zip(mine.strides, info.chunk, strict=True)), *mine.strides)
-        return in_slots, np.lib.stride_tricks.as_strided(mine, shape, strides)
+        numbers = self._numbers[(*inside, ...)]
+        counts = (high - low for low, high in self._inner)
+        strides = (*(stride * part for stride, part in zip(numbers.strides, chunk, strict=True)), *numbers.strides)
+        return np.lib.stride_tricks.as_strided(numbers, (*counts, *chunk), strides)
 
     def _single(self, slots: torch.Tensor, number: int, chunk: Shape) -> tuple[Any, Any]:
         """What one chunk, in slot `number`, and the block have in common."""

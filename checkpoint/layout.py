@@ -24,8 +24,8 @@ from checkpoint.elements import Element, element
 PAGE_BYTES = 4096
 CRC_BYTES = 4
 CHUNK_TARGET_BYTES = 512 << 10
-CHUNK_LEAST_BYTES = 128 << 10
-CHUNKS_IN_UNIT = 64
+CHUNK_LEAST_BYTES = 256 << 10
+CHUNKS_IN_UNIT = 32
 SEGMENT_BYTES = 4 << 10
 SHARD_LIMIT_BYTES = 16 << 30
 
@@ -52,7 +52,7 @@ def chunk_shape(shape: Shape, element_bytes: int, unit: Shape, target_bytes: int
     """The chunks of an array: tiles that divide `unit`, so small that another layout needs few bytes beyond its own.
 
     Args:
-        target_bytes: about the most that a chunk has; None for a 64th of the unit, between 128 and 512 KiB.
+        target_bytes: about the most that a chunk has; None for a 32nd of the unit, between 256 and 512 KiB.
     """
     chunk = [max(1, min(part, full)) for part, full in zip(unit, shape, strict=True)]
     if target_bytes is None:
@@ -184,6 +184,13 @@ class ArrayInfo:
         return _slot_bytes(self.chunk_bytes) if self.sharded else self.chunk_bytes + CRC_BYTES
 
     @cached_property
+    def strides(self) -> Shape:
+        """In a shard file, in bytes: from chunk to chunk along each dimension, then from element to element of a chunk."""
+        between = (self.slot_bytes * math.prod(self.per_shard[dim + 1 :]) for dim in range(len(self.shape)))
+        within = (self.element.size_bytes * math.prod(self.chunk[dim + 1 :]) for dim in range(len(self.shape)))
+        return (*between, *within)
+
+    @cached_property
     def index_bytes(self) -> int:
         """The index with its checksum, without the zeros that follow."""
         return 16 * math.prod(self.per_shard) + CRC_BYTES if self.sharded else 0
@@ -305,7 +312,7 @@ class Shard:
 
     def chunks_crc32c(self, checksums: Mapping[int, int]) -> int:
         """crc32c over the chunks' checksums, by slot, in the order of the slots: it stands for the contents."""
-        return int(crc32c.crc32c(b"".join(crc.sealed(checksums[slot]) for slot in self.slots.tolist())))
+        return int(crc32c.crc32c(np.fromiter((checksums[slot] for slot in self.slots.tolist()), "<u4", len(self.slots)).tobytes()))
 
     def _runs(self) -> Iterator[tuple[int, int]]:
         """Slots in a row that are absent, and in use after them, again and again."""

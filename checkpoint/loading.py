@@ -22,7 +22,7 @@ from checkpoint.source import DirectorySource, Source
 from checkpoint.state import JSON
 from checkpoint.threads import for_each
 
-THREADS = 2
+THREADS = 4
 
 Seals = dict[str, dict[int, int]]
 """crc32c of each chunk that was read, by the shard file's path and slot."""

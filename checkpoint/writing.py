@@ -17,7 +17,7 @@ from checkpoint.block import Block
 from checkpoint.layout import Strip
 from checkpoint.threads import for_each
 
-THREADS = 2
+THREADS = 4
 _FSYNC_THREADS = 8
 
 Checksums = dict[str, dict[int, int]]

