@@ -19,7 +19,7 @@ from chaos.experiment import ExperimentError
 from chaos.judging.observation import Job
 from chaos.staging.sites import Site, Started
 from chaos.staging.volumes import filled_in, paths
-from resilient.config import Config, dump, load
+from resilient.config import Config, dump, load, spans
 
 RUN, TWIN, CONFIG, OUTPUT = "run", "twin", "config.yaml", "output"
 
@@ -62,6 +62,13 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         old = found.get(key)
         found[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return found
+
+
+def shortened(config: Config, steps: int) -> dict[str, dict[str, object]]:
+    """Changes of a config with which its training ends earlier, and computes until then what it would have computed."""
+    warmup, decay = spans(config)
+    samples = {"warmup_samples": warmup, "decay_samples": decay, "warmup_tokens": None, "decay_tokens": None}
+    return {"train": {"steps": steps}, "optimizer": samples}
 
 
 class Campaign:

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from chaos.judging.gathering import look, observe, places
 from chaos.judging.observation import Observation
 from chaos.judging.verdict import OF_EACH, Verdict, judge
 from chaos.planning import World, plan
-from chaos.staging.campaign import TWIN, Campaign, resolve
+from chaos.staging.campaign import TWIN, Campaign, resolve, shortened
 from chaos.staging.leash import Leash
 from chaos.staging.runner import POLL_S, Runner, Teller, Terms
 from chaos.staging.sites import Here, InLab, Site, place, rights
@@ -133,7 +133,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin
         teller.note(outcome.why)
         _end(campaign, leash)
         if experiment.twin and not terms.to_target and outcome.finished:
-            twin = _twin(experiment, file, directory, site, leash, teller, steps=outcome.step)
+            twin = _twin(experiment, file, directory, site, leash, teller, shortened(config, outcome.step))
         teller.note("looking at what is there")
         seen = observe(
             config.run_dir,
@@ -218,10 +218,16 @@ def _end(campaign: Campaign, leash: Leash) -> None:
 
 
 def _twin(
-    experiment: Experiment, file: Path, directory: Path, site: Site, leash: Leash, teller: Teller, steps: int | None = None
+    experiment: Experiment,
+    file: Path,
+    directory: Path,
+    site: Site,
+    leash: Leash,
+    teller: Teller,
+    changes: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Path:
-    """The same campaign without faults; its run directory. In the place of a lab it runs on this machine."""
-    changes: dict[str, dict[str, object]] = {"train": {"steps": steps}} if steps is not None else {}
+    """The same campaign without faults, changed so; its run directory. In the place of a lab it runs on this machine."""
+    changes = dict(changes or {})
     if site.lab:
         changes["cluster"] = {"launcher": "local"}
         site = Here()
