@@ -67,7 +67,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 def shortened(config: Config, steps: int) -> dict[str, dict[str, object]]:
     """Changes of a config with which its training ends earlier, and computes until then what it would have computed."""
     warmup, decay = spans(config)
-    samples = {"warmup_samples": warmup, "decay_samples": decay, "warmup_tokens": None, "decay_tokens": None}
+    samples: dict[str, object] = {"warmup_samples": warmup, "decay_samples": decay, "warmup_tokens": None, "decay_tokens": None}
     return {"train": {"steps": steps}, "optimizer": samples}
 
 
