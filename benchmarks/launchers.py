@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from resilient import ledger, storage
-from resilient.agent.workers import keeper_directory, page_directory
+from resilient.agent.memory import agent_record, keeper_directory, page_directory
 from resilient.page import peek
 
 ENTRY = Path(__file__).with_name("torchrun_entry.py")
@@ -132,11 +132,12 @@ class Resilient(Launcher):
     def agents(self) -> dict[int, psutil.Process]:
         """The agents, by node."""
         found = {}
-        for process in self.family():
+        for path in self.run_dir.glob("logs/agent*.log"):
+            node = int(path.stem.removeprefix("agent"))
+            told = agent_record(self.run_dir, node)
             with contextlib.suppress(psutil.NoSuchProcess):
-                command = process.cmdline()
-                if "resilient.agent" in command:
-                    found[int(command[command.index("--node") + 1])] = process
+                if told is not None:
+                    found[node] = psutil.Process(told.pid)
         return found
 
     def events(self, name: str) -> list[dict[str, Any]]:

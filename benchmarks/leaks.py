@@ -17,7 +17,7 @@ import psutil
 from launchers import Launcher, Resilient, make
 
 from resilient import ledger
-from resilient.agent.workers import keeper_directory, page_directory
+from resilient.agent.memory import keeper_directory, page_directory
 
 SETTLED_KILLS = 5  # by then everything that is made once is there
 QUIET_STEPS = 15
@@ -100,10 +100,11 @@ def _look(run: Launcher) -> Counter[str]:
     found: Counter[str] = Counter()
     for process in run.family():
         with contextlib.suppress(psutil.NoSuchProcess):
-            command = " ".join(process.cmdline())
-            name = next((each for each in ("resilient.agent", "forkserver", "keeper") if each in command), "driver or tracker")
+            kinds = ("agent", "template", "forkserver", "rank", "standby")
+            name = next((each for each in kinds if process.name().startswith(each)), "")
+            name = name or ("keeper" if "checkpoint.tiers.keeper" in process.cmdline() else "driver")
             found[f"processes ({name})"] += 1
-            if name != "forkserver":
+            if name not in kinds[1:]:
                 slabs = sum("/slab-" in file.path for file in process.open_files())  # as many as it works on: there are few slabs
                 found[f"descriptors ({name})"] += process.num_fds() - slabs
                 found[f"sockets ({name})"] += len(process.net_connections(kind="all"))

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 from launchers import Launcher, Resilient, make
 
-from resilient.agent.workers import page_directory
+from resilient.agent.memory import page_directory
 from resilient.page import peek
 
 SCRIPT = """

@@ -156,8 +156,7 @@ def spent(family: list[psutil.Process]) -> dict[str, float]:
     """Processor seconds so far, by what a process is."""
     found = dict.fromkeys(("driver", "agent", "keeper"), 0.0)
     for process in family:
-        command = process.cmdline()
-        kind = "agent" if "resilient.agent" in command else "keeper" if "checkpoint.tiers.keeper" in command else ""
+        kind = "agent" if process.name() == "agent" else "keeper" if "checkpoint.tiers.keeper" in process.cmdline() else ""
         if kind or process.pid == family[0].pid:
             times = process.cpu_times()
             found[kind or "driver"] += times.user + times.system

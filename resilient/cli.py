@@ -5,13 +5,17 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from resilient.exits import Exit, ForeseenError
+
+if TYPE_CHECKING:
+    from resilient.driver.launch import AgentAhead
 
 COMMANDS = "resilient.commands"  # entry points by which other packages add command groups
 
@@ -51,6 +55,15 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
     Ctrl-C or SIGTERM stops at the next step with a checkpoint (exit 75); the same command goes on from there.
     """
     _stop_early_on_signals()
+    from resilient.driver.launch import AgentAhead
+
+    with closing(AgentAhead()) if "SLURM_JOB_ID" not in os.environ else nullcontext() as ahead:
+        code = _run(config, overrides or [], ahead)
+    raise typer.Exit(code)
+
+
+def _run(config: Path, given: list[str], ahead: "AgentAhead | None") -> Exit:
+    """See `run`. Args: ahead: an agent that was started before anything is known of the campaign."""
     from rich.console import Console
 
     from resilient.campaign import allocation_of, already_reached, fitted, machine_layout
@@ -58,11 +71,10 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
     from resilient.driver.display import Display
     from resilient.driver.driver import run_campaign
 
-    given = overrides or []
     loaded = load(config, given)
     allocation = allocation_of(loaded)
     if allocation is not None and allocation.task > 0:
-        return  # one of many that srun has started; the first one starts an agent on each node
+        return Exit.OK  # one of many that srun has started; the first one starts an agent on each node
     loaded = fitted(loaded, allocation)
     layout = machine_layout(loaded, allocation)
     _log_to_stderr(loaded.logging.level)
@@ -71,7 +83,7 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
     if reached is not None:
         text = f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}"
         console.print(text, soft_wrap=True)
-        return
+        return Exit.OK
     display = Display(loaded.logging.progress, loaded.train.steps, console=console)
     if allocation is not None and allocation.gone:
         display.note(f"the job has lost {', '.join(allocation.gone)}, and goes on with what is left")
@@ -80,7 +92,7 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
         f" (tp {layout.tp}, pp {layout.pp}, dp {layout.dp}), {loaded.train.steps} steps, in {loaded.run_dir}"
     )
     try:
-        code, message = run_campaign(loaded, layout, display, lambda error: str(attribute(error, config, given)), allocation)
+        code, message = run_campaign(loaded, layout, display, lambda error: str(attribute(error, config, given)), allocation, ahead)
     finally:
         display.close()
     if message:
@@ -91,7 +103,7 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
         console.print("The same command goes on from here.")
     elif code is Exit.GAVE_UP:
         typer.echo(f"resilient: logs of all ranks are in {loaded.run_dir / 'logs'}", err=True)
-    raise typer.Exit(code)
+    return code
 
 
 @app.command()

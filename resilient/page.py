@@ -19,6 +19,9 @@ from pathlib import Path
 
 from resilient import clock
 
+# The event under which an exception travels from the worker to its agent; it is never written to the ledger.
+RAISED = "raised"
+
 PHASES = ("start", "load", "data", "step", "snapshot", "eval")
 
 _DATA = PHASES.index("data")

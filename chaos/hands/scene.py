@@ -15,7 +15,8 @@ import psutil
 from chaos.fault import CannotInject
 from chaos.hands.guard import Guard
 from resilient import ledger, storage
-from resilient.agent.workers import keeper_directory, page_directory
+from resilient.agent import NAME
+from resilient.agent.memory import agent_record, keeper_directory, page_directory
 from resilient.config import Config
 from resilient.page import Pulse, peek
 
@@ -130,14 +131,23 @@ class Scene:
 
     def _agents(self) -> Mapping[int, psutil.Process]:
         found = {}
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                words = process.cmdline()
-                if "resilient.agent" not in words or str(self.run_dir) not in words or "--node" not in words:
-                    continue
-                if not words[0].rpartition("/")[2].startswith("srun"):
-                    found[int(words[words.index("--node") + 1])] = process
+        for node in self._nodes():
+            told = agent_record(self.run_dir, node)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if told is not None and (process := psutil.Process(told.pid)).name() == NAME:
+                    found[node] = process
         return found
+
+    def driver_address(self) -> str:
+        """Where the agent of the node that is aimed at has reached the driver, as `resilient.wire.parse_addresses` takes it.
+
+        Raises:
+            CannotInject: the agent does not run on this machine.
+        """
+        told = agent_record(self.run_dir, -1 if self.target.node is None else self.target.node)
+        if told is None:
+            raise CannotInject(f"the agent of node {self.target.node} does not run here")
+        return told.driver
 
     def keeper(self) -> psutil.Process:
         """The keeper of the node that is aimed at.

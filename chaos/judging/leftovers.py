@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from chaos.judging import machine
-from resilient.agent.workers import page_directory
+from resilient.agent.memory import page_directory
 from resilient.storage import FILE
 
 PATIENCE_S = 10.0  # for what is just ending

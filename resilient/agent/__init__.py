@@ -3,3 +3,6 @@
 It does what the driver says and tells the driver what it sees; it decides nothing but one thing: without a word from the driver
 for `fence_s`, it kills its workers and goes.
 """
+
+TOKEN_VARIABLE = "RESILIENT_TOKEN"
+NAME = "agent"  # of its process, as `ps -e` shows it

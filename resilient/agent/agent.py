@@ -13,8 +13,9 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection as PipeEnd
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,14 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from resilient import clock, spill, storage
+from resilient.agent import memory, preparation
+from resilient.agent.forkserver import ForkServer, ForkServerGone
 from resilient.agent.links import LinkWatch, interface_of, interfaces_of, ports_of
+from resilient.agent.memory import keeper_directory, page_directory, salvaged
 from resilient.agent.rendezvous import CalledOff, DriverRendezvous, Generation
 from resilient.agent.standby import Standbys
 from resilient.agent.storage import KeeperProcess
-from resilient.agent.workers import Workers, await_fork_server, keeper_directory, page_directory, salvaged
+from resilient.agent.workers import Workers
 from resilient.faults import INCIDENTS, WorkerEnd
 from resilient.health.node import NodeCheck, NodeSpec, tiers_of
 from resilient.network import dump_files
@@ -69,15 +73,29 @@ class AgentSettings:
     health_s: float
     world: int
     device: str
+    driver: str
     token: str
     addr: str
 
 
 class NodeAgent(LocalElasticAgent):
-    """Runs the workers of one node, generation after generation, as the driver says."""
+    """Runs the workers of one node, generation after generation, as the driver says.
 
-    def __init__(self, settings: AgentSettings, connection: Connection) -> None:
+    Args:
+        connection: to the driver.
+        control: to the template; see `resilient.agent.forkserver`.
+        outcome: what the preparation writes to, where the template forks it.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        connection: Connection,
+        control: socket.socket,
+        outcome: PipeEnd | None = None,
+    ) -> None:
         self._settings = settings
+        self._config = settings.run_dir / "config.yaml"
         self._connection = connection
         self._inbox: deque[Message] = deque()
         self._heard_t = time.monotonic()
@@ -109,7 +127,9 @@ class NodeAgent(LocalElasticAgent):
             token=settings.token.partition(".")[0],
         )
         self._check: NodeCheck | None = None
-        self._standbys = Standbys(settings.run_dir / "config.yaml", settings.entrypoint)
+        self._fork_server = ForkServer(control)
+        self._preparation = self._prepared_by(outcome, self._status_by_template) if outcome is not None else None
+        self._standbys = Standbys(self._config, settings.entrypoint, self._fork_server)
         self._started_t = 0.0
         self._left_behind = False
         self._clear: list[str] = []
@@ -129,13 +149,14 @@ class NodeAgent(LocalElasticAgent):
         for generation, rank, records in salvaged(self._pages):
             items = [(rank, record.t, record.event, dict(record.fields)) for record in records]
             spill.leave(self._settings.run_dir, generation, socket.gethostname(), items)
-        # Nothing is answered while the fork server imports, which takes a minute where many nodes share a file system, and from its
-        # hello on the driver takes an agent that is silent for lost.
-        await_fork_server()
+        memory.leave_record(self._settings.run_dir, self._settings.node, self._settings.driver)
         self._heard_t = time.monotonic()
         self._send("hello", host=socket.gethostname(), addr=self._settings.addr, token=self._settings.token, t=time.time())
+        while not self._fork_server.ready:  # it imports, which takes a minute where many nodes share a file system
+            self._next(QUIET_S)
+        self._send("imported")
         if self._settings.health_s:
-            self._check = NodeCheck(self._node_spec())
+            self._check = NodeCheck(self._node_spec(), self._fork_server)
         while True:
             # Ends by the RendezvousGracefulExitError of `_ready`, once the driver has no more generations.
             self._initialize_workers(self._worker_group)
@@ -160,7 +181,7 @@ class NodeAgent(LocalElasticAgent):
             [self._environ(told, worker_group, local) for local in range(self._settings.procs)],
             pages=self._pages,
             log_dir=log_dir,
-            config=self._settings.run_dir / "config.yaml",
+            config=self._config,
             entrypoint=self._settings.entrypoint,
             standbys=self._standbys,
         )
@@ -194,9 +215,12 @@ class NodeAgent(LocalElasticAgent):
         if told is not None:
             unkept = [item for item, _, _ in self._unkept]
             spill.leave(self._settings.run_dir, told.generation, socket.gethostname(), unkept)
-        if self._check is not None:
-            self._check.close()
+        self._end_check()
+        if self._preparation is not None:
+            self._preparation.close()
+        self._fork_server.close()
         with contextlib.suppress(OSError):
+            memory.forget_record(self._settings.run_dir, self._settings.node)
             self._pages.rmdir()
         if self._clear:
             self._keeper.clear(self._clear)
@@ -266,13 +290,55 @@ class NodeAgent(LocalElasticAgent):
             limit_s=settings.health_s,
         )
 
+    def _end_check(self) -> None:
+        if self._check is not None:
+            self._check.close()
+            self._check = None
+
+    # -- the preparation -----------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """The node that was at it is gone: do it here, once there is a fork server."""
+        while not self._fork_server.ready:
+            self._fork_server.receive()
+        ours, its = self._fork_server.Pipe()
+        args = (its, self._config, self._settings.entrypoint, preparation.log_of(self._settings.run_dir))
+        process = self._fork_server.Process(target=preparation.run, args=args, name="prepare")
+        process.start()
+        its.close()
+        self._preparation = self._prepared_by(ours, lambda: process.exitcode)
+
+    def _prepared_by(self, outcome: PipeEnd, status: Callable[[], int | None]) -> preparation.Preparation:
+        log_file = preparation.log_of(self._settings.run_dir)
+        return preparation.Preparation(outcome, status, self._settings.entrypoint, log_file)
+
+    def _status_by_template(self) -> int | None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._fork_server, selectors.EVENT_READ)
+            if selector.select(0.0):
+                self._hear_of_servers()
+        return self._fork_server.prepared
+
+    def _tell_preparation(self, told: preparation.Preparation) -> None:
+        self._send("preparation", **told.receive())
+        if told.over:
+            told.close()
+            self._preparation = None
+
+    def _hear_of_servers(self) -> None:
+        try:
+            self._fork_server.receive()
+        except ForkServerGone as error:
+            raise _gone(f"nothing can be forked any more: {error}") from error
+
+    # -- the world around one generation -------------------------------------------------------------------------------
+
     def _tell_health(self, check: NodeCheck) -> None:
         """Go on until the check of this node has come to its end; what it has found is told before `ready`."""
         while not check.examination.collect():
             self._next(check.examination.left_s)
         report = check.report()
-        check.close()
-        self._check = None
+        self._end_check()
         unwell = [finding for finding in report.findings if not finding.good]
         log.info("health check: %d findings in %.2f s", len(report.findings), report.took_s)
         for finding in unwell:
@@ -349,9 +415,11 @@ class NodeAgent(LocalElasticAgent):
     def _wait(self, timeout_s: float) -> None:
         self._watch_sentinels(self._workers.sentinels() if self._workers is not None else ())
         keeper = self._keeper.fileno() if self._keeper.running else None
-        passing = [keeper] if keeper is not None else []
+        passing = [self._fork_server.fileno(), *([keeper] if keeper is not None else [])]
         if self._check is not None:
             passing += [connection.fileno() for connection in self._check.examination.waitable()]
+        if self._preparation is not None:
+            passing.append(self._preparation.fileno())
         for each in passing:
             self._selector.register(each, selectors.EVENT_READ)
         try:
@@ -365,6 +433,10 @@ class NodeAgent(LocalElasticAgent):
                 self._tell_records()  # of a step that others may go on from, should this node be lost in the next moment
             for news in self._keeper.receive():
                 self._send("storage", news=news)
+        if self._fork_server.fileno() in ready:
+            self._hear_of_servers()
+        if self._preparation is not None and self._preparation.fileno() in ready:
+            self._tell_preparation(self._preparation)
         if self._signals in ready:
             for name in self._signals.take():
                 self._send("signal", name=name)
@@ -386,6 +458,8 @@ class NodeAgent(LocalElasticAgent):
                     page.keep(end)
             elif message["type"] == "storage":
                 self._keeper.send(message["order"])
+            elif message["type"] == "prepare":
+                self._prepare()
             elif message["type"] == "ping":
                 if self._workers is None:  # else their beats say that this agent lives
                     self._send("alive")

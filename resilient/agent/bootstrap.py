@@ -1,7 +1,7 @@
 """What a worker process does before and after the entry point.
 
-Runs in the forked child. It shields the worker from signals that are for the driver, ties its life to the fork server's, sends
-its output to the rank's log, and leaves the exception that ended it on the page before anything is torn down.
+Runs in the forked child. It shields the worker from signals that are for the driver, sends its output to the rank's log, and
+leaves the exception that ended it on the page before anything is torn down.
 """
 
 import importlib
@@ -17,10 +17,7 @@ from typing import NoReturn
 from resilient import clock, entry, worker
 from resilient.agent import groups, looks, recorder
 from resilient.exits import Exit
-from resilient.lifeline import die_with_parent
-
-# The event under which an exception travels from the worker to its agent; it is never written to the ledger.
-RAISED = "raised"
+from resilient.page import RAISED
 
 _SHIELDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
@@ -38,8 +35,7 @@ class WorkerSpec:
 
 
 def shield() -> None:
-    """First of all in a forked process: tie its life to the fork server's, and leave signals to the driver."""
-    die_with_parent(os.getppid())
+    """First of all in a forked process: leave signals to the driver. The fork server has tied its life to its own."""
     os.setsid()
     for sig in _SHIELDED:
         signal.signal(sig, signal.SIG_IGN)
@@ -62,6 +58,8 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
     looks.answer_with_stacks(spec.stacks)
     recorder.answer_with_record(spec.record)
     os.environ.update(spec.environ)
+    if (torch := sys.modules.get("torch")) is not None and "OMP_NUM_THREADS" in os.environ:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # it was imported before that was known
     try:
         context = worker.init()
         if context.collective_timeout_s is not None:

@@ -1,22 +1,29 @@
-"""Start-up of an agent process: arguments, fork server first (its imports take longest), then the connection, then the loop."""
+"""Start-up of an agent process: arguments, torch, the template of the node's processes, then the connection and the loop."""
 
 import argparse
+import gc
+import importlib
+import json
 import logging
 import os
 import signal
+import socket
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection as PipeEnd
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilient import clock, entry
-from resilient.agent.workers import start_fork_server
-from resilient.lifeline import die_with_parent
+from resilient.agent import NAME, TOKEN_VARIABLE, preload, preparation
+from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_process
 from resilient.slurm.headless import see_to_the_job
 from resilient.wire import Connection, parse_addresses
 
 if TYPE_CHECKING:
     from resilient.agent.agent import AgentSettings
 
-TOKEN_VARIABLE = "RESILIENT_TOKEN"
 CONNECT_S = 30.0
 # c10d asks for the name of every address that it connects to, for its log; where nobody answers, that takes longer with the
 # resolver's own 5 s than it has for the connection. For workers, too.
@@ -25,41 +32,108 @@ RESOLVER = "timeout:1 attempts:2"
 
 def main() -> int:
     """Run an agent until the driver ends the run, is gone, or has been silent for too long."""
-    parser = argparse.ArgumentParser(prog="python -m resilient.agent", description=__doc__)
-    parser.add_argument("--driver", required=True, metavar="HOST:PORT[,…]", help="addresses of the driver, best first")
-    parser.add_argument("--node", type=int, required=True, help="index of this node")
-    parser.add_argument("--procs", type=int, required=True, help="workers on this node")
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--run-id", required=True)
-    parser.add_argument("--entrypoint", required=True, metavar="ENTRYPOINT")
-    parser.add_argument("--fence-s", type=float, required=True)
-    parser.add_argument("--health-s", type=float, default=0.0, help="what the check of this node may take; 0: none is made")
-    parser.add_argument("--world", type=int, default=1, help="ranks of all nodes")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="what ranks compute on")
-    parser.add_argument("--addr", help="address at which the other nodes reach this one; else the one that leads to the driver")
-    parser.add_argument("--parent", type=int, help="end when this parent process does")
-    parser.add_argument("--log-level", default="INFO")
-    args = parser.parse_args()
+    leave_stops_to_the_driver()  # until the agent can tell it of them
+    name_process(NAME)
+    gc.disable()  # until all is imported: there is nothing to collect
+    args = _arguments(sys.argv[1:])
     if args.parent is not None:
-        # Not SIGKILL: an agent that has lost its driver ends its workers and keeps what they have reported.
-        die_with_parent(args.parent, signal.SIGTERM)
+        die_with_parent(args.parent)
+    if args.ahead:
+        importlib.import_module("torch")
+        args = _orders()
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("torch").setLevel(logging.WARNING)
     token = os.environ.pop(TOKEN_VARIABLE, "")  # for this process alone, not for what it starts
     os.environ.setdefault("RES_OPTIONS", RESOLVER)
     os.environ.update(clock.environment())  # on a machine of its own, an agent and its workers go by one clock
-    start_fork_server(entry.ahead(entry.parse(args.entrypoint)))
-
     # All ranks of the group are alike, which spares torchelastic a round through the store.
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
-    from resilient.agent.agent import NodeAgent  # imports torch, while the fork server does the same
+    importlib.import_module("torch")
+    gc.freeze()
+    outcome, its = Pipe() if args.prepare else (None, None)
+    control = _fork_template(args, its)
+    from resilient.agent.agent import NodeAgent  # after the fork, beside the template's imports: it makes threads and connections
 
+    gc.enable()
     with Connection(parse_addresses(args.driver), timeout_s=CONNECT_S) as connection:
-        agent = NodeAgent(_settings(args, token, args.addr or connection.own_address()), connection)
+        agent = NodeAgent(_settings(args, token, args.addr or connection.own_address()), connection, control, outcome)
+        if args.parent is not None:
+            # Not SIGKILL from here on: an agent that has lost its driver ends its workers and keeps what they have reported.
+            die_with_parent(args.parent, signal.SIGTERM)
         agent.run()
     if agent.fenced:
         see_to_the_job(os.environ)
     return 0
+
+
+def _fork_template(args: argparse.Namespace, outcome: PipeEnd | None) -> socket.socket:
+    """Fork the process that imports the entry point; the agent's socket to it. Nothing is open yet that it should not have.
+
+    Args:
+        outcome: to which the preparation writes, where it is to be forked there; closed here.
+    """
+    control, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    modules = entry.ahead(entry.parse(args.entrypoint))
+
+    def fork_preparation() -> int:
+        assert outcome is not None
+        template = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(template)
+            its.close()
+            preparation.run(outcome, args.run_dir / "config.yaml", args.entrypoint, preparation.log_of(args.run_dir))
+        outcome.close()
+        return pid
+
+    agent = os.getpid()
+    if os.fork() == 0:
+        try:
+            control.close()
+            preload.serve(agent, its, modules, fork_preparation if outcome is not None else None)
+        finally:
+            os._exit(1)  # after a traceback: nothing may go on here as if it were the agent
+    its.close()
+    if outcome is not None:
+        outcome.close()
+    return control
+
+
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m resilient.agent", description=__doc__)
+    needed = "--ahead" not in words
+    parser.add_argument("--ahead", action="store_true", help="import torch, then read the other arguments from the standard input")
+    parser.add_argument("--driver", required=needed, metavar="HOST:PORT[,…]", help="addresses of the driver, best first")
+    parser.add_argument("--node", type=int, required=needed, help="index of this node")
+    parser.add_argument("--procs", type=int, required=needed, help="workers on this node")
+    parser.add_argument("--run-dir", type=Path, required=needed)
+    parser.add_argument("--run-id", required=needed)
+    parser.add_argument("--entrypoint", required=needed, metavar="ENTRYPOINT")
+    parser.add_argument("--fence-s", type=float, required=needed)
+    parser.add_argument("--health-s", type=float, default=0.0, help="what the check of this node may take; 0: none is made")
+    parser.add_argument("--world", type=int, default=1, help="ranks of all nodes")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="what ranks compute on")
+    parser.add_argument("--prepare", action="store_true", help="call the entry point's prepare(config, progress), once")
+    parser.add_argument("--addr", help="address at which the other nodes reach this one; else the one that leads to the driver")
+    parser.add_argument("--parent", type=int, help="end when this parent process does")
+    parser.add_argument("--log-level", default="INFO")
+    return parser.parse_args(words)
+
+
+def _orders() -> argparse.Namespace:
+    """What an agent that was started ahead is to be (`driver.launch.AgentAhead`); the process ends if it is not needed."""
+    told = sys.stdin.buffer.read()
+    if not told:
+        os._exit(0)
+    orders = json.loads(told)
+    os.environ.update(orders["environ"])
+    fd = os.open(orders["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, each in ((nothing, 0), (fd, 1), (fd, 2)):
+        os.dup2(source, each)
+    os.close(fd)
+    os.close(nothing)
+    return _arguments(orders["arguments"])
 
 
 def _settings(args: argparse.Namespace, token: str, addr: str) -> "AgentSettings":
@@ -75,6 +149,7 @@ def _settings(args: argparse.Namespace, token: str, addr: str) -> "AgentSettings
         health_s=args.health_s,
         world=args.world,
         device=args.device,
+        driver=args.driver,
         token=token,
         addr=addr,
     )

@@ -1,46 +1,61 @@
-"""Imported once by the fork server, so that the workers it forks find everything imported.
+"""The template of the node's processes: it imports the entry point and what it will need, once.
 
-It must not raise (that would kill the server), start threads, or touch a GPU (neither survives a fork).
+It must not raise (a module of the user may), start threads, or touch a GPU (neither survives a fork). Owns the order of imports:
+the entry point's module comes first, so that the preparation can run beside the rest.
 """
 
 import gc
 import importlib
 import logging
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import NoReturn
 
-from resilient.lifeline import die_with_parent, leave_stops_to_the_driver
+from resilient.agent.forkserver import keep_serving
+from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_process
 
-MODULES_VARIABLE = "RESILIENT_PRELOAD"
-AGENT_VARIABLE = "RESILIENT_AGENT_PID"
+log = logging.getLogger(__name__)
 
-log = logging.getLogger("resilient.preload")
+# What every rank needs; torch.optim imports torch._dynamo in the first step.
+COMMON = ("torch.distributed", "torch._dynamo", "resilient.health.node")
 
 
-def preload(entry_modules: Sequence[str]) -> None:
-    """Import the modules of the entry point and what their `PRELOAD` names.
+def serve(agent: int, control: socket.socket, entry_modules: Sequence[str], fork_preparation: Callable[[], int] | None) -> NoReturn:
+    """All that the template does, in a process forked from the agent after torch was imported there.
 
-    A module that cannot be imported is left to the worker, which will fail with a traceback in its own log.
+    Args:
+        agent: its process id.
+        control: to it; see `resilient.agent.forkserver`.
+        entry_modules: names, see `resilient.entry.ahead`.
+        fork_preparation: forks the preparation and returns its process id; None: another node's agent does that.
     """
-    names = ["torch", "torch.distributed", "torch._dynamo", "resilient.health.node", *entry_modules]
-    for name in names:
-        try:
-            module = importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - a user's module may raise anything, and the server must live
-            log.warning("cannot import %s ahead of the workers: %s: %s", name, type(error).__name__, error)
-            continue
-        if name in entry_modules:
-            names.extend(getattr(module, "PRELOAD", ()))
-    # What is there now stays: a collection in a worker would touch, and so copy, every page of it.
-    gc.collect()
+    leave_stops_to_the_driver()
+    die_with_parent(agent)
+    name_process("template")
+    modules = _imported(entry_modules)
+    preparation = fork_preparation() if fork_preparation is not None else None
+    _imported([*COMMON, *(name for module in modules for name in getattr(module, "PRELOAD", ()))])
+    _settle(entry_modules)
+    keep_serving(control, preparation=preparation)
+
+
+def _settle(entry_modules: Iterable[str] = ()) -> None:
+    """Ready to be forked from: what is there now is never collected, which would touch, and so copy, every page of it."""
     gc.freeze()
+    gc.enable()
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - counts, makes no paths
     if threads > 1:
         log.warning("importing %s started %d threads, which forked workers will not have", ", ".join(entry_modules), threads - 1)
 
 
-if AGENT_VARIABLE in os.environ:
-    leave_stops_to_the_driver()
-    die_with_parent(int(os.environ[AGENT_VARIABLE]))
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    preload([name for name in os.environ[MODULES_VARIABLE].split(",") if name])
+def _imported(names: Iterable[str]) -> list[ModuleType]:
+    """Those that can be imported; one that cannot is left to the rank, which will fail with a traceback in its own log."""
+    found = []
+    for name in names:
+        try:
+            found.append(importlib.import_module(name))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything, and the template must live
+            log.warning("cannot import %s ahead of the workers: %s: %s", name, type(error).__name__, error)
+    return found

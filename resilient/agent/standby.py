@@ -8,18 +8,17 @@ remember which shard of a tensor is theirs.
 
 import contextlib
 import logging
-import multiprocessing
 import os
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from resilient import entry, worker
 from resilient.agent import looks
 from resilient.agent.bootstrap import WorkerSpec, run_rank, shield, start_rank
+from resilient.agent.forkserver import Forked, ForkServer
 from resilient.config import ConfigError
 
 log = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ def stand_by(orders: Connection, config_path: Path, entrypoint: str, rank: int, 
 class _Standby:
     rank: int
     world_size: int
-    process: BaseProcess
+    process: Forked
     orders: Connection
 
     @property
@@ -70,11 +69,12 @@ class Standbys:
     Args:
         config: the resolved config's file; what the standbys have read of it must stay true.
         entrypoint: see `resilient.entry`.
+        server: forks them.
     """
 
-    def __init__(self, config: Path, entrypoint: str) -> None:
+    def __init__(self, config: Path, entrypoint: str, server: ForkServer) -> None:
         self._config, self._entrypoint = config, entrypoint
-        self._context = multiprocessing.get_context("forkserver")
+        self._server = server
         self._waiting: dict[int, _Standby] = {}
 
     def missing(self, ranks: Iterable[int], world_size: int) -> int | None:
@@ -87,14 +87,14 @@ class Standbys:
 
     def fork(self, rank: int, world_size: int) -> None:
         """One for this rank; returns when it is forked, which takes some 10 ms."""
-        ours, its = self._context.Pipe()
+        ours, its = self._server.Pipe()
         args = (its, self._config, self._entrypoint, rank, world_size)
-        process = self._context.Process(target=stand_by, args=args, name="standby")
+        process = self._server.Process(target=stand_by, args=args, name=f"standby{rank}")
         process.start()
         its.close()
         self._waiting[rank] = _Standby(rank, world_size, process, ours)
 
-    def start(self, spec: WorkerSpec) -> BaseProcess:
+    def start(self, spec: WorkerSpec) -> Forked:
         """A process that runs this rank: its standby, or where that is not ready one that is forked now."""
         rank, world_size = int(spec.environ["RANK"]), int(spec.environ["WORLD_SIZE"])
         standby = self._waiting.pop(rank, None)
@@ -109,7 +109,7 @@ class Standbys:
                     standby.orders.close()
                     return standby.process
             standby.dismiss()
-        process = self._context.Process(target=start_rank, args=(spec,), name=f"rank{rank}")
+        process = self._server.Process(target=start_rank, args=(spec,), name=f"rank{rank}")
         process.start()
         return process
 

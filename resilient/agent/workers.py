@@ -4,28 +4,25 @@ Owns the processes and their pages. It knows nothing of the driver.
 """
 
 import contextlib
-import hashlib
 import logging
-import multiprocessing
 import os
-import re
 import signal
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from resilient import clock, worker
-from resilient.agent import lastwords, looks, preload, recorder
-from resilient.agent.bootstrap import RAISED, WorkerSpec
+from resilient.agent import lastwords, looks, recorder
+from resilient.agent.bootstrap import WorkerSpec
 from resilient.agent.effort import OwnTime
+from resilient.agent.forkserver import Forked
+from resilient.agent.memory import page_name
 from resilient.agent.oom import OomWatch
 from resilient.agent.standby import Standbys
 from resilient.faults import Raised, WorkerEnd
-from resilient.page import AgentPage, Pulse, Record, salvage
+from resilient.page import RAISED, AgentPage, Pulse, Record
 
 log = logging.getLogger(__name__)
 
@@ -35,35 +32,12 @@ SILENT_S = 1.0  # once a worker has given no sign for so long, the states of the
 TAIL_BYTES = 8192  # of a failed worker's log, which may tell what its exception does not
 
 
-def start_fork_server(entry_modules: Sequence[str]) -> None:
-    """Start importing, in the background, what the workers will need. Call it from the main thread, once."""
-    os.environ[preload.MODULES_VARIABLE] = ",".join(entry_modules)
-    os.environ[preload.AGENT_VARIABLE] = str(os.getpid())
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([preload.__name__])
-    from multiprocessing import forkserver
-
-    forkserver.ensure_running()
-
-
-def await_fork_server() -> None:
-    """Return when all is imported; nothing can be forked before."""
-    process = multiprocessing.get_context("forkserver").Process(target=_nothing, daemon=True)
-    process.start()
-    process.join()
-    process.close()
-
-
-def _nothing() -> None:
-    pass
-
-
 @dataclass(eq=False)
 class Rank:
     """One worker: its process, its page, and what was found on the page so far."""
 
     rank: int
-    process: BaseProcess
+    process: Forked
     page: AgentPage
     log: Path
     own: OwnTime
@@ -293,43 +267,6 @@ def _stacks_of(page: AgentPage) -> Path:
 
 def _record_of(page: AgentPage) -> Path:
     return page.path.with_suffix(".record")
-
-
-def page_directory(run_dir: Path, node: int) -> Path:
-    """Where a node's pages of this run are: in RAM, and the same for every agent that the node has."""
-    return _in_memory(run_dir, f"node{node}")
-
-
-def keeper_directory(run_dir: Path, node: int) -> Path:
-    """Where a node's keeper has its socket."""
-    return _in_memory(run_dir, f"node{node}-keeper")
-
-
-def _in_memory(run_dir: Path, what: str) -> Path:
-    digest = hashlib.blake2b(str(run_dir).encode(), digest_size=6).hexdigest()
-    memory = Path("/dev/shm")
-    root = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-    return root / f"resilient-{os.getuid()}-{digest}-{what}"
-
-
-def page_name(generation: int, rank: int) -> str:
-    return f"g{generation}-rank{rank}"
-
-
-def salvaged(pages: Path) -> Iterator[tuple[int, int, list[Record]]]:
-    """What a killed agent has left here: generation, rank and records of each page. The directory is there then, and empty.
-
-    Raises PermissionError if it belongs to another user.
-    """
-    pages.mkdir(mode=0o700, exist_ok=True)
-    if pages.stat().st_uid != os.getuid():
-        raise PermissionError(f"{pages} belongs to another user")
-    for path in sorted(pages.iterdir()):
-        name = re.fullmatch(r"g(\d+)-rank(\d+)", path.name)
-        if name is not None:
-            with contextlib.suppress(ValueError):  # cut off before it was a page
-                yield int(name[1]), int(name[2]), [record for record in salvage(path) if record.event != RAISED]
-        path.unlink()
 
 
 def _tail(log_file: Path) -> str:

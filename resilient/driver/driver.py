@@ -24,15 +24,15 @@ from checkpoint.naming import steps
 from checkpoint.voiding import set_aside
 from resilient import clock, diagnosis, ledger, rollback, storage
 from resilient.campaign import communication, gpu_count
-from resilient.config import Config, ConfigError, Layout, dump, layouts
+from resilient.config import Config, ConfigError, Layout, Problem, dump, layouts
 from resilient.config.timeouts import timeouts
 from resilient.driver.coordinator import Coordinator, Job
 from resilient.driver.custody import StoragePlan, TierPlan
 from resilient.driver.display import Display
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, SetAside, WriteEvent, WriteMetrics, WriteText
-from resilient.driver.launch import AgentCommand, Launcher, LocalLauncher
+from resilient.driver.launch import AgentAhead, AgentCommand, Launcher, LocalLauncher
 from resilient.driver.lease import LEASE_S, RENEW_S, RunLease
-from resilient.driver.prepare import PrepareFailed, run_prepare
+from resilient.driver.preparation import Preparation
 from resilient.driver.stops import Stops
 from resilient.driver.stragglers import Rules
 from resilient.driver.tensorboard import ScalarWriter
@@ -71,6 +71,7 @@ class Driver:
         allocation: of Slurm, whose nodes are used; None: agents are processes of this machine.
         succession: the chain that this job belongs to, if it does.
         lease: of the run directory.
+        ahead: the first agent's process, if it was started before all that was known.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Driver:
         allocation: Allocation | None,
         succession: Succession | None,
         lease: RunLease,
+        ahead: AgentAhead | None = None,
     ) -> None:
         self._config = config
         self._allocation = allocation
@@ -90,6 +92,7 @@ class Driver:
         box = config.slurm.container
         self._runtime = container.runtime_of(box, os.environ) if box is not None and allocation is not None else ""
         self._lease = lease
+        self._ahead = ahead
         self._taken_over = False  # nothing more may be written: another driver does
         self._explain = explain
         self._layout = layout
@@ -125,6 +128,7 @@ class Driver:
         self._incarnations = dict.fromkeys(range(config.cluster.slots), 0)
         self._alive: set[tuple[int, int]] = set()
         self._lines: dict[int, Line] = {}
+        self._preparation = Preparation()
         self._faults: list[Mapping[str, Any]] = []  # as the ledger has them
         self._judged = True  # the last one: whether a node is at fault
         self._pending: set[asyncio.Task[None]] = set()
@@ -140,7 +144,7 @@ class Driver:
         self._launcher = self._make_launcher(server.sockets[0].getsockname()[1])
         self._scalars = _scalar_writer(self._config) if self._config.logging.tensorboard else None
         with ledger.Ledger(self._run_dir) as self._ledger:
-            works = [self._tick(), self._prepare(), self._watch_duration(), self._see_to_a_successor(), self._keep_lease()]
+            works = [self._tick(), self._watch_duration(), self._see_to_a_successor(), self._keep_lease()]
             tasks = [self._background(work) for work in (*works, *([self._stops.watch()] if self._stops is not None else []))]
             try:
                 take_in(self._run_dir, self._ledger)
@@ -200,7 +204,7 @@ class Driver:
     def _make_launcher(self, port: int) -> Launcher:
         allocation, slurm = self._allocation, self._config.slurm
         if allocation is None:
-            return LocalLauncher(self._agent_command(f"{LocalLauncher.addr}:{port}"), self._on_ended)
+            return LocalLauncher(self._agent_command(f"{LocalLauncher.addr}:{port}"), self._on_ended, self._ahead)
         reached = addresses(allocation.hosts[0], port, suffix=slurm.hostname_suffix, interface=slurm.interface)
         command = self._agent_command(",".join(reached))
         return SlurmLauncher(
@@ -282,6 +286,9 @@ class Driver:
         if (node, incarnation) in self._alive:
             self._alive.discard((node, incarnation))
             self._lines.pop(node, None)
+            other = self._preparation.lost(node, self._lines)
+            if other is not None:
+                self._lines[other].send({"type": "prepare"})
             self._do(self._coordinator.lost(node, detail, clock.now()))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -298,9 +305,15 @@ class Driver:
                     if incarnation < 0:
                         break
                     self._lines[node] = Line(writer)
+                    if self._preparation.connected(node):
+                        self._lines[node].send({"type": "prepare"})
                 if message["type"] == "signal" and self._stops is not None:
                     self._soon(self._stops.signalled(message["name"]))
-                elif (node, incarnation) in self._alive:
+                elif (node, incarnation) not in self._alive:
+                    continue
+                elif message["type"] == "preparation":
+                    self._on_preparation(message)
+                elif message["type"] != "imported":
                     self._do(self._coordinator.message(message, clock.now()))
         except asyncio.CancelledError:
             return  # the run is over, and a node that is gone has not hung up: asyncio would complain of the task
@@ -355,20 +368,22 @@ class Driver:
             if why_none:
                 self._display.note(f"no job will follow this one: {why_none}")
 
-    async def _prepare(self) -> None:
-        try:
-            await run_prepare(
-                self._config_path,
-                self._config.entrypoint,
-                self._run_dir / "logs" / "prepare.log",
-                self._display.preparing,
-            )
-        except ConfigError as error:
-            self._do(self._coordinator.give_up(Exit.CONFIG, self._explain(error), clock.now()))
-        except PrepareFailed as error:
-            self._do(self._coordinator.give_up(Exit.GAVE_UP, str(error), clock.now()))
-        else:
-            self._do(self._coordinator.prepared(clock.now()))
+    def _on_preparation(self, told: Mapping[str, Any]) -> None:
+        """A word of the preparation, from the node that is at it."""
+        if self._preparation.done:
+            return
+        match told:
+            case {"progress": [str(what), int(done), int(total)]}:
+                self._display.preparing(what, done, total)
+                return
+            case {"problems": [*problems]}:
+                wrong = ConfigError([Problem(key=key, value=value, message=text) for key, value, text in problems])
+                self._do(self._coordinator.give_up(Exit.CONFIG, self._explain(wrong), clock.now()))
+            case {"failed": str(text)}:
+                self._do(self._coordinator.give_up(Exit.GAVE_UP, text, clock.now()))
+            case _:
+                self._do(self._coordinator.prepared(clock.now()))
+        self._preparation.done = True
 
     # -- effects -------------------------------------------------------------------------------------------------------
 
@@ -480,7 +495,7 @@ class Driver:
         self._alive.discard((node, self._incarnations[node]))
         self._incarnations[node] += 1
         self._alive.add((node, self._incarnations[node]))
-        self._soon(self._launcher.launch(node, self._incarnations[node]))
+        self._soon(self._launcher.launch(node, self._incarnations[node], prepare=self._preparation.launched(node)))
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> None:
         """A task that ends by itself; the run's end waits for it."""
@@ -531,6 +546,7 @@ def run_campaign(
     display: Display,
     explain: Callable[[ConfigError], str] = str,
     allocation: Allocation | None = None,
+    ahead: AgentAhead | None = None,
 ) -> tuple[Exit, str]:
     """Run one job of the campaign in its run directory, which is made if need be; arguments as for `Driver`.
 
@@ -562,6 +578,6 @@ def run_campaign(
             )
             if over is not None:
                 return over, f"the chain of {config.run_dir} is over; `resilient submit` begins it again"
-        return asyncio.run(Driver(config, layout, display, kept, explain, allocation, succession, lease).run())
+        return asyncio.run(Driver(config, layout, display, kept, explain, allocation, succession, lease, ahead).run())
     finally:
         lease.close()

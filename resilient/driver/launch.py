@@ -5,16 +5,19 @@ else goes over the control connection. Here: processes on this machine.
 """
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from resilient.agent.main import TOKEN_VARIABLE
+from resilient.agent import TOKEN_VARIABLE
+
+AGENT = (sys.executable, "-m", "resilient.agent")
 
 
 @dataclass(frozen=True)
@@ -34,25 +37,72 @@ class AgentCommand:
     environ: Mapping[str, str]
     log_level: str
 
-    def arguments(self, node: int, addr: str) -> list[str]:
-        """The command line of a node's agent. Args: addr: at which other nodes reach it; empty: it finds out."""
+    def arguments(self, node: int, addr: str, *, prepare: bool) -> list[str]:
+        """What stands behind AGENT on the command line of a node's agent.
+
+        Args:
+            addr: at which other nodes reach it; empty: it finds out.
+            prepare: whether it runs the entry point's preparation.
+        """
         return [
-            *[sys.executable, "-m", "resilient.agent", "--driver", self.driver, "--node", str(node)],
+            *["--driver", self.driver, "--node", str(node)],
             *["--procs", str(self.procs), "--run-dir", str(self.run_dir), "--run-id", self.run_id],
             *["--entrypoint", self.entrypoint, "--fence-s", str(self.fence_s), "--log-level", self.log_level],
             *["--health-s", str(self.health_s), "--world", str(self.world), "--device", self.device],
             *(["--addr", addr] if addr else []),
+            *(["--prepare"] if prepare else []),
         ]
 
 
 class Launcher(Protocol):
     """How agents come to run on nodes; each tells by a callback that an agent has ended."""
 
-    async def launch(self, node: int, incarnation: int) -> None:
-        """Start the agent of a node; an earlier one that is still there is ended first."""
+    async def launch(self, node: int, incarnation: int, *, prepare: bool) -> None:
+        """Start the agent of a node; an earlier one that is still there is ended first. Args: prepare: see AgentCommand."""
 
     async def close(self, grace_s: float) -> None:
         """Wait until the agents have ended by themselves, at most `grace_s`, then end those that are left."""
+
+
+class AgentAhead:
+    """An agent's process that imports torch while this command still finds out what it is to do.
+
+    Nothing of a config is known to it until `become`; without that it ends with this process, or at `close`.
+    """
+
+    def __init__(self) -> None:
+        # What may compute reads the number of threads when it is loaded; ranks set it anew.
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "resilient.agent", "--ahead", "--parent", str(os.getpid())]
+        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+            command, stdin=subprocess.PIPE, env=environ, start_new_session=True
+        )
+
+    def become(self, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes] | None:
+        """The process, as that agent; None if it cannot, or has become one before.
+
+        Args:
+            arguments: what would stand behind `python -m resilient.agent`.
+            environ: on top of this process's own.
+            log: gets its output.
+        """
+        process, self._process = self._process, None
+        if process is None or process.stdin is None:
+            return None
+        try:
+            with process.stdin as orders:
+                orders.write(json.dumps({"arguments": arguments, "environ": dict(environ), "log": str(log)}).encode())
+        except BrokenPipeError:
+            process.wait()
+            return None
+        return process
+
+    def close(self) -> None:
+        """End it, if it has become nothing."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
 
 class LocalLauncher:
@@ -61,55 +111,71 @@ class LocalLauncher:
     Args:
         command: see AgentCommand.
         ended: called with node, incarnation and a description when an agent's process has ended.
+        ahead: the first agent's process, if it has been started already.
     """
 
     addr = "127.0.0.1"
 
-    def __init__(self, command: AgentCommand, ended: Callable[[int, int, str], None]) -> None:
+    def __init__(self, command: AgentCommand, ended: Callable[[int, int, str], None], ahead: AgentAhead | None = None) -> None:
         self._command = command
         self._ended = ended
-        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._ahead = ahead
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._watchers: set[asyncio.Task[None]] = set()
 
-    async def launch(self, node: int, incarnation: int) -> None:
+    async def launch(self, node: int, incarnation: int, *, prepare: bool) -> None:
         """Start the agent of a node; an earlier one that is still there is killed first."""
         await self._kill(node)
-        command = self._command
-        log = os.open(command.run_dir / "logs" / f"agent{node}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *[*command.arguments(node, self.addr), "--parent", str(os.getpid())],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **command.environ, TOKEN_VARIABLE: f"{command.token}.{incarnation}"},
-                start_new_session=True,
-            )
-        finally:
-            os.close(log)
+        arguments = [*self._command.arguments(node, self.addr, prepare=prepare), "--parent", str(os.getpid())]
+        environ = {**self._command.environ, TOKEN_VARIABLE: f"{self._command.token}.{incarnation}"}
+        log = self._command.run_dir / "logs" / f"agent{node}.log"
+        process = self._ahead.become(arguments, environ, log) if self._ahead is not None else None
+        if process is None:
+            with log.open("ab") as output:
+                process = subprocess.Popen(
+                    [*AGENT, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**os.environ, **environ},
+                    start_new_session=True,
+                )
         self._processes[node] = process
         task = asyncio.create_task(self._watch(node, incarnation, process))
         self._watchers.add(task)
         task.add_done_callback(self._watchers.discard)
 
-    async def _watch(self, node: int, incarnation: int, process: asyncio.subprocess.Process) -> None:
-        code = await process.wait()
+    async def _watch(self, node: int, incarnation: int, process: subprocess.Popen[bytes]) -> None:
+        code = await _end_of(process)
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         self._ended(node, incarnation, f"process {process.pid} ended by {how}")
 
     async def _kill(self, node: int) -> None:
         process = self._processes.pop(node, None)
         if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            process.kill()
+            await _end_of(process)
 
     async def close(self, grace_s: float) -> None:
         """Wait until the agents have ended by themselves, at most `grace_s`, then kill those that are left."""
-        waits = [asyncio.ensure_future(process.wait()) for process in self._processes.values()]
+        waits = [asyncio.ensure_future(_end_of(process)) for process in self._processes.values()]
         if waits:
             await asyncio.wait(waits, timeout=grace_s)
         for node in list(self._processes):
             await self._kill(node)
-        for task in list(self._watchers):
+        for task in (*self._watchers, *waits):
             task.cancel()
+
+
+async def _end_of(process: subprocess.Popen[bytes]) -> int:
+    """The exit status of a process, once it has ended."""
+    if process.poll() is None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        fd = os.pidfd_open(process.pid)
+        loop.add_reader(fd, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(fd)
+            os.close(fd)
+    return process.wait()

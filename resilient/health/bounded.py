@@ -11,11 +11,10 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
+from multiprocessing import parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from resilient.health.report import Finding
 from resilient.lifeline import die_with_parent
@@ -23,6 +22,26 @@ from resilient.lifeline import die_with_parent
 Clock = Callable[[], float]
 
 KILL_S = 2.0  # within which a killed process is gone, unless the kernel holds it
+
+
+class Process(Protocol):
+    """A process of a context, as `multiprocessing` has them."""
+
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def exitcode(self) -> int | None: ...
+    def start(self) -> None: ...
+    def join(self, timeout: float | None = None) -> None: ...
+    def kill(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Context(Protocol):
+    """How processes come to be: `multiprocessing.get_context("spawn")`, or a node's fork server."""
+
+    def Pipe(self, duplex: bool = True) -> tuple[Connection, Connection]: ...  # noqa: N802 - as multiprocessing has it
+    def Process(self, *, target: Callable[..., object], args: tuple[Any, ...], name: str, daemon: bool) -> Process: ...  # noqa: N802
 
 
 @dataclass(frozen=True)
@@ -44,7 +63,7 @@ class Task:
 class _Probe:
     """The process of a task."""
 
-    def __init__(self, task: Task, context: ForkServerContext | SpawnContext, limit_s: float, clock: Clock) -> None:
+    def __init__(self, task: Task, context: Context, limit_s: float, clock: Clock) -> None:
         self._clock = clock
         self.owed = list(task.names)
         self.findings: list[Finding] = []
@@ -92,14 +111,12 @@ class Examination:
 
     Args:
         tasks: what to check.
-        context: how processes come to be: a fork server has what it has imported, a fresh process takes longer.
+        context: a fork server has what it has imported, a fresh process takes longer.
         limit_s: for all of them together.
         clock: seconds, any origin.
     """
 
-    def __init__(
-        self, tasks: Sequence[Task], context: ForkServerContext | SpawnContext, limit_s: float, *, clock: Clock = time.monotonic
-    ) -> None:
+    def __init__(self, tasks: Sequence[Task], context: Context, limit_s: float, *, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._began_t = clock()
         self._probes: list[_Probe] = []
@@ -173,8 +190,7 @@ def _serve(writer: Connection, run: Callable[..., Iterable[Finding]], args: tupl
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(nowhere, fd)
-    tracked = resource_tracker.getfd()
-    if tracked is not None:
+    if parent_process() is not None and (tracked := resource_tracker.getfd()) is not None:  # not where a fork server forked it
         os.close(tracked)
     try:
         for finding in run(*args):

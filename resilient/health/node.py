@@ -4,7 +4,6 @@ The tasks run in processes that the agent's fork server forks, so that torch is 
 `settle` says what keeps the node out, and is pure.
 """
 
-import multiprocessing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from resilient import storage
 from resilient.health import compute, disk, gpus, machine
-from resilient.health.bounded import Examination, Task
+from resilient.health.bounded import Context, Examination, Task
 from resilient.health.report import Finding, Report
 
 
@@ -42,11 +41,14 @@ class NodeSpec:
 class NodeCheck:
     """The check of one node, under way. `close` ends it.
 
+    Args:
+        context: the node's fork server.
+
     Raises:
         OSError: a process could not be started.
     """
 
-    def __init__(self, spec: NodeSpec) -> None:
+    def __init__(self, spec: NodeSpec, context: Context) -> None:
         self._meeting = spec.meeting
         self._meeting.unlink(missing_ok=True)
         in_ram = [tier for tier in spec.tiers if storage.lies_in_ram(tier.path)]
@@ -59,7 +61,7 @@ class NodeCheck:
             *machine.judge_limits(machine.limits_of(), ranks=spec.procs, world=spec.world, rdma=False),
             *(disk.judge(tier, disk.look(tier)) for tier in in_ram),
         ]
-        self.examination = Examination(tasks, multiprocessing.get_context("forkserver"), spec.limit_s)
+        self.examination = Examination(tasks, context, spec.limit_s)
 
     def report(self) -> Report:
         """What was found so far."""

@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import psutil
 
-from resilient.agent.main import TOKEN_VARIABLE
-from resilient.driver.launch import AgentCommand
+from resilient.agent import TOKEN_VARIABLE
+from resilient.driver.launch import AGENT, AgentCommand
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.container import outside
 
@@ -85,7 +85,7 @@ class SlurmLauncher:
             *self._extra,
         ]
 
-    async def launch(self, node: int, incarnation: int) -> None:
+    async def launch(self, node: int, incarnation: int, *, prepare: bool) -> None:
         """Start the agent of a node; an earlier one that is still there is ended first."""
         await self._kill(node)
         command = self._command
@@ -93,7 +93,7 @@ class SlurmLauncher:
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._arguments(node),
-                *self._inside(command.arguments(node, self.addr)),
+                *self._inside([*AGENT, *command.arguments(node, self.addr, prepare=prepare)]),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -18,6 +18,7 @@ import yaml
 import zarr
 
 from resilient import ledger
+from resilient.agent.memory import agent_record
 
 T = TypeVar("T")
 
@@ -134,6 +135,13 @@ class Campaign:
                 if environ is not None:
                     found[environ] = process.pid
         return found
+
+    def agents(self) -> dict[int, psutil.Process]:
+        """The agents that are there, by node."""
+        cluster = self.config.get("cluster", {})
+        records = {node: agent_record(self.run_dir, node) for node in range(cluster.get("nodes", 1) + cluster.get("spares", 0))}
+        there = {process.pid: process for process in self.processes()}
+        return {node: there[record.pid] for node, record in records.items() if record is not None and record.pid in there}
 
     def logs(self) -> str:
         parts = [f"--- {p}\n{p.read_text()[-3000:]}" for p in sorted(self.run_dir.glob("logs/**/*.log"))]

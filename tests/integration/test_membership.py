@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from conftest import EVERY, STEPS, Campaign, Training, alive, same, wait_for
 
@@ -30,22 +29,9 @@ def tiers(run_dir: Path, ram: Path) -> dict[str, Any]:
     }
 
 
-def agents(run: Campaign) -> dict[int, psutil.Process]:
-    """The agents that are there, by node."""
-    found = {}
-    for process in run.processes():
-        try:
-            command = process.cmdline()
-        except psutil.NoSuchProcess:
-            continue
-        if "resilient.agent" in command:
-            found[int(command[command.index("--node") + 1])] = process
-    return found
-
-
 def crash(run: Campaign, node: int) -> None:
     """A node is gone, with everything that runs on it and everything that it holds."""
-    agent = wait_for(lambda: agents(run).get(node), f"the agent of node {node}")
+    agent = wait_for(lambda: run.agents().get(node), f"the agent of node {node}")
     agent.suspend()  # so that nothing is started anew before everything is gone
     family = agent.children(recursive=True)
     for process in family:
@@ -85,8 +71,8 @@ def test_a_spare_takes_the_place_of_a_node_that_crashes_and_no_bit_is_different(
         wait_for(lambda kill=kill: len(run.events("recovered")) >= kill, "recovery from the crash before")
         since = run.events("generation_started")[-1]["resumed_step"]
         wait_for(lambda since=since: replicated(ram, since), "replicas of what was computed since")
-        wait_for(lambda: len(agents(run)) == 3, "three agents")
-        crash(run, chance.choice(sorted(agents(run))))
+        wait_for(lambda: len(run.agents()) == 3, "three agents")
+        crash(run, chance.choice(sorted(run.agents())))
     assert run.wait() == 0, run.output + run.logs()
     # A buddy that was fetching from the node says so before the node is known to be lost.
     assert {fault["kind"] for fault in run.events("fault")} - {"storage"} == {"node_lost"}
@@ -134,7 +120,7 @@ def test_a_worker_killed_while_a_spare_takes_over_costs_one_more_generation(trai
         checkpoint=tiers(tmp_path / "disturbed/run", ram),
     ).start()
     run.reach(12)
-    wait_for(lambda: len(agents(run)) == 3, "three agents")
+    wait_for(lambda: len(run.agents()) == 3, "three agents")
     before = set(run.workers().values())
     crash(run, 0)
     fresh = wait_for(lambda: [pid for pid in run.workers().values() if pid not in before], "a worker that is new")
@@ -150,9 +136,9 @@ def test_a_spare_that_dies_is_started_again_and_disturbs_nobody(training: Traini
         checkpoint={"every_steps": EVERY},
     ).start()
     run.reach(5)
-    first = wait_for(lambda: agents(run).get(1), "the spare's agent")
+    first = wait_for(lambda: run.agents().get(1), "the spare's agent")
     first.kill()
-    wait_for(lambda: (found := agents(run).get(1)) and found.pid != first.pid, "another one")
+    wait_for(lambda: (found := run.agents().get(1)) and found.pid != first.pid, "another one")
     assert run.wait() == 0, run.output + run.logs()
     (fault,) = run.events("fault")
     assert (fault["kind"], fault["ranks"], fault["nodes"]) == ("node_lost", [], [1])

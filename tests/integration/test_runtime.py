@@ -13,8 +13,7 @@ import pytest
 from conftest import Campaign, alive, wait_for
 
 from resilient.account import account
-from resilient.agent.main import RESOLVER
-from resilient.agent.workers import page_directory
+from resilient.agent.memory import page_directory
 
 Counting = Callable[..., Campaign]
 
@@ -179,7 +178,7 @@ def test_an_agent_killed_at_any_moment_leaves_no_gap_and_no_double_in_the_metric
     chance = random.Random(rounds)
     for kill in range(rounds):
         run.reach(run.step() + chance.randrange(20, 60))
-        next(p for p in run.processes() if "resilient.agent" in p.cmdline()).kill()
+        wait_for(lambda: run.agents().get(0), "the agent").kill()
         wait_for(lambda kill=kill: len(run.events("recovered")) > kill, "recovery")
     run.reach(run.step() + 20)
     run.signal(signal.SIGTERM)
@@ -245,7 +244,7 @@ def test_a_killed_driver_leaves_no_process_and_the_next_run_goes_on(counting: Co
 def test_a_killed_agent_is_started_again(counting: Counting):
     run = counting(steps=80).start()
     run.reach(12)
-    agent = next(p for p in run.processes() if "resilient.agent" in p.cmdline())
+    agent = run.agents()[0]
     agent.kill()
     assert run.wait() == 0, run.output + run.logs()
     whole(run, 80)
@@ -256,7 +255,7 @@ def test_a_killed_agent_is_started_again(counting: Counting):
 def test_a_killed_fork_server_is_survived(counting: Counting):
     run = counting(steps=80).start()
     run.reach(12)
-    server = next(p for p in run.processes() if "forkserver" in " ".join(p.cmdline()) and p.children())
+    server = next(p for p in run.processes() if p.name() == "forkserver")
     server.kill()
     assert run.wait() == 0, run.output + run.logs()
     whole(run, 80)
@@ -282,9 +281,7 @@ def test_two_agents_on_one_machine_are_two_nodes(counting: Counting):
     os.kill(run.workers()[1], signal.SIGKILL)
     wait_for(lambda: run.events("recovered"), "recovery")
     run.reach(run.step() + 5)
-    next(
-        p for p in run.processes() if "resilient.agent" in p.cmdline() and p.cmdline()[p.cmdline().index("--node") + 1] == "1"
-    ).kill()
+    run.agents()[1].kill()
     assert run.wait() == 0, run.output + run.logs()
     whole(run, 80)
     assert [fault["kind"] for fault in run.events("fault")] == ["exit", "node_lost"]
@@ -300,8 +297,6 @@ def test_a_name_server_that_never_answers_is_not_waited_for(counting: Counting, 
     run.within = ["unshare", "--net", "--mount", "sh", "-c"]
     run.within += [f'{there} && mount --bind {tmp_path}/resolv.conf /etc/resolv.conf && exec "$@"', "sh"]
     run.start().reach(1)
-    servers = [process for process in run.processes() if any("forkserver" in word for word in process.cmdline())]
-    assert {process.environ().get("RES_OPTIONS") for process in servers} == {RESOLVER}
     assert run.wait() == 0, run.output + run.logs()
     whole(run, 200)
     assert not run.events("fault")
@@ -429,7 +424,7 @@ def test_an_agent_without_word_from_its_driver_ends_its_workers(counting: Counti
 def test_an_agent_that_is_stopped_is_replaced(counting: Counting):
     run = counting(steps=120, resilience={"fence_s": 1.0}).start()
     run.reach(12)
-    agent = next(p for p in run.processes() if "resilient.agent" in p.cmdline())
+    agent = run.agents()[0]
     agent.suspend()
     assert run.wait() == 0, run.output + run.logs()
     whole(run, 120)
@@ -455,19 +450,46 @@ def test_agents_that_wait_for_the_preparation_are_not_taken_for_dead(counting: C
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_stop_that_also_reaches_the_preparation_while_it_starts_up_is_no_failure(counting: Counting, sig: signal.Signals):
-    run = counting(steps=5).start()
+def test_a_stop_that_also_reaches_the_processes_of_a_node_that_starts_up_is_no_failure(counting: Counting, sig: signal.Signals):
+    run = counting(steps=5, args={"prepare_s": 3.0}).start()
+    hit: set[str] = set()
+    while not run.metrics():  # as Slurm does, to every process of a job
+        for process in run.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() in ("agent", "template", "forkserver", "prepare") and process.name() not in hit:
+                    hit.add(process.name())
+                    process.send_signal(sig)
+        assert run.process.poll() is None, run._printed() + run.logs()
+        if run.events("generation_started"):
+            break
+    assert hit == {"agent", "template", "forkserver", "prepare"}
+    run.wait()
+    assert not run.events("fault")
+
+
+def test_a_node_that_dies_while_it_prepares_is_followed_by_another(counting: Counting):
+    run = counting(cluster={"nodes": 2, "procs_per_node": 1}, steps=5, args={"prepare_s": 3.0}).start()
 
     def preparing() -> psutil.Process | None:
         with contextlib.suppress(psutil.NoSuchProcess):
-            return next((each for each in run.processes() if "resilient.driver.prepare" in each.cmdline()), None)
+            return next((each for each in run.processes() if each.name() == "prepare"), None)
         return None
 
     first = wait_for(preparing, "the preparation")
-    first.send_signal(sig)  # as Slurm does, to every process of a job, before it can have said that it does not care
+    wait_for(lambda: set(run.agents()) == {0, 1}, "the agents")
+    run.agents()[0].kill()
     wait_for(lambda: not first.is_running(), "the end of the process")
+    again = wait_for(preparing, "the preparation on the other node")
+    assert run.agents()[1] in again.parents()
     assert run.wait() == 0, run.output + run.logs()
     whole(run, 5)
+
+
+def test_a_preparation_that_is_killed_ends_the_run_and_says_so(counting: Counting):
+    run = counting(steps=5, args={"prepare_s": 30.0}).start()
+    wait_for(lambda: [each for each in run.processes() if each.name() == "prepare"], "the preparation")[0].kill()
+    assert run.wait() == 70
+    assert "the preparation of toys:count ended with exit code -9" in run.output
 
 
 def test_a_driver_whose_run_directory_was_taken_over_stops_at_once_and_writes_no_more(counting: Counting):
@@ -487,7 +509,7 @@ def test_a_stop_that_every_process_of_the_job_is_sent_is_one_stop(counting: Coun
     """A scheduler signals them all: keeper, fork server, standbys and workers leave it to the driver."""
     run = counting(steps=100_000, every_steps=1000).start()
     run.reach(12)
-    agents = {process.pid for process in run.processes() if "resilient.agent" in process.cmdline()}
+    agents = {process.pid for process in run.agents().values()}
     for process in run.processes():
         if process.pid not in agents:
             process.send_signal(signal.SIGTERM)

@@ -118,14 +118,7 @@ def test_a_killed_keeper_costs_nothing(training: Training, twins, ram: Path, tmp
 def agent(run: Campaign, node: int) -> psutil.Process:
     """The agent of a node."""
 
-    def find() -> psutil.Process | None:
-        for process in run.processes():
-            command = process.cmdline()
-            if "resilient.agent" in command and command[command.index("--node") + 1] == str(node):
-                return process
-        return None
-
-    found = wait_for(find, "the agent")
+    found = wait_for(lambda: run.agents().get(node), "the agent")
     assert found is not None
     return found
 

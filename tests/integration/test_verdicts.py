@@ -20,7 +20,7 @@ from chaos.judging.observation import Observation
 from chaos.judging.record import Injection, append
 from chaos.judging.verdict import OF_EACH, OF_THE_RUN, Job, Verdict, judge
 from checkpoint.naming import step_path, steps
-from resilient.agent.workers import page_directory
+from resilient.agent.memory import page_directory
 from resilient.config import load
 
 STEPS = 300

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from chaos.staging.leash import Leash
-from resilient.agent.workers import page_directory
+from resilient.agent.memory import page_directory
 
 
 def started(script: str, environ: dict[str, str]) -> "subprocess.Popen[bytes]":

@@ -1,17 +1,12 @@
-"""Lifelines, the run directory's lock, the quickness of the command line, and the preparation: with real processes."""
+"""Lifelines, the run directory's lock, and the quickness of the command line: with real processes."""
 
-import asyncio
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
-
-from resilient.config import ConfigError
-from resilient.driver.prepare import PrepareFailed, run_prepare
 
 PARENT = """
 import subprocess, sys, time
@@ -67,54 +62,3 @@ sys.exit({heavy!r} in sys.modules)
 def test_the_driver_imports_no_torch():
     code = "import sys, resilient.driver.driver; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-HOOKS = {
-    "good": "def prepare(config, progress):\n    progress('cooking', 1, 2)\n    print('noise')\n",
-    "none": "",
-    "config": (
-        "from resilient.worker import ConfigError, Problem\n"
-        "def prepare(config, progress):\n    raise ConfigError([Problem('args', 5, 'no good')])\n"
-    ),
-    "bug": "def prepare(config, progress):\n    raise ValueError('a bug')\n",
-    "dies": "import os\ndef prepare(config, progress):\n    os._exit(3)\n",
-    "broken": "1 / 0\n",
-}
-
-
-def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str, function: str = "main") -> list[tuple[str, int, int]]:
-    (tmp_path / f"hook_{hook}.py").write_text(HOOKS[hook] + "\ndef main(config):\n    pass\n" if hook != "broken" else "1 / 0\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "config.yaml").write_text("")
-    said: list[tuple[str, int, int]] = []
-    work = run_prepare(
-        tmp_path / "config.yaml", f"hook_{hook}:{function}", tmp_path / "log", lambda *progress: said.append(progress)
-    )
-    asyncio.run(work)
-    return said
-
-
-def test_a_preparation_tells_its_progress(tmp_path, monkeypatch):
-    assert prepare(tmp_path, monkeypatch, "good") == [("cooking", 1, 2)]
-
-
-def test_a_module_without_one_needs_none(tmp_path, monkeypatch):
-    assert prepare(tmp_path, monkeypatch, "none") == []
-
-
-def test_a_config_error_of_the_preparation_arrives_as_one(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="args = 5: no good"):
-        prepare(tmp_path, monkeypatch, "config")
-
-
-@pytest.mark.parametrize(("hook", "words"), [("bug", "ValueError: a bug"), ("dies", "exit code 3")])
-def test_a_preparation_that_fails_is_told_with_its_reason(tmp_path, monkeypatch, hook, words):
-    with pytest.raises(PrepareFailed, match=words):
-        prepare(tmp_path, monkeypatch, hook)
-
-
-def test_an_entry_point_that_cannot_be_imported_is_a_config_error(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="ZeroDivisionError"):
-        prepare(tmp_path, monkeypatch, "broken")
-    with pytest.raises(ConfigError, match="no function 'nothing'"):
-        prepare(tmp_path, monkeypatch, "none", "nothing")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from resilient.agent.bootstrap import WorkerSpec
+from resilient.agent.forkserver import ForkServer
 from resilient.agent.standby import Standbys
 
 PATIENCE_S = 60.0
@@ -28,8 +29,8 @@ def spec(tmp_path: Path) -> WorkerSpec:
 
 
 @pytest.fixture
-def standbys(spec: WorkerSpec) -> Iterator[Standbys]:
-    made = Standbys(spec.config, spec.entrypoint)
+def standbys(spec: WorkerSpec, fork_server: ForkServer) -> Iterator[Standbys]:
+    made = Standbys(spec.config, spec.entrypoint, fork_server)
     yield made
     made.close()
 

@@ -1,0 +1,84 @@
+"""What a node has in RAM beside its tiers: a directory for the pages of its ranks, and one for its keeper.
+
+Both are found by run directory and node. Beside the pages stands which process is the agent: what it has forked shares its command
+line, and an agent that was started ahead does not name its run there.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from resilient.page import RAISED, Record, salvage
+
+FILE = "agent.json"
+
+
+def page_directory(run_dir: Path, node: int) -> Path:
+    """Where a node's pages of this run are: in RAM, and the same for every agent that the node has."""
+    return _in_memory(run_dir, f"node{node}")
+
+
+def keeper_directory(run_dir: Path, node: int) -> Path:
+    """Where a node's keeper has its socket."""
+    return _in_memory(run_dir, f"node{node}-keeper")
+
+
+def _in_memory(run_dir: Path, what: str) -> Path:
+    digest = hashlib.blake2b(str(run_dir).encode(), digest_size=6).hexdigest()
+    memory = Path("/dev/shm")
+    root = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    return root / f"resilient-{os.getuid()}-{digest}-{what}"
+
+
+def page_name(generation: int, rank: int) -> str:
+    return f"g{generation}-rank{rank}"
+
+
+def salvaged(pages: Path) -> Iterator[tuple[int, int, list[Record]]]:
+    """What a killed agent has left here: generation, rank and records of each page. The directory is there then, and empty.
+
+    Raises PermissionError if it belongs to another user.
+    """
+    pages.mkdir(mode=0o700, exist_ok=True)
+    if pages.stat().st_uid != os.getuid():
+        raise PermissionError(f"{pages} belongs to another user")
+    for path in sorted(pages.iterdir()):
+        name = re.fullmatch(r"g(\d+)-rank(\d+)", path.name)
+        if name is not None:
+            with contextlib.suppress(ValueError):  # cut off before it was a page
+                yield int(name[1]), int(name[2]), [record for record in salvage(path) if record.event != RAISED]
+        path.unlink()
+
+
+@dataclass(frozen=True)
+class AgentRecord:
+    """Attributes: driver: where the agent has reached it, host:port, several with commas between."""
+
+    pid: int
+    driver: str
+
+
+def leave_record(run_dir: Path, node: int, driver: str) -> None:
+    """Say that this process is the agent; the directory of its pages is there. Raises OSError."""
+    path = page_directory(run_dir, node) / FILE
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(asdict(AgentRecord(os.getpid(), driver))))
+    new.replace(path)
+
+
+def forget_record(run_dir: Path, node: int) -> None:
+    (page_directory(run_dir, node) / FILE).unlink(missing_ok=True)
+
+
+def agent_record(run_dir: Path, node: int) -> AgentRecord | None:
+    """What a node's agent has left, on this machine; None where there is none. The process may have died since."""
+    try:
+        return AgentRecord(**json.loads((page_directory(run_dir, node) / FILE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,127 @@
+"""What the entry point wants done once per job, before any rank starts: the function `prepare(config, progress)` of its module,
+where it has one.
+
+`run` is the process that calls it, forked where the module is imported already; it sends its progress and its result over a pipe.
+`Preparation` is the agent's end: it turns that into messages for the driver.
+"""
+
+import gc
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+from resilient import entry
+from resilient.lifeline import leave_stops_to_the_driver, name_process
+
+PROGRESS_S = 0.1  # between two words on it
+STATUS_S = 1.0
+
+Word = dict[str, Any]
+
+
+def run(outcome: Connection, config: Path, entrypoint: str, log: Path) -> NoReturn:
+    """In the forked process, which ends with the one that it was forked from: call the hook.
+
+    It sends `{progress: [what, done, total]}`, and at the end `{problems}`, `{failed}` or `{done}`.
+
+    Args:
+        outcome: where to.
+        config: the resolved config's file.
+        log: gets what the hook prints.
+    """
+    os.setsid()
+    leave_stops_to_the_driver()
+    name_process("prepare")
+    gc.enable()  # off while the template imports
+    fd = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    for each in (1, 2):
+        os.dup2(fd, each)
+    os.close(fd)
+    outcome.send(_call(outcome, config, entrypoint))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _call(outcome: Connection, config: Path, entrypoint: str) -> Word:
+    module, problem = entry.find(entry.parse(entrypoint), trace=sys.stderr)
+    if problem is not None:
+        return {"problems": [["entrypoint", entrypoint, problem]]}
+    hook = getattr(module, "prepare", None)
+    if hook is None:
+        return {"done": True}
+    from resilient.config import ConfigError, load
+
+    try:
+        hook(load(config), _progress(outcome))
+    except ConfigError as error:
+        return {"problems": [[p.key, _plain(p.value), p.message] for p in error.problems]}
+    except Exception:  # noqa: BLE001 - whatever it is, it is told to the driver, which ends the run
+        return {"failed": traceback.format_exc()}
+    return {"done": True}
+
+
+def _plain(value: object) -> object:
+    """A value that JSON has."""
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _progress(outcome: Connection) -> Callable[[str, int, int], None]:
+    told_t, told = 0.0, ""
+
+    def progress(what: str, done: int, total: int) -> None:
+        nonlocal told_t, told
+        now = time.monotonic()
+        if what != told or now >= told_t + PROGRESS_S:
+            told_t, told = now, what
+            outcome.send({"progress": [what, int(done), int(total)]})
+
+    return progress
+
+
+def log_of(run_dir: Path) -> Path:
+    """What the hook prints, of all its attempts."""
+    return run_dir / "logs" / "prepare.log"
+
+
+class Preparation:
+    """The preparation as its agent sees it.
+
+    Args:
+        outcome: what its process writes to.
+        status: its exit status, once it has ended; None where it is not known.
+        entrypoint, log: for the message.
+    """
+
+    def __init__(self, outcome: Connection, status: Callable[[], int | None], entrypoint: str, log: Path) -> None:
+        self._outcome, self._status = outcome, status
+        self._entrypoint, self._log = entrypoint, log
+        self.over = False
+
+    def fileno(self) -> int:
+        """Readable when there is something to receive."""
+        return self._outcome.fileno()
+
+    def receive(self) -> Mapping[str, Any]:
+        """The next word; after the last one this is over."""
+        try:
+            word: Word = self._outcome.recv()
+        except (EOFError, OSError):
+            word = {"failed": f"the preparation of {self._entrypoint} {self._how()}; its output is in {self._log}"}
+        self.over = "progress" not in word
+        return word
+
+    def _how(self) -> str:
+        deadline = time.monotonic() + STATUS_S
+        while (status := self._status()) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return "ended before it had come to a result" if status is None else f"ended with exit code {status}"
+
+    def close(self) -> None:
+        """Let go of it; a process that still runs ends with the agent."""
+        self._outcome.close()

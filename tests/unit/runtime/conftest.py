@@ -1,0 +1,40 @@
+"""A fork server, as an agent has one."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from resilient.agent.forkserver import ForkServer
+
+TEMPLATE = """
+import socket, sys
+from resilient.agent.forkserver import keep_serving
+from resilient.lifeline import die_with_parent
+die_with_parent(int(sys.argv[2]))
+keep_serving(socket.socket(fileno=int(sys.argv[1])), preparation=None)
+"""
+
+
+@pytest.fixture
+def template() -> Iterator[tuple[socket.socket, "subprocess.Popen[bytes]"]]:
+    """A process that forks servers, and a socket to it."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", TEMPLATE, str(its.fileno()), str(os.getpid())]
+    process = subprocess.Popen(command, pass_fds=[its.fileno()], env=environ)
+    its.close()
+    yield ours, process
+    process.kill()
+    process.wait()
+    ours.close()
+
+
+@pytest.fixture
+def fork_server(template: "tuple[socket.socket, subprocess.Popen[bytes]]") -> Iterator[ForkServer]:
+    server = ForkServer(template[0])
+    yield server
+    server.close()
