@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -33,7 +33,9 @@ Overrides = Annotated[
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"resilient {version('resilient')}")
+        from resilient.version import described
+
+        typer.echo(f"resilient {described()}")
         raise typer.Exit
 
 
