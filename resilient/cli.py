@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import closing, nullcontext
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -37,7 +37,9 @@ Overrides = Annotated[
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"resilient {version('resilient')}")
+        from resilient.version import described
+
+        typer.echo(f"resilient {described()}")
         raise typer.Exit
 
 

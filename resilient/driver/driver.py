@@ -46,6 +46,7 @@ from resilient.slurm.chain import standing
 from resilient.slurm.launch import SlurmLauncher, addresses
 from resilient.slurm.succession import Succession
 from resilient.spill import take_in
+from resilient.version import commit
 from resilient.wire import LINE_LIMIT, Line, decode, outlast_outages
 from resilient.worker import CHAOS_VARIABLE
 
@@ -269,6 +270,7 @@ class Driver:
             "run_dir": str(self._run_dir),
             "pid": os.getpid(),
             "version": version("resilient"),
+            "commit": commit(),
             "target_step": self._config.train.steps,
             "layout": asdict(self._layout),
         }

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ from conftest import Campaign, alive, wait_for
 
 from resilient.account import account
 from resilient.agent.memory import page_directory
+from resilient.version import commit
 
 Counting = Callable[..., Campaign]
 
@@ -36,6 +38,7 @@ def test_a_run_without_faults_reaches_its_target(counting: Counting):
     whole(run, 60)
     names = [event["event"] for event in run.events()]
     assert names[0] == "run_started"
+    assert (run.events()[0]["version"], run.events()[0]["commit"]) == (version("resilient"), commit())
     assert names[-1] == "run_finished"
     assert run.events("run_finished")[0]["exit_code"] == 0
     assert not run.events("fault")
