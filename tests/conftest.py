@@ -5,6 +5,8 @@ import signal
 import hypothesis
 import pytest
 
+pytest_plugins = ["costs"]
+
 # How long an example takes says nothing on a machine that is busy with something else.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
