@@ -5,7 +5,7 @@ import signal
 import hypothesis
 import pytest
 
-pytest_plugins = ["costs"]
+pytest_plugins = ["costs", "soak"]
 
 # How long an example takes says nothing on a machine that is busy with something else.
 hypothesis.settings.register_profile("untimed", deadline=None)

@@ -63,7 +63,7 @@ DEAR = {
 def run(directory: Path, tests: str, *options: str) -> tuple[int, str]:
     """Exit status and output of a pytest of its own."""
     (directory / "test_it.py").write_text(tests)
-    plugins = [word for plugin in ("costs", "no:cacheprovider", "no:hypothesispytest") for word in ("-p", plugin)]
+    plugins = [word for plugin in ("costs", "soak", "no:cacheprovider", "no:hypothesispytest") for word in ("-p", plugin)]
     words = [*plugins, "--rootdir", str(directory), "-W", "ignore", *options, str(directory)]
     command = [sys.executable, "-m", "pytest", *words]
     environ = {"PYTHONPATH": str(ROOT / "tests"), "PATH": "/usr/bin:/bin", "HOME": str(directory)}
