@@ -8,13 +8,16 @@ machine, and over many commits every slice has its turn.
 import hashlib
 import json
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-COSTS = Path(__file__).with_name("soak-costs.json")  # wall seconds by test, from runs with --costs-to
+COSTS = Path(__file__).with_name(
+    "soak-costs.json"
+)  # wall seconds by test, written by `python tests/soak.py FILE` after a run with --costs-to FILE
 UNKNOWN_S = 30.0  # of a test that was not recorded yet
 BUDGET_S = 300.0
 
@@ -107,3 +110,17 @@ class OfWorkers:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--soak-slice") is not None:
         config.pluginmanager.register(OfWorkers(config))
+
+
+def record(costs: Path) -> None:
+    """Take over what the tests of the second tier took in a run with `--costs-to`."""
+    known_s: dict[str, float] = json.loads(COSTS.read_text())
+    for line in costs.read_text().splitlines():
+        cost = json.loads(line)
+        if cost["soak"]:
+            known_s[cost["name"]] = round(cost["wall_s"], 1)
+    COSTS.write_text(json.dumps(known_s, indent=0, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]))

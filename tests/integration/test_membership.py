@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import EVERY, STEPS, Campaign, Training, alive, same, wait_for
+from campaigns import EVERY, STEPS, Campaign, Training, alive, same, wait_for
 
 
 @pytest.fixture

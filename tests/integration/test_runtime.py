@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Campaign, alive, wait_for
+from campaigns import Campaign, alive, wait_for
 
 from resilient.account import account
 from resilient.agent.main import RESOLVER

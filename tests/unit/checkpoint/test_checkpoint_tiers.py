@@ -118,7 +118,7 @@ def each_point_once_and_both_ways_in_the_soak() -> Iterator[Any]:
             yield pytest.param(point, all_die, id=name, marks=marks)
 
 
-@pytest.mark.parametrize(("point", "all_die"), each_point_once_and_both_ways_in_the_soak())
+@pytest.mark.parametrize(("point", "all_die"), list(each_point_once_and_both_ways_in_the_soak()))
 def test_a_keeper_killed_at_any_point_loses_nothing_that_was_reported(lab: Callable[..., Lab], point: str, all_die: bool) -> None:
     nodes = lab()
     nodes.begin()
