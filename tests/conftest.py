@@ -5,6 +5,9 @@ import signal
 import hypothesis
 import pytest
 
+pytest_plugins = ["costs", "soak"]
+pytest.register_assert_rewrite("campaigns", "lab_jobs")
+
 # How long an example takes says nothing on a machine that is busy with something else.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import yaml
-from conftest import ROOT, wait_for
+from campaigns import ROOT, wait_for
 
 TRACE = "RESILIENT_TEST_TRACE"  # in the environment of all that comes of a command of these tests
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Campaign
+from campaigns import ROOT, Campaign
 
 from chaos.hands.hand import Errand
 from chaos.hands.moments import Moment

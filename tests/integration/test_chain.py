@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Campaign, wait_for
+from campaigns import Campaign, wait_for
 
 LIMIT_S = 30.0
 KILL_WAIT_S = 42.0  # as the fake scontrol says

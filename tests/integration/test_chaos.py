@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import wait_for
+from campaigns import wait_for
 
 from chaos.judging import machine
 from experiments import Chaos, commands

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import MOUNTS, PATIENCE_S, ROOT, Campaign, alive, wait_for
+from campaigns import MOUNTS, PATIENCE_S, ROOT, Campaign, alive, wait_for
 
 Counting = Callable[..., Campaign]
 Volume = Callable[..., Path]

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import EVERY, Campaign, Training, same, wait_for, weights
+from campaigns import EVERY, Campaign, Training, same, wait_for, weights
 from hands import hand, strike
 
 from chaos import faults

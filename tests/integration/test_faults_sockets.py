@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from conftest import Campaign, wait_for
+from campaigns import Campaign, wait_for
 from hands import hand, strike
 
 from chaos.means import sockets

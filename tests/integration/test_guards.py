@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import STEPS, Campaign, Training, wait_for, weights
+from campaigns import STEPS, Campaign, Training, wait_for, weights
 
 from checkpoint import verify
 from resilient import ledger

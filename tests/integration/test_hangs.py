@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from conftest import Campaign, wait_for
+from campaigns import Campaign, wait_for
 
 Counting = Callable[..., Campaign]
 

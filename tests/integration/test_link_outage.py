@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from conftest import Campaign, wait_for
+from campaigns import Campaign, wait_for
 
 NAMESPACES = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: network namespaces with real links need root")
 

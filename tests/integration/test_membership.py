@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import EVERY, STEPS, Campaign, Training, alive, same, wait_for
+from campaigns import EVERY, STEPS, Campaign, Training, alive, same, wait_for
 
 
 @pytest.fixture

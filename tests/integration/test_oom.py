@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Campaign, wait_for
+from campaigns import Campaign, wait_for
 
 from resilient.agent.oom import controller
 

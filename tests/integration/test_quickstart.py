@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import yaml
-from conftest import ROOT, Campaign, wait_for
+from campaigns import ROOT, Campaign, wait_for
 
 QUICKSTART = ROOT / "examples/quickstart.yaml"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Campaign, alive, wait_for
+from campaigns import Campaign, alive, wait_for
 
 from resilient.account import account
 from resilient.agent.memory import page_directory

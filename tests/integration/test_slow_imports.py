@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from conftest import Campaign
+from campaigns import Campaign
 
 
 def test_an_agent_that_imports_for_longer_than_the_fence_is_not_taken_for_lost(campaign: Callable[..., Campaign]):

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
-from conftest import Campaign, wait_for
+from campaigns import Campaign, wait_for
 
 Counting = Callable[..., Campaign]
 

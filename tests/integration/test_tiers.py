@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import EVERY, MOUNTS, STEPS, Campaign, Training, same, wait_for
+from campaigns import EVERY, MOUNTS, STEPS, Campaign, Training, same, wait_for
 
 from checkpoint import verify
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import EVERY, MODEL, OPTIMIZER, STEPS, TRAIN, Campaign, Training, same, wait_for, weights
+from campaigns import EVERY, MODEL, OPTIMIZER, STEPS, TRAIN, Campaign, Training, same, wait_for, weights
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])

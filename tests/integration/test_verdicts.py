@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MOUNTS, Campaign, wait_for
+from campaigns import MOUNTS, Campaign, wait_for
 from hands import hand
 
 from chaos.hands.scene import Target

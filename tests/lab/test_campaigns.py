@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HOSTS, TIMES, Campaign, Job, same, wait_for
+from campaigns import Campaign, same, wait_for
+from lab_jobs import HOSTS, TIMES, Job
 
 from chaos.lab.lab import Lab
 

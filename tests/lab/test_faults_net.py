@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hands
 import psutil
 import pytest
-from conftest import HOSTS, ROOT, TIMES, TOYS, Job, hands, on, wait_for
+from campaigns import ROOT, wait_for
+from lab_jobs import HOSTS, TIMES, TOYS, Job, on
 
 from chaos.lab.lab import Lab
 from chaos.lab.shape import Shape

@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import hands
 import pytest
-from conftest import CODE, STEPS, Campaign, Job, hands, on, same, wait_for
+from campaigns import STEPS, Campaign, same, wait_for
+from lab_jobs import CODE, Job, on
 
 from chaos.lab.lab import Lab
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, on, wait_for
+from campaigns import ROOT, wait_for
+from lab_jobs import on
 
 from chaos.lab.host import namespaces
 from chaos.lab.lab import Lab

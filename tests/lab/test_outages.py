@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, wait_for
+from campaigns import ROOT, wait_for
 
 from chaos.lab.lab import Lab
 from chaos.lab.shape import address

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import ROOT, Campaign, Job, same, wait_for
+from campaigns import ROOT, Campaign, same, wait_for
+from lab_jobs import Job
 
 Jobs = Callable[..., Job]
 

@@ -3,23 +3,17 @@
 All of them are forked from a server that has imported what they need, so that one costs milliseconds.
 """
 
-import multiprocessing
 import os
 import signal
 import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["torch", "torch.distributed", "torch.distributed.tensor", "torch.distributed.fsdp", "zarr", "checkpoint.saving",
-     "checkpoint.loading", "checkpoint.newest", "checkpoint.dcp", "torch.distributed.tensor.parallel",
-     "torch.distributed.checkpoint.state_dict", "pytest", "hypothesis"]
-)  # fmt: skip
+from forked import CONTEXT, forked
+
 _PATIENCE_S = 120
 
 
@@ -27,9 +21,8 @@ class Child:
     """A process of its own with a pipe: `function(connection, *args)`. Ends with the block that it is used in."""
 
     def __init__(self, function: Callable[..., None], *args: Any) -> None:
-        self.pipe, theirs = _CONTEXT.Pipe()
-        self.process: ForkServerProcess = _CONTEXT.Process(target=function, args=(theirs, *args), daemon=True)
-        self.process.start()
+        self.pipe, theirs = CONTEXT.Pipe()
+        self.process = forked(function, theirs, *args)
         theirs.close()
 
     def __enter__(self) -> "Child":

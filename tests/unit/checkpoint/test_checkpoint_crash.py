@@ -8,6 +8,7 @@ import pytest
 import torch
 from checkpoint_pieces import pieces
 from checkpoint_processes import Child, kill_this_process
+from soak import soaked
 
 from checkpoint import Piece, load, newest_good, points, prune, save, steps
 from checkpoint.fence import newest_generation, raise_fence
@@ -67,10 +68,11 @@ def save_on_and_on(pipe: Connection, root: Path) -> None:
         pipe.send(step)
 
 
-def test_what_was_reported_as_saved_is_there_after_a_kill_at_a_random_moment(root: Path) -> None:
+@pytest.mark.parametrize("kills", [12, soaked(200)])
+def test_what_was_reported_as_saved_is_there_after_a_kill_at_a_random_moment(root: Path, kills: int) -> None:
     save(root, 1, pieces(1.0), {"step": 1}, generation=0)
     moments = random.Random(7)
-    for _ in range(12):
+    for _ in range(kills):
         with Child(save_on_and_on, root) as child:
             for _ in range(moments.randint(1, 3)):
                 reported = child.receive()

@@ -12,6 +12,7 @@ import crc32c
 import pytest
 import torch
 from checkpoint_pieces import pieces
+from soak import soaked
 
 from checkpoint import DamagedCheckpoint, NoUsableCheckpoint, Piece, layout, load, newest_good, restore, save, verify
 
@@ -174,12 +175,13 @@ def test_damage_is_named_and_the_checkpoint_before_it_is_used(root: Path, name: 
     assert str(raised.value).startswith(f"{path} is damaged: ")
 
 
-def test_every_flipped_byte_is_found(root: Path) -> None:
+@pytest.mark.parametrize("count", [60, soaked(1000)])
+def test_every_flipped_byte_is_found(root: Path, count: int) -> None:
     path = root / "step-00000002"
     files = sorted(each for each in path.rglob("*") if each.is_file())
     sizes = [each.stat().st_size for each in files]
     dice = random.Random(1)
-    for _ in range(1000):
+    for _ in range(count):
         (file,) = dice.choices(files, weights=sizes)
         content = bytearray(file.read_bytes())
         place = dice.randrange(len(content))

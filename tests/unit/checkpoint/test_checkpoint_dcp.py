@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -403,16 +404,23 @@ def run_example(root: Path, last_step: int, *launcher: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if line.startswith("step ")]
 
 
-def test_the_example_goes_on_where_it_ended(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ten_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The example's checkpoints and what it printed, in ten steps at a stretch."""
+    root = tmp_path_factory.mktemp("example")
+    return root, run_example(root, 10)
+
+
+def test_the_example_goes_on_where_it_ended(tmp_path: Path, ten_steps: tuple[Path, list[str]]) -> None:
     assert len(EXAMPLE.read_text().splitlines()) <= 75
-    straight = run_example(tmp_path / "straight", 10)
+    _, straight = ten_steps
     assert run_example(tmp_path / "resumed", 7) == straight[:7]
     assert run_example(tmp_path / "resumed", 10) == straight[5:]
     assert steps(tmp_path / "resumed") == [5, 10]
 
 
-@pytest.mark.slow
-def test_the_example_goes_on_under_torchrun(tmp_path: Path) -> None:
-    straight = run_example(tmp_path, 10)
-    told = run_example(tmp_path, 12, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+def test_the_example_goes_on_under_torchrun(tmp_path: Path, ten_steps: tuple[Path, list[str]]) -> None:
+    done, straight = ten_steps
+    root = shutil.copytree(done, tmp_path / "root")
+    told = run_example(root, 12, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     assert [line.split()[1] for line in (*straight, *told)] == [str(step) for step in range(1, 13)]

@@ -17,6 +17,7 @@ import zarr
 from checkpoint_pieces import pieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from soak import soaked
 
 from checkpoint import CheckpointError, CheckpointMismatch, Piece, layout, load, pieces_of, points, read_state, save, steps, verify
 from checkpoint.saving import Saved
@@ -57,15 +58,7 @@ def cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], list[list[i
     return shape, unit, edges
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    cut=cuts(),
-    dtype=st.sampled_from(DTYPES),
-    target=st.sampled_from([1, 24, 4 << 20]),
-    shard=st.sampled_from([1, 9000, 16 << 30]),
-    data=st.data(),
-)
-def test_any_cut_can_be_read_through_any_rectangle(
+def check_a_cut(
     tmp_path_factory: pytest.TempPathFactory,
     cut: tuple[tuple[int, ...], tuple[int, ...], list[list[int]]],
     dtype: torch.dtype,
@@ -108,6 +101,20 @@ def test_any_cut_can_be_read_through_any_rectangle(
     found = torch.from_numpy(np.asarray(stored[...]).reshape(shape))
     assert stored.attrs.get("bits_of", str(dtype)[6:]) == str(dtype)[6:]
     assert same(found.view(dtype) if "bits_of" in stored.attrs else found, whole)
+
+
+ANY_CUT = given(
+    cut=cuts(),
+    dtype=st.sampled_from(DTYPES),
+    target=st.sampled_from([1, 24, 4 << 20]),
+    shard=st.sampled_from([1, 9000, 16 << 30]),
+    data=st.data(),
+)
+
+
+@pytest.mark.parametrize("examples", [15, soaked(200)])
+def test_any_cut_can_be_read_through_any_rectangle(tmp_path_factory: pytest.TempPathFactory, examples: int) -> None:
+    settings(max_examples=examples, deadline=None)(ANY_CUT(check_a_cut))(tmp_path_factory)
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from keeper_lab import Lab
+from soak import soaked
 
 from checkpoint import points, steps, verify
 
@@ -108,8 +109,16 @@ def test_dead_workers_go_on_from_memory(lab: Callable[..., Lab]) -> None:
     assert nodes.step(4)
 
 
-@pytest.mark.parametrize("point", [*AT_THE_KEEPER, *COMMITTING])
-@pytest.mark.parametrize("all_die", [False, True], ids=["it alone", "all"])
+def each_point_once_and_both_ways_in_the_soak() -> Iterator[Any]:
+    """Parameters: each point where a keeper dies alone or with all others, in turn; what is left over is for the soak."""
+    for number, point in enumerate([*AT_THE_KEEPER, *COMMITTING]):
+        for all_die in (False, True):
+            name = f"{point}-{'all' if all_die else 'it alone'}"
+            marks = () if number % 2 == all_die else pytest.mark.soak
+            yield pytest.param(point, all_die, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("point", "all_die"), list(each_point_once_and_both_ways_in_the_soak()))
 def test_a_keeper_killed_at_any_point_loses_nothing_that_was_reported(lab: Callable[..., Lab], point: str, all_die: bool) -> None:
     nodes = lab()
     nodes.begin()
@@ -164,13 +173,14 @@ def test_a_worker_killed_while_it_copies_leaves_the_step_before(lab: Callable[..
     assert nodes.step(4)
 
 
-def test_whatever_is_killed_at_random_moments_a_whole_step_is_found(lab: Callable[..., Lab], rounds: int) -> None:
+@pytest.mark.parametrize("kills", [8, soaked(100)])
+def test_whatever_is_killed_at_random_moments_a_whole_step_is_found(lab: Callable[..., Lab], kills: int) -> None:
     seed = random.randrange(1 << 30)
     dice = random.Random(seed)
     nodes = lab()
     nodes.begin()
     step = 0
-    for number in range(10 * rounds):
+    for number in range(kills):
         begun = len(nodes.events)  # what was taken before the last kill may have been lost with a node's memory
         for _ in range(dice.randrange(1, 6)):
             step += 1

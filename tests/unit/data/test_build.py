@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from forked import forked
 
 from trainer.data import DataError, StorageError, corpus, open_split, pool, prepare, tokenizer
 from trainer.data.build import Prepared, Progress, Vocabulary, build
@@ -265,24 +266,22 @@ def test_a_damaged_dataset_is_built_again(tmp_path: Path, words: Path, name: str
 
 # -- builders that die -------------------------------------------------------------------------------------------------
 
-DYING = """
-import os, signal, sys
-from pathlib import Path
-from trainer.data.build import Vocabulary, build
-from trainer.data.documents import Files
-left = int(sys.argv[3])
-def dying(original):
-    def call(*given, **named):
-        global left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*given, **named)
-    return call
-os.fsync, Path.replace, Path.unlink = map(dying, (os.fsync, Path.replace, Path.unlink))
-build(Files([Path(sys.argv[1])]), Path(sys.argv[2]), Vocabulary(290), workers=1)
-print("finished")
-"""
+
+def build_and_die(words: Path, prefix: Path, left: int) -> None:
+    """In a process of its own, killed at the call number `left` of those that matter."""
+
+    def dying(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*given, **named)
+
+        return call
+
+    os.fsync, Path.replace, Path.unlink = map(dying, (os.fsync, Path.replace, Path.unlink))  # type: ignore[method-assign]
+    build(Files([words]), prefix, Vocabulary(290), workers=1)
 
 
 def test_a_builder_killed_at_any_call_that_matters_leaves_nothing_that_is_taken_for_good(tmp_path: Path) -> None:
@@ -294,11 +293,11 @@ def test_a_builder_killed_at_any_call_that_matters_leaves_nothing_that_is_taken_
     for left in range(40):
         directory = tmp_path / f"{left}"
         shutil.copytree(tmp_path / "old", directory)
-        command = [sys.executable, "-c", DYING, str(words), str(directory / "d"), str(left)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        if "finished" in done.stdout:
+        builder = forked(build_and_die, words, directory / "d", left, daemon=False)
+        builder.join()
+        if builder.exitcode == 0:
             break
-        assert done.returncode == -signal.SIGKILL
+        assert builder.exitcode == -signal.SIGKILL
         if (directory / "d.idx").exists():
             present = {name: content for name, content in contents(directory).items() if name in clean}
             assert present in (old, clean)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from soak import soaked
 
 from trainer.data.indexed import IndexedDataset
 
@@ -94,10 +95,22 @@ def much(tmp_path: Path) -> Path:
     return tmp_path / "much.txt"
 
 
-@pytest.mark.parametrize("stage", ["training the tokenizer", "tokenizing"])
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+TRAINING, TOKENIZING = "training the tokenizer", "tokenizing"
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "stage"),
+    [
+        (signal.SIGINT, 130, TRAINING),
+        (signal.SIGTERM, 143, TOKENIZING),
+        (signal.SIGKILL, -9, TOKENIZING),
+        soaked(signal.SIGINT, 130, TOKENIZING),
+        soaked(signal.SIGTERM, 143, TRAINING),
+        soaked(signal.SIGKILL, -9, TRAINING),
+    ],
+)
 def test_a_build_that_is_stopped_leaves_no_process_and_nothing_taken_for_good(
-    tmp_path: Path, much: Path, stage: str, sent: signal.Signals, code: int
+    tmp_path: Path, much: Path, sent: signal.Signals, code: int, stage: str
 ) -> None:
     command = [*COMMAND, str(much), "--output", str(tmp_path / "out/d"), "--vocab-size", "300", "--workers", "2"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:

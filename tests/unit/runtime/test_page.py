@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from soak import soaked
 
 from resilient import worker
 from resilient.page import NOT_BEATEN, NOT_CHECKED, PHASES, AgentPage, WorkerPage, salvage
@@ -192,8 +193,9 @@ def _steps_until_stopped(path: Path, ranks_at: object, results: object) -> None:
     results.put(step)  # type: ignore[attr-defined]
 
 
-def test_all_ranks_stop_at_the_same_step_whenever_the_stop_is_asked_for(tmp_path: Path):
-    for _ in range(6):
+@pytest.mark.parametrize("times", [2, soaked(20)])
+def test_all_ranks_stop_at_the_same_step_whenever_the_stop_is_asked_for(tmp_path: Path, times: int):
+    for _ in range(times):
         agents = [AgentPage(tmp_path / str(rank)) for rank in range(3)]
         barrier, results = spawn.Barrier(3), spawn.SimpleQueue()
         processes = [spawn.Process(target=_steps_until_stopped, args=(agent.path, barrier, results)) for agent in agents]

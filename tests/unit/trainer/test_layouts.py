@@ -1,6 +1,5 @@
 """Every layout trains what one process would: losses and gradient norms of a plain loop, whatever the schedule and the sharding."""
 
-import random
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
@@ -10,16 +9,19 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from soak import soaked
 from trainer_ranks import steps, textbook, trained, write_config, write_dataset
 
 from resilient.worker import load_config
 
 Sections = dict[str, dict[str, object]]
 
+STEPS = 4
+
 # Large enough at the start that every weight has a gradient worth the name, and a rate that amplifies no rounding.
 BASE: Sections = {
     "model": {"layers": 4, "hidden": 32, "heads": 4, "seq_len": 16, "init_std": 0.1, "attention": "math"},
-    "train": {"steps": 8, "global_batch_size": 16, "micro_batch_size": 4, "precision": "fp32", "eval_interval": 0},
+    "train": {"steps": STEPS, "global_batch_size": 16, "micro_batch_size": 4, "precision": "fp32", "eval_interval": 0},
     "optimizer": {"lr": 2e-3, "clip_grad": 0.3, "warmup_samples": 24, "decay_samples": 400},
     "checkpoint": {"every_steps": 1000},
 }
@@ -56,30 +58,40 @@ def variants(pp: int) -> Iterator[Sections]:
 def name_of(value: object) -> str:
     if isinstance(value, tuple):
         return "x".join(map(str, value))
+    if isinstance(value, list):
+        return " ".join(map(name_of, value))
     return " ".join(str(each) for section in value.values() for each in section.values()) if isinstance(value, dict) else str(value)
 
 
-def some(layout: tuple[int, int, int], everything: bool) -> list[Sections]:
-    """All variants, or of a fair sample each value of each kind at least once."""
-    found = list(variants(layout[1]))
-    if everything:
-        return found
-    random.Random(str(layout)).shuffle(found)
-    chosen: list[Sections] = []
-    seen: set[tuple[str, object]] = set()
-    for variant in found:
-        values = {item for section in variant.values() for item in section.items()}
-        if not values <= seen:
-            seen |= values
-            chosen.append(variant)
-    return chosen
+def variant(schedule: str, stage: int, recompute: str, every: int = 1) -> Sections:
+    again: dict[str, object] = {"recompute": recompute} if every == 1 else {"recompute": recompute, "recompute_every": every}
+    return {"parallel": {"schedule": schedule, "zero_stage": stage}, "train": again}
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "variant" in metafunc.fixturenames:
-        everything = metafunc.config.getoption("--rounds") >= 10
-        cases = [(layout, variant) for layout in LAYOUTS for variant in some(layout, everything)]
-        metafunc.parametrize(("layout", "variant"), cases, ids=name_of)
+# Every layout, and each schedule, ZeRO stage and way to compute again on a layout where it makes a difference.
+SAMPLE = [
+    ((1, 1, 1), variant("1f1b", 1, "full")),
+    ((2, 1, 1), variant("1f1b", 1, "selective")),
+    ((1, 1, 2), variant("1f1b", 3, "full", 2)),
+    ((2, 1, 2), variant("1f1b", 1, "none")),
+    ((1, 2, 1), variant("gpipe", 1, "full")),
+    ((2, 2, 1), variant("1f1b", 1, "full", 2)),
+    ((1, 2, 2), variant("zero_bubble", 2, "none")),
+    ((1, 2, 2), variant("interleaved_1f1b", 3, "selective")),
+    ((2, 2, 2), variant("interleaved_1f1b", 2, "full")),
+]
+EVERYTHING = [(layout, each) for layout in LAYOUTS for each in variants(layout[1])]
+
+
+def test_the_sample_of_the_first_tier_has_each_value_where_it_matters():
+    def values(cases: list[tuple[tuple[int, int, int], Sections]]) -> set[object]:
+        stages = {each["parallel"]["zero_stage"] for layout, each in cases if layout[2] > 1}
+        schedules = {each["parallel"]["schedule"] for layout, each in cases if layout[1] > 1}
+        again = {tuple(each["train"].items()) for _, each in cases}
+        return {layout for layout, _ in cases} | stages | schedules | again
+
+    assert all(case in EVERYTHING for case in SAMPLE)
+    assert values(SAMPLE) == values(EVERYTHING)
 
 
 Lines = list[tuple[int, float, float, float]]  # step, loss, gradient norm, learning rate
@@ -92,45 +104,61 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def length(request: pytest.FixtureRequest) -> Sections:
-    """How long to train; longer in a soak."""
-    return {"train": {"steps": 20 if request.config.getoption("--rounds") >= 10 else 8}}
-
-
-@pytest.fixture(scope="module")
-def run(dataset: Path, tmp_path_factory: pytest.TempPathFactory, length: Sections) -> Run:
+def run(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run(ranks: int, *many: Sections, **options: Any) -> Lines:
-        config = write_config(tmp_path_factory.mktemp("run"), dataset, **merged(BASE, length, *many))
+        config = write_config(tmp_path_factory.mktemp("run"), dataset, **merged(BASE, *many))
         return steps(trained(config, ranks, **options))
 
     return run
 
 
 @pytest.fixture(scope="module")
-def reference(dataset: Path, tmp_path_factory: pytest.TempPathFactory, length: Sections, run: Run) -> Callable[[str], Any]:
-    """What one process gets: in fp32 from a plain loop, in bf16 from this trainer."""
+def textbook_lines(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Lines]:
+    """What one process gets in so many steps in fp32, from a plain loop; computed once."""
 
     @cache
-    def found(precision: str) -> Any:
-        if precision == "bf16":
-            return run(1, {"train": {"precision": "bf16"}})
-        return textbook(load_config(write_config(tmp_path_factory.mktemp("reference"), dataset, **merged(BASE, length)), []))
+    def found(count: int) -> Lines:
+        config = write_config(tmp_path_factory.mktemp("reference"), dataset, **merged(BASE, long(count)))
+        return textbook(load_config(config, []))
 
     return found
 
 
-def test_every_layout_trains_like_one_process(run: Run, reference: Callable[[str], Any], layout, variant):
+@pytest.fixture(scope="module")
+def bf16_lines(run: Run) -> Lines:
+    """What one process of this trainer gets in bf16."""
+    return run(1, {"train": {"precision": "bf16"}})
+
+
+def long(count: int) -> Sections:
+    return {"train": {"steps": count}}
+
+
+@pytest.mark.parametrize(("layout", "variant"), SAMPLE, ids=name_of)
+def test_every_layout_trains_like_one_process(run: Run, textbook_lines: Callable[[int], Lines], layout, variant):
     tp, pp, dp = layout
     found = run(tp * pp * dp, spread(tp, pp), variant)
-    assert len(found) >= 8
-    assert found == [pytest.approx(line, rel=1e-5) for line in reference("fp32")]
+    assert len(found) == STEPS
+    assert found == [pytest.approx(line, rel=1e-5) for line in textbook_lines(STEPS)]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=name_of)
-def test_every_layout_trains_like_one_process_in_bf16(run: Run, reference: Callable[[str], Any], layout):
+@pytest.mark.soak
+@pytest.mark.parametrize(("layout", "variant"), EVERYTHING, ids=name_of)
+def test_all_that_goes_together_trains_like_one_process_for_long(run: Run, textbook_lines, layout, variant):
+    tp, pp, dp = layout
+    found = run(tp * pp * dp, spread(tp, pp), variant, long(20))
+    assert len(found) == 20
+    assert found == [pytest.approx(line, rel=1e-5) for line in textbook_lines(20)]
+
+
+BF16 = [(2, 1, 1), (1, 2, 2)]  # each of the three dimensions; the others are for the soak
+
+
+@pytest.mark.parametrize("layout", [*BF16, *(soaked(each) for each in LAYOUTS if each not in BF16)], ids=name_of)
+def test_every_layout_trains_like_one_process_in_bf16(run: Run, bf16_lines: Lines, layout):
     tp, pp, dp = layout
     found = run(tp * pp * dp, spread(tp, pp), {"train": {"precision": "bf16"}})
-    assert found == [pytest.approx(line, rel=1e-2) for line in reference("bf16")]
+    assert found == [pytest.approx(line, rel=1e-2) for line in bf16_lines]
 
 
 MODELS: list[Sections] = [
@@ -140,7 +168,7 @@ MODELS: list[Sections] = [
     {"model": {"mup_base_hidden": 16, "position": "none"}},
     {"optimizer": {"name": "adan"}, "model": {"attention": "auto"}},
     {
-        "train": {"batch_rampup": {"start": 8, "increment": 4, "samples": 60}, "micro_batch_size": 1},
+        "train": {"batch_rampup": {"start": 8, "increment": 4, "samples": 60}, "micro_batch_size": 2, "steps": 8},
         "optimizer": {"schedule": "wsd"},
     },
     {"parallel": {"sequence_parallel": False}, "model": {"kv_heads": 1, "tie_embeddings": True}},
@@ -149,15 +177,17 @@ MODELS: list[Sections] = [
 ]
 
 
+@pytest.mark.parametrize("dp", [1, soaked(2)])
 @pytest.mark.parametrize("sections", MODELS, ids=name_of)
-def test_every_kind_of_model_trains_the_same_in_three_dimensions(run: Run, sections):
+def test_every_kind_of_model_trains_the_same_in_two_and_three_dimensions(run: Run, sections, dp: int):
+    sections = merged(long(4 * dp), sections)
     alone = merged(sections, {"parallel": {"schedule": "1f1b", "virtual_stages": "auto", "pp_layers": "auto"}})
-    assert run(8, spread(2, 2), sections) == [pytest.approx(line, rel=1e-5) for line in run(1, alone)]
+    assert run(4 * dp, spread(2, 2), sections) == [pytest.approx(line, rel=1e-5) for line in run(1, alone)]
 
 
-@pytest.mark.parametrize(("tp", "ranks"), [(3, 3), (3, 6)])
+@pytest.mark.parametrize(("tp", "ranks"), [(3, 3), soaked(3, 6)])
 def test_any_divisor_of_the_heads_is_a_tensor_parallel_size(run: Run, tp: int, ranks: int):
-    model: Sections = {"model": {"hidden": 48, "heads": 12, "kv_heads": 4, "ffn_hidden": 96, "seq_len": 18}, "train": {"steps": 6}}
+    model: Sections = {"model": {"hidden": 48, "heads": 12, "kv_heads": 4, "ffn_hidden": 96, "seq_len": 18, "layers": 2}}
     assert run(ranks, spread(tp, 1), model) == [pytest.approx(line, rel=1e-5) for line in run(1, model)]
 
 
@@ -184,9 +214,9 @@ def _shapes_and_layouts(draw: st.DrawFn) -> tuple[int, Sections]:
     return tp * pp * dp, {"model": model, "train": train, "parallel": parallel}
 
 
-def test_drawn_shapes_and_layouts_train_like_a_textbook(dataset: Path, tmp_path_factory: pytest.TempPathFactory, request):
+@pytest.mark.parametrize("count", [3, soaked(30)])
+def test_drawn_shapes_and_layouts_train_like_a_textbook(dataset: Path, tmp_path_factory: pytest.TempPathFactory, count: int):
     checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-    count = 3 * request.config.getoption("--rounds")
 
     @settings(max_examples=count, deadline=None, suppress_health_check=checks, derandomize=True, phases=[Phase.generate])
     @given(_shapes_and_layouts())
@@ -202,43 +232,52 @@ def test_drawn_shapes_and_layouts_train_like_a_textbook(dataset: Path, tmp_path_
 # -- checkpoints ---------------------------------------------------------------------------------------------------------
 
 
-def moved(
-    dataset: Path, directory: Path, layouts: list[tuple[int, int, int]], sections: Sections
-) -> list[tuple[int, float, float, float]]:
-    """Train on one layout after another, four steps on each."""
+def moved(dataset: Path, directory: Path, layouts: list[tuple[int, int, int]], each: int, sections: Sections) -> Lines:
+    """Train on one layout after another, `each` steps on each."""
     config = write_config(directory, dataset, **merged(BASE, sections))
     found = []
     for number, (tp, pp, dp) in enumerate(layouts, 1):
-        overrides = [f"parallel.tp={tp}", f"parallel.pp={pp}", f"train.steps={4 * number}"]
+        overrides = [f"parallel.tp={tp}", f"parallel.pp={pp}", f"train.steps={each * number}"]
         found += steps(trained(config, tp * pp * dp, *overrides))
     return found
 
 
+TIED: Sections = {"model": {"tie_embeddings": True, "kv_heads": 1}, "optimizer": {"name": "adan"}}
+SHORT_WAY = [(1, 2, 2), (4, 1, 1), (1, 1, 1), (1, 2, 2)]
+LONG_WAY = [(2, 2, 2), (1, 1, 1), (2, 2, 2), (4, 1, 2), (2, 2, 2), (1, 4, 1), (2, 2, 2)]
+
+
 @pytest.mark.parametrize(
-    "sections", [{}, {"model": {"tie_embeddings": True, "kv_heads": 1}, "optimizer": {"name": "adan"}}], ids=name_of
+    ("layouts", "each", "sections"), [(SHORT_WAY, 2, TIED), soaked(LONG_WAY, 4, {}), soaked(LONG_WAY, 4, TIED)], ids=name_of
 )
-def test_a_checkpoint_moves_to_other_layouts_and_back(dataset: Path, tmp_path: Path, sections: Sections):
-    layouts = [(2, 2, 2), (1, 1, 1), (2, 2, 2), (4, 1, 2), (2, 2, 2), (1, 4, 1), (2, 2, 2)]
-    straight = moved(dataset, tmp_path / "straight", [(1, 1, 1)] * len(layouts), sections)
-    found = moved(dataset, tmp_path / "moved", layouts, sections)
-    assert len(found) == 4 * len(layouts)
+def test_a_checkpoint_moves_to_other_layouts_and_back(dataset: Path, tmp_path: Path, layouts, each: int, sections: Sections):
+    straight = moved(dataset, tmp_path / "straight", [(1, 1, 1)], each * len(layouts), sections)
+    found = moved(dataset, tmp_path / "moved", layouts, each, sections)
+    assert len(found) == each * len(layouts)
     assert found == [pytest.approx(line, rel=1e-5) for line in straight]
 
 
 @pytest.mark.parametrize(
-    ("tp", "pp", "sections"),
-    [(1, 1, {}), (2, 2, {}), (2, 1, {"parallel": {"sequence_parallel": False}}), (1, 2, {"train": {"recompute": "full"}})],
+    ("ranks", "tp", "pp", "sections"),
+    [
+        (2, 1, 1, {}),
+        (2, 2, 1, {"parallel": {"sequence_parallel": False}}),
+        (2, 1, 2, {"train": {"recompute": "full"}}),
+        soaked(8, 2, 2, {}),
+        soaked(4, 2, 1, {"parallel": {"sequence_parallel": False}}),
+        soaked(4, 1, 2, {"train": {"recompute": "full"}}),
+    ],
     ids=name_of,
 )
-def test_on_the_same_layout_a_new_process_goes_on_to_the_last_bit_with_dropout(dataset: Path, tmp_path: Path, tp, pp, sections):
-    dropout: Sections = merged(
-        {"model": {"dropout": 0.1, "attention_dropout": 0.1}, "train": {"steps": 8}}, sections, spread(tp, pp)
-    )
+def test_on_the_same_layout_a_new_process_goes_on_to_the_last_bit_with_dropout(
+    dataset: Path, tmp_path: Path, ranks: int, tp: int, pp: int, sections: Sections
+):
+    dropout: Sections = merged({"model": {"layers": 2, "dropout": 0.1, "attention_dropout": 0.1}}, sections, spread(tp, pp))
     straight = write_config(tmp_path / "straight", dataset, **merged(BASE, dropout))
     broken = write_config(tmp_path / "broken", dataset, **merged(BASE, dropout))
-    whole = steps(trained(straight, 2 * tp * pp))
-    assert steps(trained(broken, 2 * tp * pp, "train.steps=3")) + steps(trained(broken, 2 * tp * pp)) == whole
-    without = write_config(
-        tmp_path / "without", dataset, **merged(BASE, dropout, {"model": {"dropout": 0.0, "attention_dropout": 0.0}})
-    )
-    assert steps(trained(without, 2 * tp * pp)) != whole
+    whole = steps(trained(straight, ranks))
+    first = steps(trained(broken, ranks, "train.steps=2"))
+    assert first + steps(trained(broken, ranks)) == whole
+    without: Sections = {"model": {"dropout": 0.0, "attention_dropout": 0.0}}
+    plain = write_config(tmp_path / "without", dataset, **merged(BASE, dropout, without, long(2)))
+    assert steps(trained(plain, ranks)) != first

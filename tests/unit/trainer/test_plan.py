@@ -1,8 +1,10 @@
 """What the plan says of a rank, against what a rank then holds; and the arithmetic under it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from soak import soaked
 from test_layouts import BASE, Sections, merged, name_of, spread
 from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
 
@@ -48,12 +50,12 @@ def held(config: Path) -> tuple[int, int, int, int]:
     return found[0]
 
 
-LAYOUTS: list[tuple[int, Sections]] = [
+LAYOUTS: list[Any] = [
     (1, {}),
     (2, spread(1, 1, zero_stage=3)),
     (2, spread(2, 1)),
     (2, spread(1, 2)),
-    (8, spread(2, 2)),
+    soaked(8, spread(2, 2)),
     (4, merged(spread(2, 2), {"model": {"tie_embeddings": True, "kv_heads": 1}, "optimizer": {"name": "adan"}})),
     (3, {"model": {"hidden": 40, "bias": True, "norm": "layernorm", "position": "learned"}, "train": {"global_batch_size": 12}}),
 ]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from soak import soaked
 from trainer_ranks import STEPS, VOCABULARY, run_ranks, steps, textbook, train, trained, write_config, write_dataset
 
 from resilient.worker import ConfigError, load_config, settle
@@ -45,8 +46,19 @@ def arrays(config: Path, step: int) -> dict[str, bytes]:
     return {name: np.asarray(array[...]).tobytes() for name, array in members if isinstance(array, zarr.Array)}
 
 
-@pytest.mark.parametrize(("ranks", "micro"), [(1, 12), (1, 2), (2, 2), (3, 2), (2, 6)], ids=str)
-@pytest.mark.parametrize("model", [{}, {"tie_embeddings": True, "kv_heads": 2}], ids=["plain", "tied"])
+TIED = {"tie_embeddings": True, "kv_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "micro", "model"),
+    [
+        *((ranks, micro, {}) for ranks, micro in [(1, 12), (1, 2), (3, 2), (2, 6)]),
+        (2, 2, TIED),
+        soaked(2, 2, {}),
+        *(soaked(ranks, micro, TIED) for ranks, micro in [(1, 12), (1, 2), (3, 2), (2, 6)]),
+    ],
+    ids=str,
+)
 def test_any_number_of_ranks_and_micro_batches_trains_like_a_textbook(made: Made, ranks: int, micro: int, model: dict[str, object]):
     config = made(
         model={"attention": "math", **model}, train={"precision": "fp32", "micro_batch_size": micro}, optimizer={"clip_grad": 0.3}

@@ -5,7 +5,6 @@ They are forked from a server that has imported what they need, so that one cost
 
 import faulthandler
 import math
-import multiprocessing
 import os
 import random
 import traceback
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import yaml
+from forked import CONTEXT, forked
 
 from resilient.worker import Config
 from trainer.data import open_split
@@ -30,8 +30,6 @@ from trainer.schedule import for_config
 from trainer.shape import shape_of
 from trainer.weights import initialize
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["trainer.main", "trainer.loop", "torch.distributed.fsdp", "torch.optim.adamw", "zarr", "pytest"])
 _PATIENCE_S = 120
 
 VOCABULARY = 61
@@ -95,14 +93,13 @@ def _run_ranks(count: int, function: Callable[..., Any], *args: Any) -> list[Any
     children = []
     with ExitStack() as ends:
         for rank in range(count):
-            ours, theirs = _CONTEXT.Pipe()
+            ours, theirs = CONTEXT.Pipe()
             environ = {
                 **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)},
                 **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"},
                 **{"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
             }
-            process = _CONTEXT.Process(target=_rank, args=(theirs, environ, function, args), daemon=True)
-            process.start()
+            process = forked(_rank, theirs, environ, function, args)
             ends.callback(process.join)
             ends.callback(process.kill)
             theirs.close()

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import CODE, RUNNING, beside_module, on, wait_for
+from campaigns import wait_for
+from lab_jobs import CODE, RUNNING, on
 
+import experiments
 from chaos.judging import machine
 from chaos.lab.host import namespaces
 from chaos.lab.lab import Lab
 
 pytestmark = pytest.mark.timeout(1500)
-experiments = beside_module("experiments")
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from conftest import Campaign, hands, wait_for
+import hands
+from campaigns import Campaign, wait_for
 
 from chaos.lab.lab import Lab
 

@@ -1,0 +1,190 @@
+"""What each test costs: wall time, and processor time with that of the processes that it started.
+
+At the end of a run the dearest tests are printed, and the run fails where a test of the first tier (one without the mark `soak`)
+took more processor time than it may. A fixture of a wider scope than one test is computed once and shared: its cost is not
+charged to the test that happens to be first, it is listed by its own name under the same limit.
+
+Processor time is counted over the test process, its living descendants, and those that were waited for. What a killed parent
+left to init is not in it.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIMIT_S = 20.0  # processor time of a test of the first tier
+SHOWN = 20
+KEY = "costs"
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that a test or a shared fixture took."""
+
+    name: str
+    wall_s: float
+    cpu_s: float
+    soak: bool = False
+    shared: bool = False
+
+
+def over(costs: list[Cost], limit_s: float) -> list[Cost]:
+    """Those of the first tier that took more processor time than `limit_s`."""
+    return [cost for cost in costs if not cost.soak and cost.cpu_s > limit_s]
+
+
+def table(costs: list[Cost], shown: int = SHOWN) -> list[str]:
+    """The dearest `shown` by processor time, a line each."""
+    dearest = sorted(costs, key=lambda cost: -cost.cpu_s)[:shown]
+    return [f"{cost.cpu_s:7.1f} s {cost.wall_s:7.1f} s  {cost.name}{' (shared)' * cost.shared}" for cost in dearest]
+
+
+# -- measuring, in the process that runs the tests ---------------------------------------------------------------------------
+
+
+def _descendants() -> Iterator[int]:
+    """Process ids of all that descend from this process, as far as the kernel lists them."""
+    left = [os.getpid()]
+    while left:
+        for listed in Path(f"/proc/{left.pop()}/task").glob("*/children"):
+            try:
+                found = [int(word) for word in listed.read_text().split()]
+            except OSError:
+                continue  # ended meanwhile
+            yield from found
+            left += found
+
+
+def cpu_s() -> float:
+    """Processor time used so far by this process and its descendants, those included that they waited for."""
+    own = os.times()
+    total = own.user + own.system + own.children_user + own.children_system
+    for pid in _descendants():
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += sum(map(int, fields[11:15])) / _TICKS_PER_S  # utime, stime, cutime, cstime: proc(5)
+    return total
+
+
+class Meter:
+    """Times what runs, and takes what is shared out of what it happens in."""
+
+    def __init__(self) -> None:
+        self._shared_wall_s = 0.0
+        self._shared_cpu_s = 0.0
+        self.shared: list[Cost] = []  # since they were last taken
+
+    def mark(self) -> tuple[float, float]:
+        return time.monotonic() - self._shared_wall_s, cpu_s() - self._shared_cpu_s
+
+    def since(self, mark: tuple[float, float]) -> tuple[float, float]:
+        """Wall and processor time since `mark`, without what was shared."""
+        wall_s, used_s = self.mark()
+        # A descendant that was killed and not waited for takes its time with it.
+        return wall_s - mark[0], max(0.0, used_s - mark[1])
+
+    @contextmanager
+    def sharing(self, name: str, *, soak: bool = False) -> Iterator[None]:
+        """What is computed inside is a cost of its own."""
+        mark = self.mark()
+        try:
+            yield
+        finally:
+            wall_s, used_s = self.since(mark)
+            self._shared_wall_s += wall_s
+            self._shared_cpu_s += used_s
+            self.shared.append(Cost(name, wall_s, used_s, soak, shared=True))
+
+    def take(self) -> list[Cost]:
+        taken, self.shared = self.shared, []
+        return taken
+
+
+METER = Meter()
+_MARK = pytest.StashKey[tuple[float, float]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    item.stash[_MARK] = METER.mark()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[Any]:
+    if fixturedef.scope == "function":
+        return (yield)
+    with METER.sharing(f"{fixturedef.baseid}::{fixturedef.argname}"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    report = yield
+    if call.when == "teardown":
+        soak = item.get_closest_marker("soak") is not None
+        own = Cost(item.nodeid, *METER.since(item.stash[_MARK]), soak)
+        report.user_properties.append((KEY, [asdict(cost) for cost in (own, *METER.take())]))
+    return report
+
+
+# -- telling, in the process that a person started (with xdist, another one) -------------------------------------------------
+
+
+class Register:
+    """Collects what the reports carry; prints it, and fails the run where something is too dear."""
+
+    def __init__(self, limit_s: float, file: Path | None) -> None:
+        self.limit_s = limit_s
+        self.file = file
+        self.costs: list[Cost] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for key, values in report.user_properties:
+            if key == KEY and report.when == "teardown":
+                self.costs += [Cost(**value) for value in values]  # type: ignore[attr-defined]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.file:
+            self.file.write_text("".join(f"{json.dumps(asdict(cost))}\n" for cost in self.costs))
+        if over(self.costs, self.limit_s) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.costs:
+            return
+        tests = [cost for cost in self.costs if not cost.shared]
+        whole_s = sum(cost.cpu_s for cost in self.costs)
+        terminalreporter.section(f"processor time, wall time: the dearest {min(SHOWN, len(self.costs))} of {len(tests)} tests")
+        for line in table(self.costs):
+            terminalreporter.line(line)
+        terminalreporter.line(f"{whole_s:7.1f} s of processor time in all")
+        for cost in over(self.costs, self.limit_s):
+            terminalreporter.line(
+                f"FAILED {cost.name} took {cost.cpu_s:.1f} s of processor time; the first tier allows {self.limit_s:g} s:"
+                " make it cheaper, or mark what repeats as soak",
+                red=True,
+            )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cost-limit-s", type=float, default=LIMIT_S, help="processor time that a test of the first tier may take at most"
+    )
+    parser.addoption("--costs-to", type=Path, help="write what each test cost to this file, a JSON object a line")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # not a worker of xdist
+        config.pluginmanager.register(Register(config.getoption("--cost-limit-s"), config.getoption("--costs-to")))

@@ -1,0 +1,110 @@
+"""What tests cost is counted, shown and limited."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import costs
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+TESTS = """
+import multiprocessing, subprocess, sys, time
+import pytest
+
+def burn(seconds):
+    while time.process_time() < seconds:
+        pass
+
+BURN = "import time\\nwhile time.process_time() < 0.3: pass"
+
+def test_cheap(): pass
+
+def test_dear_itself():
+    began = time.process_time()
+    burn(began + 0.3)
+
+def test_dear_by_a_child():
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+
+def test_dear_by_a_child_that_lives_on():
+    child = subprocess.Popen([sys.executable, "-c", BURN + "\\nprint(flush=True)\\ninput()"], stdin=-1, stdout=-1)
+    child.stdout.readline()
+    globals()["kept"] = child
+
+def test_dear_by_the_child_of_a_server():
+    process = multiprocessing.get_context("forkserver").Process(target=burn, args=(0.3,))
+    process.start()
+    process.join()
+
+@pytest.mark.soak
+def test_dear_and_a_soak():
+    began = time.process_time()
+    burn(began + 0.3)
+
+@pytest.fixture(scope="module")
+def shared():
+    began = time.process_time()
+    burn(began + 0.3)
+
+def test_first_of_a_shared_fixture(shared): pass
+"""
+DEAR = {
+    "test_dear_itself",
+    "test_dear_by_a_child",
+    "test_dear_by_a_child_that_lives_on",
+    "test_dear_by_the_child_of_a_server",
+    "shared",
+}
+
+
+def run(directory: Path, tests: str, *options: str) -> tuple[int, str]:
+    """Exit status and output of a pytest of its own."""
+    (directory / "test_it.py").write_text(tests)
+    plugins = [word for plugin in ("costs", "soak", "no:cacheprovider", "no:hypothesispytest") for word in ("-p", plugin)]
+    words = [*plugins, "--rootdir", str(directory), "-W", "ignore", *options, str(directory)]
+    command = [sys.executable, "-m", "pytest", *words]
+    environ = {"PYTHONPATH": str(ROOT / "tests"), "PATH": "/usr/bin:/bin", "HOME": str(directory)}
+    done = subprocess.run(command, check=False, cwd=directory, env=environ, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "xdist"])
+def test_a_test_dearer_than_the_limit_fails_the_run_and_is_named(tmp_path: Path, options: tuple[str, ...]):
+    code, output = run(tmp_path, TESTS, "--cost-limit-s", "0.25", *options)
+    assert code == 1, output
+    assert "7 passed" in output
+    named = {line.split()[1].split("::")[-1] for line in output.splitlines() if "the first tier allows" in line}
+    assert named == DEAR
+
+
+def test_below_the_limit_the_run_is_good_and_the_dearest_are_shown_and_written(tmp_path: Path):
+    code, output = run(tmp_path, TESTS, "--cost-limit-s", "30", "--costs-to", str(tmp_path / "costs"))
+    assert code == 0, output
+    shown = output[output.index("the dearest") :]
+    assert all(name in shown for name in DEAR)
+    written = [costs.Cost(**json.loads(line)) for line in (tmp_path / "costs").read_text().splitlines()]
+    assert len(written) == 8
+    assert [cost.name for cost in written if cost.shared] == ["test_it.py::shared"]
+    assert [cost.name for cost in written if cost.soak] == ["test_it.py::test_dear_and_a_soak"]
+    assert next(cost for cost in written if cost.name.endswith("first_of_a_shared_fixture")).cpu_s < 0.25
+
+
+def test_a_failed_run_stays_failed_with_its_own_status(tmp_path: Path):
+    assert run(tmp_path, "def test_it(): assert False")[0] == 1
+    assert run(tmp_path, "")[0] == 5  # no tests
+
+
+def test_what_is_shared_inside_something_shared_is_counted_once():
+    meter = costs.Meter()
+    mark = meter.mark()
+    with meter.sharing("outer"):
+        with meter.sharing("inner"):
+            sum(range(3_000_000))
+    (inner, outer), (wall_s, _) = meter.take(), meter.since(mark)
+    assert inner.name == "inner"
+    assert outer.wall_s < inner.wall_s
+    assert wall_s < inner.wall_s
+    assert meter.take() == []
