@@ -113,7 +113,10 @@ def plain_script() -> Callable[[], None]:
 def config_of(directory: Path, **sections: dict[str, object]) -> Config:
     base: dict[str, dict[str, object]] = {
         "model": dict(SIZE),
-        "train": {"global_batch_size": MICRO * ACCUMULATION, "micro_batch_size": MICRO, "steps": 10**6, "eval_interval": 0},
+        "train": {
+            **{"global_batch_size": MICRO * ACCUMULATION, "micro_batch_size": MICRO},
+            **{"precision": "bf16", "steps": 10**6, "eval_interval": 0},
+        },
         "data": {"path": str(directory / "random"), "split": [1, 0, 0]},
         "checkpoint": {"every_steps": 10**6},
         "logging": {"level": "error"},

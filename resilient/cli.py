@@ -69,15 +69,16 @@ def _run(config: Path, given: list[str], ahead: "AgentAhead | None") -> Exit:
     from rich.console import Console
 
     from resilient.campaign import allocation_of, already_reached, fitted, machine_layout
-    from resilient.config import attribute, load
+    from resilient.config import attribute, load, notes
     from resilient.driver.display import Display
     from resilient.driver.driver import run_campaign
+    from resilient.precision import settled
 
     loaded = load(config, given)
     allocation = allocation_of(loaded)
     if allocation is not None and allocation.task > 0:
         return Exit.OK  # one of many that srun has started; the first one starts an agent on each node
-    loaded = fitted(loaded, allocation)
+    loaded, precision = settled(fitted(loaded, allocation))
     layout = machine_layout(loaded, allocation)
     _log_to_stderr(loaded.logging.level)
     console = Console(highlight=False)
@@ -93,6 +94,10 @@ def _run(config: Path, given: list[str], ahead: "AgentAhead | None") -> Exit:
         f"{loaded.name}: {layout.world_size} ranks on {layout.nodes} node{'s' * (layout.nodes > 1)}"
         f" (tp {layout.tp}, pp {layout.pp}, dp {layout.dp}), {loaded.train.steps} steps, in {loaded.run_dir}"
     )
+    if precision is not None:
+        display.note(f"train.precision is {precision.precision}: {precision.why}")
+    for note in notes(config, given):
+        display.note(note)
     try:
         code, message = run_campaign(loaded, layout, display, lambda error: str(attribute(error, config, given)), allocation, ahead)
     finally:
@@ -135,13 +140,14 @@ def submit(
 def plan(config: ConfigFile, overrides: Overrides = None) -> None:
     """Check a config and say what it comes to: layout, memory, checkpoints, timeouts."""
     from resilient.campaign import machine_layout
-    from resilient.config import ConfigError, attribute, from_site, load
+    from resilient.config import ConfigError, attribute, from_site, load, notes
     from resilient.plan import show
+    from resilient.precision import settled
 
     given = overrides or []
-    loaded = load(config, given)
+    loaded, precision = settled(load(config, given))
     try:
-        show(loaded, machine_layout(loaded), from_site(config, given))
+        show(loaded, machine_layout(loaded), from_site(config, given), precision, notes(config, given))
     except ConfigError as error:
         raise attribute(error, config, given) from None
 

@@ -6,34 +6,40 @@ The runtime knows layout, timeouts and exit budget; what a rank holds is asked o
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from resilient import entry, network, storage
-from resilient.config import Config, ConfigError, Layout, Problem, layouts
+from resilient.config import Config, ConfigError, Layout, Problem, layouts, spans
 from resilient.config.timeouts import STOPPED_S, timeouts
 from resilient.driver.watchdog import FACTOR
 from resilient.health.quota import quotas, site_places
 from resilient.health.report import size
 from resilient.policy import ordinal
+from resilient.precision import Choice
 
 TCP_RETRIES = Path("/proc/sys/net/ipv4/tcp_retries2")
 DEFAULT_TCP_RETRIES = 15  # of Linux
 
 
-def show(config: Config, layout: Layout, site: Mapping[str, object]) -> None:
+def show(
+    config: Config, layout: Layout, site: Mapping[str, object], precision: Choice | None = None, notes: Sequence[str] = ()
+) -> None:
     """Print the plan.
 
     Args:
         site: what the config has from its site's profile, by key.
+        precision: what was chosen for this machine, if the config leaves that open.
+        notes: what came out otherwise than the config's file says.
 
     Raises:
         ConfigError: the entry point's module refuses the config.
     """
     sections: dict[str, Mapping[str, object]] = {"layout": runtime_layout(config, layout)}
+    sections["training"] = training(config, precision, notes)
     if site:
         sections[f"from the site profile {config.slurm.profile}"] = site
     sections.update(_entry_plan(config))
@@ -61,6 +67,18 @@ def runtime_layout(config: Config, layout: Layout) -> dict[str, object]:
             f" × {layout.accumulation} accumulated"
         ),
         "run directory": config.run_dir,
+    }
+
+
+def training(config: Config, precision: Choice | None, notes: Sequence[str]) -> dict[str, object]:
+    """How long, and in which precision."""
+    warmup, decay = spans(config)
+    schedule = f"{config.optimizer.schedule} over {decay:,} samples" if config.optimizer.schedule != "constant" else "constant"
+    return {
+        "steps": f"{config.train.steps:,}",
+        "precision": config.train.precision + (f" here: {precision.why}" if precision is not None else ""),
+        "learning rate": f"warm-up of {warmup:,} samples, then {schedule}",
+        **({"note": "; ".join(notes)} if notes else {}),
     }
 
 

@@ -7,15 +7,15 @@ This module is also the one face that the runtime shows to a training script, so
 """
 
 import json
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from resilient.config import Config, ConfigError, Layout, Problem, layout, settle, spans
-from resilient.config import load as load_config
+from resilient.config import Config, ConfigError, Layout, Problem, layout, load, notes, settle, spans, write
 from resilient.page import PHASES, WorkerPage
 
 __all__ = [
@@ -31,11 +31,15 @@ __all__ = [
     "layout",
     "load_config",
     "phase",
+    "record_config",
     "report",
     "settle",
+    "settled_precision",
     "should_stop",
     "spans",
 ]
+
+log = logging.getLogger(__name__)
 
 PAGE_VARIABLE = "RESILIENT_PAGE"
 GENERATION_VARIABLE = "RESILIENT_GENERATION"
@@ -117,6 +121,29 @@ def init() -> Context:
         go_back_to=guard.get("go_back_to"),
         collective_timeout_s=float(timeout_s) if timeout_s is not None else None,
     )
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read and check a config, with its precision decided. Raises ConfigError with every problem that was found."""
+    config = settled_precision(load(path, overrides))
+    for note in notes(path, overrides) if os.environ.get("RANK", "0") == "0" else ():
+        log.info("%s", note)
+    return config
+
+
+def settled_precision(config: Config) -> Config:
+    """The config with `train.precision: auto` decided for its run directory and this machine; the runtime has done it already."""
+    if config.train.precision != "auto":
+        return config
+    from resilient.precision import settled  # not needed under a supervisor
+
+    return settled(config)[0]
+
+
+def record_config(config: Config) -> None:
+    """Write the config into its run directory, for later runs to keep the precision; a supervisor does it itself."""
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    write(config, config.run_dir / "config.yaml")
 
 
 Watcher = Callable[[str | None, int], None]

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from resilient.worker import ConfigError, init, load_config, settle
+from resilient.worker import ConfigError, init, load_config, record_config, settle
 from trainer.main import prepare, train
 
 log = logging.getLogger("trainer")
@@ -18,7 +18,10 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = load_config(Path(sys.argv[1]), sys.argv[2:])
-        settle(config, init().world_size)
+        context = init()
+        settle(config, context.world_size)
+        if context.rank == 0:
+            record_config(config)
         # Every rank of a node asks; the first one prepares, the others find it done.
         prepare(config, lambda what, done, total: log.debug("%s: %d of %d", what, done, total))
         train(config)

@@ -20,6 +20,7 @@ from trainer.guard import Bad, BadBatch, judge
 from trainer.instruments import Instruments
 from trainer.optimizer import make_optimizer, set_learning_rate
 from trainer.parallel import build_stages, make_ranks
+from trainer.parallel.data import DTYPES
 from trainer.schedule import for_config
 from trainer.shape import flops_per_token, peak_flops, shape_of
 from trainer.sources import datasets, end_of_text, refused, vocabulary
@@ -39,6 +40,7 @@ def run(config: worker.Config) -> None:
         UnrecoverableError: no checkpoint can be gone on from.
         BadBatch: too many batches in a row were bad.
     """
+    config = worker.settled_precision(config)
     context = worker.init()
     logging.basicConfig(level=config.logging.level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -68,7 +70,7 @@ class Trainer:
         seed_random(config.seed, self.ranks, config)
         self.vocabulary = vocabulary(config)
         shape = shape_of(config, self.vocabulary)
-        dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
+        dtype = DTYPES[config.train.precision]
         kernel = attention.choose(config.model.attention, shape, self.device, dtype, documents=config.data.mask_documents)
         self.train_data: Samples = self._open("train")
         self.stages = build_stages(config, shape, kernel, self.ranks, self.device)

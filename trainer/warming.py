@@ -18,6 +18,7 @@ from trainer.data.samples import open_split
 from trainer.engine import make_engine
 from trainer.optimizer import make_optimizer
 from trainer.parallel import build_stages, make_ranks
+from trainer.parallel.data import DTYPES
 from trainer.shape import shape_of
 from trainer.sources import datasets, end_of_text, vocabulary
 from trainer.state import TrainingState
@@ -42,7 +43,7 @@ def run(config: Config, rank: int, world_size: int) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
         ranks = make_ranks(device, settle(config, world_size))
-        dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
+        dtype = DTYPES[config.train.precision]
         kernel = attention.choose(config.model.attention, shape, device, dtype, documents=config.data.mask_documents)
         stages = build_stages(config, shape, kernel, ranks, device)
         optimizer = make_optimizer(config, stages)

@@ -20,6 +20,7 @@ from chaos.judging.observation import Job
 from chaos.staging.sites import Site, Started
 from chaos.staging.volumes import filled_in, paths
 from resilient.config import Config, dump, load, spans
+from resilient.precision import settled
 
 RUN, TWIN, CONFIG, OUTPUT = "run", "twin", "config.yaml", "output"
 
@@ -50,7 +51,7 @@ def resolve(wanted: Wanted, experiment: Path, directory: Path, *, allow: bool, c
     path = directory / CONFIG
     directory.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(values, sort_keys=False))
-    config = load(path, [])
+    config, _ = settled(load(path, []))  # once for all runs of the experiment, in a lab or on this machine
     path.write_text(dump(config))
     return config
 

@@ -5,7 +5,7 @@ from resilient.config.checks import spans
 from resilient.config.errors import ConfigError, Problem
 from resilient.config.parallelism import Layout, layout, layouts, settle
 from resilient.config.schema import Config
-from resilient.config.source import attribute, dump, from_site, load
+from resilient.config.source import attribute, dump, from_site, load, notes, write
 
 __all__ = [
     "Config",
@@ -18,6 +18,8 @@ __all__ = [
     "layout",
     "layouts",
     "load",
+    "notes",
     "settle",
     "spans",
+    "write",
 ]

@@ -17,6 +17,18 @@ One YAML file says all of a campaign. Every key has a default, so a working conf
 `KEY=VALUE` on the command line overrides a key, dotted: `train.steps=200`, `checkpoint.tiers.0.keep_last=5`. In paths, `~`,
 environment variables (`$SCRATCH`, `${USER}`), `${name}` and `${run_dir}` are replaced; paths that are not absolute start where the
 command is run.
+
+What `auto` of `train.precision` comes to stands in the run directory's `config.yaml`. A resume goes on in that precision, on other
+hardware too; to change it, name one.
+
+The command line wins over the file. So `train.steps` there takes the place of the file's `train.samples`, and a warm-up of the
+file for which the shorter run has no room shrinks, to the same share of the run; `resilient run` and `resilient plan` say so.
+Numbers that contradict each other in the file alone are refused, and so is a warm-up on the command line that does not fit.
+
+The learning rate is a function of the samples consumed and of the config of the command that runs. With `optimizer.decay_samples:
+auto` a shortened run goes through the whole schedule, down to `optimizer.min_lr`. The same command without `train.steps=15` then
+goes on from the last checkpoint at the rate that the full schedule has there, which is usually higher. For a run that only ends
+early, set `optimizer.decay_samples` to the samples of the full run: then the number of steps does not change the rate.
 """
 
 

@@ -192,7 +192,11 @@ class Train(Section):
     global_batch_size: Count = 16
     micro_batch_size: Count = 4
     batch_rampup: Rampup | None = None
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Literal["auto", "bf16", "fp32"] = Field(
+        "auto",
+        description="auto: bf16 on GPUs of compute capability 8.0 or later and on CPUs with AMX or of AMD's Zen 5, else fp32; a "
+        "run keeps what it began with",
+    )
     recompute: Literal["none", "selective", "full"] = Field(
         "none", description="what the backward pass computes again: nothing, attention, or whole layers"
     )

@@ -17,11 +17,14 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from resilient.config import checks, profile
+from resilient.config import checks, profile, warmup
 from resilient.config.errors import COMMAND_LINE, ConfigError, Problem
 from resilient.config.schema import Config, Section
 
 Key = tuple[str, ...]
+
+LENGTH: tuple[Key, Key] = (("train", "steps"), ("train", "samples"))  # two ways to say how long a run is
+WARMUP: tuple[Key, Key] = (("optimizer", "warmup_samples"), ("optimizer", "warmup_tokens"))
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,10 @@ class Source:
                 return Problem(".".join(key), value, message, self.site.file, self.site.lines[key[:end]])
         return Problem(".".join(key), value, message, self.file)
 
+    def overridden(self, *keys: Key) -> bool:
+        """Whether the command line has set one of these keys, or a section that holds one."""
+        return any(self.lines.get(key[:end]) == COMMAND_LINE for key in keys for end in range(1, len(key) + 1))
+
 
 def read(path: Path, overrides: Sequence[str]) -> Source:
     """The file's values with the overrides applied, and below them those of the site. Raises ConfigError if they cannot be read."""
@@ -65,7 +72,15 @@ def read(path: Path, overrides: Sequence[str]) -> Source:
     problems = [problem for override in overrides for problem in _override(source, override)]
     if problems:
         raise ConfigError(problems)
+    for each, other in (LENGTH, LENGTH[::-1]):
+        _give_way(source, each, to=other)
     return _at_its_site(source)
+
+
+def _give_way(source: Source, key: Key, *, to: Key) -> None:
+    """Drop a key of the file that says otherwise what the command line says."""
+    if source.lines.get(to) == COMMAND_LINE and _lookup(source.values, to) != "null" and source.lines.get(key, COMMAND_LINE) > 0:
+        del source.values[key[0]][key[1]], source.lines[key]
 
 
 def _at_its_site(source: Source) -> Source:
@@ -101,11 +116,31 @@ def load(path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] |
         config = Config.model_validate(source.values)
     except ValidationError as error:
         raise ConfigError(_ordered([_in_words(source, dict(found)) for found in error.errors(include_url=False)])) from None
+    written = _written(source, overrides)
+    if written is not None:
+        config = warmup.fitted(config, written)
     config, problems = _expand(config, os.environ if environ is None else environ)
     problems += checks.check(config)
     if problems:
         raise ConfigError(_ordered([_attributed(source, problem) for problem in problems]))
     return config
+
+
+def notes(path: Path, overrides: Sequence[str] = ()) -> list[str]:
+    """What came out otherwise than the file says, a line each, because of what the command line says. Raises ConfigError."""
+    written = _written(read(path, overrides), overrides)
+    line = warmup.told(load(path, overrides), written) if written is not None else None
+    return [line] if line is not None else []
+
+
+def _written(source: Source, overrides: Sequence[str]) -> Config | None:
+    """The config as the file alone has it, where its warm-up may have to follow a command line that does not name one."""
+    if not overrides or source.overridden(*WARMUP):
+        return None
+    try:
+        return Config.model_validate(read(source.file, ()).values)
+    except (ConfigError, ValidationError):
+        return None  # only with the command line is it a config
 
 
 def from_site(path: Path, overrides: Sequence[str] = ()) -> dict[str, object]:
@@ -121,6 +156,13 @@ def attribute(error: ConfigError, path: Path, overrides: Sequence[str] = ()) -> 
     except ConfigError:
         return error
     return ConfigError([_attributed(source, problem) for problem in error.problems])
+
+
+def write(config: Config, path: Path) -> None:
+    """Put the config into a file, at once or not at all. Raises OSError."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(dump(config))
+    new.replace(path)
 
 
 def dump(config: Config) -> str:

@@ -24,7 +24,7 @@ from checkpoint.naming import steps
 from checkpoint.voiding import set_aside
 from resilient import clock, diagnosis, ledger, rollback, storage
 from resilient.campaign import communication, gpu_count
-from resilient.config import Config, ConfigError, Layout, Problem, dump, layouts
+from resilient.config import Config, ConfigError, Layout, Problem, layouts, write
 from resilient.config.timeouts import timeouts
 from resilient.driver.coordinator import Coordinator, Job
 from resilient.driver.custody import StoragePlan, TierPlan
@@ -570,9 +570,7 @@ def run_campaign(
             storage.write(config.run_dir, kept)
         except OSError as error:
             raise EnvironmentUnusable(f"cannot write {error.filename}: {error.strerror}") from error
-        written = config.run_dir / "config.yaml.new"
-        written.write_text(dump(config))
-        written.replace(config.run_dir / "config.yaml")
+        write(config, config.run_dir / "config.yaml")
         succession = Succession.of_job(config, os.environ) if allocation is not None else None
         if succession is not None and allocation is not None:
             over = succession.started(

@@ -28,6 +28,7 @@ from resilient.health.node import compute_tasks
 from resilient.health.quota import site_places
 from resilient.health.report import Finding, Report, size
 from resilient.plan import checkpoint_size
+from resilient.precision import settled
 
 LOCAL = "127.0.0.1"
 TIER_S = 20.0
@@ -62,7 +63,7 @@ def subject(path: Path | None, overrides: Sequence[str]) -> Subject:
         places = {"shm": machine.SHARED_MEMORY, "tmp": Path(tempfile.gettempdir()), "here": Path.cwd()}
         tiers = (*_of_the_site(), *(disk.TierSpec(name, place, quotas=True) for name, place in places.items()))
         return Subject(gpu_count() or min(2, os.cpu_count() or 1), "cuda" if gpu_count() else "cpu", tiers, None)
-    config = load(path, overrides)
+    config, _ = settled(load(path, overrides))
     layout = machine_layout(config)
     os.environ.update(network.environment(config.network, os.environ, one_machine=True))
     on_gpu = gpu_count() > 0 and config.cluster.device != "cpu"

@@ -235,7 +235,7 @@ STEPS = 40
 EVERY = 5
 
 MODEL = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 64}
-TRAIN = {"steps": STEPS, "global_batch_size": 8, "micro_batch_size": 2, "eval_interval": 20, "eval_iters": 1}
+TRAIN = {"steps": STEPS, "global_batch_size": 8, "micro_batch_size": 2, "precision": "bf16", "eval_interval": 20, "eval_iters": 1}
 OPTIMIZER = {"warmup_samples": 32, "decay_samples": 8 * STEPS}  # so that the target does not change the schedule
 
 Training = Callable[..., Campaign]

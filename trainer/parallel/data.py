@@ -14,14 +14,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainer.model import GPT
 
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # by the config's `train.precision`, decided
+
 # Of outputs that tensor parallelism gives, which are views; nobody changes them in place.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
 
 
 def apply(model: GPT, mesh: DeviceMesh, *, precision: str, zero_stage: int) -> None:
     """Shard a model over the ranks of `mesh`, in place: layer by layer, and what is around them."""
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision], reduce_dtype=torch.float32)
     again = zero_stage == 3
     for block in model.blocks.values():
         fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=policy)

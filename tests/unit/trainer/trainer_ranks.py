@@ -60,7 +60,10 @@ def write_config(directory: Path, dataset: Path, **sections: dict[str, object]) 
         "cluster": {"device": "cpu"},
         "model": {"layers": 2, "hidden": 32, "heads": 4, "seq_len": 16},
         "data": {"path": str(dataset), "split": [9, 1, 0]},
-        "train": {"steps": STEPS, "global_batch_size": 12, "micro_batch_size": 2, "eval_interval": 0, "eval_iters": 1},
+        "train": {
+            **{"steps": STEPS, "global_batch_size": 12, "micro_batch_size": 2, "precision": "bf16"},
+            **{"eval_interval": 0, "eval_iters": 1},
+        },
         "optimizer": {"lr": 1e-2, "warmup_samples": 24, "decay_samples": 12 * 40},
         "checkpoint": {"every_steps": 100},
     }
