@@ -11,12 +11,11 @@ from resilient import clock, entry
 from resilient.agent.workers import start_fork_server
 from resilient.lifeline import die_with_parent
 from resilient.slurm.headless import see_to_the_job
-from resilient.wire import Connection, parse_addresses
+from resilient.wire import TOKEN_VARIABLE, Connection, parse_addresses
 
 if TYPE_CHECKING:
     from resilient.agent.agent import AgentSettings
 
-TOKEN_VARIABLE = "RESILIENT_TOKEN"
 CONNECT_S = 30.0
 # c10d asks for the name of every address that it connects to, for its log; where nobody answers, that takes longer with the
 # resolver's own 5 s than it has for the connection. For workers, too.

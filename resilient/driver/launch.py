@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from resilient.agent.main import TOKEN_VARIABLE
+from resilient.wire import TOKEN_VARIABLE
 
 
 @dataclass(frozen=True)
