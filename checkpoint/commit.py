@@ -72,7 +72,7 @@ def entries(
     found = {path: FileEntry(len(text), crc32c.crc32c(text)) for path, text in documents.items()}
     for shard in shards:
         written = checksums.get(shard.path, {})
-        missing = [slot for slot in shard.slots.tolist() if slot not in written]
+        missing = [slot for slot in shard.slots if slot not in written]
         if missing:
             raise ValueError(f"{len(missing)} chunks of {shard.path} were not written, the first one in slot {missing[0]}")
         found[shard.path] = FileEntry(shard.size_bytes, shard.crc32c, shard.chunks_crc32c(written))

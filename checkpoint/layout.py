@@ -9,17 +9,17 @@ Owns the arithmetic. Pure: reads and writes nothing.
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import crc32c
-import numpy as np
 
 from checkpoint import crc
 from checkpoint.elements import Element, element
+from checkpoint.runs import runs
 
 PAGE_BYTES = 4096
 CRC_BYTES = 4
@@ -265,30 +265,35 @@ class Shard:
         return f"{self.array.name}/" + ".".join(("c", *map(str, self.place)))
 
     @cached_property
-    def slots(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    def slots(self) -> Sequence[int]:
         """The slots that hold a chunk, ascending; the last shard along a dimension may lack some."""
-        present = np.zeros(self.array.per_shard, bool)
-        inside = (
-            slice(0, length - place * count)
-            for length, place, count in zip(self.array.grid, self.place, self.array.per_shard, strict=True)
-        )
-        present[tuple(inside)] = True
-        return np.flatnonzero(present)
+        counts = self.array.per_shard
+        used = [
+            min(count, length - place * count) for length, place, count in zip(self.array.grid, self.place, counts, strict=True)
+        ]
+        if tuple(used[1:]) == counts[1:]:
+            return range(math.prod(used))
+        slots = [0]
+        for count, part in zip(counts, used, strict=True):
+            slots = [slot * count + inside for slot in slots for inside in range(part)]
+        return slots
 
     @cached_property
     def size_bytes(self) -> int:
         """Of the file."""
-        return self.array.offset(int(self.slots[-1]) + 1)
+        return self.array.offset(self.slots[-1] + 1)
 
     @cached_property
     def index(self) -> bytes:
         """The first bytes of the file: offset and length of each chunk, and their crc32c."""
         if not self.array.sharded:
             return b""
-        entries = np.full((math.prod(self.array.per_shard), 2), _ABSENT, "<u8")
-        entries[self.slots, 0] = self.array.first_slot + self.array.slot_bytes * self.slots
-        entries[self.slots, 1] = self.array.chunk_bytes + CRC_BYTES
-        text = entries.tobytes()
+        first, step, length = self.array.first_slot, self.array.slot_bytes, self.array.chunk_bytes + CRC_BYTES
+        entries = [_ABSENT] * (2 * math.prod(self.array.per_shard))
+        for slot in self.slots:
+            entries[2 * slot] = first + step * slot
+            entries[2 * slot + 1] = length
+        text = struct.pack(f"<{len(entries)}Q", *entries)
         return text + struct.pack("<I", crc32c.crc32c(text))
 
     @property
@@ -312,11 +317,11 @@ class Shard:
 
     def chunks_crc32c(self, checksums: Mapping[int, int]) -> int:
         """crc32c over the chunks' checksums, by slot, in the order of the slots: it stands for the contents."""
-        return int(crc32c.crc32c(np.fromiter((checksums[slot] for slot in self.slots.tolist()), "<u4", len(self.slots)).tobytes()))
+        return int(crc32c.crc32c(struct.pack(f"<{len(self.slots)}I", *(checksums[slot] for slot in self.slots))))
 
     def _runs(self) -> Iterator[tuple[int, int]]:
         """Slots in a row that are absent, and in use after them, again and again."""
         end = 0
-        for run in np.split(self.slots, np.flatnonzero(np.diff(self.slots) != 1) + 1):
-            yield int(run[0]) - end, len(run)
-            end = int(run[-1]) + 1
+        for first, count in runs(self.slots):
+            yield first - end, count
+            end = first + count

@@ -6,7 +6,6 @@ are filled in; `part.json` lists those with their checksums, and is written last
 Owns the format of `part.json`. Needs neither torch nor Zarr.
 """
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from checkpoint import sealed
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.manifest import FileEntry
+from checkpoint.runs import runs
 
 NAME = "part.json"
 FORMAT = "resilient-part"
@@ -104,12 +104,3 @@ def _unpack(entry: Mapping[str, Any]) -> dict[int, int]:
     if len(text) != 8 * len(slots):
         raise ValueError(f"{len(slots)} chunks have {len(text) / 8:g} checksums")
     return {slot: int(text[8 * place : 8 * place + 8], 16) for place, slot in enumerate(slots)}
-
-
-def runs(slots: "list[int]") -> list[list[int]]:
-    """Ascending numbers as [first, count] of each stretch without a gap."""
-    found = []
-    for _, group in itertools.groupby(enumerate(slots), key=lambda pair: pair[1] - pair[0]):
-        numbers = [number for _, number in group]
-        found.append([numbers[0], len(numbers)])
-    return found

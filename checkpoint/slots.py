@@ -1,13 +1,12 @@
 """Slots in memory as they lie in a shard file: chunk, checksum, zeros up to the next page.
 
-Owns what is written behind chunks, and the check of it. Touches no file.
+Owns what is written behind chunks, and the check of it. Touches no file. Needs no NumPy, so that a keeper starts without it.
 """
 
 import struct
 from functools import lru_cache
 
 import crc32c
-import numpy as np
 
 from checkpoint import crc
 from checkpoint.layout import CRC_BYTES, ArrayInfo
@@ -19,19 +18,20 @@ RUN_BYTES = 2 << 20
 def seal(array: ArrayInfo, slots: memoryview) -> list[int]:
     """Put its crc32c and zeros behind every chunk; return the checksums."""
     count, size, end = _shape(array, slots)
-    sums = [int(crc32c.crc32c(slots[start : start + end])) for start in range(0, count * size, size)]
-    rows = np.frombuffer(slots, np.uint8).reshape(count, size)
-    rows[:, end : end + CRC_BYTES] = np.array(sums, "<u4").view(np.uint8).reshape(count, CRC_BYTES)
-    rows[:, end + CRC_BYTES :] = 0
+    gap = bytes(size - end - CRC_BYTES)
+    sums = []
+    for start in range(0, count * size, size):
+        checksum = int(crc32c.crc32c(slots[start : start + end]))
+        struct.pack_into("<I", slots, start + end, checksum)
+        slots[start + end + CRC_BYTES : start + size] = gap
+        sums.append(checksum)
     return sums
 
 
 def seals(array: ArrayInfo, slots: memoryview) -> list[int]:
     """The checksums behind the chunks, as they are there."""
     count, size, end = _shape(array, slots)
-    rows = np.frombuffer(slots, np.uint8).reshape(count, size)
-    found: list[int] = np.ascontiguousarray(rows[:, end : end + CRC_BYTES]).view("<u4").ravel().tolist()
-    return found
+    return [struct.unpack_from("<I", slots, start + end)[0] for start in range(0, count * size, size)]
 
 
 def unsound(array: ArrayInfo, slots: memoryview) -> tuple[int, str] | None:

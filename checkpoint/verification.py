@@ -10,7 +10,6 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
 import crc32c
-import numpy as np
 
 from checkpoint import direct, manifest, metadata
 from checkpoint.errors import DamagedCheckpoint
@@ -62,7 +61,7 @@ def verify_rest(path: Path, contents: Manifest, arrays: Mapping[str, ArrayInfo],
     whole = []
     for name, entry in contents.files.items():
         shard, seals = shards.get(name), read.get(name, {})
-        if shard is None or len(seals) < len(shard.slots) or len(shard.slots) <= int(shard.slots[-1]):
+        if shard is None or len(seals) < len(shard.slots) or len(shard.slots) <= shard.slots[-1]:
             whole.append(name)
         elif shard.chunks_crc32c(seals) != entry.chunks_crc32c or entry.crc32c != shard.crc32c:
             raise DamagedCheckpoint(path, f"{name} has sound chunks, but they are not those that were written")
@@ -171,15 +170,14 @@ def _checksums(
     for offset in range(0, array.first_slot, len(buffer)):
         whole = crc32c.crc32c(_read(fd, offset, buffer[: min(len(buffer), array.first_slot - offset)], progress), whole)
     at_once = max(1, len(buffer) // array.slot_bytes)
-    last = int(shard.slots[-1]) + 1
-    used = np.zeros(last, bool)
-    used[shard.slots] = True
+    last = shard.slots[-1] + 1
+    used = frozenset(shard.slots)
     for slot in range(0, last, at_once):
         count = min(at_once, last - slot)
         block = _read(fd, array.offset(slot), buffer[: count * array.slot_bytes], progress)
         whole = crc32c.crc32c(block, whole)
-        rows = np.frombuffer(block, np.uint8).reshape(count, array.slot_bytes)[used[slot : slot + count]]
-        chunks = crc32c.crc32c(rows[:, array.chunk_bytes : array.chunk_bytes + CRC_BYTES].tobytes(), chunks)
+        ends = (number * array.slot_bytes + array.chunk_bytes for number in range(count) if slot + number in used)
+        chunks = crc32c.crc32c(b"".join(block[end : end + CRC_BYTES] for end in ends), chunks)
     return whole, chunks
 
 

@@ -4,9 +4,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -211,9 +210,19 @@ def _log_to_stderr(level: str) -> None:
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
-def _add_groups() -> None:
-    """Add the command groups of other packages; only the one that is called is imported in full by its own commands."""
-    for point in sorted(entry_points(group=COMMANDS), key=lambda point: point.name):
+def _add_groups(words: Sequence[str]) -> None:
+    """Add the command groups of other packages: all of them where help, completion or an error may list them, else what is called.
+
+    Args:
+        words: of the command line.
+    """
+    called = words[0] if words else ""
+    if called in {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}:
+        return  # a start does without the other packages, and without a look at everything that is installed
+    from importlib.metadata import entry_points
+
+    points = sorted(entry_points(group=COMMANDS), key=lambda point: point.name)
+    for point in [point for point in points if point.name == called] or points:
         app.add_typer(point.load(), name=point.name)
 
 
@@ -234,5 +243,5 @@ def guarded(command: Callable[[], Any]) -> int:
 
 def main() -> None:
     """Entry point of the console script."""
-    _add_groups()
+    _add_groups(sys.argv[1:])
     sys.exit(guarded(app))

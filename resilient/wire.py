@@ -17,6 +17,9 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 
 Message = dict[str, Any]
 
+TOKEN_VARIABLE = "RESILIENT_TOKEN"
+"""In an agent's environment: what it says to the driver to show that it belongs to the run."""
+
 TRY_S = 5.0  # of one address, where there are others
 
 KEPT_AT_ONCE = 64  # records: their room in the page is not to be missed

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.layout import ArrayInfo, Shard
-from checkpoint.part import runs
+from checkpoint.runs import runs
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Blueprint:
     @cached_property
     def digest(self) -> str:
         """Two blueprints that make the same slabs have the same."""
-        slots = {path: runs(list(each)) for path, each in sorted(self.slots.items())}
+        slots = {path: runs(each) for path, each in sorted(self.slots.items())}
         return hashlib.sha256(json.dumps([describe(self.arrays), slots]).encode()).hexdigest()[:32]
 
     def stretches(self, path: str) -> list[list[int]]:
         """This node's slots of a shard file as [first, count]."""
-        return runs(list(self.slots[path]))
+        return runs(self.slots[path])
 
 
 def describe(arrays: Iterable[ArrayInfo]) -> list[Any]:

@@ -6,7 +6,6 @@ Owns the decision. Pure: the clock is passed in.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Literal
 
 PRIOR_S = 6 * 3600.0
@@ -76,6 +75,8 @@ class Clock:
         if every.seconds is not None and since >= every.seconds:
             return True
         if every.steps == "auto":
+            from statistics import median  # the keeper reads sessions too, and has no use for it
+
             # The first one comes at once: what it costs is not known before.
             return not self._stalls or since >= young_daly(median(self._stalls), self._mtbf_s)
         return every.steps is not None and step % every.steps == 0

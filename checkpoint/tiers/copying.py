@@ -21,6 +21,7 @@ from checkpoint.manifest import Manifest
 from checkpoint.naming import stale, step_path, temporary_path
 from checkpoint.part import Part
 from checkpoint.pruning import prune, remove
+from checkpoint.runs import runs
 from checkpoint.source import Source
 from checkpoint.threads import for_each
 from checkpoint.tiers.pace import Pace
@@ -267,7 +268,7 @@ class _File:
         self.fd = direct.open_to_write(self.path, create=True)
         if os.fstat(self.fd).st_size != self.shard.size_bytes:
             os.ftruncate(self.fd, self.shard.size_bytes)
-            for first, count in parts.runs(sorted(self.sums)):
+            for first, count in runs(sorted(self.sums)):
                 direct.preallocate(self.fd, self.shard.array.offset(first), count * self.shard.array.slot_bytes)
         if not self.runs:
             self._settle()
@@ -300,7 +301,7 @@ def _write_head(fd: int, shard: Shard) -> None:
 
 def _runs(shard: Shard, held: list[int]) -> Iterator[Strip]:
     at_once = max(1, slots.RUN_BYTES // shard.array.slot_bytes)
-    for first, count in parts.runs(held):
+    for first, count in runs(held):
         for start in range(first, first + count, at_once):
             yield Strip(shard, start, min(at_once, first + count - start))
 

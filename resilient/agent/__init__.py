@@ -4,5 +4,4 @@ It does what the driver says and tells the driver what it sees; it decides nothi
 for `fence_s`, it kills its workers and goes.
 """
 
-TOKEN_VARIABLE = "RESILIENT_TOKEN"
 NAME = "agent"  # of its process, as `ps -e` shows it

@@ -6,11 +6,13 @@ Owns the words; it is told what happened and decides nothing.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 PLAIN_EVERY_S = 5.0
 
@@ -136,18 +138,11 @@ class Display:
         self._clock = clock
         self._printed_t = clock() - PLAIN_EVERY_S
         self._seen = Seen()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[status]}", markup=False),
-            console=console,
-            auto_refresh=False,
-        )
-        self._task = self._progress.add_task("starting", total=target, status="")
+        self._live: tuple[Progress, TaskID] | None = None
         if self._mode == "live":
-            self._progress.start()
+            progress = _bar(console)
+            self._live = progress, progress.add_task("starting", total=target, status="")
+            progress.start()
 
     def note(self, text: str) -> None:
         """A sentence, with the time."""
@@ -157,37 +152,38 @@ class Display:
 
     def preparing(self, what: str, done: int, total: int) -> None:
         """The preparation has come so far."""
-        if self._mode == "live":
-            self._progress.update(self._task, description=what, completed=done, total=max(total, 1), status="")
+        if self._live is not None:
+            progress, task = self._live
+            progress.update(task, description=what, completed=done, total=max(total, 1), status="")
         elif self._due():
             self.note(f"{what}: {done:,} of {total:,}" if total else what)
 
     def metrics(self, line: Line) -> None:
         """A step is finished."""
         self._seen.metrics(line)
-        if self._mode == "live":
-            self._show_live()
+        if self._live is not None:
+            self._show_live(*self._live)
         elif self._seen.step == self._target or self._due():
             self.note(f"step {self._seen.step}/{self._target}  {self._seen.text(self._target)}")
 
-    def _show_live(self) -> None:
+    def _show_live(self, progress: "Progress", task: "TaskID") -> None:
         status = self._seen.text(self._target)
-        self._progress.update(self._task, description="step", completed=self._seen.step, total=self._target, status=status)
+        progress.update(task, description="step", completed=self._seen.step, total=self._target, status=status)
 
     def event(self, line: Line) -> None:
         """A line of the ledger was written."""
         if line["event"] == "committed":
             self._seen.checkpoint = int(line["step"])
         self._seen.faults += line["event"] == "fault"
-        if self._mode == "live" and self._seen.step:
-            self._show_live()
+        if self._live is not None and self._seen.step:
+            self._show_live(*self._live)
         text = describe(line)
         if text is not None:
             self.note(text)
 
     def refresh(self) -> None:
-        if self._mode == "live":
-            self._progress.refresh()
+        if self._live is not None:
+            self._live[0].refresh()
 
     def _due(self) -> bool:
         if self._clock() - self._printed_t < PLAIN_EVERY_S:
@@ -197,5 +193,20 @@ class Display:
 
     def close(self) -> None:
         """Leave the terminal as it should be."""
-        if self._mode == "live":
-            self._progress.stop()
+        if self._live is not None:
+            self._live[0].stop()
+
+
+def _bar(console: Console) -> "Progress":
+    """The live line; a job's output, which is no terminal, does without these imports."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[status]}", markup=False),
+        console=console,
+        auto_refresh=False,
+    )

@@ -1,6 +1,7 @@
 """TensorBoard: every number of the metrics as a scalar over the step, written by the driver, so that no restart leaves a gap.
 
-tensorboard takes a while to import; that happens in a thread, and what comes in the meantime is kept.
+tensorboard takes a while to import; that happens in a thread once there is something to write, so that a start does not wait for
+it, and what comes in the meantime is kept.
 """
 
 import contextlib
@@ -55,12 +56,16 @@ class ScalarWriter:
         self._thread.join(timeout=10.0)
 
     def _write(self, directory: Path) -> None:
+        item = self._queue.get()
+        if item is None:
+            return
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         with contextlib.closing(EventFileWriter(str(directory), self._queue_size, flush_secs=5)) as writer:
-            while (item := self._queue.get()) is not None:
+            while item is not None:
                 step, t, scalars = item
                 values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
                 writer.add_event(Event(wall_time=t or time.time(), step=step, summary=Summary(value=values)))
+                item = self._queue.get()

@@ -22,6 +22,7 @@ HOSTS = {0: "n1", 1: "n2", 2: "n3"}  # by node
 OURS = "test"  # how the names of these labs start
 TIMES = SlurmTimes(slurmd_timeout_s=30, kill_wait_s=5, grace_s=2)
 GLOBAL_BATCH = 12
+TRAIN = {"precision": "bf16", "eval_interval": 1000}
 RUNNING = {"PENDING", "RUNNING", "SIGNALING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED"}
 
 
@@ -154,13 +155,7 @@ def _config(dataset: Path, **changes: Any) -> dict[str, Any]:
         "cluster": cluster,
         "model": MODEL,
         "data": {"path": str(dataset)},
-        "train": {
-            "steps": steps,
-            "global_batch_size": GLOBAL_BATCH,
-            "micro_batch_size": 2,
-            "precision": "bf16",
-            "eval_interval": 1000,
-        },
+        "train": {"steps": steps, "global_batch_size": GLOBAL_BATCH, "micro_batch_size": 2, **TRAIN},
         "optimizer": {"warmup_samples": 32, "decay_samples": GLOBAL_BATCH * STEPS},
         "checkpoint": {"every_steps": 10},
         **changes,

@@ -8,6 +8,8 @@ import json
 import os
 import selectors
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -71,6 +73,18 @@ def keeper_child(pipe: Connection, inbox: str, outbox: str, point: str | None, a
     os._exit(0)
 
 
+class KeeperProgram:
+    """A keeper as an agent starts it, in an interpreter of its own; a file lists what it imports, and when."""
+
+    def __init__(self, inbox: Path, outbox: Path, imports: Path) -> None:
+        script = 'exec "$0" -X importtime -m checkpoint.tiers.keeper <"$1" >"$2" 2>"$3"'
+        self._process = subprocess.Popen(["sh", "-c", script, sys.executable, inbox, outbox, imports])
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
 def _arm(point: str | None, after: int) -> None:
     left = after
 
@@ -129,9 +143,14 @@ class Node:
     def __init__(self, lab: "Lab", index: int) -> None:
         self.lab, self.index = lab, index
         self.directory = lab.base / f"node{index}"
-        self.keeper: Child | None = None
+        self.keeper: Child | KeeperProgram | None = None
         self.session: dict[str, Any] | None = None
         self.inventoried = False
+
+    @property
+    def imports(self) -> Path:
+        """What the keeper has written to its standard error, where it is a program of its own."""
+        return self.directory / "imports"
 
     def tier_root(self, name: str) -> Path:
         return self.lab.base / name / f"node{self.index}"
@@ -142,7 +161,10 @@ class Node:
         for fifo in fifos:
             fifo.unlink(missing_ok=True)
             os.mkfifo(fifo)
-        self.keeper = Child(keeper_child, str(fifos[0]), str(fifos[1]), point, after)
+        if self.lab.programs:
+            self.keeper = KeeperProgram(fifos[0], fifos[1], self.imports)
+        else:
+            self.keeper = Child(keeper_child, str(fifos[0]), str(fifos[1]), point, after)
         self.writer = os.open(fifos[0], os.O_WRONLY)
         self.reader = os.open(fifos[1], os.O_RDONLY)
         self.pending = b""
@@ -190,10 +212,13 @@ class Lab:
     Args:
         replicas: a buddy keeps each node's part in RAM and on the disk.
         rate: cap of the durable tier in bytes per second.
+        programs: keepers are started as agents start them; else they are forked, with torch imported, and can be told where to die.
     """
 
-    def __init__(self, base: Path, count: int, *, slabs: int = 3, replicas: bool = True, rate: float | None = None) -> None:
-        self.base, self.count, self.slabs, self.rate = base, count, slabs, rate
+    def __init__(
+        self, base: Path, count: int, *, slabs: int = 3, replicas: bool = True, rate: float | None = None, programs: bool = False
+    ) -> None:
+        self.base, self.count, self.slabs, self.rate, self.programs = base, count, slabs, rate, programs
         self.root = base / "durable"
         self.replicas = replicas
         self.selector = selectors.DefaultSelector()

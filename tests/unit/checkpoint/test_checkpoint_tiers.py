@@ -65,6 +65,20 @@ def test_a_step_goes_through_all_tiers(lab: Callable[..., Lab]) -> None:
         nodes.wait(lambda node=node: steps(node.tier_root("nvme") / f"replica-{1 - node.index}") == [3, 6], "replicas")
 
 
+def test_a_keeper_takes_seals_copies_flushes_and_commits_without_torch_zarr_or_numpy(lab: Callable[..., Lab]) -> None:
+    nodes = lab(programs=True)
+    nodes.begin()
+    assert nodes.step(1, ALL)
+    nodes.wait_durable(1)
+    for node in nodes.nodes:
+        nodes.wait(lambda node=node: steps(node.tier_root("nvme") / f"replica-{1 - node.index}") == [1], "replicas")
+    verify(nodes.root / "step-00000001")
+    for node in nodes.nodes:
+        imported = {line.rpartition("|")[2].strip() for line in node.imports.read_text().splitlines()}
+        assert {"checkpoint.tiers.slabs", "checkpoint.tiers.copying", "checkpoint.verification"} <= imported
+        assert not {"torch", "zarr", "numpy"} & {name.partition(".")[0] for name in imported}
+
+
 def test_what_a_flush_that_failed_has_left_goes_with_the_next_commit(lab: Callable[..., Lab]) -> None:
     nodes = lab()
     nodes.begin()

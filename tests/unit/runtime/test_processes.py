@@ -1,5 +1,6 @@
 """Lifelines, the run directory's lock, and the quickness of the command line: with real processes."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -59,6 +60,48 @@ sys.exit({heavy!r} in sys.modules)
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-def test_the_driver_imports_no_torch():
-    code = "import sys, resilient.driver.driver; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_the_driver_imports_nothing_that_only_ranks_or_agents_need():
+    heavy = ["torch", "numpy", "zarr", "tensorboard", "resilient.agent"]
+    code = f"import sys, resilient.driver.driver; print([each for each in {heavy} if each in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+GROUPS = {
+    "chaos": "chaos.cli",
+    "ckpt": "checkpoint.cli",
+    "data": "trainer.data.cli",
+    "lab": "chaos.lab.cli",
+    "trainer": "trainer.cli",
+}
+
+
+def groups_imported(*words: str) -> set[str]:
+    """The command groups that a command line imports."""
+    code = f"""
+import sys
+sys.argv = ["resilient", *{words}]
+from resilient.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+sys.stderr.write(" ".join(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {name for name, module in GROUPS.items() if module in done.stderr.split()}
+
+
+def test_a_command_imports_no_group_and_a_group_no_other_one():
+    assert groups_imported("run", "--help") == set()
+    assert groups_imported("ckpt", "--help") == {"ckpt"}
+    assert groups_imported("--help") == GROUPS.keys()
+
+
+def test_help_and_completion_list_every_group():
+    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'resilient'; from resilient.cli import main; main()"]
+    shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+    environ = {**os.environ, "_RESILIENT_COMPLETE": "complete_bash", "COMP_WORDS": "resilient ", "COMP_CWORD": "1"}
+    completed = subprocess.run(command, capture_output=True, text=True, env=environ, check=True).stdout.split()
+    for name in ("run", "submit", *GROUPS):
+        assert f" {name} " in shown
+        assert name in completed
