@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -126,21 +126,31 @@ def add_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, for benchmarks/all.py")
 
 
-def save(path: Path | None, meaning: str, found: Sequence[Figure], *, versions: Mapping[str, str] | None = None) -> None:
+def save(
+    path: Path | None,
+    meaning: str,
+    found: Sequence[Figure],
+    *,
+    benchmark: str | None = None,
+    versions: Mapping[str, str] | None = None,
+    error: str = "",
+) -> None:
     """Write what the running script has found; nothing where `path` is None.
 
     Args:
+        benchmark: where it is not the script's name.
+        error: what went wrong, where the figures are not all that they should be.
         versions: of peers that are installed elsewhere.
     """
     if path is None:
         return
-    benchmark, arguments = Path(sys.argv[0]).stem, [*sys.argv[1:]]
+    arguments = [*sys.argv[1:]]
     if "--json" in arguments:
         at = arguments.index("--json")
         del arguments[at : at + 2]
     # Where things are installed is nobody's business.
     shown = [Path(word).name if Path(word).is_absolute() else word for word in arguments]
-    write(path, measured(benchmark, meaning, found, shown, versions or {}))
+    write(path, measured(benchmark or Path(sys.argv[0]).stem, meaning, found, shown, versions or {}, error))
 
 
 def measured(
@@ -163,6 +173,11 @@ def measured(
     )
 
 
+def with_error(result: Result, error: str) -> Result:
+    """The result, with what went wrong."""
+    return replace(result, error=error)
+
+
 def write(path: Path, result: Result) -> None:
     """In one piece, so that a script that dies leaves what was there before."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +191,8 @@ def read(path: Path) -> Result:
     fields = json.loads(path.read_text())
     if fields.pop("version", None) != VERSION:
         raise ValueError(f"{path} is not of version {VERSION} of benchmarks/figures.py: run the benchmark again")
-    return Result(**{**fields, "figures": tuple(_figure(each) for each in fields["figures"])})
+    lists = {"figures": tuple(map(_figure, fields["figures"])), "arguments": tuple(fields["arguments"])}
+    return Result(**{**fields, **lists})
 
 
 def _figure(fields: Mapping[str, Any]) -> Figure:
