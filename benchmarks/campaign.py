@@ -18,6 +18,7 @@ from launchers import Resilient, make
 
 from resilient.status import draw
 
+PATIENCE_S = 900.0  # for a score of steps, on a machine that has other things to do
 ROOT = Path(__file__).parents[1]
 # Steps that are far enough from one another for their marks, and the last one before the learning rate is at its end.
 KILL, STOP, AGENT, DRIVER, CTRL_C, AGAIN = 25, 48, 70, 92, 112, 131
@@ -40,6 +41,7 @@ def main() -> int:
 
 def hurt(run: Resilient) -> int:
     """Start it, hurt it, and wait for its end; its exit status."""
+    run.patience_s = PATIENCE_S
     run.start()
     reach(run, KILL)
     os.kill(run.ranks()[1], signal.SIGKILL)

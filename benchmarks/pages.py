@@ -25,18 +25,21 @@ class Row:
 
     Attributes:
         figures: name of the figure in the result of `benchmark`, by the peer of its column.
+        alone: name of the figure of what has no peer.
         speed: it is one: what is told is the share of the peer's.
     """
 
     label: str
     benchmark: str
     figures: Mapping[str, str] = field(default_factory=dict)
+    alone: str = ""
     speed: bool = False
 
 
 COLUMNS = ("torchrun", "nvrx")
 ROWS = (
     Row("command → first finished step", "start", {"torchrun": "first_step/torchrun"}),
+    Row("the command killed, run again → next finished step", "start", alone="driver_killed"),
     Row("`kill -9` of a worker → next finished step", "recovery", {"torchrun": "kill/torchrun", "nvrx": "kill/nvrx"}),
     Row("`kill -STOP` of a worker → next finished step", "recovery", {"torchrun": "stop/torchrun", "nvrx": "stop/nvrx"}),
     Row("training speed while nothing fails", "steady", {"torchrun": "tokens"}, speed=True),
@@ -115,7 +118,7 @@ def comparison(results: Sequence[Result]) -> str:
     for row in ROWS:
         found = by_name.get(row.benchmark, {})
         figures = {peer: found[name] for peer, name in row.figures.items() if name in found}
-        ours = next(iter(figures.values()), None)
+        ours = next(iter(figures.values()), found.get(row.alone))
         cells = [row.label, NOT_MEASURED if ours is None else _ours(ours, row.speed)]
         cells += [_theirs(figures.get(peer), row, peer) for peer in COLUMNS]
         lines.append(f"| {' | '.join(cells)} |")

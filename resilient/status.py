@@ -199,10 +199,7 @@ def render(summary: Summary) -> Group:
             f"{summary.faults}, of which {summary.recovered} recovered; {summary.downtime_s:.1f} s down, "
             f"{summary.lost_steps} steps computed again",
         ),
-        (
-            "processes",
-            ", ".join(f"{who if who == 'driver' else f'rank {who}'}: {pid}" for who, pid in summary.pids.items()) or None,
-        ),
+        ("process ids", ", ".join(f"{who} {pid}" for who, pid in summary.pids.items()) or None),
     ]
     for name, value in rows:
         if value is not None:
