@@ -42,7 +42,7 @@ RUNS = (
     Run("recovery", "recovery.py", ("--stops", "20"), ("--kills", "1", "--stops", "1", "--rounds", "1"), peers=True),
     Run("nodes", "nodes.py", quick=("--rounds", "1")),
     Run("steady", "steady.py", quick=("--ranks", "2", "--seconds", "3", "--turns", "6", "--turn-s", "1")),
-    Run("checkpoint", "checkpoint.py", quick=("--mib", "48", "--rounds", "1", "--steps", "12")),
+    Run("checkpoint", "checkpoint.py", quick=("--mib", "48", "--rounds", "1", "--steps", "30")),
     Run("trainer", "trainer.py", quick=("--rounds", "1")),
     Run("many", "many.py", quick=("--agents", "2", "--kills", "1", "--watched-s", "2", "--rejoin-s", "10")),
     Run("leaks", "recovery.py", ("--leaks", "--kills", "200"), ("--leaks", "--kills", "6")),

@@ -458,7 +458,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=2304)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", type=Path)
-    parser.add_argument("--steps", type=int, default=60, help="of each training; more than 10")
+    parser.add_argument("--steps", type=int, default=60, help="of each training; more than its warm-up has")
     parts = ("disk", "stall", "reshard", "training")
     parser.add_argument("--part", nargs="*", choices=parts, default=parts)
     figures.add_option(parser)

@@ -54,12 +54,11 @@ def main() -> None:
     show("killed, without a spare: to the next step on fewer nodes", [each["step_s"] for each in shrunk])
     show("from the return of the node to the next step on all nodes", [each["grown_s"] for each in shrunk])
     print(f"  steps computed again: {sorted(each['lost'] for each in shrunk)}")
+    in_memory = [100 * sum(each["tier"] == "ram" for each in taken_over) / len(taken_over)]
     found = [
         figures.figure("spare", "node killed, to the next step on its spare", "s", [each["step_s"] for each in taken_over]),
         figures.figure("spare/lost", "steps computed again after that", "steps", [each["lost"] for each in taken_over]),
-        figures.figure(
-            "spare/memory", "went on from a copy in memory", "%", [100.0 * (each["tier"] == "ram") for each in taken_over]
-        ),
+        figures.figure("spare/memory", "went on from a copy in memory", "%", in_memory),
         figures.figure(
             "shrink", "node killed without a spare, to the next step on fewer nodes", "s", [e["step_s"] for e in shrunk]
         ),

@@ -15,6 +15,7 @@ yesterday. Compare ratios, not values of different machines or days. A ratio is 
 and processor time, below 1 is better than the peer; of speeds (anything per second), above 1 is. Every cell is the median, with the
 smallest and the largest in brackets; n is how often it was measured.
 """
+COUNTED = ("", "steps", "files")  # units of what is counted
 NOT_MEASURED = "not measured"
 MARKERS = re.compile(r"(<!-- figures -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -89,6 +90,9 @@ def _row(figure: Figure) -> str:
 
 
 def _value(spread: Spread, unit: str) -> str:
+    if unit in COUNTED and spread.median == int(spread.median):
+        between = f" ({spread.low:g}–{spread.high:g})" if spread.n > 1 else ""
+        return f"{spread.median:.0f}{between} {unit}".rstrip()
     return f"{number(spread.median)}{_range(spread)} {unit}".rstrip()
 
 
