@@ -1,6 +1,6 @@
 """No false alarm: runs at default settings whose steps vary tenfold, on a machine that is busy with something else.
 
-    python benchmarks/calm.py [--minutes 30]
+    python benchmarks/calm.py [--minutes 30] [--json FILE]
 
 Two campaigns at once. One is a script whose steps take between one and ten times as long, at random, with evaluations, pauses like
 those of checkpoints, and functions that torch.compile has to compile; the other the trainer with validation and checkpoints. Both
@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import figures
 from launchers import Resilient, make
 
 from resilient import ledger
@@ -75,6 +76,9 @@ checkpoint: {{every_steps: 20}}
 """
 
 
+MEANING = "Whether anything is taken for a fault where nothing fails, however unevenly the steps go; 0 faults are right."
+
+
 def busy(seed: int) -> None:
     """Keep a core busy, and let it go, in turns."""
     chance = random.Random(seed)
@@ -88,6 +92,7 @@ def busy(seed: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
+    figures.add_option(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="calm-") as scratch:
         directory = Path(scratch)
@@ -106,7 +111,13 @@ def main() -> int:
             for other in others:
                 other.start()
             time.sleep(60 * args.minutes)
-            return sum(told(run) for run in runs) and 1
+            counts = {run.run_dir.name: told(run) for run in runs}
+            found = [
+                figures.figure(name, f"{name}: what was taken for a fault in {args.minutes:g} min, of {steps} steps", "", [faults])
+                for name, (faults, steps) in counts.items()
+            ]
+            figures.save(args.json, MEANING, found)
+            return int(any(faults for faults, _ in counts.values()))
         finally:
             for other in others:
                 if other.pid is not None:
@@ -115,8 +126,8 @@ def main() -> int:
                 run.stop()
 
 
-def told(run: Resilient) -> int:
-    """Say what the run has told; how many faults."""
+def told(run: Resilient) -> tuple[int, int]:
+    """Say what the run has told; how many faults, and of how many steps."""
     events = list(ledger.read(run.run_dir / ledger.EVENTS))
     faults = [line for line in events if line["event"] == "fault"]
     steps = [line["step_s"] for line in ledger.read(run.run_dir / ledger.METRICS)]
@@ -128,7 +139,7 @@ def told(run: Resilient) -> int:
     )
     for line in faults:
         print(f"  step {line['step']}: {line['kind']}: {line['detail']}", flush=True)
-    return len(faults)
+    return len(faults), len(steps)
 
 
 if __name__ == "__main__":

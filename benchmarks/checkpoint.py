@@ -1,6 +1,6 @@
 """What checkpoints cost, side by side in one run: the raw disk, PyTorch DCP, and this project's saves, snapshots and loads.
 
-    python benchmarks/checkpoint.py [--mib 2304] [--rounds 5] [--dir DIR] [--part disk|stall|reshard|training ...]
+    python benchmarks/checkpoint.py [--mib 2304] [--rounds 5] [--dir DIR] [--part disk|stall|reshard|training ...] [--json FILE]
 
 disk      two ranks save and load the same state durably, cold: raw O_DIRECT and write + fsync, DCP, `checkpoint.save`,
           a snapshot that the keeper flushes; CPU seconds with each
@@ -22,12 +22,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-# Where this file would be the package `checkpoint`; in ranks that are spawned, it is gone already.
+# In ranks that are spawned this script's directory is not on the path; on it, this file would be the package `checkpoint`.
+sys.path.insert(0, str(Path(__file__).parent))
+import figures
+
 sys.path = [place for place in sys.path if place != str(Path(__file__).parent)]
 
 import torch
@@ -355,7 +358,7 @@ class Keeper:
 # -- training ------------------------------------------------------------------------------------------------------------
 
 
-def training(base: Path, rounds: int) -> dict[str, list[float]]:
+def training(base: Path, rounds: int, steps: int) -> dict[str, list[float]]:
     """Tokens per second of the quickstart's model, with and without a snapshot at every step."""
     ram = [{"name": "ram", "path": f"/dev/shm/resilient-benchmark-{os.getpid()}", "every_steps": 1}]
     found: dict[str, list[float]] = {"none": [], "every step": []}
@@ -363,7 +366,15 @@ def training(base: Path, rounds: int) -> dict[str, list[float]]:
         for name in found if number % 2 == 0 else reversed(found):
             run = base / f"{name.replace(' ', '-')}-{number}"
             tiers = [*(ram if name != "none" else []), {"name": "durable", "path": str(run / "checkpoints")}]
-            command = [sys.executable, "-m", "resilient", "run", "examples/quickstart.yaml", f"run_dir={run}", "train.steps=60"]
+            command = [
+                sys.executable,
+                "-m",
+                "resilient",
+                "run",
+                "examples/quickstart.yaml",
+                f"run_dir={run}",
+                f"train.steps={steps}",
+            ]
             command += ["train.eval_interval=0", "checkpoint.every_steps=1000", f"checkpoint.tiers={json.dumps(tiers)}"]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[1])
             lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -371,7 +382,7 @@ def training(base: Path, rounds: int) -> dict[str, list[float]]:
             found[name].append((lines[-1]["tokens"] - lines[9]["tokens"]) / spent)
             events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
             taken = sum(event["event"] == "snapshot" and event["tier"] == "ram" for event in events)
-            assert taken >= (58 if name != "none" else 0), f"only {taken} of 60 snapshots were taken"
+            assert taken >= (steps - 2 if name != "none" else 0), f"only {taken} of {steps} snapshots were taken"
             shutil.rmtree(run)
     return found
 
@@ -381,6 +392,43 @@ def training(base: Path, rounds: int) -> dict[str, list[float]]:
 
 def median_ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
+
+
+MEANING = "What a durable save, a snapshot and a restore cost beside the raw disk and PyTorch DCP, and what they cost the training."
+
+
+def disk_figures(found: dict[str, Any]) -> Iterator[figures.Figure]:
+    """Speeds beside the raw disk and DCP of the same round, and the processor time of each."""
+    size = found["bytes"]
+    speeds = {name: [size / wall / 1e9 for wall, _ in each] for name, each in found["times"].items()}
+    costs = {name: [used / (size / 1e9) for _, used in each] for name, each in found["times"].items()}
+
+    def faster(one: str, other: str) -> list[float]:
+        return [max(pair) for pair in zip(speeds[one], speeds[other], strict=True)]
+
+    writes, reads = faster("raw write + fsync", "raw O_DIRECT write"), faster("raw read", "raw O_DIRECT read")
+    for name, what, raw, peers in (
+        ("save", "durable save", writes, ("DCP save", "DCP, 2 threads")),
+        ("snapshot + flush", "snapshot and its flush", writes, ("DCP save", "DCP, 2 threads")),
+        ("restore", "cold, verified restore", reads, ("DCP load",)),
+    ):
+        yield figures.figure(f"{name}/raw", what, "GB/s", speeds[name], "the raw disk", raw, paired=True)
+        for peer in peers:
+            yield figures.figure(f"{name}/{peer}", what, "GB/s", speeds[name], peer, speeds[peer], paired=True)
+        told = f"{what}: processor time"
+        yield figures.figure(f"{name}/cpu", told, "CPU s/GB", costs[name], peers[0], costs[peers[0]], paired=True)
+
+
+def stall_figures(found: dict[str, Any]) -> Iterator[figures.Figure]:
+    """How long training stands still, and the memory that it takes."""
+    size = found["local_bytes"]
+    stalls, copies = ([1e3 * each for each in found[name]] for name in ("stalls", "copies"))
+    what = f"training stopped for a snapshot of {size / 2**20:.0f} MiB a rank"
+    yield figures.figure("stall", what, "ms", stalls, "a copy of the bytes", copies)
+    yield figures.figure("memory", "slabs of snapshots", "MiB", [found["shared"] / 2**20], "a rank's state", [size / 2**20])
+    yield figures.figure(
+        "memory/own", "beside them in the rank's process", "MiB", [found["own"] / 2**20], "a rank's state", [size / 2**20]
+    )
 
 
 def tell_disk(found: dict[str, Any]) -> None:
@@ -410,9 +458,12 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=2304)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", type=Path)
+    parser.add_argument("--steps", type=int, default=60, help="of each training; more than its warm-up has")
     parts = ("disk", "stall", "reshard", "training")
     parser.add_argument("--part", nargs="*", choices=parts, default=parts)
+    figures.add_option(parser)
     args = parser.parse_args()
+    told_figures: list[figures.Figure] = []
     base = Path(tempfile.mkdtemp(prefix="resilient-checkpoint-", dir=args.dir))
     try:
         if not drop_caches():
@@ -423,8 +474,10 @@ def main() -> None:
             found = queue.get()
             if "disk" in found:
                 tell_disk(found["disk"])
+                told_figures += disk_figures(found["disk"])
             if "stall" in found:
                 stall = found["stall"]
+                told_figures += stall_figures(stall)
                 ratio = statistics.median(stall["stalls"]) / statistics.median(stall["copies"])
                 shared, own = stall["shared"] / stall["local_bytes"], stall["own"] / stall["local_bytes"]
                 size = stall["local_bytes"] / 2**20
@@ -435,10 +488,16 @@ def main() -> None:
                     "\nbytes read for a byte needed: "
                     + ", ".join(f"{name} {value:.2f}" for name, value in found["reshard"].items())
                 )
+                what = f"bytes read for a byte needed, onto {len(found['reshard'])} other layouts"
+                told_figures.append(figures.figure("reshard", what, "", [*found["reshard"].values()]))
         if "training" in args.part:
-            told = training(base, args.rounds)
+            told = training(base, args.rounds, args.steps)
             ratio = median_ratio(told["every step"], told["none"])
             print(f"\ntraining with a snapshot at every step: {ratio:.3f} of the tokens/s without ({told})")
+            with_, without = told["every step"], told["none"]
+            what = "training with a snapshot in memory at every step"
+            told_figures.append(figures.figure("training", what, "tokens/s", with_, "without", without, paired=True))
+        figures.save(args.json, MEANING, told_figures)
     finally:
         shutil.rmtree(base, ignore_errors=True)
 

@@ -25,8 +25,10 @@ LOOKS = 10
 CACHE = "torchinductor"  # torch's, and meant to stay
 
 
-def soak(config: Path, scratch: Path, kills: int, chance: random.Random, say: Callable[[str], None]) -> int:
-    """Kill ranks at random moments; 1 if anything is wrong afterwards, else 0."""
+def soak(
+    config: Path, scratch: Path, kills: int, chance: random.Random, say: Callable[[str], None]
+) -> tuple[list[float], list[str]]:
+    """Kill ranks at random moments; the downtimes in seconds, and what is wrong afterwards."""
     run = make("resilient", config, scratch / "killed", 2, None)
     assert isinstance(run, Resilient)
     run.start()
@@ -67,7 +69,7 @@ def soak(config: Path, scratch: Path, kills: int, chance: random.Random, say: Ca
     for each in wrong:
         say(f"wrong: {each}")
     say("nothing is wrong" if not wrong else f"{len(wrong)} findings")
-    return int(bool(wrong))
+    return times, wrong
 
 
 def _kill(run: Resilient, chance: random.Random) -> None:

@@ -1,6 +1,6 @@
 """Many nodes as processes of one machine: does the runtime hold them together, and what do they cost?
 
-    python benchmarks/many.py [--agents 64] [--kills 3] [--rejoin-s 60]
+    python benchmarks/many.py [--agents 64] [--kills 3] [--rejoin-s 60] [--json FILE]
 
 Every agent has one rank, which takes part in an all-reduce (gloo) and sleeps; a step takes at least a second. Ranks are killed,
 then whole agents with all they have, which are started anew. An agent with its fork server and its rank has about 0.45 GB, most
@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import figures
 import psutil
 from launchers import Launcher, Resilient, make
 
@@ -53,6 +54,9 @@ train: {{steps: 1000000, global_batch_size: {agents}, micro_batch_size: 1}}
 resilience: {{max_restarts_per_hour: 1000, give_up_after_same_step: 1000, rejoin_s: {rejoin_s}}}
 """
 WATCHED_S = 30.0
+MEANING = (
+    "Whether one driver holds many nodes together, and what it and an agent cost then; all nodes are processes of this machine."
+)
 
 
 def main() -> None:
@@ -61,6 +65,10 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=3, help="of ranks, and as many of agents")
     parser.add_argument("--rejoin-s", type=float, default=60, help="for how long a node that is gone is waited for; 0: fewer go on")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--watched-s", type=float, default=WATCHED_S, help="for how long the cost is measured, after as long a wait"
+    )
+    figures.add_option(parser)
     args = parser.parse_args()
     chance = random.Random(args.seed)
     Launcher.patience_s = 900.0
@@ -74,24 +82,30 @@ def main() -> None:
         try:
             began = time.time()
             run.start()
-            say(f"{args.agents} agents: first step {time.time() - began:.0f} s after the start")
-            cost(run, args.agents)
-            for _ in range(args.kills):
-                kill_rank(run, chance)
-            for _ in range(args.kills):
-                kill_agent(run, chance)
+            started_s = time.time() - began
+            say(f"{args.agents} agents: first step {started_s:.0f} s after the start")
+            found = [figures.figure("start", f"command to the first finished step of {args.agents} nodes", "s", [started_s])]
+            found += cost(run, args.agents, args.watched_s)
+            ranks = [kill_rank(run, chance) for _ in range(args.kills)]
+            agents = [kill_agent(run, chance) for _ in range(args.kills)]
+            if args.kills:
+                found.append(figures.figure("rank", "`kill -9` of a rank to the next step of all", "s", ranks))
+                found.append(figures.figure("node", "a node's processes killed, to the next step", "s", agents))
             began = time.time()
             status = run.drain()
             say(f"drained in {time.time() - began:.1f} s, exit status {status}")
+            found.append(figures.figure("drain", "SIGTERM to the end of the command", "s", [time.time() - began]))
+            error = "" if status == 75 else f"the drain ended with status {status}"
+            figures.save(args.json, MEANING, found, error=error)
         finally:
             run.stop()
 
 
-def cost(run: Resilient, count: int) -> None:
+def cost(run: Resilient, count: int, watched_s: float) -> list[figures.Figure]:
     """What driver and agents use of a core while nothing happens."""
-    time.sleep(WATCHED_S)
+    time.sleep(watched_s)
     before, began = {p.pid: busy(p) for p in run.family()}, time.monotonic()
-    time.sleep(WATCHED_S)
+    time.sleep(watched_s)
     took, steps = time.monotonic() - began, run.newest()["step"]
     family = run.family()
     agents = [busy(p) - before[p.pid] for p in run.agents().values() if p.pid in before]
@@ -99,6 +113,11 @@ def cost(run: Resilient, count: int) -> None:
     held = sum(memory(p) for p in family) / count
     say(f"step {steps}; driver {100 * driver / took:.1f} % of a core, an agent {100 * sum(agents) / len(agents) / took:.2f} %")
     say(f"{held / 2**20:.0f} MiB an agent with all that is below it, in memory or swap")
+    return [
+        figures.figure("driver", "driver, of a core, while nothing happens", "%", [100 * driver / took]),
+        figures.figure("agent", "an agent, of a core, while nothing happens", "%", [100 * each / took for each in agents]),
+        figures.figure("memory", "memory of a node's runtime with one idle rank", "MiB", [held / 2**20]),
+    ]
 
 
 def busy(process: psutil.Process) -> float:
@@ -121,16 +140,18 @@ def rank_of(run: Resilient, node: int) -> int:
     return peek(max(pages, key=lambda path: path.stat().st_mtime)).pid
 
 
-def kill_rank(run: Resilient, chance: random.Random) -> None:
+def kill_rank(run: Resilient, chance: random.Random) -> float:
     before = run.newest()
     node = chance.choice(sorted(run.agents()))
     began = time.time()
     os.kill(rank_of(run, node), signal.SIGKILL)
     line = run.wait(lambda line: line["generation"] > before["generation"])
-    say(f"rank of node {node} killed: {line['t'] - line['step_s'] - began:.1f} s to the next step")
+    took_s = float(line["t"] - line["step_s"] - began)
+    say(f"rank of node {node} killed: {took_s:.1f} s to the next step")
+    return took_s
 
 
-def kill_agent(run: Resilient, chance: random.Random) -> None:
+def kill_agent(run: Resilient, chance: random.Random) -> float:
     before = run.newest()
     node, agent = chance.choice(sorted(run.agents().items()))
     family = agent.children(recursive=True)
@@ -140,7 +161,9 @@ def kill_agent(run: Resilient, chance: random.Random) -> None:
             process.kill()
     line = run.wait(lambda line: line["generation"] > before["generation"])
     world = run.events("generation_started")[-1]["world_size"]
-    say(f"node {node} killed: {line['t'] - line['step_s'] - began:.1f} s to the next step, on {world} ranks")
+    took_s = float(line["t"] - line["step_s"] - began)
+    say(f"node {node} killed: {took_s:.1f} s to the next step, on {world} ranks")
+    return took_s
 
 
 def say(text: str) -> None:

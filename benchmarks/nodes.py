@@ -1,6 +1,6 @@
 """A node killed, with all that runs on it and all it holds in memory: time to the next finished step, with and without a spare.
 
-    python benchmarks/nodes.py [--rounds 20]
+    python benchmarks/nodes.py [--rounds 20] [--json FILE]
 
 With a spare at hand it takes over; without one the run shrinks, and grows again when the node is back. Two nodes of one rank each,
 snapshots in memory at every step with a copy on the other node.
@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import figures
 import psutil
 from launchers import Resilient, make
 
@@ -35,12 +36,14 @@ checkpoint:
 resilience: {{max_restarts_per_hour: 100000, give_up_after_same_step: 100000, rejoin_s: {rejoin_s}}}
 """
 PATIENCE_S = 120.0
+MEANING = "How long training stands still when a node is lost with all that it holds in memory, with and without a spare at hand."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    figures.add_option(parser)
     args = parser.parse_args()
     chance = random.Random(args.seed)
     taken_over = campaign(chance, args.rounds, spares=1)
@@ -51,6 +54,20 @@ def main() -> None:
     show("killed, without a spare: to the next step on fewer nodes", [each["step_s"] for each in shrunk])
     show("from the return of the node to the next step on all nodes", [each["grown_s"] for each in shrunk])
     print(f"  steps computed again: {sorted(each['lost'] for each in shrunk)}")
+    in_memory = [100 * sum(each["tier"] == "ram" for each in taken_over) / len(taken_over)]
+    found = [
+        figures.figure("spare", "node killed, to the next step on its spare", "s", [each["step_s"] for each in taken_over]),
+        figures.figure("spare/lost", "steps computed again after that", "steps", [each["lost"] for each in taken_over]),
+        figures.figure("spare/memory", "went on from a copy in memory", "%", in_memory),
+        figures.figure(
+            "shrink", "node killed without a spare, to the next step on fewer nodes", "s", [e["step_s"] for e in shrunk]
+        ),
+        figures.figure("shrink/lost", "steps computed again after that", "steps", [each["lost"] for each in shrunk]),
+        figures.figure(
+            "grow", "node back, to the next step on all nodes", "s", [each["grown_s"] for each in shrunk if "grown_s" in each]
+        ),
+    ]
+    figures.save(args.json, MEANING, found)
 
 
 def show(what: str, seconds: list[float]) -> None:

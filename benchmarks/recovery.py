@@ -1,7 +1,7 @@
 """A worker killed or stopped, to the next finished step: launchers side by side, same trainer, same machine, same run.
 
-    python benchmarks/recovery.py [--kills 20] [--stops 0] [--launchers resilient,torchrun,nvrx] [--ft-launcher PATH]
-    python benchmarks/recovery.py --leaks --kills 200
+    python benchmarks/recovery.py [--kills 20] [--stops 0] [--launchers resilient,torchrun,nvrx] [--ft-launcher PATH] [--json FILE]
+    python benchmarks/recovery.py --leaks --kills 200 [--json FILE]
 
 torchrun and NVRx get the workaround for their shared store and short intervals of looking; torchrun never notices a stop. Launchers
 take turns, so that a noisy machine is noisy for all. Of ours the time is told by phase, and the processor time of the new ranks.
@@ -14,15 +14,19 @@ import argparse
 import contextlib
 import os
 import random
+import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import figures
 import psutil
 from launchers import Launcher, Resilient, make
 from leaks import soak
@@ -32,6 +36,10 @@ from resilient.config import load
 from resilient.page import peek
 
 CONFIG = Path(__file__).with_name("recovery.yaml")
+MEANING = "How long training stands still when a worker of a node dies or stops answering, with each launcher's shortest intervals."
+LEAKS_MEANING = (
+    "Whether kills at random moments, recoveries included, leave anything behind or change a loss; 0 findings are right."
+)
 PHASES = ("detected", "old generation gone, agents ready", "ranks running", "restored", "first step")
 
 
@@ -120,6 +128,9 @@ def compare(args: argparse.Namespace, scratch: Path, ranks: int) -> None:
     except KeyboardInterrupt:
         say("interrupted")
     show(found)
+    complete = all(len(times.seconds["kill"]) == args.kills for times in found.values())
+    error = "" if complete else "not every fault was recovered from: see what the script printed"
+    figures.save(args.json, MEANING, [*as_figures(found)], versions=peers(args.ft_launcher), error=error)
 
 
 def rounds(args: argparse.Namespace, launchers: list[Launcher], found: dict[str, Times]) -> None:
@@ -169,6 +180,44 @@ def show(found: dict[str, Times]) -> None:
             say(f"  {phase:36} {statistics.median(each):6.3f}  worst {max(each):6.3f}")
 
 
+def save_leaks(args: argparse.Namespace, seconds: list[float], wrong: list[str]) -> None:
+    found = [figures.figure("findings", f"what was left behind or differed after {args.kills} kills", "", [len(wrong)])]
+    if seconds:
+        found.append(figures.figure("downtime", "downtime of a kill at a random moment, by the ledger", "s", seconds))
+    figures.save(args.json, LEAKS_MEANING, found, benchmark="leaks", error="; ".join(wrong))
+
+
+def as_figures(found: dict[str, Times]) -> Iterator[figures.Figure]:
+    """Ours beside each other launcher, and ours by phase."""
+    ours = found.get("resilient", Times())
+    for kind, what in (("kill", "`kill -9` of a worker to the next finished step"), ("stop", "SIGSTOP of a worker to the same")):
+        if not ours.seconds[kind]:
+            continue
+        for name, theirs in found.items():
+            if name != "resilient" and (theirs.seconds[kind] or (kind, name) == ("stop", "torchrun")):
+                note = "" if theirs.seconds[kind] else "does not notice it"
+                yield figures.figure(f"{kind}/{name}", what, "s", ours.seconds[kind], name, theirs.seconds[kind], note=note)
+        if found.keys() == {"resilient"}:
+            yield figures.figure(kind, what, "s", ours.seconds[kind])
+    for phase, seconds in ours.phases.items():
+        if seconds:
+            yield figures.figure(f"phase/{phase}", f"of the kill: {phase}", "s", seconds)
+    if ours.step_s:
+        yield figures.figure("step", "a step without a fault", "s", ours.step_s)
+        yield figures.figure("cpu", "processor time of the new ranks up to their first step", "s", ours.cpu_s)
+
+
+def peers(ft_launcher: str | None) -> dict[str, str]:
+    """The version of NVRx, which may be installed elsewhere."""
+    launcher = ft_launcher or shutil.which("ft_launcher")
+    if launcher is None:
+        return {}
+    ask = "from importlib.metadata import version; print(version('nvidia-resiliency-ext'))"
+    interpreter = Path(launcher).with_name("python")
+    done = subprocess.run([interpreter, "-c", ask], capture_output=True, text=True, check=False)
+    return {"nvidia-resiliency-ext": done.stdout.strip()} if done.returncode == 0 else {}
+
+
 def say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
@@ -184,11 +233,14 @@ def main() -> int:
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--leaks", action="store_true")
+    figures.add_option(parser)
     args = parser.parse_args()
     ranks = int(load(args.config, []).cluster.procs_per_node)
     with tempfile.TemporaryDirectory(prefix="recovery-") as scratch:
         if args.leaks:
-            return soak(args.config, Path(scratch), args.kills, random.Random(args.seed), say)
+            seconds, wrong = soak(args.config, Path(scratch), args.kills, random.Random(args.seed), say)
+            save_leaks(args, seconds, wrong)
+            return int(bool(wrong))
         compare(args, Path(scratch), ranks)
     return 0
 

@@ -1,6 +1,6 @@
 """What supervision costs while nothing happens.
 
-    python benchmarks/steady.py [--ranks 8] [--step-ms 65] [--seconds 20] [--turns 60] [--turn-s 5]
+    python benchmarks/steady.py [--ranks 8] [--step-ms 65] [--seconds 20] [--turns 60] [--turn-s 5] [--json FILE]
 
 Processor time of agent, keeper and driver, as a share of a core: with ranks that only sleep, beat and report, so that it is the
 runtime alone that is measured.
@@ -19,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import figures
 import psutil
 from launchers import Launcher, make
 
@@ -45,6 +46,7 @@ data: {{path: {directory}/none}}
 model: {{vocab_size: 256}}
 train: {{steps: 1000000, global_batch_size: {ranks}, micro_batch_size: 1}}
 """
+MEANING = "What supervision costs while nothing happens: processor time of its processes, and training speed beside torchrun's."
 SETTLE_S = 5.0
 TRAINING = Path(__file__).with_name("recovery.yaml")
 TRAINING_RANKS = 2
@@ -58,13 +60,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--turns", type=int, default=60, help="of each; 0: processor time only")
     parser.add_argument("--turn-s", type=float, default=5.0)
+    figures.add_option(parser)
     args = parser.parse_args()
-    processor_time(args)
+    found = processor_time(args)
     if args.turns:
-        tokens(args)
+        found.append(tokens(args))
+    figures.save(args.json, MEANING, found)
 
 
-def processor_time(args: argparse.Namespace) -> None:
+def processor_time(args: argparse.Namespace) -> list[figures.Figure]:
     with tempfile.TemporaryDirectory(prefix="steady-") as scratch:
         directory = Path(scratch)
         (directory / "script.py").write_text(SCRIPT.format(step_s=args.step_ms / 1000))
@@ -82,8 +86,13 @@ def processor_time(args: argparse.Namespace) -> None:
         finally:
             run.stop()
     sys.stdout.write(f"share of a core, {args.ranks} ranks with steps of {args.step_ms:g} ms, over {took:.0f} s\n")
+    found = []
     for name, seconds in after.items():
-        sys.stdout.write(f"  {name:8} {100 * (seconds - before[name]) / took:6.2f} %\n")
+        share = 100 * (seconds - before[name]) / took
+        sys.stdout.write(f"  {name:8} {share:6.2f} %\n")
+        what = f"{name}, of a core, with {args.ranks} ranks and steps of {args.step_ms:g} ms"
+        found.append(figures.figure(name, what, "%", [share]))
+    return found
 
 
 class Clock:
@@ -124,7 +133,7 @@ class Clock:
         return found
 
 
-def tokens(args: argparse.Namespace) -> None:
+def tokens(args: argparse.Namespace) -> figures.Figure:
     if args.turns < BLOCKS:
         raise SystemExit(f"--turns: at least {BLOCKS}, or 0")
     with tempfile.TemporaryDirectory(prefix="steady-") as scratch, contextlib.ExitStack() as stack:
@@ -150,6 +159,7 @@ def tokens(args: argparse.Namespace) -> None:
         sys.stdout.write(f"  {name:9} {statistics.mean(speeds):7.2f} steps/s\n")
     sys.stdout.write(f"  ratio {statistics.mean(ours) / statistics.mean(plain):.4f}; of {BLOCKS} blocks: ")
     sys.stdout.write(" ".join(f"{ratio:.3f}" for ratio in sorted(ratios)) + "\n")
+    return figures.figure("tokens", "training speed while nothing happens", "steps/s", ours, "torchrun", plain, paired=True)
 
 
 def spent(family: list[psutil.Process]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Tokens per second of the trainer, side by side in one run.
 
-    python benchmarks/trainer.py [--part model|attention|layouts ...] [--rounds 3]
+    python benchmarks/trainer.py [--part model|attention|layouts ...] [--rounds 3] [--json FILE]
 
 - model: this trainer at world 1, eager and compiled, against a plain PyTorch GPT script of the same size (below, in this file);
 - attention: flash against math, forward and backward, at 512 to 4096 tokens: speed and peak memory;
@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import figures
+
 sys.path.remove(str(Path(__file__).parent))  # where this file would be the package `trainer`
 
 import torch
@@ -33,6 +35,9 @@ from resilient.worker import Config, init
 from trainer.attention import Core, Kernel
 from trainer.shape import GPTShape, flops_per_token, shape_of
 
+MEANING = (
+    "How fast the trainer is beside a plain script of the same model, flash beside math attention, and layouts beside plain dp."
+)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCAB = 4096
 SIZE = {"layers": 6, "hidden": 512, "heads": 8, "seq_len": 512, "vocab_size": VOCAB, "norm": "layernorm", "mlp": "gelu"}
@@ -181,7 +186,7 @@ def matmul_rate() -> float:
     return best
 
 
-def part_model(rounds: int) -> None:
+def part_model(rounds: int) -> list[figures.Figure]:
     with tempfile.TemporaryDirectory() as place:
         write_tokens(Path(place))
         shape = shape_of(config_of(Path(place)), VOCAB)
@@ -204,23 +209,42 @@ def part_model(rounds: int) -> None:
         ratio = statistics.median(a / b for a, b in zip(found, base, strict=True))
         used = statistics.median(found) * flops_per_token(shape) / rate
         print(f"  {name:24} {statistics.median(found):9,.0f} tokens/s  {ratio:5.2f}x  {100 * used:4.0f} % of the matmul rate")
+    what = f"of a GPT of {shape.parameters / 1e6:.0f} million parameters, bf16, {DEVICE.type}"
+    return [
+        figures.figure(f"model/{name}", f"{name}, {what}", "tokens/s", speeds[name], "a plain script, eager", base, paired=True)
+        for name in contestants
+        if name != "plain script, eager"
+    ]
 
 
-def part_attention(rounds: int) -> None:
+def part_attention(rounds: int) -> list[figures.Figure]:
+    told: list[figures.Figure] = []
     print("\nattention, forward and backward, batch 1, 8 heads of 64, causal, bf16 (each in a process of its own), by tokens")
     for seq in (512, 1024, 2048, 4096):
         found: dict[str, tuple[float, float]] = {}
+        raw: dict[str, list[list[float]]] = {}
         for kernel in (Kernel.SDPA_FLASH, Kernel.MATH):
             lines = []
             for _ in range(rounds):
                 command = [sys.executable, __file__, "--attention", kernel.value, str(seq)]
                 lines.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+            raw[kernel.value] = lines
             found[kernel.value] = (statistics.median(line[0] for line in lines), statistics.median(line[1] for line in lines))
         (flash_s, flash_mib), (math_s, math_mib) = found["sdpa_flash"], found["math"]
         print(
             f"  {seq:5}  flash {1e3 * flash_s:8.1f} ms {flash_mib:7.1f} MiB   math {1e3 * math_s:8.1f} ms {math_mib:7.1f} MiB"
             f"   {math_s / flash_s:5.1f}x faster, {math_mib / max(flash_mib, 0.1):5.1f}x less memory"
         )
+        flash, plain = raw["sdpa_flash"], raw["math"]
+        what = f"flash attention, forward and backward, {seq} tokens"
+        times = [1e3 * line[0] for line in flash], [1e3 * line[0] for line in plain]
+        told.append(figures.figure(f"attention/{seq}", what, "ms", times[0], "math", times[1], paired=True))
+        # Less than a tenth of a MiB is less than the process's own changes.
+        memory = [max(line[1], 0.1) for line in flash], [max(line[1], 0.1) for line in plain]
+        told.append(
+            figures.figure(f"attention/{seq}/memory", f"{what}: peak memory", "MiB", memory[0], "math", memory[1], paired=True)
+        )
+    return told
 
 
 def attention_once(kernel: Kernel, seq: int) -> None:
@@ -285,7 +309,7 @@ def resilient(path: Path) -> list[str]:
     ]
 
 
-def part_layouts(rounds: int) -> None:
+def part_layouts(rounds: int) -> list[figures.Figure]:
     layouts = [(1, 1, 4), (2, 1, 2), (1, 2, 2), (2, 2, 1), (4, 1, 1), (1, 4, 1)]
     speeds: dict[tuple[int, int, int], list[float]] = {layout: [] for layout in layouts}
     train: dict[str, object] = {"steps": 10, "global_batch_size": 16, "micro_batch_size": 2}
@@ -300,6 +324,20 @@ def part_layouts(rounds: int) -> None:
     for layout, found in speeds.items():
         ratio = statistics.median(a / b for a, b in zip(found, speeds[1, 1, 4], strict=True))
         print("  tp {} pp {} dp {}".format(*layout), f"{statistics.median(found):9,.0f} tokens/s  {ratio:5.2f}x of dp 4")
+    base, cores = speeds[1, 1, 4], len(os.sched_getaffinity(0))
+    return [
+        figures.figure(
+            f"layout/tp{tp} pp{pp} dp{dp}",
+            f"tp {tp} pp {pp} dp {dp}, four ranks on {cores} cores",
+            "tokens/s",
+            found,
+            "dp 4",
+            base,
+            paired=True,
+        )
+        for (tp, pp, dp), found in speeds.items()
+        if (tp, pp, dp) != (1, 1, 4)
+    ]
 
 
 PARTS = {"model": part_model, "attention": part_attention, "layouts": part_layouts}
@@ -309,13 +347,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, action="append", help="may be given several times; all without it")
     parser.add_argument("--rounds", type=int, default=3)
+    figures.add_option(parser)
     parser.add_argument("--attention", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.attention:
         attention_once(Kernel(arguments.attention[0]), int(arguments.attention[1]))
         return
-    for part in arguments.part or PARTS:
-        PARTS[part](arguments.rounds)
+    found = [figure for part in arguments.part or PARTS for figure in PARTS[part](arguments.rounds)]
+    figures.save(arguments.json, MEANING, found)
 
 
 if __name__ == "__main__":

@@ -156,10 +156,21 @@ def status(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until Ctrl-C.")] = False,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw the campaign: loss, faults, recoveries.")] = None,
+    pid: Annotated[
+        str | None, typer.Option("--pid", metavar="RANK|driver", help="Print one process id, if it is of this machine.")
+    ] = None,
 ) -> None:
     """Say how a campaign is doing, running or not."""
-    from resilient.status import show, watch_forever
+    from resilient.processes import local_pid
+    from resilient.status import draw, show, watch_forever
 
+    if pid is not None:
+        typer.echo(local_pid(run_dir, pid))
+        return
+    if svg is not None:
+        typer.echo(draw(run_dir, svg))
+        return
     if watch:
         watch_forever(run_dir)
     show(run_dir, as_json=as_json)

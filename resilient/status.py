@@ -18,9 +18,11 @@ from rich.text import Text
 
 from resilient import ledger
 from resilient.account import PARTS, PLANNED, account
-from resilient.driver.display import describe, duration
+from resilient.driver.display import describe, duration, size
 from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable
+from resilient.picture import picture
+from resilient.processes import local_pids, must_be_run_directory
 from resilient.slurm.badnodes import bad_nodes
 from resilient.slurm.chain import FILE as CHAIN
 from resilient.slurm.history import began_t, history, queued_s
@@ -63,6 +65,7 @@ class Summary:
     queued_s: float | None = None  # of a chain: while no job of it ran
     chain_goodput: float | None = None  # with the time in the queue
     expected_end_t: float | None = None  # unix seconds
+    pids: dict[str, int] = field(default_factory=dict)  # of this machine: as `processes.local_pids` names them
 
 
 _STATES = {0: "reached", 70: "gave up", 75: "stopped"}
@@ -123,15 +126,27 @@ def summarize(events: Iterable[Line], metrics: Iterable[Line], *, locked: bool, 
 def look(run_dir: Path) -> Summary:
     """The summary of a run directory. Raises EnvironmentUnusable if it is none."""
     events, chain = run_dir / ledger.EVENTS, Succession.found(run_dir)
-    if chain is None and not events.is_file():
-        raise EnvironmentUnusable(f"{run_dir} is not a run directory: it has no {ledger.EVENTS}")
+    if chain is None:
+        must_be_run_directory(run_dir)
     now = time.time()
     summary = summarize(ledger.read(events), ledger.read(run_dir / ledger.METRICS), locked=holder(run_dir) is not None, now=now)
     summary.bad_nodes = [asdict(each) for each in bad_nodes(run_dir, now)]
+    summary.pids = local_pids(run_dir)
     if chain is not None:
         summary.name = summary.name or chain.name
         add_chain(summary, list(ledger.read(run_dir / CHAIN)), asyncio.run(chain.look()), now)
     return summary
+
+
+def draw(run_dir: Path, file: Path) -> str:
+    """Write the picture of a campaign; returns a sentence that says so."""
+    must_be_run_directory(run_dir)
+    text = picture(ledger.read(run_dir / ledger.EVENTS), ledger.read(run_dir / ledger.METRICS))
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentUnusable(f"{file} cannot be written: {error.strerror}") from None
+    return f"{file}: {size(len(text.encode()))}"
 
 
 def add_chain(summary: Summary, records: Sequence[Line], queue: Sequence[QueuedJob] | None, now: float) -> None:
@@ -184,6 +199,7 @@ def render(summary: Summary) -> Group:
             f"{summary.faults}, of which {summary.recovered} recovered; {summary.downtime_s:.1f} s down, "
             f"{summary.lost_steps} steps computed again",
         ),
+        ("process ids", ", ".join(f"{who} {pid}" for who, pid in summary.pids.items()) or None),
     ]
     for name, value in rows:
         if value is not None:

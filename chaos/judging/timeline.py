@@ -3,33 +3,16 @@
 Pure. Colours are CSS classes of the page that it stands in; each mark has a title, which browsers show under the pointer.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from typing import NamedTuple
 
 from chaos.judging.matching import Line
 from chaos.judging.observation import Observation
+from resilient.chart import Scale, panel, seconds_axis
 
 WIDTH, LEFT, RIGHT = 1000.0, 64.0, 12.0
 MARKS, PANEL, GAP, AXIS = 44.0, 150.0, 26.0, 26.0  # heights: strip of marks, of a panel, between panels, of the axis
 HEIGHT = MARKS + 2 * PANEL + GAP + AXIS
-POINTS = 1500  # of a curve at most
-
-Point = tuple[float, float]
-
-
-class _Scale(NamedTuple):
-    """From values to places; low is where `low` is drawn."""
-
-    low: float
-    high: float
-    at_low: float
-    at_high: float
-
-    def __call__(self, value: float) -> float:
-        share = (value - self.low) / ((self.high - self.low) or 1.0)
-        return self.at_low + share * (self.at_high - self.at_low)
 
 
 def svg(seen: Observation) -> str:
@@ -38,14 +21,14 @@ def svg(seen: Observation) -> str:
         return "<p>No step was computed.</p>"
     began_t = _began_t(seen)
     ended_t = max([line["t"] for line in (*seen.events, *seen.metrics)])
-    x = _Scale(began_t, ended_t, LEFT, WIDTH - RIGHT)
+    x = Scale(began_t, ended_t, LEFT, WIDTH - RIGHT)
     top, under = MARKS, MARKS + PANEL + GAP
     parts = [
         f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" aria-label="loss and throughput over time">',
         *_bands(seen, x),
-        *_panel("loss", seen.metrics, lambda line: line.get("loss"), x, top, from_zero=False),
-        *_panel(*_throughput(seen.metrics), x, under, from_zero=True),
-        *_seconds(x),
+        *panel("loss", seen.metrics, lambda line: line.get("loss"), x, top, PANEL, from_zero=False),
+        *panel(*_throughput(seen.metrics), x, under, PANEL, from_zero=True),
+        *seconds_axis(x, HEIGHT - 8),
         *_marks(seen, x),
         "</svg>",
     ]
@@ -62,73 +45,10 @@ def _throughput(metrics: Sequence[Line]) -> tuple[str, Sequence[Line], Callable[
     return "steps a second", metrics, lambda line: 1 / line["step_s"] if line.get("step_s") else None
 
 
-# -- curves ------------------------------------------------------------------------------------------------------------
-
-
-def _panel(
-    name: str, metrics: Sequence[Line], value: Callable[[Line], object], x: _Scale, top: float, *, from_zero: bool
-) -> Iterator[str]:
-    """One curve, broken between generations, with its axis."""
-    points = [(line["generation"], line["t"], got) for line in metrics if (got := _finite(value(line))) is not None]
-    values = [got for _, _, got in points]
-    low, high = (0.0 if from_zero else min(values, default=0.0)), max(values, default=1.0)
-    steps = ticks(low, high, 4)
-    y = _Scale(min(low, *steps), max(high, *steps), top + PANEL, top)
-    for tick in steps:
-        yield f'<line class="grid" x1="{LEFT:.0f}" x2="{WIDTH - RIGHT:.0f}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
-        yield f'<text class="tick" x="{LEFT - 6:.0f}" y="{y(tick) + 4:.1f}" text-anchor="end">{_number(tick)}</text>'
-    yield f'<text class="name" x="{LEFT:.0f}" y="{top - 6:.1f}">{escape(name)}</text>'
-    for generation in sorted({number for number, _, _ in points}):
-        curve = thinned([(t, got) for number, t, got in points if number == generation], POINTS)
-        drawn = " ".join(f"{x(t):.1f},{y(got):.1f}" for t, got in curve)
-        if len(curve) == 1:
-            drawn += f" {x(curve[0][0]) + 1:.1f},{y(curve[0][1]):.1f}"
-        yield f'<polyline class="curve" points="{drawn}"/>'
-
-
-def _finite(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """At most so many points that keep the extremes: of each stretch, the lowest and the highest."""
-    if len(points) <= most:
-        return list(points)
-    size = math.ceil(len(points) / (most // 2))
-    kept = []
-    for start in range(0, len(points), size):
-        stretch = points[start : start + size]
-        kept += sorted({min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])})
-    return kept
-
-
-def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers from `low` to `high`, both included where they are round."""
-    span = (high - low) or abs(high) or 1.0
-    power = 10.0 ** math.floor(math.log10(span / about))
-    step = min((power * factor for factor in (1, 2, 5, 10)), key=lambda each: abs(span / each - about))
-    first = math.ceil(low / step - 1e-9)
-    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)] or [low]
-
-
-def _number(value: float) -> str:
-    return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:.10g}" if abs(value) >= 1e-6 else "0"
-
-
-def _seconds(x: _Scale) -> Iterator[str]:
-    for tick in ticks(0, x.high - x.low, 10):
-        place = x(x.low + tick)
-        yield f'<text class="tick" x="{place:.1f}" y="{HEIGHT - 8:.0f}" text-anchor="middle">{_clock(tick)}</text>'
-
-
-def _clock(seconds: float) -> str:
-    return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:.3g} min"
-
-
 # -- bands and marks ---------------------------------------------------------------------------------------------------
 
 
-def _bands(seen: Observation, x: _Scale) -> Iterator[str]:
+def _bands(seen: Observation, x: Scale) -> Iterator[str]:
     """A band for each generation, from its start to the next one's, every other one shaded."""
     starts = [line for line in seen.events if line["event"] == "generation_started"]
     ends = [*(line["t"] for line in starts[1:]), x.high]
@@ -141,7 +61,7 @@ def _bands(seen: Observation, x: _Scale) -> Iterator[str]:
         )
 
 
-def _marks(seen: Observation, x: _Scale) -> Iterator[str]:
+def _marks(seen: Observation, x: Scale) -> Iterator[str]:
     """In the strip above: injections point down, actions are squares, recoveries are dots. Early ends of jobs are lines."""
     began_t, bottom = _began_t(seen), HEIGHT - AXIS
     for injection in seen.injections:

@@ -15,9 +15,9 @@ from test_verdict import BREAKS, KILLED, STEPS, Tale, usual
 from chaos.hands.scene import Target
 from chaos.judging import page, report
 from chaos.judging.record import Injection
-from chaos.judging.timeline import POINTS, thinned, ticks
 from chaos.judging.verdict import judge
 from resilient.account import account
+from resilient.chart import POINTS, thinned, ticks
 
 
 def drawn(text: str) -> ET.Element:
