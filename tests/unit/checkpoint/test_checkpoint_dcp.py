@@ -411,7 +411,6 @@ def test_the_example_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert steps(tmp_path / "resumed") == [5, 10]
 
 
-@pytest.mark.slow
 def test_the_example_goes_on_under_torchrun(tmp_path: Path) -> None:
     straight = run_example(tmp_path, 10)
     told = run_example(tmp_path, 12, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
