@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from resilient import ledger
-from resilient.agent.workers import page_directory
+from resilient.agent.memory import page_directory
 from resilient.driver.lease import holder, machine_id
 from resilient.exits import EnvironmentUnusable
 from resilient.page import peek

@@ -1,6 +1,7 @@
 """Benchmarks go on running as what they measure changes; what they find is not looked at here."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +11,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+def run(script: str, *arguments: str, patience_s: float) -> subprocess.CompletedProcess[str]:
+    """A benchmark as a person starts it."""
+    command = [sys.executable, f"benchmarks/{script}", *arguments]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, check=False, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=patience_s)
+
+
 @pytest.mark.timeout(300)
 def test_checkpoints_can_be_measured(tmp_path: Path):
     scratch, found = tmp_path / "scratch", tmp_path / "found.json"
     scratch.mkdir()
     small = ["--mib", "48", "--rounds", "1", "--dir", str(scratch), "--part", "disk", "stall", "reshard"]
-    command = [sys.executable, "benchmarks/checkpoint.py", *small, "--json", str(found)]
-    ran = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=240.0)
+    ran = run("checkpoint.py", *small, "--json", str(found), patience_s=240.0)
     assert ran.returncode == 0, ran.stderr
     for contestant in ("raw O_DIRECT write", "DCP save", "snapshot + flush", "restore", "stops training", "bytes read"):
         assert contestant in ran.stdout
@@ -25,3 +32,34 @@ def test_checkpoints_can_be_measured(tmp_path: Path):
     names = {figure["name"] for figure in told["figures"] if figure["ratio"]}
     assert {"save/raw", "save/DCP save", "restore/DCP load", "snapshot + flush/raw", "stall"} <= names
     assert str(scratch) not in found.read_text()  # where things lie on this machine is nobody's business
+
+
+# What each is told to do, so little that it takes a minute or two, and what it must then say.
+SMALL = {
+    "kills": ("recovery.py --kills 1 --rounds 1 --launchers resilient,torchrun", ["resilient  median", "torchrun   median"]),
+    "stops": ("recovery.py --kills 0 --stops 1 --rounds 1 --launchers resilient", ["SIGSTOP", "resilient  median"]),
+    "calm": ("calm.py --minutes 0.5", ["moody", "trainer"]),
+    "nodes": ("nodes.py --rounds 1", ["with a spare", "without a spare", "the return of the node"]),
+    "steady": ("steady.py --ranks 2 --seconds 5 --turns 6 --turn-s 4", ["agent", "keeper", "torchrun", "resilient", "ratio"]),
+    "many": ("many.py --agents 3 --kills 1 --rejoin-s 0", ["rank of node", "drained", "exit status 75"]),
+    "model": ("trainer.py --part model --rounds 1", ["plain script, eager", "this trainer, compiled"]),
+    "attention": ("trainer.py --part attention --rounds 1", ["4096", "less memory"]),
+    "layouts": ("trainer.py --part layouts --rounds 1", ["tp 2 pp 2 dp 1", "of dp 4"]),
+}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(("command", "says"), SMALL.values(), ids=SMALL)
+def test_a_benchmark_runs_small(command: str, says: list[str]):
+    ran = run(*command.split(), patience_s=1200.0)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert not [words for words in says if words not in ran.stdout], ran.stdout
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1500)
+def test_kills_at_random_moments_leave_nothing_behind(rounds: int):
+    # What there is after the first five is what the end is compared with.
+    ran = run("recovery.py", "--leaks", "--kills", str(5 + 5 * rounds), patience_s=1200.0)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
