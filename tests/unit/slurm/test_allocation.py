@@ -202,7 +202,7 @@ def test_an_agent_is_a_step_on_its_own_node_with_all_of_its_cpus_and_no_option_i
     async def play() -> None:
         allocation = Allocation.of(ENVIRON, "n2")
         launcher = SlurmLauncher(command, lambda *news: ended.append(news), allocation=allocation, extra=["--gres=gpu:4"])
-        await launcher.launch(3, 1)
+        await launcher.launch(3, 1, prepare=False)
         while not ended:
             await asyncio.sleep(0.01)
         await launcher.close(1.0)
@@ -213,7 +213,7 @@ def test_an_agent_is_a_step_on_its_own_node_with_all_of_its_cpus_and_no_option_i
     assert (options["--nodelist"], options["--cpus-per-task"], options["--cpu-bind"]) == ("n7", "24", "none")
     assert {"--overlap", "--no-kill", "--gres=gpu:4"} <= set(called)
     assert called[called.index("-m") + 1] == "resilient.agent"
-    assert "--parent" not in called
+    assert not {"--parent", "--prepare"} & set(called)
     inherited = {"SLURM_NTASKS", "SLURM_CPU_BIND_TYPE", "SRUN_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_THREADS_PER_CORE"}
     assert not inherited & environ.keys()
     assert not {"--het-group", "--gpus-per-task"} & set(called)
@@ -233,11 +233,13 @@ def test_a_step_says_its_component_its_binding_and_its_gpus(tmp_path: Path, monk
     async def play() -> None:
         job = Allocation.of(HET, "n1")
         launcher = SlurmLauncher(command, lambda *_: ended.set(), allocation=job, cpu_bind="cores", gpus_per_task=4)
-        await launcher.launch(2, 1)
+        await launcher.launch(2, 1, prepare=True)
         await ended.wait()
         await launcher.close(1.0)
 
     asyncio.run(play())
-    options = dict(itertools.pairwise(json.loads((tmp_path / "logs/agent2.log").read_text())))
+    called = json.loads((tmp_path / "logs/agent2.log").read_text())
+    options = dict(itertools.pairwise(called))
+    assert "--prepare" in called
     assert (options["--het-group"], options["--nodelist"], options["--cpus-per-task"]) == ("1", "g2", "48")
     assert (options["--cpu-bind"], options["--gpus-per-task"]) == ("cores", "4")
