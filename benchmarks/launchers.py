@@ -72,6 +72,10 @@ class Launcher:
             time.sleep(0.002)
         raise TimeoutError(f"{self.name}: no step within {self.patience_s:.0f} s; see {self.run_dir}.log")
 
+    def first_of(self, generation: int) -> float:
+        """When the first step of this generation, or a later one, was finished, in unix seconds; it is among the last steps."""
+        return min(line["t"] for line in lines(self.run_dir / "metrics.jsonl") if line["generation"] >= generation)
+
     def newest(self) -> dict[str, Any]:
         """The last step."""
         return next(lines(self.run_dir / "metrics.jsonl"))
