@@ -4,10 +4,15 @@ There is one for all test modules, because a second list of what it imports woul
 """
 
 import multiprocessing
+import os
+import sys
 from collections.abc import Callable
 from functools import cache
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from costs import METER
 
@@ -19,6 +24,8 @@ CONTEXT.set_forkserver_preload(
         *PRELOAD,
         *("checkpoint.dcp", "checkpoint.newest", "checkpoint.tiers.keeper", "torch.distributed.checkpoint.state_dict"),
         *("numpy.ma", "pytest", "hypothesis"),
+        # What the functions that are run are defined in or need; the server passes over what cannot be found.
+        *("checkpoint_processes", "checkpoint_pieces", "keeper_lab", "trainer_ranks"),
     ]
 )
 
@@ -30,7 +37,11 @@ def _nothing() -> None:
 @cache
 def _warm() -> None:
     """Wait until the server has imported everything; no test is charged for that."""
+    here = [path for path in sys.path if Path(path).is_relative_to(Path(__file__).parent)]
+    found = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
     with METER.sharing("the fork server's imports"):
+        with mock.patch.dict(os.environ, {"PYTHONPATH": found}):  # before 3.13 the server has no other way to be told of them
+            forkserver.ensure_running()
         process = CONTEXT.Process(target=_nothing)
         process.start()
         process.join()
