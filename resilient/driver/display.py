@@ -136,7 +136,9 @@ class Display:
         self._target = target
         self._console = console
         self._clock = clock
+        self._began_t = clock()
         self._printed_t = clock() - PLAIN_EVERY_S
+        self._prepared_t = clock() - PLAIN_EVERY_S
         self._seen = Seen()
         self._live: tuple[Progress, TaskID] | None = None
         if self._mode == "live":
@@ -150,8 +152,19 @@ class Display:
             stamp = time.strftime("%H:%M:%S")
             self._console.print(Text(f"{stamp} {text}"), soft_wrap=True, highlight=False)
 
+    def waiting(self, text: str) -> None:
+        """What the start of the job waits for, until the first step or a word of the preparation."""
+        if self._clock() - self._prepared_t < PLAIN_EVERY_S:
+            return  # the preparation says more
+        if self._live is not None:
+            progress, task = self._live
+            progress.update(task, description=text, status="")
+        elif self._clock() - self._began_t >= PLAIN_EVERY_S and self._due():
+            self.note(text)
+
     def preparing(self, what: str, done: int, total: int) -> None:
         """The preparation has come so far."""
+        self._prepared_t = self._clock()
         if self._live is not None:
             progress, task = self._live
             progress.update(task, description=what, completed=done, total=max(total, 1), status="")

@@ -33,6 +33,7 @@ from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, S
 from resilient.driver.launch import AgentAhead, AgentCommand, Launcher, LocalLauncher
 from resilient.driver.lease import LEASE_S, RENEW_S, RunLease
 from resilient.driver.preparation import Preparation
+from resilient.driver.starting import Stage, Starting
 from resilient.driver.stops import Stops
 from resilient.driver.stragglers import Rules
 from resilient.driver.tensorboard import ScalarWriter
@@ -130,6 +131,7 @@ class Driver:
         self._alive: set[tuple[int, int]] = set()
         self._lines: dict[int, Line] = {}
         self._preparation = Preparation()
+        self._starting = Starting()
         self._faults: list[Mapping[str, Any]] = []  # as the ledger has them
         self._judged = True  # the last one: whether a node is at fault
         self._pending: set[asyncio.Task[None]] = set()
@@ -288,6 +290,7 @@ class Driver:
         if (node, incarnation) in self._alive:
             self._alive.discard((node, incarnation))
             self._lines.pop(node, None)
+            self._starting.ready(node)
             other = self._preparation.lost(node, self._lines)
             if other is not None:
                 self._lines[other].send({"type": "prepare"})
@@ -307,6 +310,7 @@ class Driver:
                     if incarnation < 0:
                         break
                     self._lines[node] = Line(writer)
+                    self._starting.reached(node, Stage.IMPORTS)
                     if self._preparation.connected(node):
                         self._lines[node].send({"type": "prepare"})
                 if message["type"] == "signal" and self._stops is not None:
@@ -315,7 +319,11 @@ class Driver:
                     continue
                 elif message["type"] == "preparation":
                     self._on_preparation(message)
-                elif message["type"] != "imported":
+                elif message["type"] == "imported":
+                    self._starting.reached(node, Stage.CHECKS)
+                else:
+                    if message["type"] == "ready":
+                        self._starting.ready(node)
                     self._do(self._coordinator.message(message, clock.now()))
         except asyncio.CancelledError:
             return  # the run is over, and a node that is gone has not hung up: asyncio would complain of the task
@@ -338,6 +346,10 @@ class Driver:
     async def _tick(self) -> None:
         while True:
             self._do(self._coordinator.tick(clock.now()))
+            hosts = dict(enumerate(self._allocation.hosts)) if self._allocation is not None else {}
+            waited_for = self._starting.text(hosts, self._preparation.done)
+            if waited_for is not None:
+                self._display.waiting(waited_for)
             self._display.refresh()
             await asyncio.sleep(TICK_S)
 
@@ -465,6 +477,8 @@ class Driver:
     def _write_event(self, event: WriteEvent) -> None:
         line = self._ledger.event(event.event, event.fields, generation=event.generation, t=event.t, host=event.host)
         self._display.event(line)
+        if event.event == "generation_started":
+            self._starting.over()
         if event.event == "fault":
             self._faults.append(line)
             self._judged = False
@@ -497,6 +511,7 @@ class Driver:
         self._alive.discard((node, self._incarnations[node]))
         self._incarnations[node] += 1
         self._alive.add((node, self._incarnations[node]))
+        self._starting.reached(node, Stage.STARTS)
         self._soon(self._launcher.launch(node, self._incarnations[node], prepare=self._preparation.launched(node)))
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> None:
