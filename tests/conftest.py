@@ -18,12 +18,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--rounds", type=int, default=3, help="how often tests repeat what depends on chance (a soak: --rounds 10 and more)"
-    )
+    parser.addoption("--rounds", type=int, default=3, help="how often tests of the second tier repeat what depends on chance")
 
 
-@pytest.fixture(scope="session")
-def rounds(request: pytest.FixtureRequest) -> int:
-    """How often to repeat what depends on chance."""
-    return int(request.config.getoption("--rounds"))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What depends on chance is done once in the first tier, and `--rounds` times in the second."""
+    if "rounds" in metafunc.fixturenames:
+        once = [] if metafunc.definition.get_closest_marker("soak") else [pytest.param(1, id="once")]
+        often = pytest.param(metafunc.config.getoption("--rounds"), id="often", marks=pytest.mark.soak)
+        metafunc.parametrize("rounds", [*once, often])

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import ROOT, Campaign, wait_for
+from campaigns import ROOT, Campaign, wait_for
 
 
 def status(run: Campaign, *options: str, shell: str = "{}") -> str:

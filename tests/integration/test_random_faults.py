@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
+from campaigns import ROOT
 
 from experiments import Chaos, commands
 
