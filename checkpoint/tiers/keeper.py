@@ -497,12 +497,25 @@ class Keeper:
             tier.root = self._slabs.root
         else:
             tier = self._tiers[message["tier"]]
-        slab = self._slabs.find(message["step"], message["generation"]) if kind != "replicate" else None
+        slab = self._slabs.find(message["step"], message["generation"]) if self._needs_slab(kind, tier, message) else None
+        if slab is not None and slab.lent and self._group is not None and self._group.users:
+            slab = None  # a worker has written into it: what it held is gone, and what it will hold may be the last step
         if slab is not None:  # at once: the next message may say that it is not needed
             slab.pins += 1
             if slab.lent:
                 self._revoke(slab)
         self._background(self._job(kind, tier, message, slab))
+
+    def _needs_slab(self, kind: str, tier: Tier, message: Message) -> bool:
+        """Whether a job reads the step out of a slab, so that the slab may not be lent meanwhile.
+
+        A replica comes from another node. A commit of what this node flushed last needs no bytes: a slab taken back for it would
+        cost the workers the snapshot that they are just copying.
+        """
+        if kind == "commit" and tier.flushed is not None:
+            part = tier.flushed[0]
+            return (part.step, part.generation, part.node) != (message["step"], message["generation"], message["owner"])
+        return kind != "replicate"
 
     async def _job(self, kind: str, tier: Tier, message: Message, slab: Slab | None) -> None:
         """One job after the other on each tier; what comes later waits."""

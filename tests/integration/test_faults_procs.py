@@ -205,6 +205,7 @@ def tiers(run_dir: Path, ram: Path, **first: Any) -> dict[str, Any]:
     return {"every_steps": EVERY, "tiers": [{"name": "ram", "path": str(ram), "keep_last": 2, **first}, durable]}
 
 
+@pytest.mark.soak
 def test_keeper_agent_node_and_driver_go_one_after_the_other_and_no_bit_is_different(
     training: Training, twins, ram: Path, tmp_path: Path
 ):

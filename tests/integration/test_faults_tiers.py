@@ -270,6 +270,7 @@ LOOKS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], bool]]] = {
 """Of each fault: that a file system is struck by it, and that it is not any more."""
 
 
+@pytest.mark.soak
 @MOUNTS
 def test_file_systems_that_fail_do_not_stop_training_and_come_back_also_when_the_hand_is_killed(keeping: Keeping, volume):
     where = volume(mib=32, inodes=1000)
@@ -303,6 +304,7 @@ def test_file_systems_that_fail_do_not_stop_training_and_come_back_also_when_the
 # -- jobs that end -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_stops_that_are_asked_for_lose_no_step_and_sudden_ends_no_more_than_one(keeping: Keeping):
     run = keeping().start()
     count = 1

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import Chaos, commands
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.soak]
 
 
 @pytest.fixture

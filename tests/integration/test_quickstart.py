@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import yaml
 from campaigns import ROOT, Campaign, wait_for
 
@@ -16,6 +17,7 @@ def peak_bytes(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
+@pytest.mark.soak
 def test_the_quickstart_learns_two_nats_within_its_memory(campaign: Callable[..., Campaign]):
     config = yaml.safe_load(QUICKSTART.read_text())
     del config["run_dir"]

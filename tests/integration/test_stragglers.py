@@ -84,6 +84,7 @@ def test_the_node_of_a_straggler_is_replaced_once_where_that_is_asked_for(counti
     assert len(run.events("generation_started")) == 2
 
 
+@pytest.mark.soak
 def test_a_machine_that_is_busy_as_a_whole_has_no_straggler(counting: Counting):
     with load(*[set(CORES)] * len(CORES)):
         run = counting(steps=300, every_steps=1000, args=WORK, resilience=SOON)

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from campaigns import EVERY, MOUNTS, STEPS, Campaign, Training, same, wait_for
+from soak import soaked
 
 from checkpoint import verify
 
@@ -123,7 +124,7 @@ def agent(run: Campaign, node: int) -> psutil.Process:
     return found
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", [soaked(0), 1])
 def test_a_node_that_loses_ram_and_disk_while_it_is_down_is_restored_from_its_buddy(
     training: Training, twins, ram: Path, tmp_path: Path, node: int
 ):
@@ -191,7 +192,7 @@ def paused(run: Campaign) -> Iterator[None]:
 
 
 @MOUNTS
-@pytest.mark.parametrize("what", ["bytes", "inodes", "read-only"])
+@pytest.mark.parametrize("what", ["bytes", soaked("inodes"), soaked("read-only")])
 def test_a_durable_tier_that_fails_does_not_stop_training_and_comes_back_by_itself(
     training: Training, twins, ram: Path, tmp_path: Path, volume, what: str
 ):

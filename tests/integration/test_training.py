@@ -199,6 +199,7 @@ def test_a_killed_worker_of_a_3d_layout_leaves_no_trace(training: Training, tmp_
     assert all(np.array_equal(killed[name], undisturbed[name]) for name in killed)
 
 
+@pytest.mark.soak
 def test_standbys_of_tensor_parallel_ranks_leave_no_trace(training: Training, tmp_path: Path):
     """What a standby has warmed up ahead, in a group that only pretends, must not be taken for the real one."""
     layout = {"parallel": {"tp": 2, "zero_stage": 3}, "train": {"steps": 80}}

@@ -18,7 +18,7 @@ from chaos.judging import machine
 from chaos.lab.host import namespaces
 from chaos.lab.lab import Lab
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.soak]
 
 
 @pytest.fixture
