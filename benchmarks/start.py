@@ -36,8 +36,9 @@ class Starter:
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
-        # As launchers give it to their workers by themselves, or are told to.
+        # One thread a rank, as both launchers would have it; and modules are compiled once, as on a user's machine.
         self._environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self._environ.pop("PYTHONDONTWRITEBYTECODE", None)
         for name in (ONE, TWO, TORCHRUN):
             self.first_step(name)
 
