@@ -25,6 +25,8 @@ from chaos.fault import Inside
 from chaos.means.processes import continues
 from resilient.agent.oom import controller
 
+pytestmark = pytest.mark.alone
+
 Counting = Callable[..., Campaign]
 
 ALLOWED = {"chaos": {"allow": True}}

@@ -20,6 +20,8 @@ from chaos.means.places import free
 from checkpoint import verify
 from resilient import storage
 
+pytestmark = pytest.mark.alone
+
 EVERY = 10
 PATIENCE_S = 300.0
 Keeping = Callable[..., Campaign]

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from campaigns import EVERY, STEPS, Campaign, Training, alive, same, wait_for
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def ram() -> Iterator[Path]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from campaigns import Campaign, wait_for
 
+pytestmark = pytest.mark.alone
+
 Counting = Callable[..., Campaign]
 
 WORK = {"work": 800_000, "step_s": 0.0}  # some 20 ms

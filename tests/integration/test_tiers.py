@@ -19,6 +19,8 @@ from soak import soaked
 
 from checkpoint import verify
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def ram() -> Iterator[Path]:

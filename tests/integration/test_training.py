@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from campaigns import EVERY, MODEL, OPTIMIZER, STEPS, TRAIN, Campaign, Training, same, wait_for, weights
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training, twins, precision: str, rounds: int):

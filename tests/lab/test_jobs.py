@@ -188,6 +188,7 @@ def test_a_job_whose_limit_is_cut_short_stops_in_time(jobs: Callable[..., Any], 
     same(run, long)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1500)
 def test_a_chain_of_jobs_with_a_limit_of_a_minute_reaches_its_target_by_itself(jobs: Callable[..., Any], long: Campaign):
     # At that pace no job comes further than that: four jobs.

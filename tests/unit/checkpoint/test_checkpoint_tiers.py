@@ -316,6 +316,7 @@ def saved_up_to_6(nodes: Lab) -> None:
             nodes.wait(lambda step=step: nodes.reported("snapshot", "nvme") == step, "the disk")
 
 
+@pytest.mark.alone
 def test_a_roll_back_leaves_nothing_newer_on_any_tier_and_the_same_steps_can_be_saved_again(lab: Callable[..., Lab]) -> None:
     nodes = lab()
     nodes.begin()
