@@ -313,14 +313,11 @@ class NodeAgent(LocalElasticAgent):
         return preparation.Preparation(outcome, status, self._settings.entrypoint, log_file)
 
     def _status_by_template(self) -> int | None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._fork_server, selectors.EVENT_READ)
-            if selector.select(0.0):
-                self._hear_of_servers()
         return self._fork_server.prepared
 
     def _tell_preparation(self, told: preparation.Preparation) -> None:
-        self._send("preparation", **told.receive())
+        if (word := told.receive()) is not None:
+            self._send("preparation", **word)
         if told.over:
             told.close()
             self._preparation = None
@@ -419,7 +416,7 @@ class NodeAgent(LocalElasticAgent):
         if self._check is not None:
             passing += [connection.fileno() for connection in self._check.examination.waitable()]
         if self._preparation is not None:
-            passing.append(self._preparation.fileno())
+            passing += self._preparation.readable()
         for each in passing:
             self._selector.register(each, selectors.EVENT_READ)
         try:
@@ -435,7 +432,7 @@ class NodeAgent(LocalElasticAgent):
                 self._send("storage", news=news)
         if self._fork_server.fileno() in ready:
             self._hear_of_servers()
-        if self._preparation is not None and self._preparation.fileno() in ready:
+        if self._preparation is not None and self._preparation.due(ready):
             self._tell_preparation(self._preparation)
         if self._signals in ready:
             for name in self._signals.take():

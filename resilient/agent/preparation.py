@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +19,7 @@ from resilient import entry
 from resilient.lifeline import leave_stops_to_the_driver, name_process
 
 PROGRESS_S = 0.1  # between two words on it
-STATUS_S = 1.0
+STATUS_S = 300.0  # for the status of a process that has closed its pipe
 
 Word = dict[str, Any]
 
@@ -94,33 +94,45 @@ class Preparation:
 
     Args:
         outcome: what its process writes to.
-        status: its exit status, once it has ended; None where it is not known.
+        status: its exit status, once it has ended and that is known; None before.
         entrypoint, log: for the message.
+
+    Attributes:
+        over: nothing more will come.
     """
 
     def __init__(self, outcome: Connection, status: Callable[[], int | None], entrypoint: str, log: Path) -> None:
         self._outcome, self._status = outcome, status
         self._entrypoint, self._log = entrypoint, log
+        self._closed_t: float | None = None
         self.over = False
 
-    def fileno(self) -> int:
-        """Readable when there is something to receive."""
-        return self._outcome.fileno()
+    def readable(self) -> list[int]:
+        """Descriptors that are readable when there is something to receive; none once its process has closed the pipe."""
+        return [] if self._outcome.closed else [self._outcome.fileno()]
 
-    def receive(self) -> Mapping[str, Any]:
-        """The next word; after the last one this is over."""
-        try:
-            word: Word = self._outcome.recv()
-        except (EOFError, OSError):
-            word = {"failed": f"the preparation of {self._entrypoint} {self._how()}; its output is in {self._log}"}
-        self.over = "progress" not in word
-        return word
+    def due(self, ready: Container[object]) -> bool:
+        """Whether `receive` may have something. Args: ready: descriptors that are readable."""
+        return self._closed_t is not None or any(each in ready for each in self.readable())
 
-    def _how(self) -> str:
-        deadline = time.monotonic() + STATUS_S
-        while (status := self._status()) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return "ended before it had come to a result" if status is None else f"ended with exit code {status}"
+    def receive(self) -> Word | None:
+        """The next word; after the last one this is over. None: its process has ended, and its status is not known yet, since the
+        template reaps nothing while it imports; call this again."""
+        if self._closed_t is None:
+            try:
+                word: Word = self._outcome.recv()
+            except (EOFError, OSError):
+                self._closed_t = time.monotonic()
+                self._outcome.close()
+            else:
+                self.over = "progress" not in word
+                return word
+        status = self._status()
+        if status is None and time.monotonic() < self._closed_t + STATUS_S:
+            return None
+        how = "ended before it had come to a result" if status is None else f"ended with exit code {status}"
+        self.over = True
+        return {"failed": f"the preparation of {self._entrypoint} {how}; its output is in {self._log}"}
 
     def close(self) -> None:
         """Let go of it; a process that still runs ends with the agent."""

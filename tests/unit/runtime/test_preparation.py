@@ -43,7 +43,8 @@ def words(server: ForkServer, tmp_path: Path, hook: str, function: str = "main")
     told = preparation.Preparation(ours, lambda: process.exitcode, entrypoint, log)
     found = []
     while not told.over:
-        found.append(dict(told.receive()))
+        if (word := told.receive()) is not None:
+            found.append(word)
     told.close()
     return found
 
@@ -70,6 +71,21 @@ def test_a_config_error_of_the_preparation_arrives_as_one(server: ForkServer, tm
 def test_a_preparation_that_fails_is_told_with_its_reason(server: ForkServer, tmp_path: Path, hook: str, text: str):
     (told,) = words(server, tmp_path, hook)
     assert text in told["failed"]
+
+
+def test_the_status_of_one_that_was_killed_may_come_late(server: ForkServer, tmp_path: Path):
+    ours, its = server.Pipe()
+    its.close()
+    statuses = [None, None, -9]
+    told = preparation.Preparation(ours, lambda: statuses.pop(0), "toys:count", tmp_path / "log")
+    assert told.due(told.readable())
+    assert [told.receive(), told.receive()] == [None, None]
+    assert told.due(()), "its pipe is closed, so that nothing will be readable"
+    assert not told.readable()
+    last = told.receive()
+    assert last is not None
+    assert "toys:count ended with exit code -9" in last["failed"]
+    assert told.over
 
 
 @pytest.mark.parametrize(
