@@ -24,7 +24,7 @@ class CoordinatorUnreachable(Outside):
 
     def inject(self, scene: Scene) -> Evidence:
         host = HostNetwork(scene)
-        _, port = parse_addresses(scene.driver_address())[0]
+        _, port = parse_addresses(scene.driver_address(host.root))[0]
         host.make(links.cut_off_from_port(host.namespace, host.mark, port))
         scene.hold(self.seconds)
         return {"host": host.name, "port": port, "dropped_packets": host.dropped()}

@@ -138,15 +138,18 @@ class Scene:
                     found[node] = process
         return found
 
-    def driver_address(self) -> str:
+    def driver_address(self, root: Path) -> str:
         """Where the agent of the node that is aimed at has reached the driver, as `resilient.wire.parse_addresses` takes it.
 
+        Args:
+            root: of the file system that the agent sees: hosts of a lab have RAM of their own.
+
         Raises:
-            CannotInject: the agent does not run on this machine.
+            CannotInject: no agent runs there.
         """
-        told = agent_record(self.run_dir, -1 if self.target.node is None else self.target.node)
+        told = agent_record(self.run_dir, -1 if self.target.node is None else self.target.node, root)
         if told is None:
-            raise CannotInject(f"the agent of node {self.target.node} does not run here")
+            raise CannotInject(f"no agent of node {self.target.node} runs there")
         return told.driver
 
     def keeper(self) -> psutil.Process:

@@ -32,6 +32,11 @@ class HostNetwork:
         self.init = init
         self.namespace, self.switch = self.namespace_of(self.name), self.namespace_of(LOGIN)
 
+    @property
+    def root(self) -> Path:
+        """Of the host's file system, as this machine sees it."""
+        return Path(f"/proc/{self.init}/root")
+
     def make(self, changes: Iterable[links.Change]) -> None:
         """Make changes that are undone when the guard is released."""
         for change in changes:

@@ -76,9 +76,13 @@ def forget_record(run_dir: Path, node: int) -> None:
     (page_directory(run_dir, node) / FILE).unlink(missing_ok=True)
 
 
-def agent_record(run_dir: Path, node: int) -> AgentRecord | None:
-    """What a node's agent has left, on this machine; None where there is none. The process may have died since."""
+def agent_record(run_dir: Path, node: int, root: Path = Path("/")) -> AgentRecord | None:
+    """What a node's agent has left, on this machine; None where there is none. The process may have died since.
+
+    Args:
+        root: of the file system that the agent sees.
+    """
     try:
-        return AgentRecord(**json.loads((page_directory(run_dir, node) / FILE).read_text()))
+        return AgentRecord(**json.loads((root / (page_directory(run_dir, node) / FILE).relative_to("/")).read_text()))
     except (OSError, ValueError, TypeError):
         return None
