@@ -130,7 +130,8 @@ class Campaign(Section):
 
     `until: faults`: it is stopped once all faults were injected, and what it has reached then is its target. So an experiment does
     not depend on how fast a machine is.
-    `volumes`: file systems of its own that are mounted for it (as root); the config has them as `${volume.NAME}`.
+    `volumes`: file systems of its own that are mounted for it (as root); the config has them as `${volume.NAME}`. The one that is
+    called `run_dir` is mounted at the run directory.
     """
 
     file: Path | None = Field(None, description="of a config, relative to the experiment's")

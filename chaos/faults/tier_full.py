@@ -1,19 +1,16 @@
 """A tier has no room left."""
 
-import errno
-import os
 import secrets
 import time
-from pathlib import Path
 
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
 from chaos.hands.scene import Scene
+from chaos.means.filling import LEAST_BYTES, fill
 from chaos.means.places import free, own_mount, place
 
 DEFAULT_MIB = 4096
-LEAST_BYTES = 4096
 AGAIN_S = 0.2
 
 
@@ -43,29 +40,11 @@ class TierFull(Outside):
             raise CannotInject(f"tier {tier.name} has {left >> 20} MiB left, and no more than {limit >> 20} may be written")
         filler = tier.path / f".filler-{secrets.token_hex(4)}"
         scene.guard.add(["rm", "-f", str(filler)])
-        size = _fill(filler)
+        size = fill(filler)
         left = free(tier.path)[0]
         if left > 16 * LEAST_BYTES:
             raise CannotInject(f"{left} bytes are left on tier {tier.name}")
         deadline = time.monotonic() + self.for_s
         while time.monotonic() < deadline and not scene.over(AGAIN_S):
-            _fill(filler)
+            fill(filler)
         return {"file": str(filler), "bytes": size, "left_bytes": left}
-
-
-def _fill(path: Path) -> int:
-    """Make a file as large as can be; the bytes that it takes."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        want = 1 << 34
-        while want >= LEAST_BYTES:
-            end = os.fstat(fd).st_size
-            try:
-                os.posix_fallocate(fd, end, want)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EFBIG):
-                    raise
-                want //= 2
-        return os.fstat(fd).st_blocks * 512  # what was begun and did not fit is there as well
-    finally:
-        os.close(fd)

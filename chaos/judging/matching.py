@@ -19,7 +19,8 @@ EARLY_S = 0.5  # clocks of nodes differ, and the time of an injection is taken b
 TOGETHER_S = 2.0  # two that strike within so long of each other may be seen as one
 LATE_S = 180.0  # after the end of an injection, until it is told: a hang is watched for a while, and so is a straggler
 COMES_BACK = ("storage", "straggler")  # kinds that may be told again and again, with recoveries between
-GOES_ON = ("wait", "degrade_tier", *account.GOES_ON)  # actions that start no rank anew
+DEGRADED = ("degrade", "degrade_tier")  # of the run directory, of a tier: it is tried again
+GOES_ON = ("wait", *DEGRADED, *account.GOES_ON)  # actions that start no rank anew
 
 
 @dataclass

@@ -87,6 +87,21 @@ def own_mount(scene: Scene, tier: Place) -> Path:
     return tier.mount()
 
 
+def run_mount(scene: Scene) -> Path:
+    """The mount of a run directory that has a file system of its own. Tiers inside of it are hit as well.
+
+    Raises:
+        CannotInject: something else lies there.
+    """
+    device = scene.run_dir.stat().st_dev
+    others = [Path("/"), Path("/dev/shm"), Path(tempfile.gettempdir()), Path.home()]
+    others += [each.path for each in places(scene) if not each.path.is_relative_to(scene.run_dir)]
+    for other in others:
+        if other.exists() and other.stat().st_dev == device:
+            raise CannotInject(f"the run directory {scene.run_dir} lies on the same file system as {other}, which would be hit too")
+    return Place("run directory", "run", scene.run_dir, (), scene.run_dir).mount()
+
+
 def free(path: Path) -> tuple[int, int]:
     """Bytes and files that may still be added to a file system, without what it keeps for itself."""
     told = os.statvfs(path)

@@ -17,12 +17,13 @@ import yaml
 from chaos.experiment import Campaign as Wanted
 from chaos.experiment import ExperimentError
 from chaos.judging.observation import Job
+from chaos.staging.places import RUN
 from chaos.staging.sites import Site, Started
 from chaos.staging.volumes import filled_in, paths
 from resilient.config import Config, dump, load, spans
 from resilient.precision import settled
 
-RUN, TWIN, CONFIG, OUTPUT = "run", "twin", "config.yaml", "output"
+TWIN, CONFIG, OUTPUT = "twin", "config.yaml", "output"
 
 
 def resolve(wanted: Wanted, experiment: Path, directory: Path, *, allow: bool, changes: Mapping[str, Any] | None = None) -> Config:

@@ -17,6 +17,7 @@ from chaos.hands.moments import Moment
 from chaos.hands.scene import Target
 from chaos.hands.sent import Sent
 from chaos.judging import record
+from chaos.judging.matching import DEGRADED
 from chaos.judging.record import Injection
 from chaos.planning import PREPARED, Group, Plan, Strike, again, blamed, placed
 from chaos.staging.campaign import Campaign, by_signal, is_one_of
@@ -246,7 +247,7 @@ class Runner:
         must_be_told = each.expects.kinds and not each.expects.exits and not each.expects.may_pass and not self._covered(each)
         if must_be_told and not self._watch.told_since(each.t, each.expects.kinds):
             return False
-        if "degrade_tier" in each.expects.actions and not self._watch.tiers_are_well:
+        if not each.expects.actions.isdisjoint(DEGRADED) and not self._watch.tiers_are_well:
             return False  # what befalls a tier that is in trouble is not told again
         return self._watch.goes_on_since(max(each.last_t, self._started_t))
 

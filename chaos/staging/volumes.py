@@ -13,9 +13,19 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from chaos.hands.guard import Command
+from chaos.staging.places import RUN
 from resilient.exits import EnvironmentUnusable
 
 DIRECTORY = "volumes"
+RUN_DIR = "run_dir"
+"""Name of the volume that is mounted at the run directory itself; what it held, but for checkpoints, is kept afterwards."""
+
+_UNMOUNT = 'while mountpoint -q "$1"; do umount -l "$1" || break; done; rm -f "$1.image"; rmdir "$1"'
+_KEEP = (
+    'if mountpoint -q "$1"; then mkdir -p "$1.kept"; for each in "$1"/*; do case "$each" in */checkpoints | */lost+found) ;; '
+    '*) cp -a "$each" "$1.kept/";; esac; done; fi; '
+)
+_PUT_BACK = '; [ ! -d "$1.kept" ] || mv -T "$1.kept" "$1"'
 
 
 class Volume(BaseModel):
@@ -30,14 +40,14 @@ class Volume(BaseModel):
 
 def paths(volumes: Mapping[str, Volume], directory: Path) -> dict[str, Path]:
     """Where each is, by name, below a directory."""
-    return {name: (directory / DIRECTORY / name).absolute() for name in volumes}
+    return {name: (directory / RUN if name == RUN_DIR else directory / DIRECTORY / name).absolute() for name in volumes}
 
 
 def undoing(volumes: Mapping[str, Volume], directory: Path) -> Sequence[Command]:
     """Commands that unmount them, mounted or not, and remove what was under them."""
     found: list[Command] = []
-    for path in paths(volumes, directory).values():
-        script = 'while mountpoint -q "$1"; do umount -l "$1" || break; done; rm -f "$1.image"; rmdir "$1"'
+    for name, path in paths(volumes, directory).items():
+        script = _KEEP + _UNMOUNT + _PUT_BACK if name == RUN_DIR else _UNMOUNT
         found.append(["sh", "-c", script, "sh", str(path)])
     return found
 
@@ -57,7 +67,7 @@ def mount(volumes: Mapping[str, Volume], directory: Path) -> None:
             inodes = [] if volume.inodes is None else [f"nr_inodes={volume.inodes}"]
             _run("mount", "-t", "tmpfs", "-o", ",".join([f"size={volume.mib}m", *inodes]), "tmpfs", path)
             continue
-        image = path.with_name(f"{name}.image")
+        image = path.with_name(f"{path.name}.image")
         with image.open("wb") as file:
             file.truncate(volume.mib << 20)
         inodes = [] if volume.inodes is None else ["-N", str(volume.inodes)]

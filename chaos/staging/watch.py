@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from chaos.judging.matching import GOES_ON
+from chaos.judging.matching import DEGRADED, GOES_ON
 from chaos.staging.tail import Tail
 from resilient import ledger
 from resilient.driver.lease import holder
@@ -61,7 +61,7 @@ class Watch:
                     self.faults.append(event)
                 case "action" if event["name"] == "grow":
                     pass  # of nodes that are back, after the recovery
-                case "action" if event["name"] == "degrade_tier":
+                case "action" if event["name"] in DEGRADED:
                     self._degraded.add(event["fault_id"])
                 case "action" if event["name"] not in GOES_ON:
                     self._open[event["fault_id"]] = event["t"]

@@ -48,3 +48,23 @@ def test_volumes_are_file_systems_of_the_size_that_was_asked_for_and_are_undone(
                 subprocess.run(command, check=False)
     assert not any(path.exists() for path in where.values())
     assert not list((tmp_path / "volumes").iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: mounting a file system needs root")
+def test_what_a_run_directory_of_its_own_held_is_kept_but_for_its_checkpoints(tmp_path: Path) -> None:
+    volumes = {"run_dir": Volume(mib=8)}
+    run_dir = paths(volumes, tmp_path)["run_dir"]
+    assert run_dir == tmp_path / "run"
+    mount(volumes, tmp_path)
+    try:
+        assert run_dir.is_mount()
+        (run_dir / "events.jsonl").write_text("{}\n")
+        (run_dir / "checkpoints").mkdir()
+        (run_dir / "checkpoints" / "large").write_bytes(bytes(100))
+    finally:
+        for _ in range(2):
+            for command in undoing(volumes, tmp_path):
+                subprocess.run(command, check=False)
+    assert not run_dir.is_mount()
+    assert [path.name for path in run_dir.iterdir()] == ["events.jsonl"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -1,0 +1,4 @@
+"""Names within a directory of results that several modules use."""
+
+RUN = "run"
+"""The run directory of the campaign under fire."""
