@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -126,24 +126,6 @@ def needed(found: Storage, tier: Place, nodes: int, size: tuple[int, int]) -> tu
     copies = found.slabs if tier.kind == "memory" else tier.keep_last + 1
     share, twice = (1 if tier.kind == "durable" else nodes), 2 if tier.replicas and nodes > 1 else 1
     return copies * size[0] // share * twice, copies * size[1] * twice
-
-
-def buddies(nodes: int, domains: Sequence[str] | None = None) -> tuple[int | None, ...]:
-    """Of each node the one that keeps its replicas: the next one around, in another failure domain where there is one.
-
-    Every node keeps about as many replicas as any other.
-    """
-    names = list(domains) if domains is not None else [str(node) for node in range(nodes)]
-    burden = [0] * nodes
-    found: list[int | None] = []
-    for node in range(nodes):
-        others = [(node + step) % nodes for step in range(1, nodes)]
-        elsewhere = [other for other in others if names[other] != names[node]] or others
-        chosen = min(elsewhere, key=lambda other: burden[other], default=None)
-        if chosen is not None:
-            burden[chosen] += 1
-        found.append(chosen)
-    return tuple(found)
 
 
 def lies_in_ram(path: Path) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from resilient.config import Config
-from resilient.storage import arrange, buddies, lies_in_ram, storage_of
+from resilient.storage import arrange, lies_in_ram, storage_of
 
 
 def config(*tiers: dict[str, Any], **more: Any) -> Config:
@@ -49,24 +49,6 @@ def test_a_tier_called_memory_does_not_clash() -> None:
 def test_seconds_take_the_place_of_steps() -> None:
     found = arrange(config(RAM, {**DURABLE, "every_s": 600.0}), 1, "id", WHERE)
     assert (found.durable.every_steps, found.durable.every_s) == (None, 600.0)
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 3, 8, 64])
-def test_buddies_are_others_and_share_the_burden(nodes: int) -> None:
-    found = buddies(nodes)
-    if nodes == 1:
-        assert found == (None,)
-        return
-    assert all(buddy != node for node, buddy in enumerate(found))
-    assert sorted(buddy for buddy in found if buddy is not None) == list(range(nodes))
-
-
-def test_buddies_are_in_another_failure_domain_where_there_is_one() -> None:
-    domains = ["rack0"] * 4 + ["rack1"] * 4
-    found = buddies(8, domains)
-    assert all(domains[node] != domains[buddy] for node, buddy in enumerate(found) if buddy is not None)
-    assert max(found.count(node) for node in range(8)) == 1
-    assert None not in buddies(2, ["same", "same"])
 
 
 def test_an_identity_stays_and_goes_with_the_durable_tier(tmp_path: Path) -> None:
