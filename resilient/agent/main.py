@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from resilient import clock, entry
 from resilient.agent import NAME, preload, preparation
 from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_process
+from resilient.protocol.connection import TOKEN_VARIABLE, Connection, parse_addresses
 from resilient.slurm.headless import see_to_the_job
-from resilient.wire import TOKEN_VARIABLE, Connection, parse_addresses
 
 if TYPE_CHECKING:
     from resilient.agent.agent import AgentSettings
