@@ -24,7 +24,8 @@ def leave(run_dir: Path, generation: int, host: str, records: Iterable[Record]) 
     Raises:
         OSError: they cannot be written.
     """
-    lines = [json.dumps([generation, host, each.rank, each.t, each.event, dict(each.fields)], default=str) + "\n" for each in records]
+    items = ([generation, host, each.rank, each.t, each.event, dict(each.fields)] for each in records)
+    lines = [json.dumps(item, default=str) + "\n" for item in items]
     if not lines:
         return
     directory = run_dir / _DIRECTORY

@@ -139,7 +139,7 @@ class Scene:
         return found
 
     def driver_address(self) -> str:
-        """Where the agent of the node that is aimed at has reached the driver, as `resilient.protocol.connection.parse_addresses` takes it.
+        """Where the agent of the node that is aimed at has reached the driver, as `parse_addresses` takes it.
 
         Raises:
             CannotInject: the agent does not run on this machine.

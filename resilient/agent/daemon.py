@@ -15,8 +15,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from checkpoint.framing import Decoder, NotAMessage, encode
-from checkpoint.protocol import BeginSession, DaemonNews, DaemonRequest, DaemonSettings, TakeInventory, TierSettings
+from checkpoint.protocol import (
+    BeginSession,
+    Cleared,
+    DaemonNews,
+    DaemonRequest,
+    DaemonSettings,
+    Inventory,
+    TakeInventory,
+    TierSettings,
+)
 from checkpoint.tiers import session
 from resilient import storage
 from resilient.agent.limits import DAEMON_END_S
@@ -41,8 +52,12 @@ class DaemonProcess:
         described: the campaign's storage, as `resilient.storage.read` returns it.
         directory: short path of a directory in RAM, for the daemon's socket and the session file.
         host: address on which other nodes may read from this one.
-        on_news: called with the news that have come.
+        on_news: called with news that are for the driver: all but what this agent has asked for itself.
         command: starts the daemon.
+
+    Attributes:
+        inventory: the answer to `ask_inventory`; None until it comes.
+        cleared: `Clear` was answered.
     """
 
     def __init__(
@@ -68,6 +83,9 @@ class DaemonProcess:
         self._session: BeginSession | None = None
         self._starts: deque[float] = deque()
         self._generation = 0
+        self._inventory_asked = False
+        self.inventory: Inventory | None = None
+        self.cleared = False
         self._start()
 
     @property
@@ -90,24 +108,33 @@ class DaemonProcess:
             OSError: the session file cannot be written.
             ValueError: the driver's candidates are none.
         """
-        first = start.node_rank * self._procs
         self._generation = start.generation
         write_session(
-            self.session_path, start, self._described, node=self._node, procs=self._procs, directory=self._directory, token=self._token
+            self.session_path,
+            start,
+            self._described,
+            node=self._node,
+            procs=self._procs,
+            directory=self._directory,
+            token=self._token,
         )
         self._session = BeginSession(
-            generation=start.generation, node_rank=start.node_rank, nodes=start.nodes, first_rank=first, ranks=self._procs
+            generation=start.generation,
+            node_rank=start.node_rank,
+            nodes=start.nodes,
+            first_rank=start.node_rank * self._procs,
+            ranks=self._procs,
         )
-        self.send(
-            BeginSession(
-                generation=start.generation,
-                node_rank=start.node_rank,
-                nodes=start.nodes,
-                first_rank=first,
-                ranks=self._procs,
-                renew=renew,
-            )
-        )
+        self.send(msgspec.structs.replace(self._session, renew=renew))
+
+    def ask_inventory(self) -> None:
+        """The next inventory is the answer, even that of another daemon; later ones are news."""
+        self.inventory, self._inventory_asked = None, True
+        self.send(TakeInventory(generation=self._generation))
+
+    def ask_no_more(self) -> None:
+        """The inventory was waited for in vain: where it still comes, it is news."""
+        self._inventory_asked = False
 
     def send(self, request: DaemonRequest) -> None:
         """Queue a request; returns at once."""
@@ -163,9 +190,7 @@ class DaemonProcess:
         if len(self._starts) > MOST_STARTS:
             log.error("the snapshot daemon has died %d times within a minute; going on without snapshots", MOST_STARTS)
             return
-        process = subprocess.Popen(
-            self._command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
+        process = subprocess.Popen(self._command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert process.stdin is not None and process.stdout is not None
         for pipe in (process.stdin, process.stdout):
             os.set_blocking(pipe.fileno(), False)
@@ -200,8 +225,16 @@ class DaemonProcess:
                 self._loop.unwatch(pipe.fileno())
 
     def _read(self) -> None:
-        if news := self.receive():
-            self._on_news(news)
+        passed_on: list[DaemonNews] = []
+        for news in self.receive():
+            if isinstance(news, Inventory) and self._inventory_asked:
+                self.inventory, self._inventory_asked = news, False
+            elif isinstance(news, Cleared):
+                self.cleared = True
+            else:
+                passed_on.append(news)
+        if passed_on:
+            self._on_news(passed_on)
 
     def _flush(self) -> None:
         if self._process is None or self._process.stdin is None:

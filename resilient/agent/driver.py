@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from resilient.agent.limits import QUIET_S
 from resilient.agent.loop import Loop
 from resilient.protocol.connection import Connection, Disconnected
-from resilient.protocol.messages import AgentMessage, Alive, DriverMessage, Ping, Shutdown
+from resilient.protocol.messages import AgentMessage, Alive, DriverMessage, Ping
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,9 @@ class Driver:
         return self._inbox.popleft() if self._inbox else None
 
     def send(self, message: AgentMessage, *, droppable: bool = False) -> bool:
-        """See `Connection.send`. Raises RendezvousGracefulExitError if the driver is gone."""
+        """See `Connection.send`; nothing is sent any more after `hang_up`. Raises RendezvousGracefulExitError if the driver is gone."""
+        if self._hung_up:
+            return False
         try:
             sent = self._connection.send(message, droppable=droppable)
         except Disconnected as error:
@@ -90,7 +92,7 @@ class Driver:
         return sent
 
     def hang_up(self) -> None:
-        """Neither listen to it any more, nor end for its silence: this agent ends anyway."""
+        """Neither speak nor listen to it any more, nor end for its silence: this agent ends anyway."""
         self._hung_up = True
         self._loop.unwatch(self._connection.fileno())
 
@@ -128,7 +130,3 @@ class Driver:
     def _given_up(self, why: str) -> RendezvousGracefulExitError:
         self.hang_up()
         return gone(why)
-
-    def check_ended(self) -> Shutdown | None:
-        """The driver's word that the run has ended, if it has come."""
-        return next((message for message in self._inbox if isinstance(message, Shutdown)), None)

@@ -1,7 +1,8 @@
 """The last words of workers that are about to be killed because they do not get on: what is left in the incident's folder.
 
-The driver leaves there what an inspection of all ranks found (`resilient.agent.inspection`). Here comes what is asked for only once it is certain that
-they will be killed: the flight recorder of each rank, and the stacks of a process that is stopped, which must be continued for it.
+The driver leaves there what an inspection of all ranks has found (`resilient.agent.inspection`). Here comes what is asked for only
+once it is certain that they will be killed: the flight recorder of each rank, and the stacks of a process that is stopped, which
+must be continued for it.
 """
 
 import shutil

@@ -5,7 +5,7 @@ none of them must be shorter than what the driver bears. `docs/architecture.md` 
 """
 
 TURN_S = 0.35
-"""The longest turn of the loop, and so the interval at which links are sampled; to wake a processor costs more than is done then."""
+"""The longest turn of the loop, and so the interval at which links are sampled; to wake a processor costs more than that."""
 
 LOOK_S = 0.35
 """Between two looks at the heartbeat regions, where the driver wants reports as often."""
@@ -30,7 +30,7 @@ INSPECT_S = 5.0
 LAST_WORDS_S = 3.0
 """What workers that hang say before they are killed; half a second, and then it is written to the run directory."""
 RUN_DIR_S = 1.0
-"""What the agent does in the run directory while a generation waits for it: a directory that is made, which may be there already."""
+"""What the agent does in the run directory while others wait for it: a directory that is made, records of a killed agent."""
 SPILL_S = 30.0
 """At the agent's end: records that the driver has not acknowledged are written to the run directory. What is not written by then
 stays in RAM, where the node's next agent finds it."""
@@ -46,3 +46,5 @@ PREPARATION_STATUS_S = 300.0
 """The exit status of a preparation that has closed its pipe: the template reaps nothing while it imports."""
 STORE_TRY_S = 30.0
 """One try to open or join a generation's store, in a thread: c10d overruns its own limit twofold."""
+JOIN_S = 30.0
+"""All tries to join the store of another node, before this agent gives up; the driver may call the generation off before."""

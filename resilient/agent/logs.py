@@ -4,6 +4,7 @@ torch and everything else that uses `logging` go the same way. What does not fit
 """
 
 import atexit
+import contextlib
 import logging
 import logging.handlers
 import queue
@@ -17,10 +18,8 @@ class _Queue(logging.handlers.QueueHandler):
     """Puts records into the queue, without waiting where it is full."""
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        try:
+        with contextlib.suppress(queue.Full):
             self.queue.put_nowait(record)
-        except queue.Full:
-            pass
 
 
 def write_in_thread() -> None:

@@ -1,7 +1,7 @@
 """What a node has in RAM beside its tiers: a directory for the heartbeat regions of its ranks, and one for its snapshot daemon.
 
-Both are found by run directory and node. Beside the regions stands which process is the agent: what it has forked shares its command
-line, and an agent that was started ahead does not name its run there.
+Both are found by run directory and node. Beside the regions stands which process is the agent: what it has forked shares its
+command line, and an agent that was started ahead does not name its run there.
 """
 
 import contextlib

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from resilient import entry
+from resilient.agent.forkserver import ForkServer
 from resilient.agent.limits import PREPARATION_STATUS_S
 from resilient.lifeline import leave_stops_to_the_driver, name_process
 from resilient.protocol.messages import PreparationEnded, PreparationProgress
@@ -91,7 +92,7 @@ def log_of(run_dir: Path) -> Path:
 
 
 class Preparation:
-    """The preparation as its agent sees it. Nothing here waits.
+    """A preparation as its agent sees it. Nothing here waits.
 
     Args:
         outcome: what its process writes to.
@@ -141,3 +142,64 @@ class Preparation:
     def close(self) -> None:
         """Let go of it; a process that still runs ends with the agent."""
         self._outcome.close()
+
+
+class Preparations:
+    """The preparation of this node, if it is made here: at first where the template forks it, later where the driver asks for it.
+
+    Args:
+        fork_server: forks it.
+        config, entrypoint, log: what it is called with.
+        send: passes its news on.
+        outcome: what the one writes to that the template forks, where it does.
+    """
+
+    def __init__(
+        self,
+        fork_server: ForkServer,
+        *,
+        config: Path,
+        entrypoint: str,
+        log: Path,
+        send: Callable[[News], None],
+        outcome: Connection | None,
+    ) -> None:
+        self._fork_server, self._send = fork_server, send
+        self._config, self._entrypoint, self._log = config, entrypoint, log
+        self._wanted = False
+        self._running: Preparation | None = None
+        if outcome is not None:
+            self._running = Preparation(outcome, lambda: fork_server.prepared, entrypoint, log)
+
+    def want(self) -> None:
+        """The node that was at it is gone: it is made here, as soon as there is a fork server."""
+        self._wanted = True
+
+    def readable(self) -> list[int]:
+        """See `Preparation.readable`."""
+        return self._running.readable() if self._running is not None else []
+
+    def step(self, ready: Container[object]) -> None:
+        """Pass on what has come, start what is wanted. Args: ready: descriptors that are readable."""
+        if self._running is not None and self._running.due(ready):
+            if (news := self._running.receive()) is not None:
+                self._send(news)
+            if self._running.over:
+                self.close()
+        if self._wanted and self._fork_server.ready:
+            self._wanted = False
+            self._start()
+
+    def _start(self) -> None:
+        ours, its = self._fork_server.Pipe()
+        args = (its, self._config, self._entrypoint, self._log)
+        process = self._fork_server.Process(target=run, args=args, name="prepare")
+        process.start()
+        its.close()
+        self._running = Preparation(ours, lambda: process.exitcode, self._entrypoint, self._log)
+
+    def close(self) -> None:
+        """See `Preparation.close`."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None

@@ -66,7 +66,7 @@ def join_store(
         socket.create_connection((host, port), timeout=min(TRY_S, timeout_s)).close()
         return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=min(TRY_S, timeout_s)))
 
-    store = _retrying(timeout_s, pause)(call, attempt)
+    store: TCPStore = _retrying(timeout_s, pause)(call, attempt)
     store.set_timeout(STORE_TIMEOUT)
     return store
 

@@ -50,9 +50,7 @@ class Reports:
             happens that is told at once.
     """
 
-    def __init__(
-        self, send: Send, generation: Callable[[], int], *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, send: Send, generation: Callable[[], int], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._send, self._generation, self._clock = send, generation, clock
         self._workers: Workers | None = None
         self._news: list[DaemonNews] = []
@@ -65,7 +63,7 @@ class Reports:
         """A generation's workers have started."""
         self._workers, self.report_s = workers, min(report_s, QUIET_S)
         self._reported = {}
-        self._looked_t = self._clock()
+        self._looked_t = self._clock() - self._look_s
 
     def end(self) -> None:
         """The workers have ended, and their regions are about to go: the last records of theirs are sent."""

@@ -1,4 +1,4 @@
-"""The worker processes of one node in one generation: started warm, watched by their heartbeat regions and sentinels, stopped for good.
+"""The worker processes of one node in one generation: started warm, watched by heartbeat regions and sentinels, stopped for good.
 
 Owns the processes and their heartbeat regions. It knows nothing of the driver.
 """
@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -213,7 +212,7 @@ class Workers:
             rank.page.arm(target)
 
     def kill(self) -> None:
-        """Send SIGKILL to all workers and what they have started; returns at once. They are gone when all `sentinels` are readable."""
+        """Send SIGKILL to all workers and what they have started; returns at once. They go when all `sentinels` are readable."""
         for rank in self._ranks:
             if rank.end is None:
                 _kill_tree(rank.process.pid)
@@ -242,9 +241,10 @@ class Workers:
         self._oom.close()
 
 
-def _raised(fields: Mapping[str, Any]) -> Raised:
+def _raised(fields: Mapping[str, object]) -> Raised:
     """The exception of a worker, as text that can be sent: a message may hold halves of characters."""
-    return Raised(**{key: value.encode(errors="replace").decode() if isinstance(value, str) else value for key, value in fields.items()})
+    sound = {key: value.encode(errors="replace").decode() if isinstance(value, str) else value for key, value in fields.items()}
+    return Raised(**sound)  # type: ignore[arg-type]
 
 
 def _stacks_of(page: AgentPage) -> Path:
