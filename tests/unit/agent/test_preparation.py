@@ -1,13 +1,13 @@
-"""The preparation: as a forked process, and who runs it."""
+"""The preparation: as a forked process, and as the agent that runs it sees it."""
 
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from resilient.agent import preparation
 from resilient.agent.forkserver import ForkServer
-from resilient.driver.preparation import Preparation
+from resilient.protocol.messages import PreparationEnded, PreparationProgress
 
 HOOKS = {
     "good": "def prepare(config, progress):\n    progress('cooking', 1, 2)\n    print('noise')\n",
@@ -33,19 +33,20 @@ def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.yaml").write_text("")
 
 
-def words(server: ForkServer, tmp_path: Path, hook: str, function: str = "main") -> list[dict[str, Any]]:
-    """All that the agent would tell the driver."""
+def news_of(server: ForkServer, tmp_path: Path, hook: str, function: str = "main") -> list[preparation.News]:
+    """All that the agent would pass on to the driver."""
     ours, its = server.Pipe()
     entrypoint, log = f"hook_{hook}:{function}", tmp_path / "log"
     process = server.Process(target=preparation.run, args=(its, tmp_path / "config.yaml", entrypoint, log), name="prepare")
     process.start()
     its.close()
-    told = preparation.Preparation(ours, lambda: process.exitcode, entrypoint, log)
+    running = preparation.Preparation(ours, lambda: process.exitcode, entrypoint, log)
     found = []
-    while not told.over:
-        if (word := told.receive()) is not None:
-            found.append(word)
-    told.close()
+    while not running.over:
+        wait(running.readable(), 1.0)
+        if (news := running.receive()) is not None:
+            found.append(news)
+    running.close()
     return found
 
 
@@ -54,38 +55,64 @@ def server(hooks: None, fork_server: ForkServer) -> ForkServer:
     return fork_server
 
 
-def test_a_preparation_tells_its_progress_and_its_end(server: ForkServer, tmp_path: Path):
-    assert words(server, tmp_path, "good") == [{"progress": ["cooking", 1, 2]}, {"done": True}]
+def test_a_preparation_reports_its_progress_and_its_end(server: ForkServer, tmp_path: Path):
+    progress = PreparationProgress(generation=0, what="cooking", done=1, total=2)
+    assert news_of(server, tmp_path, "good") == [progress, PreparationEnded(generation=0)]
     assert (tmp_path / "log").read_text() == "noise\n"
 
 
 def test_a_module_without_one_needs_none(server: ForkServer, tmp_path: Path):
-    assert words(server, tmp_path, "none") == [{"done": True}]
+    assert news_of(server, tmp_path, "none") == [PreparationEnded(generation=0)]
 
 
 def test_a_config_error_of_the_preparation_arrives_as_one(server: ForkServer, tmp_path: Path):
-    assert words(server, tmp_path, "config") == [{"problems": [["args", "{5}", "no good"]]}]
+    assert news_of(server, tmp_path, "config") == [PreparationEnded(generation=0, problems=(("args", "{5}", "no good"),))]
 
 
 @pytest.mark.parametrize(("hook", "text"), [("bug", "ValueError: a bug"), ("dies", "exit code 3")])
-def test_a_preparation_that_fails_is_told_with_its_reason(server: ForkServer, tmp_path: Path, hook: str, text: str):
-    (told,) = words(server, tmp_path, hook)
-    assert text in told["failed"]
+def test_a_preparation_that_fails_is_reported_with_its_reason(server: ForkServer, tmp_path: Path, hook: str, text: str):
+    (ended,) = news_of(server, tmp_path, hook)
+    assert isinstance(ended, PreparationEnded) and ended.failure is not None
+    assert text in ended.failure
 
 
 def test_the_status_of_one_that_was_killed_may_come_late(server: ForkServer, tmp_path: Path):
     ours, its = server.Pipe()
     its.close()
     statuses = [None, None, -9]
-    told = preparation.Preparation(ours, lambda: statuses.pop(0), "toys:count", tmp_path / "log")
-    assert told.due(told.readable())
-    assert [told.receive(), told.receive()] == [None, None]
-    assert told.due(()), "its pipe is closed, so that nothing will be readable"
-    assert not told.readable()
-    last = told.receive()
-    assert last is not None
-    assert "toys:count ended with exit code -9" in last["failed"]
-    assert told.over
+    running = preparation.Preparation(ours, lambda: statuses.pop(0), "toys:count", tmp_path / "log")
+    assert running.due(running.readable())
+    assert [running.receive(), running.receive()] == [None, None]
+    assert running.due(()), "its pipe is closed, so that nothing will be readable"
+    assert not running.readable()
+    last = running.receive()
+    assert isinstance(last, PreparationEnded) and last.failure is not None
+    assert "toys:count ended with exit code -9" in last.failure
+    assert running.over
+
+
+def test_a_preparation_is_made_where_the_driver_wants_it_as_soon_as_there_is_a_fork_server(server: ForkServer, tmp_path: Path):
+    sent: list[preparation.News] = []
+    here = preparation.Preparations(
+        server,
+        config=tmp_path / "config.yaml",
+        entrypoint="hook_good:main",
+        log=tmp_path / "log",
+        send=sent.append,
+        outcome=None,
+    )
+    here.want()
+    here.step(())
+    assert not sent and not here.readable(), "nothing has been heard of a server yet"
+    while not server.ready:
+        wait([server.fileno()])
+        server.receive()
+    here.step(())
+    while not any(isinstance(news, PreparationEnded) for news in sent):
+        here.step(wait(here.readable(), 1.0))
+    assert [type(news) for news in sent] == [PreparationProgress, PreparationEnded]
+    here.step(())
+    assert not here.readable()
 
 
 @pytest.mark.parametrize(
@@ -94,40 +121,8 @@ def test_the_status_of_one_that_was_killed_may_come_late(server: ForkServer, tmp
 def test_an_entry_point_that_cannot_be_imported_is_a_config_error(
     server: ForkServer, tmp_path: Path, hook: str, function: str, text: str
 ):
-    ((key, value, problem),) = words(server, tmp_path, hook, function)[0]["problems"]
+    (ended,) = news_of(server, tmp_path, hook, function)
+    assert isinstance(ended, PreparationEnded)
+    ((key, value, problem),) = ended.problems
     assert (key, value) == ("entrypoint", f"hook_{hook}:{function}")
     assert text in problem
-
-
-def test_the_first_agent_prepares_and_no_other():
-    choice = Preparation()
-    assert [choice.launched(node) for node in (0, 1, 2)] == [True, False, False]
-    assert not any(choice.connected(node) for node in (0, 1, 2))
-
-
-def test_a_lost_node_is_followed_by_one_that_is_there():
-    choice = Preparation()
-    choice.launched(0)
-    assert choice.lost(1, {0, 2}) is None
-    assert choice.lost(0, {2, 1}) == 1
-    assert not choice.launched(0)
-    assert choice.lost(1, {2}) == 2
-
-
-def test_where_nobody_is_there_the_next_one_that_comes_prepares():
-    choice = Preparation()
-    choice.launched(0)
-    assert choice.lost(0, ()) is None
-    assert choice.connected(1)
-    assert not choice.launched(0)
-    assert choice.lost(1, ()) is None
-    assert choice.launched(0)
-
-
-def test_once_it_is_done_nobody_prepares_again():
-    choice = Preparation()
-    choice.launched(0)
-    choice.done = True
-    assert choice.lost(0, {1}) is None
-    assert not choice.launched(0)
-    assert not choice.connected(1)
