@@ -25,14 +25,20 @@ Send = Callable[[Report, bool], bool]
 
 
 def record_of(rank: int, record: page.Record) -> Record:
-    """A record as a message. What JSON proper has no word for (NaN, above all) travels as text."""
-    fields = dict(record.fields)
+    """A record as a message has it."""
+    return Record(rank, record.t, record.event, dict(record.fields))
+
+
+def sendable(record: Record) -> Record:
+    """The record as it can be sent: what JSON proper has no word for (NaN, above all) goes as text, and the driver has it whole."""
     try:
-        json.dumps(fields, allow_nan=False)
-        msgspec.json.encode(fields)
+        json.dumps(record.fields, allow_nan=False)
+        msgspec.json.encode(record.fields)
     except (TypeError, ValueError, OverflowError):  # UnicodeEncodeError is a ValueError
-        return Record(rank, record.t, record.event, {}, json.dumps(fields, default=str))
-    return Record(rank, record.t, record.event, fields)
+        as_text = Record(record.rank, record.t, record.event, {}, json.dumps(record.fields, default=str))
+        msgspec.structs.force_setattr(as_text, "fields", {})
+        return as_text
+    return record
 
 
 class Reports:
@@ -146,7 +152,7 @@ class Reports:
         for rank, found, region in self._workers.take_records() if self._workers is not None else ():
             record = record_of(rank, found)
             self._unwritten.append((record, self._generation(), region, found.end))
-            yield record
+            yield sendable(record)
 
 
 def _in_parts(records: Iterable[Record]) -> Iterator[tuple[Record, ...]]:
