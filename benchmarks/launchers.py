@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from resilient import ledger, storage
-from resilient.agent.memory import agent_record, keeper_directory, page_directory
+from resilient.agent.memory import agent_record, daemon_directory, page_directory
 from resilient.page import peek
 
 ENTRY = Path(__file__).with_name("torchrun_entry.py")
@@ -126,7 +126,7 @@ class Resilient(Launcher):
         super().stop()
         for log in (self.run_dir / "logs").glob("agent*.log"):
             node = int(log.stem.removeprefix("agent"))
-            shutil.rmtree(keeper_directory(self.run_dir, node), ignore_errors=True)
+            shutil.rmtree(daemon_directory(self.run_dir, node), ignore_errors=True)
             shutil.rmtree(page_directory(self.run_dir, node), ignore_errors=True)
         with contextlib.suppress(OSError):
             for root in map(Path, storage.read(self.run_dir)["tiers"][0]["roots"]):

@@ -204,11 +204,12 @@ class AgentPage(_Mapped):
         if not self._closed:
             self._words[_TAIL] = max(end, self._words[_TAIL])
 
-    def close(self) -> None:
-        """Give the memory back."""
+    def close(self, *, keep_file: bool = False) -> None:
+        """Give the memory back; the file is left for `salvage` where that is wanted."""
         self._closed = True
         super().close()
-        self.path.unlink(missing_ok=True)
+        if not keep_file:
+            self.path.unlink(missing_ok=True)
 
 
 class WorkerPage(_Mapped):

@@ -11,16 +11,21 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from resilient import ledger
+from resilient.protocol.messages import Record
 
 _DIRECTORY = ".spill"
 
-# rank, unix seconds, event (None for metrics), fields
-Item = tuple[int, float, str | None, dict[str, object]]
 
+def leave(run_dir: Path, generation: int, host: str, records: Iterable[Record]) -> None:
+    """Leave records of one generation behind, durably; nothing is written where there are none.
 
-def leave(run_dir: Path, generation: int, host: str, items: Iterable[Item]) -> None:
-    """Leave records of one generation behind, durably; nothing is written where there are none."""
-    lines = [json.dumps([generation, host, *item]) + "\n" for item in items]
+    It waits for the file system, for as long as that takes.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    items = ([generation, host, each.rank, each.t, each.event, dict(each.fields)] for each in records)
+    lines = [json.dumps(item, default=str) + "\n" for item in items]
     if not lines:
         return
     directory = run_dir / _DIRECTORY

@@ -6,7 +6,7 @@ from chaos.fault import Aim, Evidence, Expectation, Need, Outside
 from chaos.hands.scene import Scene
 from chaos.lab.network import HostNetwork
 from chaos.means import links, outage
-from resilient.wire import parse_addresses
+from resilient.protocol.connection import parse_addresses
 
 
 class CoordinatorUnreachable(Outside):

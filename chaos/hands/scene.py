@@ -16,7 +16,7 @@ from chaos.fault import CannotInject
 from chaos.hands.guard import Guard
 from resilient import ledger, storage
 from resilient.agent import NAME
-from resilient.agent.memory import agent_record, keeper_directory, page_directory
+from resilient.agent.memory import agent_record, daemon_directory, page_directory
 from resilient.config import Config
 from resilient.page import Pulse, peek
 
@@ -139,7 +139,7 @@ class Scene:
         return found
 
     def driver_address(self, root: Path) -> str:
-        """Where the agent of the node that is aimed at has reached the driver, as `resilient.wire.parse_addresses` takes it.
+        """Where the agent of the node that is aimed at has reached the driver, as `parse_addresses` takes it.
 
         Args:
             root: of the file system that the agent sees: hosts of a lab have RAM of their own.
@@ -186,7 +186,7 @@ class Scene:
 
     def memory(self, node: int) -> Sequence[Path]:
         """What a node has in RAM beside its tiers: pages, and the keeper's own."""
-        return [page_directory(self.run_dir, node), keeper_directory(self.run_dir, node)]
+        return [page_directory(self.run_dir, node), daemon_directory(self.run_dir, node)]
 
     def held(self, node: int) -> Sequence[Path]:
         """What a node has of its own on tiers, in RAM and on its disks."""

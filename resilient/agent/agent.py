@@ -1,85 +1,70 @@
 """The node's agent: torchelastic's `LocalElasticAgent`, obeying our driver.
 
-Its loop waits for whatever comes first: a message, the end of a worker, a signal, the next look at the pages. It reports all of it
-and acts on orders only; torchelastic's own decision to restart is not used.
+Owns the life cycle: ready, started, watched, ended, generation after generation. It acts on the driver's messages only;
+torchelastic's own decision to restart is not used. All waits are turns of the loop (`resilient.agent.loop`), in which pings are
+answered and the daemon's news passed on, so that none of them keeps the driver waiting.
 """
 
 import contextlib
-import json
 import logging
-import os
-import selectors
-import signal
 import socket
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection as PipeEnd
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
-from resilient import clock, spill, storage
-from resilient.agent import memory, preparation
+from checkpoint.protocol import Clear, DaemonNews, Inventory
+from resilient import storage
+from resilient.agent import memory, node_check, preparation
+from resilient.agent.daemon import DaemonProcess
+from resilient.agent.driver import Driver, gone
+from resilient.agent.ending import end_workers, leave_records, leave_salvaged
+from resilient.agent.environment import environment_of, token_of
 from resilient.agent.forkserver import ForkServer, ForkServerGone
-from resilient.agent.links import LinkWatch, interface_of, interfaces_of, ports_of
-from resilient.agent.memory import keeper_directory, page_directory, salvaged
-from resilient.agent.rendezvous import CalledOff, DriverRendezvous, Generation
+from resilient.agent.limits import CLEAR_S, INVENTORY_S, JOIN_S, LOOK_S, QUIET_S, RUN_DIR_S, STORE_TRY_S
+from resilient.agent.links import interface_of
+from resilient.agent.loop import Loop
+from resilient.agent.memory import daemon_directory, page_directory
+from resilient.agent.node_events import NodeEvents
+from resilient.agent.rendezvous import CalledOff, DriverRendezvous
+from resilient.agent.reports import Reports
+from resilient.agent.settings import AgentSettings
 from resilient.agent.standby import Standbys
-from resilient.agent.storage import KeeperProcess
+from resilient.agent.watch import Watch
 from resilient.agent.workers import Workers
-from resilient.faults import INCIDENTS, WorkerEnd
-from resilient.health.node import NodeCheck, NodeSpec, tiers_of
-from resilient.network import dump_files
-from resilient.page import AgentPage
-from resilient.wire import Connection, Disconnected, Message
-from resilient.worker import (
-    COLLECTIVE_TIMEOUT_VARIABLE,
-    GENERATION_VARIABLE,
-    GUARD_VARIABLE,
-    RUN_DIR_VARIABLE,
-    SESSION_VARIABLE,
+from resilient.health.node import NodeCheck
+from resilient.protocol.connection import Connection
+from resilient.protocol.messages import (
+    AgentMessage,
+    DaemonRequests,
+    DriverMessage,
+    Hello,
+    Imported,
+    Prepare,
+    Ready,
+    RecordsWritten,
+    Shutdown,
+    Start,
+    Started,
+    Stop,
 )
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.35  # how often the pages are read; to wake a processor costs more than what is done then
-BEAT_S = 0.2  # how often what they say is told, at the least when something has changed
-QUIET_S = 1.0  # and when nothing has
-UNWATCHED_S = 1.0  # an agent that did not look at the pages for so long does not know who was silent meanwhile
-STANDBY_S = 10.0  # a rank that has not finished a step by then has a long start, or does not tell
-LINKS_S = 0.35  # how often the links are looked at
-
-CHECK = "health-check"  # beside the pages; whatever is no page goes when the next agent starts
-
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-
-@dataclass(frozen=True)
-class AgentSettings:
-    """What an agent is started with."""
-
-    node: int
-    procs: int
-    run_dir: Path
-    run_id: str
-    entrypoint: str
-    fence_s: float
-    health_s: float
-    world: int
-    device: str
-    driver: str
-    token: str
-    addr: str
+T = TypeVar("T")
 
 
 class NodeAgent(LocalElasticAgent):
     """Runs the workers of one node, generation after generation, as the driver says.
+
+    Invariants: there are workers from `_start_workers` to `_stop_workers`, and a `Watch` runs in between. Handlers of the loop
+    send, note and pass on; what has to wait is done by `_next` and those who call it.
 
     Args:
         connection: to the driver.
@@ -95,44 +80,50 @@ class NodeAgent(LocalElasticAgent):
         outcome: PipeEnd | None = None,
     ) -> None:
         self._settings = settings
-        self._config = settings.run_dir / "config.yaml"
-        self._connection = connection
-        self._inbox: deque[Message] = deque()
-        self._heard_t = time.monotonic()
-        self._workers: Workers | None = None
-        # Told to the driver, not yet in the ledger; with each the page, and the place in it, that it came from.
-        self._unkept: deque[tuple[spill.Item, AgentPage, int]] = deque()
+        self._token, self._incarnation = token_of(settings.token)
+        self._storage = storage.read(settings.run_dir)
         self._pages = page_directory(settings.run_dir, settings.node)
-        self._told: dict[int, tuple[float, str]] = {}
-        self._looked_t = time.monotonic()
-        self._told_t = 0.0
-        self._links = LinkWatch(interfaces_of(settings.addr, os.environ), ports_of(os.environ))
-        self._links_t = time.monotonic()
+        self._loop = Loop()
+        self._driver = Driver(
+            self._loop,
+            connection,
+            fence_s=settings.fence_s,
+            handlers={RecordsWritten: self._on_written, DaemonRequests: self._on_requests, Prepare: self._on_prepare},
+        )
+        self._reports = Reports(
+            lambda report, droppable: self._driver.send(report, droppable=droppable), lambda: self._driver.generation
+        )
+        self._workers: Workers | None = None
+        self._watch: Watch | None = None
+        self._left_behind = False
+        self._ending = False
+        self._clear: tuple[str, ...] = ()
         self._interface = interface_of(settings.addr)
-        log.info("watching the links %s", ", ".join(self._links.names))
-        self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready, self._pause, settings.fence_s)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(connection, selectors.EVENT_READ)
-        self._watched: frozenset[int] = frozenset()  # sentinels in the selector
-        self._ended = False
-        self.fenced = False  # it does not hear its driver any more
-        self._signals = _Signals()
-        self._selector.register(self._signals, selectors.EVENT_READ)
-        self._keeper = KeeperProcess(
-            settings.run_dir,
-            keeper_directory(settings.run_dir, settings.node),
+        self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready, self._pause, JOIN_S, self._call)
+        self._daemon = DaemonProcess(
+            self._loop,
+            self._storage,
+            daemon_directory(settings.run_dir, settings.node),
             node=settings.node,
             procs=settings.procs,
             host=settings.addr,
-            token=settings.token.partition(".")[0],
+            token=self._token,
+            on_news=self._on_news,
         )
         self._check: NodeCheck | None = None
-        self._fork_server = ForkServer(control)
-        self._preparation = self._prepared_by(outcome, self._status_by_template) if outcome is not None else None
-        self._standbys = Standbys(self._config, settings.entrypoint, self._fork_server)
-        self._started_t = 0.0
-        self._left_behind = False
-        self._clear: list[str] = []
+        self._fork_server = ForkServer(control, self._loop.wait_readable)
+        self._preparations = preparation.Preparations(
+            self._fork_server,
+            config=settings.config,
+            entrypoint=settings.entrypoint,
+            log=preparation.log_of(settings.run_dir),
+            send=lambda news: self._send(msgspec.structs.replace(news, generation=self._driver.generation)),
+            outcome=outcome,
+        )
+        self._standbys = Standbys(settings.config, settings.entrypoint, self._fork_server)
+        self._loop.watch(self._fork_server.fileno(), self._on_template)
+        self._loop.each_turn(self._reports.tick)
+        self._events = NodeEvents(self._loop, settings.addr, self._send, lambda: self._driver.generation)
         spec = WorkerSpec(
             role="worker",
             local_world_size=settings.procs,
@@ -143,390 +134,244 @@ class NodeAgent(LocalElasticAgent):
         )
         super().__init__(spec, _OwnLogs())
 
+    @property
+    def fenced(self) -> bool:
+        """Whether it has ended because it did not hear from its driver any more."""
+        return self._driver.fenced
+
     # -- what torchelastic calls ---------------------------------------------------------------------------------------
 
     def _invoke_run(self, role: str = "worker") -> RunResult:
-        for generation, rank, records in salvaged(self._pages):
-            items = [(rank, record.t, record.event, dict(record.fields)) for record in records]
-            spill.leave(self._settings.run_dir, generation, socket.gethostname(), items)
-        memory.leave_record(self._settings.run_dir, self._settings.node, self._settings.driver)
-        self._heard_t = time.monotonic()
-        self._send("hello", host=socket.gethostname(), addr=self._settings.addr, token=self._settings.token, t=time.time())
+        settings = self._settings
+        found = memory.salvaged(self._pages)
+        if found:
+            leaving = self._loop.in_thread(lambda: leave_salvaged(settings.run_dir, found), "salvage")
+            self._loop.wait_until(leaving.done, RUN_DIR_S)
+        memory.leave_record(settings.run_dir, settings.node, settings.driver)
+        self._driver.send(
+            Hello(
+                generation=0,
+                node=settings.node,
+                incarnation=self._incarnation,
+                token=self._token,
+                host=socket.gethostname(),
+                addr=settings.addr,
+                t=time.time(),
+            )
+        )
         while not self._fork_server.ready:  # it imports, which takes a minute where many nodes share a file system
             self._next(QUIET_S)
-        self._send("imported")
-        if self._settings.health_s:
-            self._check = NodeCheck(self._node_spec(), self._fork_server)
+        self._driver.send(Imported(generation=0))
+        if settings.health_s:
+            self._check = NodeCheck(node_check.spec_of(settings, self._storage, self._pages), self._fork_server)
         while True:
             # Ends by the RendezvousGracefulExitError of `_ready`, once the driver has no more generations.
             self._initialize_workers(self._worker_group)
-            self._watch()
+            assert self._watch is not None
+            self._watch.run()
             self._stop_workers(self._worker_group)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        told = self._rendezvous_handler.current
-        assert told is not None
-        log_dir = self._settings.run_dir / "logs" / f"g{told.generation}"
-        log_dir.mkdir(parents=True, exist_ok=True)
-        self._keeper.begin(
-            generation=told.generation,
-            node_rank=told.node_rank,
-            nodes=told.nodes,
-            told=told.storage,
-            renew=self._left_behind,
-        )
+        start, settings = self._rendezvous_handler.current, self._settings
+        assert start is not None
+        log_dir = settings.log_dir(start.generation)
+        made = self._loop.in_thread(lambda: log_dir.mkdir(parents=True, exist_ok=True), "logs")
+        self._loop.wait_until(made.done, RUN_DIR_S)
+        try:
+            self._daemon.begin(start, renew=self._left_behind)
+        except ValueError as error:
+            raise gone(f"the driver has sent what workers cannot go on from: {error}") from error
         self._left_behind = False
+        environs = [
+            environment_of(
+                start,
+                local,
+                settings.procs,
+                run_dir=settings.run_dir,
+                run_id=settings.run_id,
+                session=self._daemon.session_path,
+                interface=self._interface,
+                log_dir=log_dir,
+            )
+            for local in range(settings.procs)
+        ]
         self._workers = Workers(
-            self._settings.node,
-            [self._environ(told, worker_group, local) for local in range(self._settings.procs)],
+            settings.node,
+            environs,
             pages=self._pages,
             log_dir=log_dir,
-            config=self._config,
-            entrypoint=self._settings.entrypoint,
+            config=settings.config,
+            entrypoint=settings.entrypoint,
             standbys=self._standbys,
         )
-        self._started_t = time.monotonic()
-        self._told = {}
-        self._send("started", generation=told.generation, pids={str(r): p for r, p in self._workers.pids.items()})
+        self._watch = Watch(
+            start,
+            self._workers,
+            loop=self._loop,
+            reports=self._reports,
+            standbys=self._standbys,
+            next_message=self._next,
+            send=self._send,
+            run_dir=settings.run_dir,
+        )
+        self._reports.begin(self._workers, start.report_s)
+        self._send(Started(generation=start.generation, pids=self._workers.pids))
         return dict(enumerate(self._workers.pids.values()))
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        if self._workers is None:
+        workers = self._workers
+        if workers is None:
             return
-        self._watch_sentinels(())
-        self._left_behind = not self._workers.kill()
-        self._tell_records()
-        self._workers.close()
+        self._left_behind = not end_workers(workers, self._loop)
+        self._reports.end()
         self._workers = None
+        workers.close()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         return RunResult(state=WorkerState.HEALTHY)
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+    def _shutdown(self, death_sig: Any = None, timeout: int = 30) -> None:
         """The end of this agent: its workers go, and what they have reported is kept."""
-        self._watch_sentinels(())
+        self._ending = True
+        self._driver.hang_up()
+        self._events.hush()
+        self._loop.unwatch(self._fork_server.fileno())
         if self._workers is not None:
-            self._workers.kill()
-            self._collect()
-            self._workers.close()
-            self._workers = None
+            end_workers(self._workers, self._loop)
+            self._reports.collect()
         self._standbys.close()
-        told = self._rendezvous_handler.current
-        if told is not None:
-            unkept = [item for item, _, _ in self._unkept]
-            spill.leave(self._settings.run_dir, told.generation, socket.gethostname(), unkept)
+        kept = leave_records(self._settings.run_dir, self._reports.unwritten, self._loop)
+        if self._workers is not None:
+            self._workers.close(keep_records=not kept)
+            self._workers = None
         self._end_check()
-        if self._preparation is not None:
-            self._preparation.close()
+        self._preparations.close()
         self._fork_server.close()
         with contextlib.suppress(OSError):
             memory.forget_record(self._settings.run_dir, self._settings.node)
             self._pages.rmdir()
         if self._clear:
-            self._keeper.clear(self._clear)
-        self._keeper.close()
-        self._links.close()
+            self._daemon.send(Clear(generation=self._driver.generation, tiers=self._clear))
+            self._loop.wait_until(lambda: self._daemon.cleared or not self._daemon.running, CLEAR_S)
+        self._daemon.close()
+        self._events.close()
+        self._loop.close()
 
-    # -- one generation ------------------------------------------------------------------------------------------------
+    # -- before a generation -------------------------------------------------------------------------------------------
 
-    def _environ(self, told: Generation, group: WorkerGroup, local_rank: int) -> dict[str, str]:
-        worker = group.workers[local_rank]
-        return {
-            "RANK": str(worker.global_rank),
-            "LOCAL_RANK": str(local_rank),
-            "WORLD_SIZE": str(worker.world_size),
-            "LOCAL_WORLD_SIZE": str(self._settings.procs),
-            "GROUP_RANK": str(told.node_rank),
-            "GROUP_WORLD_SIZE": str(told.nodes),
-            "ROLE_RANK": str(worker.role_rank),
-            "ROLE_WORLD_SIZE": str(worker.role_world_size),
-            "ROLE_NAME": group.spec.role,
-            "MASTER_ADDR": told.master_addr,
-            "MASTER_PORT": str(told.master_port),
-            "TORCHELASTIC_RUN_ID": self._settings.run_id,
-            "TORCHELASTIC_RESTART_COUNT": str(told.generation),
-            "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            GENERATION_VARIABLE: str(told.generation),
-            RUN_DIR_VARIABLE: str(self._settings.run_dir),
-            SESSION_VARIABLE: str(self._keeper.session_path),
-            **({"GLOO_SOCKET_IFNAME": self._interface} if self._interface and "GLOO_SOCKET_IFNAME" not in os.environ else {}),
-            GUARD_VARIABLE: json.dumps(told.guard),
-            COLLECTIVE_TIMEOUT_VARIABLE: str(told.collective_timeout_s),
-            **dump_files(os.environ, self._settings.run_dir / "logs" / f"g{told.generation}"),
-        }
-
-    def _ready(self, store_port: int) -> Generation:
-        """Say that no worker is left here, and wait to be told of the next generation."""
+    def _ready(self, store_port: int) -> Start:
+        """Say that no worker is left here, and wait for the next generation."""
         if self._check is not None:
-            self._tell_health(self._check)
-        inventory, other = self._keeper.inventory()
-        self._send("ready", store_port=store_port, storage=inventory)
-        for news in other:
-            self._send("storage", news=news)
+            self._report_health(self._check)
+        inventory = self._take_inventory()
+        self._send(Ready(generation=self._driver.generation, store_port=store_port, inventory=inventory))
         while True:
-            message = self._next(QUIET_S)
-            if message is not None and message["type"] == "start":
-                return Generation(
-                    generation=message["generation"],
-                    node_rank=message["node_rank"],
-                    nodes=message["nodes"],
-                    master_addr=message["master_addr"],
-                    master_port=message["master_port"],
-                    storage=message["storage"],
-                    guard=message["guard"],
-                    collective_timeout_s=message["collective_timeout_s"],
-                )
+            message, _ = self._next(QUIET_S)
+            if isinstance(message, Start):
+                self._driver.generation = message.generation
+                return message
 
-    def _node_spec(self) -> NodeSpec:
-        settings = self._settings
-        return NodeSpec(
-            procs=settings.procs,
-            world=settings.world,
-            device=settings.device,
-            addr=settings.addr,
-            tiers=tiers_of(storage.read(settings.run_dir), settings.node),
-            meeting=self._pages / CHECK,
-            limit_s=settings.health_s,
-        )
+    def _take_inventory(self) -> Inventory:
+        """What this node holds; nothing if its daemon does not say."""
+        self._daemon.ask_inventory()
+        self._await(lambda: self._daemon.inventory is not None or not self._daemon.running, INVENTORY_S)
+        self._daemon.ask_no_more()
+        if self._daemon.inventory is None:
+            log.warning("the snapshot daemon does not say what it holds")
+            return Inventory(generation=self._driver.generation, address="", shards=())
+        return self._daemon.inventory
+
+    def _report_health(self, check: NodeCheck) -> None:
+        """Go on until the check of this node has come to its end; what it has found is reported before `Ready`."""
+        while not check.examination.collect():
+            self._next(check.examination.left_s, [each.fileno() for each in check.examination.waitable()])
+        health = node_check.message_of(check.report())
+        self._end_check()
+        self._send(msgspec.structs.replace(health, generation=self._driver.generation))
 
     def _end_check(self) -> None:
         if self._check is not None:
             self._check.close()
             self._check = None
 
-    # -- the preparation -----------------------------------------------------------------------------------------------
-
-    def _prepare(self) -> None:
-        """The node that was at it is gone: do it here, once there is a fork server."""
-        while not self._fork_server.ready:
-            self._fork_server.receive()
-        ours, its = self._fork_server.Pipe()
-        args = (its, self._config, self._settings.entrypoint, preparation.log_of(self._settings.run_dir))
-        process = self._fork_server.Process(target=preparation.run, args=args, name="prepare")
-        process.start()
-        its.close()
-        self._preparation = self._prepared_by(ours, lambda: process.exitcode)
-
-    def _prepared_by(self, outcome: PipeEnd, status: Callable[[], int | None]) -> preparation.Preparation:
-        log_file = preparation.log_of(self._settings.run_dir)
-        return preparation.Preparation(outcome, status, self._settings.entrypoint, log_file)
-
-    def _status_by_template(self) -> int | None:
-        return self._fork_server.prepared
-
-    def _tell_preparation(self, told: preparation.Preparation) -> None:
-        if (word := told.receive()) is not None:
-            self._send("preparation", **word)
-        if told.over:
-            told.close()
-            self._preparation = None
-
-    def _hear_of_servers(self) -> None:
-        try:
-            self._fork_server.receive()
-        except ForkServerGone as error:
-            raise _gone(f"nothing can be forked any more: {error}") from error
-
-    # -- the world around one generation -------------------------------------------------------------------------------
-
-    def _tell_health(self, check: NodeCheck) -> None:
-        """Go on until the check of this node has come to its end; what it has found is told before `ready`."""
-        while not check.examination.collect():
-            self._next(check.examination.left_s)
-        report = check.report()
-        self._end_check()
-        unwell = [finding for finding in report.findings if not finding.good]
-        log.info("health check: %d findings in %.2f s", len(report.findings), report.took_s)
-        for finding in unwell:
-            log.warning("health check: %s: %s: %s", finding.verdict, finding.check, finding.text)
-        self._send("health", ok=report.ok, took_s=report.took_s, findings=[asdict(finding) for finding in unwell])
-
     def _pause(self, seconds: float) -> None:
-        """Wait between two tries to join the generation's store, or until something comes from the driver.
+        """Wait between two tries to join the generation's store. Raises CalledOff when the driver has given the generation up."""
+        self._loop.wait_until(self._is_called_off, seconds)
+        self._raise_if_called_off()
 
-        Raises:
-            CalledOff: the driver has given the generation up.
-        """
-        self._wait(seconds)
-        if any(message["type"] in ("stop", "shutdown") for message in self._inbox):
-            while (message := self._next(0.0)) is None or message["type"] != "stop":
+    def _call(self, function: Callable[[], T]) -> T:
+        """Try a store, in a thread: a name or a server that does not answer takes seconds. Raises CalledOff."""
+        trying = self._loop.in_thread(function, "store")
+        done = self._loop.wait_until(lambda: trying.done() or self._is_called_off(), STORE_TRY_S)
+        self._raise_if_called_off()
+        if not done:
+            raise TimeoutError(f"no store within {STORE_TRY_S:.0f} s")
+        return trying.result()
+
+    def _is_called_off(self) -> bool:
+        return self._driver.awaits(Stop, Shutdown)
+
+    def _raise_if_called_off(self) -> None:
+        if self._is_called_off():
+            while not isinstance(self._next(0.0)[0], Stop):
                 pass  # nothing else matters to a generation that does not start; a shutdown raises
             raise CalledOff
 
-    def _watch(self) -> None:
-        """Watch the workers and answer the driver until it says stop."""
-        assert self._workers is not None
-        looked_t = 0.0
-        while True:
-            message = self._next(max(0.0, looked_t + LOOK_S - time.monotonic()))
-            match message:
-                case {"type": "stop", "incident": incident}:
-                    if incident is not None:
-                        self._workers.last_words(self._settings.run_dir / INCIDENTS / incident)
-                    return
-                case {"type": "propose", "target": target, "reason": reason}:
-                    self._send("proposed", checked=self._workers.propose(target, reason))
-                case {"type": "arm", "target": target}:
-                    self._workers.arm(target)
-                case {"type": "look"}:
-                    self._send("looked", ranks={str(rank): asdict(look) for rank, look in self._workers.look().items()})
-            now = time.monotonic()
-            if message is None and not self._ended and now < looked_t + LOOK_S:
-                continue  # woken by what is none of the workers' business
-            looked_t = now
-            self._tell_records()
-            self._tell_pulses()
-            self._stand_by()
-            for end in self._workers.reap() if self._ended else ():
-                self._tell_records()
-                self._tell_end(end)
+    # -- the loop ------------------------------------------------------------------------------------------------------
 
-    def _stand_by(self) -> None:
-        """Fork ahead what a restart would need, one process at a look, once the ranks no longer need the time themselves."""
-        assert self._workers is not None
-        if self._workers.underway or time.monotonic() - self._started_t > STANDBY_S:
-            workers = self._worker_group.workers
-            rank = self._standbys.missing([each.global_rank for each in workers], workers[0].world_size)
-            if rank is not None:
-                self._standbys.fork(rank, workers[0].world_size)
+    def _next(self, timeout_s: float, also: Sequence[int] = ()) -> tuple[DriverMessage | None, bool]:
+        """Wait for a message of the driver, at most `timeout_s`; returns it, if there is one.
 
-    # -- the world outside ---------------------------------------------------------------------------------------------
-
-    def _next(self, timeout_s: float) -> Message | None:
-        """Wait for a message, the end of a worker, or a signal, at most `timeout_s`; returns the message, if there is one.
+        Args:
+            also: descriptors that end the wait; whether one of them is readable is returned.
 
         Raises:
             RendezvousGracefulExitError: the driver has ended the run, is gone, or silent for longer than the fence.
         """
-        if not self._inbox:
-            self._wait(timeout_s)
-        if not self._inbox:
-            return None
-        message = self._inbox.popleft()
-        if message["type"] == "shutdown":
-            self._clear = message["clear"]
+        ready: set[int] = set()
+        if not self._driver.inbox:
+            ready = self._loop.turn(timeout_s, [*also, *self._preparations.readable()])
+        self._preparations.step(ready)
+        message = self._driver.next()
+        if isinstance(message, Shutdown):
+            self._clear = message.clear
             raise RendezvousGracefulExitError("the driver has ended the run")
-        return message
+        return message, not ready.isdisjoint(also)
 
-    def _wait(self, timeout_s: float) -> None:
-        self._watch_sentinels(self._workers.sentinels() if self._workers is not None else ())
-        keeper = self._keeper.fileno() if self._keeper.running else None
-        passing = [self._fork_server.fileno(), *([keeper] if keeper is not None else [])]
-        if self._check is not None:
-            passing += [connection.fileno() for connection in self._check.examination.waitable()]
-        if self._preparation is not None:
-            passing += self._preparation.readable()
-        for each in passing:
-            self._selector.register(each, selectors.EVENT_READ)
+    def _await(self, condition: Callable[[], bool], limit_s: float) -> None:
+        """Run turns until the condition holds, at most `limit_s`.
+
+        Raises:
+            RendezvousGracefulExitError: the driver has ended the run meanwhile, or is gone.
+        """
+        self._loop.wait_until(lambda: condition() or self._driver.awaits(Shutdown), limit_s)
+        while self._driver.awaits(Shutdown):
+            self._next(0.0)
+
+    def _send(self, message: AgentMessage) -> None:
+        """Send what is told at once; the records so far go before it."""
+        self._reports.flush()
+        self._driver.send(message)
+
+    def _on_written(self, message: RecordsWritten) -> None:
+        self._reports.written(message.count)
+
+    def _on_requests(self, message: DaemonRequests) -> None:
+        for request in message.requests:
+            self._daemon.send(request)
+
+    def _on_prepare(self, _: Prepare) -> None:
+        self._preparations.want()
+
+    def _on_news(self, news: Sequence[DaemonNews]) -> None:
+        if not self._ending:
+            self._reports.add_news(news)
+
+    def _on_template(self) -> None:
         try:
-            ready = {key.fileobj for key, _ in self._selector.select(min(timeout_s, LINKS_S))}
-        finally:
-            for each in passing:
-                self._selector.unregister(each)
-        self._ended = not self._watched.isdisjoint(ready)
-        if keeper in ready:
-            if self._workers is not None:
-                self._tell_records()  # of a step that others may go on from, should this node be lost in the next moment
-            for news in self._keeper.receive():
-                self._send("storage", news=news)
-        if self._fork_server.fileno() in ready:
-            self._hear_of_servers()
-        if self._preparation is not None and self._preparation.due(ready):
-            self._tell_preparation(self._preparation)
-        if self._signals in ready:
-            for name in self._signals.take():
-                self._send("signal", name=name)
-        self._tell_links()
-        try:
-            messages = self._connection.receive() if self._connection in ready else []
-        except Disconnected as error:
-            raise _gone(f"the driver is gone: {error}") from error
-        now = time.monotonic()
-        if messages:
-            self._heard_t = now
-        elif now - self._heard_t > self._settings.fence_s:
-            self.fenced = True
-            raise _gone(f"no word from the driver for {self._settings.fence_s:.0f} s: fenced")
-        for message in messages:
-            if message["type"] == "kept":
-                for _ in range(message["count"]):
-                    _, page, end = self._unkept.popleft()
-                    page.keep(end)
-            elif message["type"] == "storage":
-                self._keeper.send(message["order"])
-            elif message["type"] == "prepare":
-                self._prepare()
-            elif message["type"] == "ping":
-                if self._workers is None:  # else their beats say that this agent lives
-                    self._send("alive")
-            else:
-                self._inbox.append(message)
-
-    def _watch_sentinels(self, wanted: Iterable[int]) -> None:
-        """Have the selector know these and no others. None of them may be closed before it has been taken out here."""
-        sentinels = frozenset(wanted)
-        for each in self._watched - sentinels:
-            self._selector.unregister(each)
-        for each in sentinels - self._watched:
-            self._selector.register(each, selectors.EVENT_READ)
-        self._watched = sentinels
-
-    def _send(self, kind: str, **fields: object) -> None:
-        try:
-            self._connection.send({"type": kind, "node": self._settings.node, **fields})
-        except Disconnected as error:
-            raise _gone(f"the driver is gone: {error}") from error
-
-    def _tell_records(self) -> None:
-        items = self._collect()
-        if items:
-            self._send("records", items=items)
-
-    def _collect(self) -> list[spill.Item]:
-        """Take new records from the pages; they stay in `_unkept` until the driver has written them."""
-        assert self._workers is not None
-        items: list[spill.Item] = []
-        for rank, record, page in self._workers.take_records():
-            items.append((rank, record.t, record.event, dict(record.fields)))
-            self._unkept.append((items[-1], page, record.end))
-        return items
-
-    def _tell_pulses(self) -> None:
-        assert self._workers is not None
-        now = time.monotonic()
-        if now - self._looked_t > UNWATCHED_S:
-            self._workers.watch_from_now()
-        self._looked_t = now
-        if now - self._told_t < BEAT_S:
-            return
-        signs = self._workers.signs()
-        news = {rank: (sign.mark, sign.state) for rank, sign in signs.items()}
-        if news == self._told and now - self._told_t < QUIET_S:
-            return
-        self._told, self._told_t = news, now
-        self._tell_records()  # what a rank has told before it finished these steps goes first
-        self._send("beat", ranks={str(rank): vars(sign) for rank, sign in signs.items()})
-
-    def _tell_links(self) -> None:
-        now = time.monotonic()
-        if now - self._links_t < LINKS_S:
-            return
-        self._links_t = now
-        changes = self._links.look()
-        if changes:
-            self._send("link", t=clock.now(), changes=[asdict(change) for change in changes])
-
-    def _tell_end(self, end: WorkerEnd) -> None:
-        assert self._workers is not None
-        stopped = self._workers.pulses()[end.rank].stopped
-        self._send("exited", end=asdict(end), stopped=stopped)
-
-
-def _gone(why: str) -> RendezvousGracefulExitError:
-    """The end of this agent for a reason that somebody may look for in its log."""
-    log.warning("%s; ending the workers", why)
-    return RendezvousGracefulExitError(why)
+            self._fork_server.receive()
+        except ForkServerGone as error:
+            raise gone(f"nothing can be forked any more: {error}") from error
 
 
 class _OwnLogs(LogsSpecs):
@@ -538,22 +383,3 @@ class _OwnLogs(LogsSpecs):
     @property
     def root_log_dir(self) -> str:
         return ""
-
-
-class _Signals:
-    """Signals as something to select on. The agent takes none of them for itself: they are news for the driver."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-        for sig in FORWARDED:
-            signal.signal(sig, lambda *_: None)
-        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-
-    def fileno(self) -> int:
-        return self._reader.fileno()
-
-    def take(self) -> list[str]:
-        forwarded = {int(sig) for sig in FORWARDED}
-        return [signal.Signals(number).name for number in self._reader.recv(256) if number in forwarded]

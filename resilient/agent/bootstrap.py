@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from resilient import clock, entry, worker
-from resilient.agent import groups, looks, recorder
+from resilient.agent import groups, inspection, recorder
 from resilient.exits import Exit
 from resilient.page import RAISED
 
@@ -55,7 +55,7 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
         config: where it has been read already.
     """
     _redirect(spec.log)
-    looks.answer_with_stacks(spec.stacks)
+    inspection.answer_with_stacks(spec.stacks)
     recorder.answer_with_record(spec.record)
     os.environ.update(spec.environ)
     if (torch := sys.modules.get("torch")) is not None and "OMP_NUM_THREADS" in os.environ:

@@ -26,17 +26,17 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NoReturn
 
+from resilient.agent.limits import FORK_S, KILL_S, NEXT_SERVER_S, STATUS_S
 from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_process
 
 log = logging.getLogger(__name__)
 
 PACKET_BYTES = 1 << 17  # of a request; a rank's environment is a few KiB
 DESCRIPTORS = 16
-REPLY_S = 10.0  # a server that has not forked by then is stopped or stuck, and replaced
-STATUS_S = 2.0  # between the end of a process and the server's word on its status
 MOST_DEATHS, WITHIN_S = 10, 60.0  # of servers, before the template gives up
 
 Target = Callable[..., object]
+Wait = Callable[[int, float], bool]
 
 
 class ForkServerGone(Exception):
@@ -75,13 +75,13 @@ class Forked:
     @property
     def exitcode(self) -> int | None:
         """The exit status, the negative number of a signal, None while it runs."""
-        if self._exitcode is None and self._pidfd >= 0 and _readable(self._pidfd, 0.0):
+        if self._exitcode is None and self._pidfd >= 0 and readable(self._pidfd, 0.0):
             self._exitcode = self._server.status_of(self)
         return self._exitcode
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, at most `timeout` seconds."""
-        if self._exitcode is None and _readable(self._pidfd, timeout):
+        """Wait until it has ended, at most `timeout` seconds; without one, `KILL_S`."""
+        if self._exitcode is None and self._server.wait(self._pidfd, KILL_S if timeout is None else timeout):
             self._exitcode = self._server.status_of(self)
 
     def kill(self) -> None:
@@ -108,6 +108,8 @@ class ForkServer:
 
     Args:
         control: socket to the template, which sends a socket to each new server.
+        wait: waits until a descriptor is readable, at most so many seconds, and returns whether it is. The agent goes on with its
+            loop meanwhile, in which `receive` may be called; nothing else of this class.
 
     Attributes:
         prepared: exit status of the preparation that the template has forked, once it has ended.
@@ -115,8 +117,9 @@ class ForkServer:
 
     Pipe = staticmethod(Pipe)
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, wait: "Wait | None" = None) -> None:
         self._control = control
+        self.wait: Wait = wait or readable
         self._server: socket.socket | None = None
         self._server_pid = 0
         self._children: dict[int, Forked] = {}
@@ -132,18 +135,20 @@ class ForkServer:
         return self._server is not None
 
     def receive(self) -> None:
-        """Take what the template says; call it when this is readable. Raises ForkServerGone."""
+        """Take what the template says, if it has said something. Raises ForkServerGone."""
         try:
-            told, descriptors, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 1)
+            packet, descriptors, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
         except OSError as error:
             raise ForkServerGone(str(error)) from error
-        if not told:
+        if not packet:
             raise ForkServerGone("the process that imports the entry point has ended")
         if descriptors:
             self._drop_server()
-            self._server, self._server_pid = socket.socket(fileno=descriptors[0]), int(told)
+            self._server, self._server_pid = socket.socket(fileno=descriptors[0]), int(packet)
         else:
-            self.prepared = int(told)
+            self.prepared = int(packet)
 
     def Process(  # noqa: N802 - as multiprocessing has it
         self, *, target: Target, args: Sequence[Any] = (), name: str = "", daemon: bool = True
@@ -165,13 +170,12 @@ class ForkServer:
         """
         request, descriptors = _pickled((target, tuple(args), forked.name))
         while True:
-            while self._server is None:
-                self.receive()  # waits for the template, which forks one at once
+            server = self._next_server(time.monotonic() + NEXT_SERVER_S)
             try:
-                socket.send_fds(self._server, [request], descriptors)
-                pid, pidfd = self._reply(time.monotonic() + REPLY_S)
+                socket.send_fds(server, [request], descriptors)
+                pid, pidfd = self._reply(server, time.monotonic() + FORK_S)
             except TimeoutError:
-                log.warning("the fork server (process %d) has not answered for %.0f s; replacing it", self._server_pid, REPLY_S)
+                log.warning("the fork server (process %d) has not answered for %.0f s; replacing it", self._server_pid, FORK_S)
                 with suppress(ProcessLookupError):
                     os.kill(self._server_pid, signal.SIGKILL)
                 self._drop_server()
@@ -187,8 +191,8 @@ class ForkServer:
         """The exit status of a process that has ended; a server that has died took it along."""
         with suppress(OSError):
             deadline = time.monotonic() + STATUS_S
-            while self._server is not None and self._children.get(forked.pid or 0) is forked:
-                self._take(deadline)
+            while (server := self._server) is not None and self._children.get(forked.pid or 0) is forked:
+                self._take(server, deadline)
         found = forked._exitcode
         return -signal.SIGKILL if found is None else found
 
@@ -201,17 +205,29 @@ class ForkServer:
         self._drop_server()
         self._control.close()
 
-    def _reply(self, deadline: float) -> tuple[int, int]:
-        while (reply := self._take(deadline)) is None:
+    def _next_server(self, deadline: float) -> socket.socket:
+        """The server; where it has died, the next one, which the template forks at once. Raises ForkServerGone."""
+        while self._server is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise ForkServerGone(f"no other fork server within {NEXT_SERVER_S:.0f} s")
+            self.wait(self._control.fileno(), left_s)
+            self.receive()
+        return self._server
+
+    def _reply(self, server: socket.socket, deadline: float) -> tuple[int, int]:
+        while (reply := self._take(server, deadline)) is None:
             pass
         return reply
 
-    def _take(self, deadline: float) -> tuple[int, int] | None:
-        """One packet of the server: a reply, or None where it was the end of a process. Raises OSError, TimeoutError among them."""
-        assert self._server is not None
-        if not _readable(self._server.fileno(), max(0.0, deadline - time.monotonic())):
+    def _take(self, server: socket.socket, deadline: float) -> tuple[int, int] | None:
+        """One packet of a server: a reply, or None where it was the end of a process. Raises OSError, TimeoutError among them."""
+        is_there = self.wait(server.fileno(), max(0.0, deadline - time.monotonic()))
+        if self._server is not server:
+            raise ConnectionResetError("the fork server has ended, and there is another one")
+        if not is_there:
             raise TimeoutError
-        packet, descriptors, _, _ = socket.recv_fds(self._server, PACKET_BYTES, 1)
+        packet, descriptors, _, _ = socket.recv_fds(server, PACKET_BYTES, 1)
         if not packet:
             self._drop_server()
             raise ConnectionResetError("the fork server has ended")
@@ -231,10 +247,11 @@ class ForkServer:
         self._children.clear()  # they went with it
 
 
-def _readable(fd: int, timeout_s: float | None) -> bool:
+def readable(fd: int, timeout_s: float) -> bool:
+    """Wait until a descriptor is readable, at most so long, and do nothing else; whether it is."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
+    return bool(poll.poll(1000 * timeout_s))
 
 
 class _Pickler(pickle.Pickler):

@@ -1,7 +1,8 @@
 """The last words of workers that are about to be killed because they do not get on: what is left in the incident's folder.
 
-The driver leaves there how all ranks looked (`resilient.agent.looks`). Here comes what is asked for only once it is certain that
-they will be killed: the flight recorder of each rank, and the stacks of a process that is stopped, which must be continued for it.
+The driver leaves there what an inspection of all ranks has found (`resilient.agent.inspection`). Here comes what is asked for only
+once it is certain that they will be killed: the flight recorder of each rank, and the stacks of a process that is stopped, which
+must be continued for it.
 """
 
 import shutil
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilient.agent import looks, recorder
+from resilient.agent import inspection, recorder
 
 WINDOW_S = 0.4  # in which records are expected
 
@@ -31,13 +32,13 @@ def take(witnesses: Mapping[int, Witness], folder: Path, name: str) -> None:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stopped = {rank for rank, each in witnesses.items() if looks.state_of(each.pid) == "T"}
+    stopped = {rank for rank, each in witnesses.items() if inspection.state_of(each.pid) == "T"}
     awake = {rank: each for rank, each in witnesses.items() if rank not in stopped}
     for each in awake.values():
         recorder.ask(each.pid, each.record)
     lines: dict[int, str] = {}
     unknown = {rank: (each.pid, each.stacks) for rank in stopped if (each := witnesses[rank]).stacks is not None}
-    for rank, stacks in looks.stacks_of_stopped(unknown).items():
+    for rank, stacks in inspection.stacks_of_stopped(unknown).items():
         (folder / f"rank{rank}.stopped.txt").write_text(stacks)
         lines[rank] = f"where it was stopped: rank{rank}.stopped.txt; "
     for rank in stopped:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 
 from resilient import clock, entry
 from resilient.agent import NAME, preload, preparation
+from resilient.agent.logs import write_in_thread
 from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_process
+from resilient.protocol.connection import TOKEN_VARIABLE, Connection, parse_addresses
 from resilient.slurm.headless import see_to_the_job
-from resilient.wire import TOKEN_VARIABLE, Connection, parse_addresses
 
 if TYPE_CHECKING:
-    from resilient.agent.agent import AgentSettings
+    from resilient.agent.settings import AgentSettings
 
 CONNECT_S = 30.0
 # c10d asks for the name of every address that it connects to, for its log; where nobody answers, that takes longer with the
@@ -55,6 +56,7 @@ def main() -> int:
     from resilient.agent.agent import NodeAgent  # after the fork, beside the template's imports: it makes threads and connections
 
     gc.enable()
+    write_in_thread()
     with Connection(parse_addresses(args.driver), timeout_s=CONNECT_S) as connection:
         agent = NodeAgent(_settings(args, token, args.addr or connection.own_address()), connection, control, outcome)
         if args.parent is not None:
@@ -137,7 +139,7 @@ def _orders() -> argparse.Namespace:
 
 
 def _settings(args: argparse.Namespace, token: str, addr: str) -> "AgentSettings":
-    from resilient.agent.agent import AgentSettings
+    from resilient.agent.settings import AgentSettings
 
     return AgentSettings(
         node=args.node,

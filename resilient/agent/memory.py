@@ -1,7 +1,7 @@
-"""What a node has in RAM beside its tiers: a directory for the pages of its ranks, and one for its keeper.
+"""What a node has in RAM beside its tiers: a directory for the heartbeat regions of its ranks, and one for its snapshot daemon.
 
-Both are found by run directory and node. Beside the pages stands which process is the agent: what it has forked shares its command
-line, and an agent that was started ahead does not name its run there.
+Both are found by run directory and node. Beside the regions stands which process is the agent: what it has forked shares its
+command line, and an agent that was started ahead does not name its run there.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,13 +19,13 @@ FILE = "agent.json"
 
 
 def page_directory(run_dir: Path, node: int) -> Path:
-    """Where a node's pages of this run are: in RAM, and the same for every agent that the node has."""
+    """Where a node's heartbeat regions of this run are: in RAM, and the same for every agent that the node has."""
     return _in_memory(run_dir, f"node{node}")
 
 
-def keeper_directory(run_dir: Path, node: int) -> Path:
-    """Where a node's keeper has its socket."""
-    return _in_memory(run_dir, f"node{node}-keeper")
+def daemon_directory(run_dir: Path, node: int) -> Path:
+    """Where a node's snapshot daemon has its socket."""
+    return _in_memory(run_dir, f"node{node}-daemon")
 
 
 def _in_memory(run_dir: Path, what: str) -> Path:
@@ -40,20 +39,36 @@ def page_name(generation: int, rank: int) -> str:
     return f"g{generation}-rank{rank}"
 
 
-def salvaged(pages: Path) -> Iterator[tuple[int, int, list[Record]]]:
-    """What a killed agent has left here: generation, rank and records of each page. The directory is there then, and empty.
+@dataclass(frozen=True)
+class Salvaged:
+    """What a killed agent has left of one rank. The file is removed once its records are durable elsewhere."""
+
+    path: Path
+    generation: int
+    rank: int
+    records: tuple[Record, ...]
+
+
+def salvaged(pages: Path) -> list[Salvaged]:
+    """What a killed agent has left here. The directory is there then, and has nothing else in it.
 
     Raises PermissionError if it belongs to another user.
     """
     pages.mkdir(mode=0o700, exist_ok=True)
     if pages.stat().st_uid != os.getuid():
         raise PermissionError(f"{pages} belongs to another user")
+    found = []
     for path in sorted(pages.iterdir()):
         name = re.fullmatch(r"g(\d+)-rank(\d+)", path.name)
+        records: tuple[Record, ...] = ()
         if name is not None:
-            with contextlib.suppress(ValueError):  # cut off before it was a page
-                yield int(name[1]), int(name[2]), [record for record in salvage(path) if record.event != RAISED]
-        path.unlink()
+            with contextlib.suppress(ValueError):  # cut off before it was a region
+                records = tuple(record for record in salvage(path) if record.event != RAISED)
+        if name is not None and records:
+            found.append(Salvaged(path, int(name[1]), int(name[2]), records))
+        else:
+            path.unlink()
+    return found
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,7 @@ class AgentRecord:
 
 
 def leave_record(run_dir: Path, node: int, driver: str) -> None:
-    """Say that this process is the agent; the directory of its pages is there. Raises OSError."""
+    """Say that this process is the agent; the directory of its heartbeat regions is there. Raises OSError."""
     path = page_directory(run_dir, node) / FILE
     new = path.with_suffix(".new")
     new.write_text(json.dumps(asdict(AgentRecord(os.getpid(), driver))))

@@ -1,8 +1,8 @@
 """What the entry point wants done once per job, before any rank starts: the function `prepare(config, progress)` of its module,
 where it has one.
 
-`run` is the process that calls it, forked where the module is imported already; it sends its progress and its result over a pipe.
-`Preparation` is the agent's end: it turns that into messages for the driver.
+`run` is the process that calls it, forked where the module is imported already; it sends its progress and its result over a pipe,
+as the messages that the agent passes on to the driver. `Preparation` is the agent's end.
 """
 
 import gc
@@ -13,21 +13,23 @@ import traceback
 from collections.abc import Callable, Container
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from resilient import entry
+from resilient.agent.forkserver import ForkServer
+from resilient.agent.limits import PREPARATION_STATUS_S
 from resilient.lifeline import leave_stops_to_the_driver, name_process
+from resilient.protocol.messages import PreparationEnded, PreparationProgress
 
-PROGRESS_S = 0.1  # between two words on it
-STATUS_S = 300.0  # for the status of a process that has closed its pipe
+PROGRESS_S = 0.1  # between two reports of it
 
-Word = dict[str, Any]
+News = PreparationProgress | PreparationEnded
 
 
 def run(outcome: Connection, config: Path, entrypoint: str, log: Path) -> NoReturn:
     """In the forked process, which ends with the one that it was forked from: call the hook.
 
-    It sends `{progress: [what, done, total]}`, and at the end `{problems}`, `{failed}` or `{done}`.
+    It sends `PreparationProgress`, and at the end `PreparationEnded`; the agent puts its generation in.
 
     Args:
         outcome: where to.
@@ -48,22 +50,22 @@ def run(outcome: Connection, config: Path, entrypoint: str, log: Path) -> NoRetu
     os._exit(0)
 
 
-def _call(outcome: Connection, config: Path, entrypoint: str) -> Word:
+def _call(outcome: Connection, config: Path, entrypoint: str) -> PreparationEnded:
     module, problem = entry.find(entry.parse(entrypoint), trace=sys.stderr)
     if problem is not None:
-        return {"problems": [["entrypoint", entrypoint, problem]]}
+        return PreparationEnded(generation=0, problems=(("entrypoint", entrypoint, problem),))
     hook = getattr(module, "prepare", None)
     if hook is None:
-        return {"done": True}
+        return PreparationEnded(generation=0)
     from resilient.config import ConfigError, load
 
     try:
         hook(load(config), _progress(outcome))
     except ConfigError as error:
-        return {"problems": [[p.key, _plain(p.value), p.message] for p in error.problems]}
-    except Exception:  # noqa: BLE001 - whatever it is, it is told to the driver, which ends the run
-        return {"failed": traceback.format_exc()}
-    return {"done": True}
+        return PreparationEnded(generation=0, problems=tuple((p.key, _plain(p.value), p.message) for p in error.problems))
+    except Exception:  # noqa: BLE001 - whatever it is, it is reported to the driver, which ends the run
+        return PreparationEnded(generation=0, failure=traceback.format_exc().encode(errors="replace").decode())
+    return PreparationEnded(generation=0)
 
 
 def _plain(value: object) -> object:
@@ -72,14 +74,14 @@ def _plain(value: object) -> object:
 
 
 def _progress(outcome: Connection) -> Callable[[str, int, int], None]:
-    told_t, told = 0.0, ""
+    sent_t, sent = 0.0, ""
 
     def progress(what: str, done: int, total: int) -> None:
-        nonlocal told_t, told
+        nonlocal sent_t, sent
         now = time.monotonic()
-        if what != told or now >= told_t + PROGRESS_S:
-            told_t, told = now, what
-            outcome.send({"progress": [what, int(done), int(total)]})
+        if what != sent or now >= sent_t + PROGRESS_S:
+            sent_t, sent = now, what
+            outcome.send(PreparationProgress(generation=0, what=what, done=int(done), total=int(total)))
 
     return progress
 
@@ -90,7 +92,7 @@ def log_of(run_dir: Path) -> Path:
 
 
 class Preparation:
-    """The preparation as its agent sees it.
+    """A preparation as its agent sees it. Nothing here waits.
 
     Args:
         outcome: what its process writes to.
@@ -115,25 +117,89 @@ class Preparation:
         """Whether `receive` may have something. Args: ready: descriptors that are readable."""
         return self._closed_t is not None or any(each in ready for each in self.readable())
 
-    def receive(self) -> Word | None:
-        """The next word; after the last one this is over. None: its process has ended, and its status is not known yet, since the
-        template reaps nothing while it imports; call this again."""
+    def receive(self) -> News | None:
+        """The next message; after the last one this is over. None: nothing has come, or its process has ended and its status is not
+        known yet, since the template reaps nothing while it imports; call this again."""
         if self._closed_t is None:
             try:
-                word: Word = self._outcome.recv()
+                if not self._outcome.poll():
+                    return None
+                news: News = self._outcome.recv()
             except (EOFError, OSError):
                 self._closed_t = time.monotonic()
                 self._outcome.close()
             else:
-                self.over = "progress" not in word
-                return word
+                self.over = isinstance(news, PreparationEnded)
+                return news
         status = self._status()
-        if status is None and time.monotonic() < self._closed_t + STATUS_S:
+        if status is None and time.monotonic() < self._closed_t + PREPARATION_STATUS_S:
             return None
         how = "ended before it had come to a result" if status is None else f"ended with exit code {status}"
         self.over = True
-        return {"failed": f"the preparation of {self._entrypoint} {how}; its output is in {self._log}"}
+        failure = f"the preparation of {self._entrypoint} {how}; its output is in {self._log}"
+        return PreparationEnded(generation=0, failure=failure)
 
     def close(self) -> None:
         """Let go of it; a process that still runs ends with the agent."""
         self._outcome.close()
+
+
+class Preparations:
+    """The preparation of this node, if it is made here: at first where the template forks it, later where the driver asks for it.
+
+    Args:
+        fork_server: forks it.
+        config, entrypoint, log: what it is called with.
+        send: passes its news on.
+        outcome: what the one writes to that the template forks, where it does.
+    """
+
+    def __init__(
+        self,
+        fork_server: ForkServer,
+        *,
+        config: Path,
+        entrypoint: str,
+        log: Path,
+        send: Callable[[News], None],
+        outcome: Connection | None,
+    ) -> None:
+        self._fork_server, self._send = fork_server, send
+        self._config, self._entrypoint, self._log = config, entrypoint, log
+        self._wanted = False
+        self._running: Preparation | None = None
+        if outcome is not None:
+            self._running = Preparation(outcome, lambda: fork_server.prepared, entrypoint, log)
+
+    def want(self) -> None:
+        """The node that was at it is gone: it is made here, as soon as there is a fork server."""
+        self._wanted = True
+
+    def readable(self) -> list[int]:
+        """See `Preparation.readable`."""
+        return self._running.readable() if self._running is not None else []
+
+    def step(self, ready: Container[object]) -> None:
+        """Pass on what has come, start what is wanted. Args: ready: descriptors that are readable."""
+        if self._running is not None and self._running.due(ready):
+            if (news := self._running.receive()) is not None:
+                self._send(news)
+            if self._running.over:
+                self.close()
+        if self._wanted and self._fork_server.ready:
+            self._wanted = False
+            self._start()
+
+    def _start(self) -> None:
+        ours, its = self._fork_server.Pipe()
+        args = (its, self._config, self._entrypoint, self._log)
+        process = self._fork_server.Process(target=run, args=args, name="prepare")
+        process.start()
+        its.close()
+        self._running = Preparation(ours, lambda: process.exitcode, self._entrypoint, self._log)
+
+    def close(self) -> None:
+        """See `Preparation.close`."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None

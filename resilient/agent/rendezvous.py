@@ -11,14 +11,17 @@ Process groups are not tried again on a store where an attempt has failed: that 
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Protocol, TypeVar
 
 from tenacity import Retrying, before_sleep_log, retry_if_exception_type, stop_before_delay, wait_random_exponential
 from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from resilient.protocol.messages import Start
+
+T = TypeVar("T")
 
 STORE_TIMEOUT = timedelta(seconds=60)
 TRY_S = 5.0  # of one try to reach a store
@@ -31,7 +34,20 @@ class CalledOff(Exception):
     """The driver has given the generation up before this node had joined it."""
 
 
-def join_store(host: str, port: int, *, timeout_s: float, pause: Callable[[float], None] = time.sleep) -> TCPStore:
+class Call(Protocol):
+    """Calls a function that may block for some seconds, and returns what it returns."""
+
+    def __call__(self, function: Callable[[], T]) -> T: ...
+
+
+def call_here(function: Callable[[], T]) -> T:
+    """Where nobody minds."""
+    return function()
+
+
+def join_store(
+    host: str, port: int, *, timeout_s: float, pause: Callable[[float], None] = time.sleep, call: Call = call_here
+) -> TCPStore:
     """A client of the store at this address.
 
     Every try knocks with a plain socket first: c10d's client overruns its timeout twofold, and prints a stack for each refusal.
@@ -39,6 +55,7 @@ def join_store(host: str, port: int, *, timeout_s: float, pause: Callable[[float
     Args:
         timeout_s: for how long tries are made.
         pause: waits between two tries, for so many seconds or less; what it raises ends the tries.
+        call: makes a try; what it raises of its own ends the tries, too.
 
     Raises:
         OSError: nobody listened there in that time.
@@ -49,7 +66,7 @@ def join_store(host: str, port: int, *, timeout_s: float, pause: Callable[[float
         socket.create_connection((host, port), timeout=min(TRY_S, timeout_s)).close()
         return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=min(TRY_S, timeout_s)))
 
-    store = _retrying(timeout_s, pause)(attempt)
+    store: TCPStore = _retrying(timeout_s, pause)(call, attempt)
     store.set_timeout(STORE_TIMEOUT)
     return store
 
@@ -74,20 +91,6 @@ def _retrying(timeout_s: float, pause: Callable[[float], None]) -> Retrying:
     )
 
 
-@dataclass(frozen=True)
-class Generation:
-    """The driver's word on one generation, as one node gets it."""
-
-    generation: int
-    node_rank: int
-    nodes: int
-    master_addr: str
-    master_port: int
-    collective_timeout_s: float  # of its process groups
-    storage: Mapping[str, Any] = field(default_factory=dict)
-    guard: Mapping[str, Any] = field(default_factory=dict)
-
-
 class DriverRendezvous(RendezvousHandler):
     """Joins the generation that the driver announces.
 
@@ -97,15 +100,27 @@ class DriverRendezvous(RendezvousHandler):
             generation starts. Raises RendezvousGracefulExitError when there will be none.
         pause: waits so many seconds or less; raises CalledOff when the driver has given the generation up.
         timeout_s: for how long another node's store is tried.
+        call: see `join_store`; raises CalledOff as well.
+
+    Attributes:
+        current: the driver's word on the present generation.
     """
 
-    def __init__(self, run_id: str, ready: Callable[[int], Generation], pause: Callable[[float], None], timeout_s: float) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        ready: Callable[[int], Start],
+        pause: Callable[[float], None],
+        timeout_s: float,
+        call: Call = call_here,
+    ) -> None:
         self._run_id = run_id
         self._ready = ready
         self._pause = pause
+        self._call = call
         self._timeout_s = timeout_s
         self._store: TCPStore | None = None
-        self.current: Generation | None = None
+        self.current: Start | None = None
 
     def get_backend(self) -> str:
         return "resilient"
@@ -117,25 +132,27 @@ class DriverRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         while True:
             try:
-                told, self._store = self._join()
+                start, self._store = self._join()
                 break
             except CalledOff:
                 log.info("the generation was called off before its store was reached")
-        self.current = told
+        self.current = start
         return RendezvousInfo(
-            PrefixStore(f"generation-{told.generation}", self._store),
-            told.node_rank,
-            told.nodes,
-            RendezvousStoreInfo(told.master_addr, told.master_port),
+            PrefixStore(f"generation-{start.generation}", self._store),
+            start.node_rank,
+            start.nodes,
+            RendezvousStoreInfo(start.master_addr, start.master_port),
         )
 
-    def _join(self) -> tuple[Generation, TCPStore]:
+    def _join(self) -> tuple[Start, TCPStore]:
         self._store = None  # closes the port of the generation before: a rank left over from it talks to nobody
-        own = _retrying(self._timeout_s, self._pause)(_open_store)
-        told = self._ready(own.port)
-        if told.node_rank == 0:
-            return told, own
-        return told, join_store(told.master_addr, told.master_port, timeout_s=self._timeout_s, pause=self._pause)
+        own = _retrying(self._timeout_s, self._pause)(self._call, _open_store)
+        start = self._ready(own.port)
+        if start.node_rank == 0:
+            return start, own
+        return start, join_store(
+            start.master_addr, start.master_port, timeout_s=self._timeout_s, pause=self._pause, call=self._call
+        )
 
     def is_closed(self) -> bool:
         return False

@@ -16,9 +16,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from resilient import entry, worker
-from resilient.agent import looks
+from resilient.agent import inspection
 from resilient.agent.bootstrap import WorkerSpec, run_rank, shield, start_rank
 from resilient.agent.forkserver import Forked, ForkServer
+from resilient.agent.limits import KILL_S
 from resilient.config import ConfigError
 
 log = logging.getLogger(__name__)
@@ -52,15 +53,18 @@ class _Standby:
     @property
     def ready(self) -> bool:
         """Whether it has done its work, and runs: a process that somebody has stopped would not wake."""
-        return self.orders.poll() and looks.state_of(self.process.pid or 0) in ("R", "S")
+        return self.orders.poll() and inspection.state_of(self.process.pid or 0) in ("R", "S")
 
     def dismiss(self) -> None:
-        """End it, and wait until it has gone."""
+        """End it, and wait until it has gone; one that does not go is left behind."""
         self.orders.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid or 0, signal.SIGKILL)
-        self.process.join()
-        self.process.close()
+        self.process.join(KILL_S)
+        try:
+            self.process.close()
+        except ValueError:
+            log.error("standby %d (process %s) does not die; leaving it behind", self.rank, self.process.pid)
 
 
 class Standbys:

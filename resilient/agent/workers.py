@@ -1,20 +1,21 @@
-"""The worker processes of one node in one generation: started warm, watched by their pages and sentinels, stopped for good.
+"""The worker processes of one node in one generation: started warm, watched by heartbeat regions and sentinels, stopped for good.
 
-Owns the processes and their pages. It knows nothing of the driver.
+Owns the processes and their heartbeat regions. It knows nothing of the driver.
 """
 
 import contextlib
 import logging
 import os
 import signal
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 
+import msgspec
+
 from resilient import clock, worker
-from resilient.agent import lastwords, looks, recorder
+from resilient.agent import inspection, lastwords, recorder
 from resilient.agent.bootstrap import WorkerSpec
 from resilient.agent.effort import OwnTime
 from resilient.agent.forkserver import Forked
@@ -22,19 +23,18 @@ from resilient.agent.memory import page_name
 from resilient.agent.oom import OomWatch
 from resilient.agent.standby import Standbys
 from resilient.faults import Raised, WorkerEnd
-from resilient.page import RAISED, AgentPage, Pulse, Record
+from resilient.page import NOT_BEATEN, RAISED, AgentPage, Pulse, Record
+from resilient.protocol.messages import Heartbeat, Inspection
 
 log = logging.getLogger(__name__)
 
-# A killed process that is not gone after so long sits in the kernel (state D); it is left behind rather than waited for.
-REAP_S = 10.0
-SILENT_S = 1.0  # once a worker has given no sign for so long, the states of the processes are told
-TAIL_BYTES = 8192  # of a failed worker's log, which may tell what its exception does not
+SILENT_S = 1.0  # once a worker has shown no activity for so long, the states of the processes are reported
+TAIL_BYTES = 8192  # of a failed worker's log, which may say what its exception does not
 
 
 @dataclass(eq=False)
 class Rank:
-    """One worker: its process, its page, and what was found on the page so far."""
+    """One worker: its process, its heartbeat region, and what was found there so far."""
 
     rank: int
     process: Forked
@@ -46,35 +46,12 @@ class Rank:
     end: WorkerEnd | None = None
 
     def collect(self) -> None:
-        """Move the page's records over here; an exception is kept apart."""
+        """Move the region's records over here; an exception is kept apart."""
         for record in self.page.drain():
             if record.event == RAISED:
-                self.raised = Raised(**record.fields)  # type: ignore[arg-type]
+                self.raised = _raised(record.fields)
             else:
                 self.records.append(record)
-
-
-@dataclass(frozen=True)
-class Sign:
-    """The last sign of a worker.
-
-    Attributes:
-        beat_t: when it finished a step, unix seconds.
-        mark: changes with every sign.
-        silent_s: how long ago it was; 0 if there never was one.
-        state: of its process, once a worker of the node has been silent for a while.
-        phased: whether it ever told a phase.
-        own_s: what it has spent without waiting for others, since it began, and for its samples; None where that is not known.
-    """
-
-    step: int
-    phase: str
-    beat_t: float
-    mark: float
-    silent_s: float
-    state: str
-    phased: bool
-    own_s: float | None = None
 
 
 class Workers:
@@ -83,7 +60,7 @@ class Workers:
     Args:
         node: index of the node, for the reports.
         environs: environment of each local rank; RANK names the global one.
-        pages: existing directory in RAM for the pages.
+        pages: existing directory in RAM for the heartbeat regions.
         log_dir: existing directory for `rank<r>.log`.
         config: the resolved config's file.
         entrypoint: see `resilient.entry`.
@@ -105,7 +82,7 @@ class Workers:
         self._watched_t = 0.0
         self._underway = False
         self._oom = OomWatch()
-        self._told_stacks: set[int] = set()  # by the last look
+        self._known_stacks: set[int] = set()  # ranks whose stacks the last inspection found
         self._ranks: list[Rank] = []
         for environ in environs:
             number = int(environ["RANK"])
@@ -138,7 +115,7 @@ class Workers:
         return [rank.process.sentinel for rank in self._ranks if rank.end is None]
 
     def reap(self) -> list[WorkerEnd]:
-        """The workers that have ended since the last call, their pages read to the end."""
+        """The workers that have ended since the last call, their regions read to the end."""
         now = clock.now()
         ready = set(wait(self.sentinels(), timeout=0))
         ended = [rank for rank in self._ranks if rank.end is None and rank.process.sentinel in ready]
@@ -164,25 +141,25 @@ class Workers:
         return rank.end
 
     def pulses(self) -> dict[int, Pulse]:
-        """What the pages say now, by global rank."""
+        """What the heartbeat regions say now, by global rank."""
         return {rank.rank: rank.page.pulse() for rank in self._ranks}
 
-    def signs(self) -> dict[int, Sign]:
-        """When each worker that runs gave its last sign, and where; by global rank."""
+    def heartbeats(self) -> dict[int, Heartbeat]:
+        """When each worker that runs showed activity last, and where it is; by global rank."""
         now = clock.now()
         self._oom.poll(pid for rank in self._ranks if rank.end is None and (pid := rank.process.pid) is not None)
         pulses = {rank: rank.page.pulse() for rank in self._ranks if rank.end is None}
-        marks = {rank: max(pulse.beat_t, pulse.phase_t) for rank, pulse in pulses.items()}
-        silent = {rank: max(0.0, now - max(mark, self._watched_t)) if mark else 0.0 for rank, mark in marks.items()}
+        active = {rank: max(pulse.beat_t, pulse.phase_t) for rank, pulse in pulses.items()}
+        silent = {rank: max(0.0, now - max(t, self._watched_t)) if t else 0.0 for rank, t in active.items()}
         worth_it = any(seconds > SILENT_S for seconds in silent.values())
         return {
-            rank.rank: Sign(
+            rank.rank: Heartbeat(
                 step=pulse.step,
                 phase=pulse.phase,
                 beat_t=pulse.beat_t,
-                mark=marks[rank],
+                activity_t=active[rank],
                 silent_s=silent[rank],
-                state=looks.state_of(rank.process.pid or 0) if worth_it else "",
+                state=inspection.state_of(rank.process.pid or 0) if worth_it else "",
                 phased=pulse.phase_t > 0,
                 own_s=own_s + pulse.data_s if (own_s := rank.own.seconds()) is not None else None,
             )
@@ -193,22 +170,22 @@ class Workers:
         """Nobody has watched for a while: silence from before is not to be counted."""
         self._watched_t = clock.now()
 
-    def look(self) -> dict[int, looks.Look]:
+    def inspect(self) -> dict[int, Inspection]:
         """What the workers that run are doing, by global rank; takes a moment."""
         running = [rank for rank in self._ranks if rank.end is None and max(rank.page.pulse().beat_t, rank.page.pulse().phase_t)]
-        awake = [rank for rank in running if looks.state_of(rank.process.pid or 0) != "T"]
+        awake = [rank for rank in running if inspection.state_of(rank.process.pid or 0) != "T"]
         for rank in awake:
             recorder.ask(rank.process.pid or 0, _record_of(rank.page))
-        found = looks.look({rank.rank: (rank.process.pid or 0, _stacks_of(rank.page)) for rank in running})
-        self._told_stacks = {rank for rank, each in found.items() if each.stacks}
+        found = inspection.inspect({rank.rank: (rank.process.pid or 0, _stacks_of(rank.page)) for rank in running})
+        self._known_stacks = {rank for rank, each in found.items() if each.stacks}
         standings = {rank.rank: recorder.standing_of(_record_of(rank.page)) for rank in awake}
-        return {rank: replace(each, standing=standings.get(rank)) for rank, each in found.items()}
+        return {rank: msgspec.structs.replace(each, standing=standings.get(rank)) for rank, each in found.items()}
 
     def last_words(self, folder: Path) -> None:
         """Have the workers that run say what they can before they are killed; see `resilient.agent.lastwords`. Takes a moment."""
         witnesses = {
             rank.rank: lastwords.Witness(
-                rank.process.pid or 0, _record_of(rank.page), None if rank.rank in self._told_stacks else _stacks_of(rank.page)
+                rank.process.pid or 0, _record_of(rank.page), None if rank.rank in self._known_stacks else _stacks_of(rank.page)
             )
             for rank in self._ranks
             if rank.end is None
@@ -219,46 +196,55 @@ class Workers:
             log.warning("the last words of the workers could not be left in %s: %s", folder, error)
 
     def take_records(self) -> Iterator[tuple[int, Record, AgentPage]]:
-        """The records that came since the last call, with their rank and the page to tell once they are kept."""
+        """The records that came since the last call, with their rank and the region that has them until they are durable."""
         for rank in self._ranks:
             rank.collect()
             records, rank.records = rank.records, []
             for record in records:
                 yield rank.rank, record, rank.page
 
-    def propose(self, target: int, reason: str) -> int:
-        """Propose a stop to all ranks; returns the furthest boundary that any of them has checked."""
-        return max(rank.page.propose(target, reason) for rank in self._ranks)
+    def propose(self, reason: str) -> int:
+        """Propose to all ranks to hold at their next boundary; returns the furthest one that any of them has checked."""
+        return max(rank.page.propose(NOT_BEATEN, reason) for rank in self._ranks)
 
     def arm(self, target: int) -> None:
         for rank in self._ranks:
             rank.page.arm(target)
 
-    def kill(self) -> bool:
-        """End all workers and what they have started, now; returns when they are gone: False if one does not go."""
-        alive = [rank for rank in self._ranks if rank.end is None]
-        for rank in alive:
-            _kill_tree(rank.process.pid)
-        deadline = time.monotonic() + REAP_S
-        for rank in alive:
-            rank.process.join(max(0.0, deadline - time.monotonic()))
-            if rank.process.exitcode is None:
-                log.error("rank %d (process %s) does not die; leaving it behind", rank.rank, rank.process.pid)
-            rank.collect()
-        return all(rank.process.exitcode is not None for rank in alive)
+    def kill(self) -> None:
+        """Send SIGKILL to all workers and what they have started; returns at once. They go when all `sentinels` are readable."""
+        for rank in self._ranks:
+            if rank.end is None:
+                _kill_tree(rank.process.pid)
 
-    def close(self) -> None:
-        """Kill what still runs and give the pages back."""
-        self.kill()
+    def left_behind(self) -> list[int]:
+        """The ranks whose processes have not ended although they were killed: the kernel holds them (state D)."""
+        left = [rank for rank in self._ranks if rank.end is None and rank.process.exitcode is None]
+        for rank in left:
+            log.error("rank %d (process %s) does not die; leaving it behind", rank.rank, rank.process.pid)
+        return [rank.rank for rank in left]
+
+    def close(self, *, keep_records: bool = False) -> None:
+        """Give the heartbeat regions back. The workers have ended, or were left behind.
+
+        Args:
+            keep_records: leave the regions' files in RAM: they hold records that are nowhere else, for the node's next agent.
+        """
         for rank in self._ranks:
             _stacks_of(rank.page).unlink(missing_ok=True)
             recorder.forget(_record_of(rank.page))
-            rank.page.close()
+            rank.page.close(keep_file=keep_records)
             rank.own.close()
-            with contextlib.suppress(ValueError):  # still running: see kill
+            with contextlib.suppress(ValueError):  # still running: it was left behind
                 rank.process.close()
         self._ranks = []
         self._oom.close()
+
+
+def _raised(fields: Mapping[str, object]) -> Raised:
+    """The exception of a worker, as text that can be sent: a message may hold halves of characters."""
+    sound = {key: value.encode(errors="replace").decode() if isinstance(value, str) else value for key, value in fields.items()}
+    return Raised(**sound)  # type: ignore[arg-type]
 
 
 def _stacks_of(page: AgentPage) -> Path:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from resilient.wire import TOKEN_VARIABLE
+from resilient.protocol.connection import TOKEN_VARIABLE
 
 AGENT = (sys.executable, "-m", "resilient.agent")
 

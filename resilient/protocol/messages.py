@@ -7,6 +7,7 @@
 records and news of the snapshot daemon, which are true whenever they arrive. Times are unix seconds, durations seconds.
 """
 
+import json
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -124,12 +125,22 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker reported: a ledger event, or with `event` None a line of metrics."""
+    """What a worker reported: a ledger event, or with `event` None a line of metrics.
+
+    Attributes:
+        fields: complete on both ends.
+        text: fields once more, as Python's JSON has them, where they hold what JSON proper has no word for: NaN and infinities.
+    """
 
     rank: int
     t: float
     event: str | None
     fields: Mapping[str, Any]
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.text:
+            msgspec.structs.force_setattr(self, "fields", {**self.fields, **json.loads(self.text)})
 
 
 class Report(Message, frozen=True):

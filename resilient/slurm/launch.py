@@ -14,9 +14,9 @@ from contextlib import suppress
 import psutil
 
 from resilient.driver.launch import AGENT, AgentCommand
+from resilient.protocol.connection import TOKEN_VARIABLE
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.container import outside
-from resilient.wire import TOKEN_VARIABLE
 
 GRACE_S = 5.0  # for srun to end its step
 

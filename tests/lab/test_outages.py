@@ -14,7 +14,7 @@ from chaos.lab.shape import address
 
 DRIVER = """
 import asyncio, sys, time
-from resilient.wire import outlast_outages
+from resilient.protocol.connection import outlast_outages
 async def serve(reader, writer):
     if RESEND:
         outlast_outages(writer.get_extra_info("socket"))
@@ -32,7 +32,7 @@ asyncio.run(main())
 """
 AGENT = """
 import socket, sys, time
-from resilient import wire
+from resilient.protocol import connection as wire
 if not RESEND:
     wire.outlast_outages = lambda _: None
 connection = wire.Connection([(sys.argv[1], 7777)], timeout_s=60.0)

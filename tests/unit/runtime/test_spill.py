@@ -3,18 +3,19 @@
 from pathlib import Path
 
 from resilient import ledger, spill
+from resilient.protocol.messages import Record
 
 
 def test_what_was_left_is_written_once_with_its_own_time_and_generation(tmp_path: Path):
-    items: list[spill.Item] = [
-        (0, 2.5, None, {"step": 2, "loss": 0.1}),
-        (0, 1.5, None, {"step": 1, "loss": 0.2}),
-        (0, 3.5, "committed", {"step": 2}),
-        (0, 0.5, "resumed", {"step": 0}),
+    records = [
+        Record(0, 2.5, None, {"step": 2, "loss": 0.1}),
+        Record(0, 1.5, None, {"step": 1, "loss": 0.2}),
+        Record(0, 3.5, "committed", {"step": 2}),
+        Record(0, 0.5, "resumed", {"step": 0}),
     ]
     with ledger.Ledger(tmp_path) as book:
         book.metrics({"step": 1, "loss": 0.2}, generation=3, t=1.5)  # written, but never acknowledged
-        spill.leave(tmp_path, 3, "n1", items)
+        spill.leave(tmp_path, 3, "n1", records)
         assert spill.take_in(tmp_path, book) == 2
         assert spill.take_in(tmp_path, book) == 0
     assert [(line["step"], line["generation"], line["t"]) for line in ledger.read(tmp_path / ledger.METRICS)] == [
@@ -31,7 +32,7 @@ def test_nothing_to_leave_leaves_nothing(tmp_path: Path):
 
 
 def test_half_a_file_is_not_taken_in(tmp_path: Path):
-    spill.leave(tmp_path, 1, "n1", [(0, 1.0, None, {"step": 1})])
+    spill.leave(tmp_path, 1, "n1", [Record(0, 1.0, None, {"step": 1})])
     (done,) = (tmp_path / ".spill").iterdir()
     done.rename(done.with_suffix(".new"))
     with ledger.Ledger(tmp_path) as book:
@@ -41,7 +42,7 @@ def test_half_a_file_is_not_taken_in(tmp_path: Path):
 def test_what_is_left_for_several_ranks_is_all_there_whatever_the_host_is_called(tmp_path: Path):
     for host in ("n1.site.example", "n2.site.example"):
         for rank in range(2):
-            spill.leave(tmp_path, 1, host, [(rank, float(rank) + len(host) + int(host[1]), "note", {"of": f"{host} {rank}"})])
+            spill.leave(tmp_path, 1, host, [Record(rank, float(rank) + len(host) + int(host[1]), "note", {"of": f"{host} {rank}"})])
     with ledger.Ledger(tmp_path) as book:
         assert spill.take_in(tmp_path, book) == 4
     told = [line["of"] for line in ledger.read(tmp_path / ledger.EVENTS)]

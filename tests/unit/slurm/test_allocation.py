@@ -15,7 +15,7 @@ from resilient.exits import EnvironmentUnusable
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.hosts import counts, expand
 from resilient.slurm.launch import SlurmLauncher, addresses
-from resilient.wire import parse_addresses
+from resilient.protocol.connection import parse_addresses
 
 ENVIRON = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-3,7]", "SLURM_JOB_CPUS_PER_NODE": "48(x3),24", "SLURMD_NODENAME": "n2"}
 

@@ -107,7 +107,7 @@ def test_a_killed_server_takes_what_it_forked_along_and_another_one_serves(fork_
 
 
 def test_a_server_that_is_stopped_is_replaced(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(forkserver, "REPLY_S", 0.3)
+    monkeypatch.setattr(forkserver, "FORK_S", 0.3)
     server, _ = asked(fork_server)
     os.kill(server, signal.SIGSTOP)
     assert asked(fork_server)[0] != server

@@ -1,30 +1,28 @@
-"""The control plane's messages: JSON objects, one a line, over TCP.
+"""The agent's end of the control connection: typed messages, one a line, over TCP.
 
-Owns their framing and both ends of the connection. Every message has a `type`; which ones there are stands in
-`resilient.driver.coordinator`.
+Owns the socket and what waits to be written to it. Nothing here waits once the connection is made: what is sent is queued, and a
+driver that does not read stops no agent.
 """
 
-import asyncio
 import ipaddress
-import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-Message = dict[str, Any]
+from checkpoint.framing import Decoder, NotAMessage, encode
+from resilient.protocol.messages import AgentMessage, DriverMessage
 
 TOKEN_VARIABLE = "RESILIENT_TOKEN"
-"""In an agent's environment: what it says to the driver to show that it belongs to the run."""
+"""In an agent's environment: what it says to the driver to show that it belongs to the run, a dot, and its incarnation."""
 
 TRY_S = 5.0  # of one address, where there are others
 
-KEPT_AT_ONCE = 64  # records: their room in the page is not to be missed
-LINE_LIMIT = 16 << 20  # bytes; a line longer than this is a broken peer
-
+DROPPABLE_BYTES = 1 << 20  # beyond a queue of so much, messages that may be dropped are
+QUEUE_BYTES = 64 << 20  # and beyond so much the driver counts as gone
+_READ_BYTES = 1 << 16
 
 _TCP_RTO_MAX_MS = 44  # of Linux 6.15; Python has no name for it yet
 _RESEND_MS = 1000  # the least that the kernel takes
@@ -32,19 +30,7 @@ _UNANSWERED_MS = 900_000  # as long as Linux takes by itself to give a connectio
 
 
 class Disconnected(Exception):
-    """The other end of the control connection has gone."""
-
-
-def encode(message: Mapping[str, object]) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
-
-
-def decode(line: bytes) -> Message:
-    """Raises ValueError if the line is not a message."""
-    message = json.loads(line)
-    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise ValueError(f"not a control message: {line[:80]!r}")
-    return message
+    """The control connection is of no use any more: the other end has gone, or has said what is no message."""
 
 
 def parse_addresses(text: str) -> list[tuple[str, int]]:
@@ -88,9 +74,11 @@ def outlast_outages(connection: socket.socket) -> None:
 class Connection:
     """An agent's connection to its driver.
 
+    Invariant: what was sent is written in order, each message whole, or the connection is of no use.
+
     Args:
         addresses: hosts and ports of the driver, best first.
-        timeout_s: how long to try to connect, and how long one send may block.
+        timeout_s: how long to try to connect; the only wait of this class.
 
     Raises:
         OSError: the driver could not be reached in that time.
@@ -106,8 +94,10 @@ class Connection:
         self._socket: socket.socket = attempts(_connect, addresses, timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         outlast_outages(self._socket)
+        self._socket.setblocking(False)
         self._addresses = addresses
-        self._pending = b""
+        self._decoder: Decoder[DriverMessage] = Decoder(DriverMessage)
+        self._queue = bytearray()
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -117,29 +107,55 @@ class Connection:
         here, there = self._socket.getsockname()[0], self._socket.getpeername()[0]
         return str(here if here != there or not here.startswith(("127.", "::1")) else _elsewhere(self._addresses, here))
 
-    def send(self, message: Mapping[str, object]) -> None:
-        """Raises Disconnected if it cannot be sent."""
+    @property
+    def queued_bytes(self) -> int:
+        """What was sent and waits for room in the kernel's buffer; `flush` when the socket is writable."""
+        return len(self._queue)
+
+    def send(self, message: AgentMessage, *, droppable: bool = False) -> bool:
+        """Queue a message and write what the kernel takes; returns at once.
+
+        Args:
+            droppable: leave it out where the driver is slow to read; whether it was sent is returned.
+
+        Raises:
+            Disconnected: the connection is broken, or the driver has not read for so long that the queue is full.
+        """
+        if droppable and len(self._queue) > DROPPABLE_BYTES:
+            return False
+        self._queue += encode(message)
+        self.flush()
+        if len(self._queue) > QUEUE_BYTES:
+            raise Disconnected(f"it has left {len(self._queue)} bytes unread")
+        return True
+
+    def flush(self) -> None:
+        """Write what the kernel takes. Raises Disconnected."""
         try:
-            self._socket.sendall(encode(message))
+            while self._queue:
+                del self._queue[: self._socket.send(self._queue)]
+        except BlockingIOError:
+            pass
         except OSError as error:
             raise Disconnected(str(error)) from error
 
-    def receive(self) -> list[Message]:
-        """The messages that have arrived; call it when the socket is readable.
+    def receive(self) -> list[DriverMessage]:
+        """The messages that have arrived, none where nothing has.
 
         Raises:
             Disconnected: the driver has closed the connection, or sent what is no message.
         """
         try:
-            data = self._socket.recv(1 << 16)
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
         except OSError as error:
             raise Disconnected(str(error)) from error
         if not data:
             raise Disconnected("closed by the driver")
-        *lines, self._pending = (self._pending + data).split(b"\n")
         try:
-            return [decode(line) for line in lines]
-        except ValueError as error:
+            return self._decoder.feed(data)
+        except NotAMessage as error:
             raise Disconnected(str(error)) from error
 
     def close(self) -> None:
@@ -150,26 +166,3 @@ class Connection:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-class Line:
-    """The driver's end of an agent's connection, for what it says.
-
-    That records were kept (`kept`) is said with the next other message, a ping at the latest: each message wakes a processor there.
-    """
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-        self._kept = 0
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Returns at once; what cannot be sent shows where this connection is read."""
-        if message["type"] == "kept":
-            self._kept += message["count"]
-            if self._kept < KEPT_AT_ONCE:
-                return
-        if self._kept:
-            self._writer.write(encode({"type": "kept", "count": self._kept}))
-            self._kept = 0
-        if message["type"] != "kept":
-            self._writer.write(encode(message))

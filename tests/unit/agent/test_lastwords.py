@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from resilient.agent import lastwords, looks, recorder
+from resilient.agent import inspection, lastwords, recorder
 from resilient.agent.lastwords import Witness
 
 DONE = {
@@ -73,7 +73,7 @@ def test_both_backends_of_a_process_are_asked_and_one_without_collectives_is_lef
 RANK = """
 import os, re, sys, threading, time
 from pathlib import Path
-from resilient.agent.looks import answer_with_stacks
+from resilient.agent.inspection import answer_with_stacks
 from resilient.agent.recorder import answer_with_record
 how, directory = sys.argv[1], Path(sys.argv[2])
 answer_with_stacks(directory / "stacks")
@@ -135,9 +135,9 @@ def stop(process: subprocess.Popen[str]) -> None:
 def stopped(process: subprocess.Popen[str]) -> bool:
     """Whether a process is stopped, in a moment at the latest."""
     deadline = time.monotonic() + 5.0
-    while looks.state_of(process.pid) != "T" and time.monotonic() < deadline:
+    while inspection.state_of(process.pid) != "T" and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert looks.state_of(process.pid) == "T", looks.state_of(process.pid)
+    assert inspection.state_of(process.pid) == "T", inspection.state_of(process.pid)
     return True
 
 
@@ -148,7 +148,7 @@ def test_the_record_of_ranks_that_wait_for_each_other_is_left_in_torchs_own_form
     ranks = [start("rank 0"), start("rank 1")]
     for process, _ in ranks:
         ready(process)
-    while " in all_reduce\n" not in looks.look({0: (ranks[0][0].pid, ranks[0][1].stacks or Path())})[0].stacks:
+    while " in all_reduce\n" not in inspection.inspect({0: (ranks[0][0].pid, ranks[0][1].stacks or Path())})[0].stacks:
         pass  # until it is in the second one
     for _ in range(2):  # asked again, they say it again
         lastwords.take({rank: witness for rank, (_, witness) in enumerate(ranks)}, tmp_path / "incident", "node0.txt")
@@ -185,7 +185,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for(start: Start, tmp_path: P
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, stacks are waited for."""
-    monkeypatch.setattr(looks, "WINDOW_S", 20.0)
+    monkeypatch.setattr(inspection, "WINDOW_S", 20.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -204,19 +204,19 @@ def test_a_stopped_process_says_where_it_was_and_does_not_go_on(start: Start, tm
     assert int((witness.stacks.parent / "count").read_text() or before) - before < 1000  # some writes of 10 µs, no more
 
 
-def test_a_look_leaves_a_stopped_process_stopped(start: Start, tmp_path: Path):
+def test_an_inspection_leaves_a_stopped_process_stopped(start: Start, tmp_path: Path):
     process, witness = start("count")
     ready(process)
     stop(process)
     assert witness.stacks is not None
-    found = looks.look({0: (process.pid, witness.stacks), 1: (os.getpid(), tmp_path / "none")}) if _answers() else {}
+    found = inspection.inspect({0: (process.pid, witness.stacks), 1: (os.getpid(), tmp_path / "none")}) if _answers() else {}
     assert found[0].state == "T" and " in count\n" in found[0].stacks
     assert stopped(process)
 
 
 def _answers() -> bool:
-    """This process is looked at as well, and must bear the signal."""
-    signal.signal(looks.STACKS_SIGNAL, lambda *_: None)
+    """This process is inspected as well, and must bear the signal."""
+    signal.signal(inspection.STACKS_SIGNAL, lambda *_: None)
     return True
 
 

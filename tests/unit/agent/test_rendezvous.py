@@ -4,14 +4,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 
 import pytest
 from torch.distributed import TCPStore
-from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
-from resilient.agent.agent import NodeAgent
-from resilient.agent.rendezvous import LONGEST_PAUSE_S, CalledOff, DriverRendezvous, Generation, join_store
+from resilient.agent.rendezvous import LONGEST_PAUSE_S, CalledOff, DriverRendezvous, join_store
+from resilient.protocol.messages import Start
 
 
 def refused_port() -> int:
@@ -19,6 +17,19 @@ def refused_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def start(generation: int, *, node_rank: int, master_port: int) -> Start:
+    return Start(
+        generation=generation,
+        node_rank=node_rank,
+        nodes=2,
+        master_addr="127.0.0.1",
+        master_port=master_port,
+        collective_timeout_s=600.0,
+        report_s=0.2,
+        mtbf_s=3600.0,
+    )
 
 
 def test_a_refused_port_is_tried_with_jittered_pauses_and_given_up_in_time():
@@ -90,12 +101,9 @@ def test_a_generation_that_is_called_off_leads_to_the_next_with_a_new_store():
     masters = [refused_port(), with_store.port]
     said: list[int] = []
 
-    def ready(port: int) -> Generation:
+    def ready(port: int) -> Start:
         said.append(port)
-        number = len(said)
-        return Generation(
-            number, node_rank=1, nodes=2, master_addr="127.0.0.1", master_port=masters[number - 1], collective_timeout_s=600.0
-        )
+        return start(len(said), node_rank=1, master_port=masters[len(said) - 1])
 
     def pause(seconds: float) -> None:
         raise CalledOff
@@ -112,36 +120,10 @@ def test_a_generation_that_is_called_off_leads_to_the_next_with_a_new_store():
 def test_the_node_of_rank_0_lends_its_own_store():
     said: list[int] = []
 
-    def ready(port: int) -> Generation:
+    def ready(port: int) -> Start:
         said.append(port)
-        return Generation(1, node_rank=0, nodes=1, master_addr="127.0.0.1", master_port=port, collective_timeout_s=600.0)
+        return start(1, node_rank=0, master_port=port)
 
     info = DriverRendezvous("test", ready, time.sleep, timeout_s=1.0).next_rendezvous()
     info.store.set("key", "value")
     assert join_store("127.0.0.1", said[0], timeout_s=5.0).get("generation-1/key") == b"value"
-
-
-def agent_with(*messages: str) -> NodeAgent:
-    """An agent, without its processes, to which the driver has sent this while it paused."""
-    agent = NodeAgent.__new__(NodeAgent)
-    agent._inbox = deque({"type": kind, "clear": []} for kind in messages)
-    agent._wait = lambda timeout_s: None
-    return agent
-
-
-def test_an_agent_gives_a_generation_up_that_the_driver_stops_and_hears_what_comes_after():
-    agent = agent_with("propose", "stop", "start")
-    with pytest.raises(CalledOff):
-        agent._pause(1.0)
-    assert [message["type"] for message in agent._inbox] == ["start"]
-
-
-def test_an_agent_that_joins_a_store_still_ends_when_the_driver_does():
-    with pytest.raises(RendezvousGracefulExitError):
-        agent_with("propose", "shutdown")._pause(1.0)
-
-
-def test_an_agent_that_joins_a_store_keeps_what_is_for_its_workers():
-    agent = agent_with("propose", "arm")
-    agent._pause(1.0)
-    assert [message["type"] for message in agent._inbox] == ["propose", "arm"]

@@ -1,4 +1,4 @@
-"""A look at workers: what their processes are doing, and where in the code.
+"""Inspection of workers: what their processes are doing, and where in the code.
 
 Owns the reading of /proc and the asking for stacks. faulthandler answers in the worker, at a signal that nobody else uses and
 without the interpreter's help, so that a worker which is stuck anywhere but in the kernel still says where.
@@ -11,33 +11,15 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from resilient.agent.effort import OwnTime
-from resilient.standing import Standing
+from resilient.protocol.messages import Inspection
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 WINDOW_S = 0.2  # over which the processor time is measured, and in which stacks are expected
 _libc = ctypes.CDLL(None)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True)
-class Look:
-    """What was seen of one worker.
-
-    Attributes:
-        state: of the process, as /proc tells it (R, S, D, T, t, Z); "" if there is none.
-        cpu: share of one core that it used while it was looked at, or that its main thread would have if nobody else had.
-        stacks: of all threads, most recent call first; empty where it did not answer.
-        standing: in which collective it waits, where its flight recorder says so.
-    """
-
-    state: str
-    cpu: float
-    stacks: str
-    standing: Standing | None = None
 
 
 def answer_with_stacks(path: Path) -> None:
@@ -51,10 +33,12 @@ def state_of(pid: int) -> str:
     return _stat(pid)[0]
 
 
-def look(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Look]:
-    """Look at workers that answer: process id and file of stacks, by rank.
+def inspect(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Inspection]:
+    """Inspect workers that answer: process id and file of stacks, by rank. It takes a moment (`WINDOW_S`, twice at most).
 
-    A worker that is stopped is continued for it, and stopped again, unless all are: then the job may have been suspended.
+    A worker that is stopped is continued for it, and stopped again, unless all are: then the job may have been suspended. `cpu` is
+    the share of one core that it used meanwhile, or that its main thread would have if nobody else had; `stacks` has the most
+    recent call first, and is empty where it did not answer; the standing is left to others.
     """
     before: dict[int, tuple[str, float, int]] = {}
     own = {rank: OwnTime(pid) for rank, (pid, _) in workers.items()}
@@ -67,7 +51,7 @@ def look(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Look]:
     for rank, (pid, _) in workers.items():
         if rank not in stopped:
             _ask(pid)
-    told = stacks_of_stopped(stopped) if len(stopped) < len(workers) else {}
+    stacks_by_rank = stacks_of_stopped(stopped) if len(stopped) < len(workers) else {}
     time.sleep(max(0.0, began + WINDOW_S - time.monotonic()))
     found = {}
     for rank, (pid, stacks) in workers.items():
@@ -75,7 +59,8 @@ def look(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Look]:
         wanted = (own[rank].seconds() or 0.0) - wanted_s[rank]
         used = max(_stat(pid)[1] - cpu_s, wanted) / (time.monotonic() - began)
         own[rank].close()
-        found[rank] = Look(state, round(max(0.0, used), 2), told[rank] if rank in told else _from(stacks, size))
+        text = stacks_by_rank[rank] if rank in stacks_by_rank else _from(stacks, size)
+        found[rank] = Inspection(state=state, cpu=round(max(0.0, used), 2), stacks=text)
     return found
 
 
@@ -96,7 +81,7 @@ def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]
 
 
 def _is_whole(stacks: str) -> bool:
-    """Whether the main thread, which faulthandler tells last, has been told to its outermost call, or as deep as it goes."""
+    """Whether the main thread, which faulthandler writes last, is there to its outermost call, or as deep as it goes."""
     return stacks.endswith((" in <module>\n", "  ...\n"))
 
 

@@ -1,0 +1,311 @@
+"""The node's snapshot daemon as the agent's child, and the session file of the workers.
+
+Owns the process and its pipes. A daemon that dies is started anew and given the session again; what it held lies in memory and on
+disks, which its inventory says.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from checkpoint.framing import Decoder, NotAMessage, encode
+from checkpoint.protocol import (
+    BeginSession,
+    Cleared,
+    DaemonNews,
+    DaemonRequest,
+    DaemonSettings,
+    Inventory,
+    TakeInventory,
+    TierSettings,
+)
+from checkpoint.tiers import session
+from resilient import storage
+from resilient.agent.limits import DAEMON_END_S
+from resilient.agent.loop import Loop
+from resilient.protocol.messages import Candidate, Start, unpack
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "checkpoint.daemon")
+MOST_STARTS, WITHIN_S = 10, 60.0
+QUEUE_BYTES = 16 << 20  # a daemon that has left so much unread is stuck, and replaced
+_READ_BYTES = 1 << 20
+
+
+class DaemonProcess:
+    """The snapshot daemon of this node. Nothing here waits but `close`, which runs turns of the loop.
+
+    Invariants: the loop watches the pipes of the present process and of no other. A request to a daemon that dies is lost; whoever
+    asked hears of the next daemon's inventory and asks again.
+
+    Args:
+        described: the campaign's storage, as `resilient.storage.read` returns it.
+        directory: short path of a directory in RAM, for the daemon's socket and the session file.
+        host: address on which other nodes may read from this one.
+        on_news: called with news that are for the driver: all but what this agent has asked for itself.
+        command: starts the daemon.
+
+    Attributes:
+        inventory: the answer to `ask_inventory`; None until it comes.
+        cleared: `Clear` was answered.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        described: Mapping[str, Any],
+        directory: Path,
+        *,
+        node: int,
+        procs: int,
+        host: str,
+        token: str,
+        on_news: Callable[[Sequence[DaemonNews]], None],
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self._loop, self._described, self._directory, self._on_news = loop, described, directory, on_news
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # a daemon that starts slowly holds up nobody who writes here
+        self._node, self._procs, self._host, self._token = node, procs, host, token
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._decoder: Decoder[DaemonNews] = Decoder(DaemonNews)
+        self._queue = bytearray()
+        self._session: BeginSession | None = None
+        self._starts: deque[float] = deque()
+        self._generation = 0
+        self._inventory_asked = False
+        self.inventory: Inventory | None = None
+        self.cleared = False
+        self._start()
+
+    @property
+    def session_path(self) -> Path:
+        """What workers read."""
+        return self._directory / "session.json"
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a daemon; none where it has died again and again."""
+        return self._process is not None
+
+    def begin(self, start: Start, *, renew: bool) -> None:
+        """A generation begins.
+
+        Args:
+            renew: a process of the generation before may still write into the present buffers.
+
+        Raises:
+            OSError: the session file cannot be written.
+            ValueError: the driver's candidates are none.
+        """
+        self._generation = start.generation
+        write_session(
+            self.session_path,
+            start,
+            self._described,
+            node=self._node,
+            procs=self._procs,
+            directory=self._directory,
+            token=self._token,
+        )
+        self._session = BeginSession(
+            generation=start.generation,
+            node_rank=start.node_rank,
+            nodes=start.nodes,
+            first_rank=start.node_rank * self._procs,
+            ranks=self._procs,
+        )
+        self.send(msgspec.structs.replace(self._session, renew=renew))
+
+    def ask_inventory(self) -> None:
+        """The next inventory is the answer, even that of another daemon; later ones are news."""
+        self.inventory, self._inventory_asked = None, True
+        self.send(TakeInventory(generation=self._generation))
+
+    def ask_no_more(self) -> None:
+        """The inventory was waited for in vain: where it still comes, it is news."""
+        self._inventory_asked = False
+
+    def send(self, request: DaemonRequest) -> None:
+        """Queue a request; returns at once."""
+        if self._process is None:
+            return
+        self._queue += encode(request)
+        if len(self._queue) > QUEUE_BYTES:
+            log.error("the snapshot daemon has left %d bytes unread; replacing it", len(self._queue))
+            self._process.kill()  # its output ends, and the next one starts
+            self._queue.clear()
+        self._flush()
+
+    def receive(self) -> list[DaemonNews]:
+        """The news that have come. A daemon that has died, or says what is no message, is replaced."""
+        process = self._process
+        if process is None or process.stdout is None:
+            return []
+        try:
+            data = os.read(process.stdout.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return []
+        if not data:
+            self._replace("has ended")
+            return []
+        try:
+            return self._decoder.feed(data)
+        except NotAMessage as error:
+            self._replace(f"has said what is {error}")
+            return []
+
+    def close(self) -> None:
+        """End the daemon: by the end of its input, and if that does not help by a signal."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self._unwatch(process)
+        with suppress(OSError):
+            if process.stdin is not None:
+                process.stdin.close()
+        if not self._loop.wait_until(lambda: process.poll() is not None, DAEMON_END_S, poll_s=0.02):
+            process.kill()
+            self._loop.wait_until(lambda: process.poll() is not None, DAEMON_END_S, poll_s=0.02)
+        if process.stdout is not None:
+            process.stdout.close()
+
+    # -- the process ---------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        now = time.monotonic()
+        self._starts.append(now)
+        while self._starts[0] < now - WITHIN_S:
+            self._starts.popleft()
+        if len(self._starts) > MOST_STARTS:
+            log.error("the snapshot daemon has died %d times within a minute; going on without snapshots", MOST_STARTS)
+            return
+        process = subprocess.Popen(self._command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        assert process.stdin is not None and process.stdout is not None
+        for pipe in (process.stdin, process.stdout):
+            os.set_blocking(pipe.fileno(), False)
+        self._decoder = Decoder(DaemonNews)
+        self._queue.clear()
+        self._process = process
+        self._loop.watch(process.stdout.fileno(), self._read)
+        self._loop.watch(process.stdin.fileno(), None, on_writable=self._flush, wants_to_write=lambda: bool(self._queue))
+        self.send(self._settings())
+
+    def _replace(self, why: str) -> None:
+        process, self._process = self._process, None
+        assert process is not None
+        self._unwatch(process)
+        status = process.poll()
+        process.kill()
+        log.warning("the snapshot daemon (process %d) %s (status %s); starting another one", process.pid, why, status)
+        for pipe in (process.stdin, process.stdout):
+            with suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.2)  # else it is reaped when the next process is started
+        self._start()
+        self.send(TakeInventory(generation=self._generation))
+        if self._session is not None:
+            self.send(self._session)
+
+    def _unwatch(self, process: "subprocess.Popen[bytes]") -> None:
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None and not pipe.closed:
+                self._loop.unwatch(pipe.fileno())
+
+    def _read(self) -> None:
+        passed_on: list[DaemonNews] = []
+        for news in self.receive():
+            if isinstance(news, Inventory) and self._inventory_asked:
+                self.inventory, self._inventory_asked = news, False
+            elif isinstance(news, Cleared):
+                self.cleared = True
+            else:
+                passed_on.append(news)
+        if passed_on:
+            self._on_news(passed_on)
+
+    def _flush(self) -> None:
+        if self._process is None or self._process.stdin is None:
+            return
+        try:
+            while self._queue:
+                del self._queue[: os.write(self._process.stdin.fileno(), self._queue)]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self._queue.clear()  # its end is about to be read
+
+    def _settings(self) -> DaemonSettings:
+        memory, *others = self._described["tiers"]
+        places = [Path(memory["roots"][self._node])]
+        places += [Path(tier["roots"][self._node]) / "slabs" for tier in others if not tier["durable"]]
+        places.append(Path(others[-1]["roots"][0]) / ".slabs" / f"node{self._node}")
+        return DaemonSettings(
+            generation=self._generation,
+            node=self._node,
+            host=self._host,
+            token=self._token,
+            directory=str(self._directory),
+            memory=memory["name"],
+            places=tuple(str(place) for place in places),
+            buffers=self._described["slabs"],
+            tiers=tuple(
+                TierSettings(
+                    name=tier["name"],
+                    durable=tier["durable"],
+                    path=tier["roots"][0 if tier["durable"] else self._node],
+                    keep_last=tier["keep_last"],
+                    keep_every=tier["keep_every"],
+                    max_bytes_per_s=tier["max_bytes_per_s"],
+                    mark=storage.IDENTITY if tier["durable"] else None,
+                )
+                for tier in others
+            ),
+        )
+
+
+def write_session(
+    path: Path, start: Start, described: Mapping[str, Any], *, node: int, procs: int, directory: Path, token: str
+) -> None:
+    """Write what the workers of a generation are to know of their node's storage; see `checkpoint.tiers.session`.
+
+    Raises OSError, and ValueError where the driver's candidates are none.
+    """
+    session.write(
+        path,
+        {
+            "node": start.node_rank,
+            "nodes": start.nodes,
+            "generation": start.generation,
+            "first_rank": start.node_rank * procs,
+            "ranks": procs,
+            "directory": str(directory),
+            "tiers": [{name: tier[name] for name in ("name", "every_steps", "every_s")} for tier in described["tiers"]],
+            "mtbf_s": start.mtbf_s,
+            "candidates": [as_entry(candidate, node, token) for candidate in unpack(start.candidates)],
+        },
+    )
+
+
+def as_entry(candidate: Candidate, node: int, token: str) -> dict[str, Any]:
+    """A candidate as the workers of a node read it: where its shards are, those that the node holds itself first."""
+    here = [{"directory": holder.directory} for shard in candidate.shards for holder in shard if holder.node == node]
+    elsewhere = [
+        {"address": holder.address, "path": holder.directory, "token": token}
+        for shard in candidate.shards
+        for holder in shard
+        if holder.node != node and holder.address
+    ]
+    return {"step": candidate.key.step, "tier": candidate.tier, "holdings": [*here, *elsewhere]}

@@ -1,0 +1,58 @@
+"""The environment of a rank: torchrun's variables, and ours. Pure but for the environment that it adds to."""
+
+import json
+import os
+from pathlib import Path
+
+from resilient.network import dump_files
+from resilient.protocol.messages import Start
+from resilient.worker import (
+    COLLECTIVE_TIMEOUT_VARIABLE,
+    GENERATION_VARIABLE,
+    GUARD_VARIABLE,
+    RUN_DIR_VARIABLE,
+    SESSION_VARIABLE,
+)
+
+
+def environment_of(
+    start: Start, local_rank: int, procs: int, *, run_dir: Path, run_id: str, session: Path, interface: str | None, log_dir: Path
+) -> dict[str, str]:
+    """What a rank of a generation gets on top of what the agent has.
+
+    Args:
+        procs: ranks of each node.
+        session: see `checkpoint.tiers.session`.
+        interface: the network interface that has the node's address, where one has.
+    """
+    rank, world = start.node_rank * procs + local_rank, start.nodes * procs
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(procs),
+        "GROUP_RANK": str(start.node_rank),
+        "GROUP_WORLD_SIZE": str(start.nodes),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world),
+        "ROLE_NAME": "worker",
+        "MASTER_ADDR": start.master_addr,
+        "MASTER_PORT": str(start.master_port),
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(start.generation),
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        GENERATION_VARIABLE: str(start.generation),
+        RUN_DIR_VARIABLE: str(run_dir),
+        SESSION_VARIABLE: str(session),
+        **({"GLOO_SOCKET_IFNAME": interface} if interface and "GLOO_SOCKET_IFNAME" not in os.environ else {}),
+        GUARD_VARIABLE: json.dumps({"go_back_to": start.go_back_to, "skip": start.skip}),
+        COLLECTIVE_TIMEOUT_VARIABLE: str(start.collective_timeout_s),
+        **dump_files(os.environ, log_dir),
+    }
+
+
+def token_of(text: str) -> tuple[str, int]:
+    """Token and incarnation from an agent's environment: `token.incarnation`. Raises ValueError."""
+    token, _, incarnation = text.rpartition(".")
+    return token, int(incarnation)

@@ -1,0 +1,109 @@
+"""What tests of the agent put together: a loop, a driver at the other end of a socket, heartbeat regions without workers."""
+
+import select
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from checkpoint.framing import Decoder, encode
+from resilient import page
+from resilient.agent.driver import Driver
+from resilient.agent.loop import Loop
+from resilient.page import AgentPage, WorkerPage
+from resilient.protocol.connection import Connection
+from resilient.protocol.messages import AgentMessage, DriverMessage, Heartbeat
+
+PATIENCE_S = 30.0
+
+
+class FakeDriver:
+    """The driver's end of a connection, in the test's own thread."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._socket, _ = listener.accept()
+        self._decoder: Decoder[AgentMessage] = Decoder(AgentMessage)
+        self._found: list[AgentMessage] = []
+
+    def send(self, *messages: DriverMessage) -> None:
+        self._socket.sendall(b"".join(map(encode, messages)))
+
+    def send_bytes(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def next(self, timeout_s: float = PATIENCE_S) -> AgentMessage:
+        """The next message that the agent has sent."""
+        while not self._found:
+            assert select.select([self._socket], [], [], timeout_s)[0], "nothing came"
+            data = self._socket.recv(1 << 16)
+            assert data, "the agent has hung up"
+            self._found += self._decoder.feed(data)
+        return self._found.pop(0)
+
+    def until(self, kind: type[AgentMessage]) -> tuple[Any, list[AgentMessage]]:
+        """The next message of a class, and those before it."""
+        before: list[AgentMessage] = []
+        while not isinstance(message := self.next(), kind):
+            before.append(message)
+        return message, before
+
+    def arrived(self) -> list[AgentMessage]:
+        """All that is there, without waiting."""
+        while select.select([self._socket], [], [], 0.0)[0] and (data := self._socket.recv(1 << 16)):
+            self._found += self._decoder.feed(data)
+        found, self._found = self._found, []
+        return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Talk:
+    """An agent's loop and its driver, connected to the test."""
+
+    def __init__(
+        self,
+        handlers: Mapping[type[DriverMessage], Callable[[Any], None]] | None = None,
+        *,
+        fence_s: float = 600.0,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.connection = Connection([listener.getsockname()], timeout_s=5.0)
+            self.peer = FakeDriver(listener)
+        self.loop = Loop()
+        more: dict[str, Any] = {"clock": clock} if clock is not None else {}
+        self.driver = Driver(self.loop, self.connection, fence_s=fence_s, handlers=handlers or {}, **more)
+
+    def close(self) -> None:
+        self.connection.close()
+        self.peer.close()
+        self.loop.close()
+
+
+class FakeWorkers:
+    """Heartbeat regions of ranks whose processes do not exist; stands for `resilient.agent.workers.Workers`."""
+
+    def __init__(self, directory: Path, ranks: int) -> None:
+        self.regions = [AgentPage(directory / f"g1-rank{rank}") for rank in range(ranks)]
+        self.workers = [WorkerPage(region.path) for region in self.regions]
+        self.watched_anew = 0
+
+    def heartbeats(self) -> dict[int, Heartbeat]:
+        found = {}
+        for rank, region in enumerate(self.regions):
+            pulse = region.pulse()
+            found[rank] = Heartbeat(pulse.step, pulse.phase, pulse.beat_t, max(pulse.beat_t, pulse.phase_t), 0.0, "", True)
+        return found
+
+    def take_records(self) -> Iterator[tuple[int, page.Record, AgentPage]]:
+        for rank, region in enumerate(self.regions):
+            for record in region.drain():
+                yield rank, record, region
+
+    def watch_from_now(self) -> None:
+        self.watched_anew += 1
+
+    def close(self) -> None:
+        for each in (*self.workers, *self.regions):
+            each.close()
