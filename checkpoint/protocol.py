@@ -263,6 +263,7 @@ class JobFailed(Message, frozen=True):
     Attributes:
         cancelled: it was told to.
         unreachable: the daemon that has the shard did not answer.
+        superseded: its buffer is leased for a newer snapshot, and no other tier has it.
     """
 
     generation: int
@@ -274,6 +275,7 @@ class JobFailed(Message, frozen=True):
     reason: str
     cancelled: bool = False
     unreachable: bool = False
+    superseded: bool = False
 
 
 class TierTrouble(Message, frozen=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from checkpoint import manifest, metadata, part
+from checkpoint import manifest, metadata, shard_manifest
 from checkpoint.agreement import Ranks
 from checkpoint.candidates import Candidate
 from checkpoint.errors import CheckpointMismatch, DamagedCheckpoint, NoUsableCheckpoint
@@ -112,7 +112,7 @@ def _sources(choice: Candidate) -> tuple[Contents, list[Source]]:
     if choice.path is not None:
         contents, source = contents_of(choice.path)
         return contents, [source]
-    from checkpoint.tiers.exchange import RemotePart
+    from checkpoint.tiers.remote import RemoteShard
 
     sources: list[Source] = []
     found: Contents | None = None
@@ -120,12 +120,12 @@ def _sources(choice: Candidate) -> tuple[Contents, list[Source]]:
     for holding in choice.holdings:
         try:
             if holding.directory is not None:
-                held = part.read(holding.directory)
+                held = shard_manifest.read(holding.directory)
                 text = metadata.text(holding.directory, held.files.get(metadata.NAME))
                 each: Source = DirectorySource(holding.directory, chunks=held.chunks)
             else:
-                remote = RemotePart(holding.address or "", holding.remote_path, holding.token)
-                each, held, text = remote, remote.part, remote.document(metadata.NAME)
+                remote = RemoteShard(holding.address or "", holding.remote_path, holding.token)
+                each, held, text = remote, remote.manifest, remote.document(metadata.NAME)
         except DamagedCheckpoint as error:
             lost = error
             continue

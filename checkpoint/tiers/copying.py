@@ -11,17 +11,16 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from checkpoint import commit, direct, manifest, metadata, points, slots
-from checkpoint import part as parts
+from checkpoint import commit, direct, manifest, metadata, points, shard_manifest, slots
 from checkpoint.commit import fsync_file
 from checkpoint.errors import CheckpointError, DamagedCheckpoint
 from checkpoint.fence import fsync_directory, guard, raise_fence
 from checkpoint.layout import ArrayInfo, Shard, Strip
 from checkpoint.manifest import Manifest
 from checkpoint.naming import stale, step_path, temporary_path
-from checkpoint.part import Part
 from checkpoint.pruning import prune, remove
 from checkpoint.runs import runs
+from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import Source
 from checkpoint.threads import for_each
 from checkpoint.tiers.pace import Pace
@@ -57,7 +56,7 @@ def shards_of(text: bytes, path: Path) -> dict[str, Shard]:
 
 
 def to_tier(
-    source: Source, part: Part, documents: Mapping[str, bytes], target: Path, copy: Copy, *, spare: Path | None = None
+    source: Source, part: ShardManifest, documents: Mapping[str, bytes], target: Path, copy: Copy, *, spare: Path | None = None
 ) -> None:
     """Make `target` a directory that holds the part, on a tier of a node.
 
@@ -81,16 +80,16 @@ def to_tier(
             path.write_bytes(text)
     _write_chunks(source, part, shards, temporary, copy, list(shards), lambda name: None)
     copy.check()
-    (temporary / parts.NAME).write_bytes(parts.encode(part))
+    (temporary / shard_manifest.NAME).write_bytes(shard_manifest.encode(part))
     points.reached("copy_described")
-    files = [temporary / name for name in (*documents, parts.NAME)]
+    files = [temporary / name for name in (*documents, shard_manifest.NAME)]
     for file in files:
         fsync_file(file)
     for directory in sorted({parent for file in files for parent in file.parents if parent.is_relative_to(temporary)}):
         fsync_directory(directory)
     points.reached("copy_durable")
     if target.exists():  # of a past that was left
-        (target / parts.NAME).unlink(missing_ok=True)
+        (target / shard_manifest.NAME).unlink(missing_ok=True)
         shutil.rmtree(target)
     temporary.rename(target)
     points.reached("copy_renamed")
@@ -102,7 +101,7 @@ def _fits(spare: Path, names: set[str]) -> bool:
     return {str(path.relative_to(spare)) for path in spare.rglob("*") if path.is_file()} == names
 
 
-def flush(source: Source, part: Part, documents: Mapping[str, bytes], root: Path, attempt: int, copy: Copy) -> None:
+def flush(source: Source, part: ShardManifest, documents: Mapping[str, bytes], root: Path, attempt: int, copy: Copy) -> None:
     """Write a node's share of a checkpoint that all nodes write together, on the durable tier; `finish` commits it.
 
     Args:
@@ -126,6 +125,7 @@ def flush(source: Source, part: Part, documents: Mapping[str, bytes], root: Path
     with journal.open("a") as file:
 
         def keep(path: str) -> None:
+            copy.check()  # a flush that goes on after this one does not read again what is in the journal
             with lock:
                 file.write(f"{path}\n")
                 file.flush()
@@ -136,7 +136,7 @@ def flush(source: Source, part: Part, documents: Mapping[str, bytes], root: Path
     points.reached("flush_written")
     copy.check()
     new = shares / f"{name}.new"
-    new.write_bytes(parts.encode(parts.without_documents(part)))
+    new.write_bytes(shard_manifest.encode(shard_manifest.without_documents(part)))
     fsync_file(new)
     new.replace(shares / f"{name}.json")
     fsync_directory(shares)
@@ -144,7 +144,7 @@ def flush(source: Source, part: Part, documents: Mapping[str, bytes], root: Path
 
 
 def finish(
-    part: Part,
+    part: ShardManifest,
     documents: Mapping[str, bytes],
     root: Path,
     attempt: int,
@@ -172,7 +172,7 @@ def finish(
         (temporary / name).write_bytes(text)
     shards = shards_of(documents[metadata.NAME], temporary)
     try:
-        files = commit.entries(documents, shards.values(), parts.merged(shares))
+        files = commit.entries(documents, shards.values(), shard_manifest.merged(shares))
     except ValueError as error:
         raise CheckpointError(str(error)) from error
     for name, shard in shards.items():
@@ -207,17 +207,17 @@ def _take_over(root: Path, step: int, attempt: int) -> Path:
     return temporary
 
 
-def _share(temporary: Path, node: int, part: Part) -> Part:
+def _share(temporary: Path, node: int, part: ShardManifest) -> ShardManifest:
     path = temporary / SHARES / f"node-{node}.g{part.generation}.json"
     try:
-        return parts.decode(temporary, path.read_bytes())
+        return shard_manifest.decode(temporary, path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: that node has not flushed its share") from None
 
 
 def _write_chunks(
     source: Source,
-    part: Part,
+    part: ShardManifest,
     shards: Mapping[str, Shard],
     target: Path,
     copy: Copy,

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint import part as parts
+from checkpoint import shard_manifest
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.fence import newest_generation
 from checkpoint.naming import step_path, steps
-from checkpoint.part import Part
+from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import DirectorySource
 from checkpoint.tiers import copying
 from checkpoint.tiers.copying import Copy
@@ -48,14 +48,14 @@ def newest(run_dir: Path) -> tuple[Held | None, Path]:
     _refuse_if_alive(run_dir)
     *others, durable = tiers(run_dir)
     root = durable.roots[0]
-    found: dict[tuple[int, int], dict[int, list[tuple[Path, Part]]]] = {}
+    found: dict[tuple[int, int], dict[int, list[tuple[Path, ShardManifest]]]] = {}
     for tier in others:
         for node in tier.roots:
             for place in (node, *sorted(node.glob("replica-*"))):
                 for step in steps(place):
                     path = step_path(place, step)
                     try:
-                        part = parts.read(path)
+                        part = shard_manifest.read(path)
                     except DamagedCheckpoint:
                         continue
                     found.setdefault((part.step, part.generation), {}).setdefault(part.node, []).append((path, part))
@@ -74,12 +74,12 @@ def flush(held: Held, root: Path, progress: Callable[[int], None]) -> Path:
     Raises DamagedCheckpoint where a part is damaged on every copy; OSError; CheckpointError.
     """
     attempt = max(newest_generation(root) or 0, held.generation)
-    first: tuple[Part, dict[str, bytes]] | None = None
+    first: tuple[ShardManifest, dict[str, bytes]] | None = None
     for copies in held.copies:
         error: DamagedCheckpoint | None = None
         for path in copies:
             try:
-                part = parts.read(path)
+                part = shard_manifest.read(path)
                 documents = {name: (path / name).read_bytes() for name in part.files}
                 source = DirectorySource(path, chunks=part.chunks)
                 copying.flush(source, part, documents, root, attempt, Copy(Pace(None), threading.Event(), progress))

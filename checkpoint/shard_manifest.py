@@ -24,7 +24,7 @@ Chunks = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardManifest:
     """One node's part.
 
     Attributes:
@@ -46,7 +46,7 @@ class Part:
     chunks: Chunks
 
 
-def encode(part: Part) -> bytes:
+def encode(part: ShardManifest) -> bytes:
     """The text of `part.json`."""
     head = {"format": FORMAT, "version": VERSION, "step": part.step, "generation": part.generation}
     head |= {"node": part.node, "nodes": part.nodes, "size_bytes": part.size_bytes}
@@ -54,7 +54,7 @@ def encode(part: Part) -> bytes:
     return sealed.seal({**head, "files": files, "chunks": {path: _pack(sums) for path, sums in sorted(part.chunks.items())}})
 
 
-def read(path: Path) -> Part:
+def read(path: Path) -> ShardManifest:
     """The part in a directory. Raises DamagedCheckpoint."""
     try:
         return decode(path, (path / NAME).read_bytes())
@@ -64,7 +64,7 @@ def read(path: Path) -> Part:
         raise DamagedCheckpoint(path, f"{NAME} cannot be read: {error.strerror}") from error
 
 
-def decode(path: Path, text: bytes) -> Part:
+def decode(path: Path, text: bytes) -> ShardManifest:
     """A part from its text; `path` is for messages. Raises DamagedCheckpoint."""
     try:
         found = sealed.unseal(text)
@@ -73,12 +73,12 @@ def decode(path: Path, text: bytes) -> Part:
         files = {name: FileEntry(int(entry["size"]), int(entry["crc32c"], 16)) for name, entry in found["files"].items()}
         chunks = {name: _unpack(entry) for name, entry in found["chunks"].items()}
         step, generation, node, nodes, size = (int(found[key]) for key in ("step", "generation", "node", "nodes", "size_bytes"))
-        return Part(step, generation, node, nodes, size, files, chunks)
+        return ShardManifest(step, generation, node, nodes, size, files, chunks)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(path, f"{NAME} is not what a part has: {error}") from error
 
 
-def merged(parts: "list[Part]") -> Chunks:
+def merged(parts: "list[ShardManifest]") -> Chunks:
     """The checksums of all parts' chunks."""
     everything: dict[str, dict[int, int]] = {}
     for part in parts:
@@ -87,7 +87,7 @@ def merged(parts: "list[Part]") -> Chunks:
     return everything
 
 
-def without_documents(part: Part) -> Part:
+def without_documents(part: ShardManifest) -> ShardManifest:
     """The same chunks, for where the metadata is elsewhere."""
     return replace(part, files={})
 
