@@ -1,4 +1,4 @@
-"""Restoring: all ranks go on from the newest step that is whole, wherever its parts lie.
+"""Restoring: all ranks go on from the newest step that is whole, wherever its node shards lie.
 
 Owns the choice: newest first, and of one step the nearest copy first; every rank reads what it needs and checks each chunk of it,
 and all agree before they go on. Each byte is read once: what no rank needs is verified by the first.
@@ -49,7 +49,7 @@ def restore(
         root: of committed checkpoints, shared by all ranks.
         pieces: this rank's, for a checkpoint with such a state.
         tier: what `root` is called.
-        held: steps that nodes hold in parts; the same steps in the same order on all ranks.
+        held: steps of which nodes hold shards; the same steps in the same order on all ranks.
         group: as for `save`.
         on_reject: called on rank 0 with step, tier and reason of each one that is damaged.
 

@@ -1,6 +1,6 @@
 """The snapshot daemon: a process of a node that holds its snapshots. It outlives the workers, and is started anew when it dies.
 
-Started as `python -m checkpoint.daemon` by the node's agent. What is said to it and by it is in `checkpoint.protocol`: the first
+Started as `python -m checkpoint.daemon` by the node's agent. Its messages are in `checkpoint.protocol`: the first
 line of the standard input is DaemonSettings, the others are DaemonRequests; DaemonNews go to the standard output; workers report
 by datagrams, daemons of other nodes read over TCP. The end of the standard input is its only end.
 

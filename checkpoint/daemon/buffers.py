@@ -71,7 +71,7 @@ class Buffers:
         make or seal a buffer get its BufferFiles and the blueprint, neither of which changes, and note nothing here.
         A buffer that a thread works on is CHANGING or SEALING meanwhile, and nobody else touches it.
         A buffer whose content is needed is never leased nor made anew, and a lease is never taken back from workers that are
-        alive: one of them may have begun to write without having said so.
+        alive: one of them may have begun to write without having reported it.
         After an await the state may be another: callers look again whether they still want what they wanted.
     """
 

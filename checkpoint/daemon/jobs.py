@@ -126,7 +126,7 @@ class Jobs:
 
     Invariants: bookkeeping belongs to the event loop's thread. A buffer is pinned from the moment in which a job that reads it is
     accepted: the next request may say that it is not needed. One that is leased is not read at all: a worker may have begun to
-    overwrite it without having said so.
+    overwrite it without having reported it.
     """
 
     def __init__(self, settings: DaemonSettings, snapshots: Snapshots, report: Callable[[DaemonNews], None]) -> None:

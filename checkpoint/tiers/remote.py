@@ -134,11 +134,11 @@ class RemoteShard(Source):
     def _reply(self, connection: socket.socket) -> tuple[PartReply, bytes]:
         """The head of the answer, and what has come of the bytes behind it."""
         data = bytearray()
-        part = memoryview(bytearray(_AT_ONCE_BYTES))
+        buffer = memoryview(bytearray(_AT_ONCE_BYTES))
         while b"\n" not in data:
             if len(data) > _REPLY_LIMIT_BYTES:
                 raise ConnectionError("the other node does not answer with a message")
-            data += part[: self._receive(connection, part)]
+            data += buffer[: self._receive(connection, buffer)]
         line, _, begun = bytes(data).partition(b"\n")
         try:
             reply = Decoder[PartReply](PartReply).decode(line)
