@@ -3,7 +3,7 @@
     python benchmarks/checkpoint.py [--mib 2304] [--rounds 5] [--dir DIR] [--part disk|stall|reshard|training ...] [--json FILE]
 
 disk      two ranks save and load the same state durably, cold: raw O_DIRECT and write + fsync, DCP, `checkpoint.save`,
-          a snapshot that the keeper flushes; CPU seconds with each
+          a snapshot that the snapshot daemon flushes; CPU seconds with each
 stall     how long training stands still for a snapshot, against a copy of the same bytes between warm buffers
 reshard   bytes read against bytes needed, loading onto other layouts
 training  tokens per second of the trainer with a snapshot in RAM at every step, against none
@@ -44,6 +44,8 @@ import checkpoint
 from checkpoint import direct, layout
 from checkpoint.piece import part_of
 from checkpoint.source import DirectorySource
+from checkpoint import protocol
+from checkpoint.framing import Decoder, Message, encode
 from checkpoint.tiers import session
 
 RANKS = 2
@@ -180,8 +182,8 @@ class Bench:
         def take(name: str, work: Callable[[], object]) -> None:
             found.setdefault(name, []).append(self.timed(work))
 
-        with Keeper(self) as keeper:
-            keeper.flush(1)  # slabs are made once
+        with NodeDaemon(self) as daemon:
+            daemon.flush(1)  # buffers are made once
             for number in range(rounds):
                 step = number + 2
                 take("raw write + fsync", lambda: raw_write(True))
@@ -189,9 +191,9 @@ class Bench:
                 for name, threads in (("DCP save", 1), ("DCP, 2 threads", 2)):
                     self.clear_directory("dcp")
                     take(name, lambda threads=threads: dcp_save(threads))
-                keeper_cpu = keeper.cpu_s()
-                wall, used = self.timed(lambda step=step: keeper.flush(step))
-                found.setdefault("snapshot + flush", []).append((wall, used + keeper.cpu_s() - keeper_cpu))
+                daemon_cpu = daemon.cpu_s()
+                wall, used = self.timed(lambda step=step: daemon.flush(step))
+                found.setdefault("snapshot + flush", []).append((wall, used + daemon.cpu_s() - daemon_cpu))
                 take("save", lambda step=step: save(step))
                 for name, work in (
                     ("raw read", lambda: raw_read(True)),
@@ -217,11 +219,11 @@ class Bench:
         local = [tensor.to_local() for tensor in self.state.values()]
         before = peak_bytes()
         stalls, copies = [], []
-        with Keeper(self) as keeper:
+        with NodeDaemon(self) as daemon:
             for step in range(1, 4 * rounds + 1):
-                stalls.append(keeper.snapshot(step))
+                stalls.append(daemon.snapshot(step))
             extra = peak_bytes() - before
-            shared = sum(path.stat().st_blocks * 512 for path in keeper.place.rglob("c*") if path.is_file()) // RANKS
+            shared = sum(path.stat().st_blocks * 512 for path in daemon.place.rglob("c*") if path.is_file()) // RANKS
             target = [torch.zeros_like(each) for each in local]
             for _ in range(4 * rounds):
                 dist.barrier()
@@ -273,30 +275,40 @@ class Bench:
         return checkpoint.Piece(array, (self.layers, rows, columns), (int(layer), *offset), torch.empty((1, *extent)), (1, 1, 1))
 
 
-class Keeper:
-    """A keeper of the node that both ranks are on; rank 0 commands it."""
+class NodeDaemon:
+    """The snapshot daemon of the node that both ranks are on; rank 0 commands it."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.place = Path(f"/dev/shm/resilient-benchmark-{os.getppid()}")
         self.root = bench.base / "flushed"
 
-    def __enter__(self) -> "Keeper":
+    def __enter__(self) -> "NodeDaemon":
         directory, path = self.place / "k", self.place / "session.json"
         if self.bench.rank == 0:
             shutil.rmtree(self.place, ignore_errors=True)
             self.place.mkdir(parents=True)
-            common = {"generation": 1, "nodes": 1, "first_rank": 0, "ranks": RANKS}
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "checkpoint.tiers.keeper"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                [sys.executable, "-m", "checkpoint.daemon"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
-            tiers = [{"name": "durable", "durable": True, "path": str(self.root), "keep_last": 1}]
-            memory = {"name": "ram", "places": [str(self.place / "ram")], "slabs": 2}
-            self.send({"node": 0, "host": "127.0.0.1", "token": "", "directory": str(directory), "memory": memory, "tiers": tiers})
-            self.hear("listening")
-            self.send({"do": "session", **common, "node_rank": 0})
-            told = {**common, "node": 0, "directory": str(directory), "mtbf_s": 1e5, "candidates": []}
-            session.write(path, {**told, "tiers": [{"name": "ram", "every_steps": 1}]})
+            self.send(
+                protocol.DaemonSettings(
+                    generation=1,
+                    node=0,
+                    host="127.0.0.1",
+                    token="",
+                    directory=str(directory),
+                    memory="ram",
+                    places=(str(self.place / "ram"),),
+                    buffers=2,
+                    tiers=(protocol.TierSettings(name="durable", durable=True, path=str(self.root), keep_last=1),),
+                )
+            )
+            self.wait_for(protocol.Listening)
+            self.send(protocol.BeginSession(generation=1, node_rank=0, nodes=1, first_rank=0, ranks=RANKS))
+            common = {"generation": 1, "node": 0, "nodes": 1, "first_rank": 0, "ranks": RANKS, "mtbf_s": 1e5, "candidates": []}
+            tiers = [{"name": "ram", "every_steps": 1}]
+            session.write(path, {**common, "directory": str(directory), "tiers": tiers})
         dist.barrier()
         self.snapshots = checkpoint.Snapshots(path)
         self.snapshots.start(self.bench.pieces())
@@ -306,23 +318,24 @@ class Keeper:
     def __exit__(self, *_: object) -> None:
         dist.barrier()
         if self.bench.rank == 0:
-            self.send({"do": "clear", "tiers": ["ram"]})
-            self.hear("cleared")
+            self.send(protocol.Clear(generation=1, tiers=("ram",)))
+            self.wait_for(protocol.Cleared)
             self.process.stdin.close()
             self.process.wait()
             shutil.rmtree(self.place, ignore_errors=True)
         dist.barrier()
 
-    def send(self, order: dict[str, Any]) -> None:
-        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+    def send(self, message: Message) -> None:
+        self.process.stdin.write(encode(message))
         self.process.stdin.flush()
 
-    def hear(self, what: str) -> dict[str, Any]:
+    def wait_for(self, kind: type[Message]) -> None:
+        decoder: Decoder[protocol.DaemonNews] = Decoder(protocol.DaemonNews)
         while True:
-            news = json.loads(self.process.stdout.readline())
-            if news["what"] == what:
-                return news
-            assert news["what"] not in ("trouble", "failed", "no_room"), news
+            news = decoder.decode(self.process.stdout.readline())
+            if isinstance(news, kind):
+                return
+            assert not isinstance(news, protocol.TierTrouble | protocol.JobFailed | protocol.NoRoom), news
 
     def cpu_s(self) -> float:
         if self.bench.rank:
@@ -336,23 +349,23 @@ class Keeper:
             tensor.to_local()[0, 0] += 1
         pieces = self.bench.pieces()
         dist.barrier()
-        taken = self.snapshots.take(step, pieces, {}, frozenset(["ram"]), wait_s=10.0)
-        assert taken.taken
+        result = self.snapshots.take(step, pieces, {}, frozenset(["ram"]), wait_s=10.0)
+        assert result.copied
         if self.bench.rank == 0:
-            self.hear("held")
-            self.send({"do": "keep", "tier": "ram", "steps": [step], "upto": step, "generation": 1, "left_out": []})
+            self.wait_for(protocol.Held)
+            self.send(protocol.Retain(generation=1, tier="ram", steps=(step,), upto=step))
         dist.barrier()
-        return taken.stall_s
+        return result.stall_s
 
     def flush(self, step: int) -> None:
         """Take a snapshot and wait until it is committed."""
         self.snapshot(step)
         if self.bench.rank == 0:
-            order = {"tier": "durable", "step": step, "generation": 1, "attempt": 1, "id": step, "owner": 0}
-            self.send({"do": "flush", **order})
-            self.hear("flushed")
-            self.send({"do": "commit", **order})
-            self.hear("committed")
+            job = {"tier": "durable", "key": protocol.SnapshotKey(step, 1), "generation": 1, "job_id": step, "shard": 0}
+            self.send(protocol.StartJob(kind="flush", **job))
+            self.wait_for(protocol.Flushed)
+            self.send(protocol.StartJob(kind="commit", **job))
+            self.wait_for(protocol.Committed)
 
 
 # -- training ------------------------------------------------------------------------------------------------------------
@@ -425,7 +438,7 @@ def stall_figures(found: dict[str, Any]) -> Iterator[figures.Figure]:
     stalls, copies = ([1e3 * each for each in found[name]] for name in ("stalls", "copies"))
     what = f"training stopped for a snapshot of {size / 2**20:.0f} MiB a rank"
     yield figures.figure("stall", what, "ms", stalls, "a copy of the bytes", copies)
-    yield figures.figure("memory", "slabs of snapshots", "MiB", [found["shared"] / 2**20], "a rank's state", [size / 2**20])
+    yield figures.figure("memory", "buffers of snapshots", "MiB", [found["shared"] / 2**20], "a rank's state", [size / 2**20])
     yield figures.figure(
         "memory/own", "beside them in the rank's process", "MiB", [found["own"] / 2**20], "a rank's state", [size / 2**20]
     )
@@ -482,7 +495,7 @@ def main() -> None:
                 shared, own = stall["shared"] / stall["local_bytes"], stall["own"] / stall["local_bytes"]
                 size = stall["local_bytes"] / 2**20
                 print(f"\na snapshot of {size:.0f} MiB a rank stops training for {ratio:.2f} of a copy of the bytes")
-                print(f"  memory of it: {shared:.2f} x the rank's state in slabs, {own:.2f} x in the rank's process beside them")
+                print(f"  memory of it: {shared:.2f} x the rank's state in buffers, {own:.2f} x in the rank's process beside them")
             if "reshard" in found:
                 print(
                     "\nbytes read for a byte needed: "

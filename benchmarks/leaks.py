@@ -104,18 +104,20 @@ def _look(run: Launcher) -> Counter[str]:
         with contextlib.suppress(psutil.NoSuchProcess):
             kinds = ("agent", "template", "forkserver", "rank", "standby")
             name = next((each for each in kinds if process.name().startswith(each)), "")
-            name = name or ("keeper" if "checkpoint.tiers.keeper" in process.cmdline() else "driver")
+            name = name or ("snapshot daemon" if "checkpoint.daemon" in process.cmdline() else "driver")
             found[f"processes ({name})"] += 1
             if name not in kinds[1:]:
-                slabs = sum("/slab-" in file.path for file in process.open_files())  # as many as it works on: there are few slabs
-                found[f"descriptors ({name})"] += process.num_fds() - slabs
+                buffers = sum(
+                    "/buffer-" in file.path for file in process.open_files()
+                )  # as many as it works on: there are few buffers
+                found[f"descriptors ({name})"] += process.num_fds() - buffers
                 found[f"sockets ({name})"] += len(process.net_connections(kind="all"))
     found["files in RAM"] = len(_in_memory(run))
     return found
 
 
 def _in_memory(run: Launcher) -> list[Path]:
-    """Pages, and what the keeper shares with the ranks."""
+    """Pages, and what the snapshot daemon shares with the ranks."""
     roots = page_directory(run.run_dir, 0), daemon_directory(run.run_dir, 0)
     return sorted(path for root in roots if root.is_dir() for path in (root, *root.rglob("*")))
 

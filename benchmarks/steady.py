@@ -2,7 +2,7 @@
 
     python benchmarks/steady.py [--ranks 8] [--step-ms 65] [--seconds 20] [--turns 60] [--turn-s 5] [--json FILE]
 
-Processor time of agent, keeper and driver, as a share of a core: with ranks that only sleep, beat and report, so that it is the
+Processor time of agent, snapshot daemon and driver, as a share of a core: with ranks that only sleep, beat and report, so that it is the
 runtime alone that is measured.
 
 Tokens per second of the trainer under `resilient run` against torchrun: both are there all the time, and take turns of a few
@@ -164,9 +164,9 @@ def tokens(args: argparse.Namespace) -> figures.Figure:
 
 def spent(family: list[psutil.Process]) -> dict[str, float]:
     """Processor seconds so far, by what a process is."""
-    found = dict.fromkeys(("driver", "agent", "keeper"), 0.0)
+    found = dict.fromkeys(("driver", "agent", "snapshot daemon"), 0.0)
     for process in family:
-        kind = "agent" if process.name() == "agent" else "keeper" if "checkpoint.tiers.keeper" in process.cmdline() else ""
+        kind = "agent" if process.name() == "agent" else "snapshot daemon" if "checkpoint.daemon" in process.cmdline() else ""
         if kind or process.pid == family[0].pid:
             times = process.cpu_times()
             found[kind or "driver"] += times.user + times.system

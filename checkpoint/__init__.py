@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from checkpoint.restoring import Restored, restore
     from checkpoint.saving import Saved, save
     from checkpoint.tiers.cadence import Clock, Every, mean_time_between_failures
-    from checkpoint.tiers.snapshots import Snapshots, Taken
+    from checkpoint.tiers.snapshots import SnapshotResult, Snapshots
     from checkpoint.verification import verify
 
 __all__ = [
@@ -77,9 +77,9 @@ __all__ = [
     "Piece",
     "Restored",
     "Saved",
+    "SnapshotResult",
     "Snapshots",
     "StaleGeneration",
-    "Taken",
     "ZarrReader",
     "ZarrWriter",
     "load",
@@ -105,8 +105,8 @@ _LAZY = {
     "Piece": "checkpoint.piece",
     "Restored": "checkpoint.restoring",
     "Saved": "checkpoint.saving",
+    "SnapshotResult": "checkpoint.tiers.snapshots",
     "Snapshots": "checkpoint.tiers.snapshots",
-    "Taken": "checkpoint.tiers.snapshots",
     "ZarrReader": "checkpoint.dcp",
     "ZarrWriter": "checkpoint.dcp",
     "load": "checkpoint.loading",

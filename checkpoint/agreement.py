@@ -13,7 +13,7 @@ from checkpoint.errors import CheckpointError
 T = TypeVar("T")
 
 EXPECTED = (CheckpointError, OSError, ValueError, RuntimeError, MemoryError)
-"""What may go wrong on one rank and must then be told to all; anything else is a defect of the program."""
+"""What may go wrong on one rank and must then be known to all; anything else is a defect of the program."""
 
 
 class Outcome(Generic[T]):
@@ -63,10 +63,10 @@ class Ranks:
 
     def first(self, work: Callable[[], T]) -> T:
         """Rank 0 works, everyone gets the result. Raises CheckpointError on every rank if it fails."""
-        told = [Outcome(0, work) if self.rank == 0 else None]
+        shared = [Outcome(0, work) if self.rank == 0 else None]
         if self.count > 1:
-            dist.broadcast_object_list(told, group=self._group, group_src=0)
-        outcome = cast(Outcome[T], told[0])
+            dist.broadcast_object_list(shared, group=self._group, group_src=0)
+        outcome = cast(Outcome[T], shared[0])
         if outcome.error is not None:
             raise outcome.error
         return cast(T, outcome.result)

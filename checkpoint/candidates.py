@@ -1,6 +1,6 @@
-"""What a generation may go on from: steps that are whole, and where the copies of their parts lie.
+"""What a generation may go on from: steps that are whole, and where the copies of their node shards lie.
 
-Never imports torch, because keepers do not.
+Never imports torch, because the snapshot daemon does not.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Holding:
-    """A copy of one node's part: `directory` on this node, or to be asked for at `address` (host:port)."""
+    """A copy of a node shard: `directory` on this node, or to be asked for at `address` (host:port)."""
 
     directory: Path | None = None
     address: str | None = None
@@ -25,8 +25,8 @@ class Candidate:
     Attributes:
         step: that it is of.
         tier: where it lies.
-        path: of a committed checkpoint; None where it lies in parts.
-        holdings: copies of the parts, nearest first.
+        path: of a committed checkpoint; None where nodes hold shards of it.
+        holdings: copies of the shards, nearest first.
     """
 
     step: int

@@ -77,7 +77,7 @@ def verify_checkpoints(path: Where, as_json: Json = False) -> None:
             rate = each.bytes_read / 2**20 / max(each.seconds, 1e-9)
             typer.echo(f"{each.path}: good ({each.bytes_read / 2**20:.1f} MiB, {rate:.0f} MiB/s)")
     if len(targets) < len(found):
-        typer.echo(f"resilient: {len(found) - len(targets)} parts of nodes were left out", err=True)
+        typer.echo(f"resilient: {len(found) - len(targets)} shards of nodes were left out", err=True)
     if not all(each.good for each in verdicts):
         raise typer.Exit(_BAD)
 

@@ -132,11 +132,11 @@ class ZarrWriter(StorageWriter):
             return [replace(each, storage_data=None) for each in plans]
         arrays = plan.plan(_claims(plans))
         # Copies without what has been worked out about them, for they travel.
-        told = {fqn_of(info.name): replace(info) for info in arrays}
+        known = {fqn_of(info.name): replace(info) for info in arrays}
         ordered = []
         for rank, each in enumerate(plans):
             names = {item.index.fqn for item in each.items if item.type is not WriteItemType.BYTE_IO}
-            orders = _Orders({name: told[name] for name in names}, f"{OBJECTS}/{rank}")
+            orders = _Orders({name: known[name] for name in names}, f"{OBJECTS}/{rank}")
             ordered.append(replace(each, storage_data=orders))
         documents = {path: text for path, text in _documents(arrays).items() if path != metadata.NAME}
         try:

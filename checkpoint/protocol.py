@@ -1,4 +1,4 @@
-"""All that is said to and by the snapshot daemon of a node (`checkpoint.daemon`), and who says it when.
+"""All messages to and from the snapshot daemon of a node (`checkpoint.daemon`), and who sends which when.
 
     driver ─(through the node's agent)─► daemon    DriverRequest
     agent ──────────────────────────────► daemon    AgentRequest: DaemonSettings first
@@ -97,7 +97,7 @@ class Cancel(Message, frozen=True):
 
 
 class Sync(Message, frozen=True):
-    """Answer `Synced` once all that workers have said by now is dealt with. Sent at the end of a job."""
+    """Answer `Synced` once all that workers have reported by now is dealt with. Sent at the end of a job."""
 
     generation: int
 
@@ -261,8 +261,9 @@ class JobFailed(Message, frozen=True):
     """A job has ended without success.
 
     Attributes:
-        cancelled: it was told to.
+        cancelled: it was not wanted any more.
         unreachable: the daemon that has the shard did not answer.
+        superseded: its buffer is leased for a newer snapshot, and no other tier has it.
     """
 
     generation: int
@@ -274,6 +275,7 @@ class JobFailed(Message, frozen=True):
     reason: str
     cancelled: bool = False
     unreachable: bool = False
+    superseded: bool = False
 
 
 class TierTrouble(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""Restoring: all ranks go on from the newest step that is whole, wherever its parts lie.
+"""Restoring: all ranks go on from the newest step that is whole, wherever its node shards lie.
 
 Owns the choice: newest first, and of one step the nearest copy first; every rank reads what it needs and checks each chunk of it,
 and all agree before they go on. Each byte is read once: what no rank needs is verified by the first.
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from checkpoint import manifest, metadata, part
+from checkpoint import manifest, metadata, shard_manifest
 from checkpoint.agreement import Ranks
 from checkpoint.candidates import Candidate
 from checkpoint.errors import CheckpointMismatch, DamagedCheckpoint, NoUsableCheckpoint
@@ -49,7 +49,7 @@ def restore(
         root: of committed checkpoints, shared by all ranks.
         pieces: this rank's, for a checkpoint with such a state.
         tier: what `root` is called.
-        held: steps that nodes hold in parts; the same steps in the same order on all ranks.
+        held: steps of which nodes hold shards; the same steps in the same order on all ranks.
         group: as for `save`.
         on_reject: called on rank 0 with step, tier and reason of each one that is damaged.
 
@@ -112,7 +112,7 @@ def _sources(choice: Candidate) -> tuple[Contents, list[Source]]:
     if choice.path is not None:
         contents, source = contents_of(choice.path)
         return contents, [source]
-    from checkpoint.tiers.exchange import RemotePart
+    from checkpoint.tiers.remote import RemoteShard
 
     sources: list[Source] = []
     found: Contents | None = None
@@ -120,12 +120,12 @@ def _sources(choice: Candidate) -> tuple[Contents, list[Source]]:
     for holding in choice.holdings:
         try:
             if holding.directory is not None:
-                held = part.read(holding.directory)
+                held = shard_manifest.read(holding.directory)
                 text = metadata.text(holding.directory, held.files.get(metadata.NAME))
                 each: Source = DirectorySource(holding.directory, chunks=held.chunks)
             else:
-                remote = RemotePart(holding.address or "", holding.remote_path, holding.token)
-                each, held, text = remote, remote.part, remote.document(metadata.NAME)
+                remote = RemoteShard(holding.address or "", holding.remote_path, holding.token)
+                each, held, text = remote, remote.manifest, remote.document(metadata.NAME)
         except DamagedCheckpoint as error:
             lost = error
             continue

@@ -1,4 +1,4 @@
-"""Runs: ascending numbers, as slots are, told as stretches without a gap. Pure."""
+"""Runs: ascending numbers, as slots are, as stretches without a gap. Pure."""
 
 import itertools
 from collections.abc import Sequence

@@ -131,9 +131,9 @@ def agree(ranks: Ranks, claims: list[Claim]) -> Layout:
     """The layout of what all ranks hold. Nothing but a digest travels when it is that of an earlier save."""
     own = hashlib.sha256(repr(claims).encode()).digest()
     known = _layouts.get(own)
-    told = ranks.all((own, None if known is None else known[0]))
-    together = hashlib.sha256(b"".join(each for each, _ in told)).digest()
-    if known is not None and all(earlier == together for _, earlier in told):
+    shared = ranks.all((own, None if known is None else known[0]))
+    together = hashlib.sha256(b"".join(each for each, _ in shared)).digest()
+    if known is not None and all(earlier == together for _, earlier in shared):
         return known[1]
     everyone = ranks.to_first(claims)
     layout = Layout(ranks.first(lambda: plan.plan(everyone)))

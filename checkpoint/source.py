@@ -1,4 +1,4 @@
-"""Where chunks can be read from: a committed checkpoint, a node's part of one, another node.
+"""Where chunks can be read from: a committed checkpoint, a node's shard of one, another node.
 
 Owns reading slots as they lie in a shard file. Whether they are sound is for `checkpoint.loading` to say.
 """
@@ -57,12 +57,12 @@ class Source(ABC):
 
 
 class DirectorySource(Source):
-    """Shard files in a directory: of a committed checkpoint, or of a node's part.
+    """Shard files in a directory: of a committed checkpoint, or a node shard.
 
     Args:
         path: the directory.
         files: entries of a manifest; sizes are compared with them.
-        chunks: of a part: crc32c of each chunk that is here, by file and slot.
+        chunks: of a node shard: crc32c of each chunk that is here, by file and slot.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from checkpoint import direct, manifest, metadata
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.layout import CRC_BYTES, ArrayInfo, Shard
 from checkpoint.manifest import FileEntry, Manifest
-from checkpoint.part import Chunks
+from checkpoint.shard_manifest import Chunks
 
 _BLOCK_BYTES = 8 << 20
 _THREADS = 2

@@ -22,10 +22,10 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         *PRELOAD,
-        *("checkpoint.dcp", "checkpoint.newest", "checkpoint.tiers.keeper", "torch.distributed.checkpoint.state_dict"),
+        *("checkpoint.dcp", "checkpoint.newest", "checkpoint.daemon.__main__", "torch.distributed.checkpoint.state_dict"),
         *("numpy.ma", "pytest", "hypothesis"),
         # What the functions that are run are defined in or need; the server passes over what cannot be found.
-        *("checkpoint_processes", "checkpoint_pieces", "keeper_lab", "trainer_ranks"),
+        *("checkpoint_processes", "checkpoint_pieces", "daemon_lab", "trainer_ranks"),
     ]
 )
 

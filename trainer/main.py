@@ -23,7 +23,7 @@ PRELOAD = (
     "checkpoint.loading",
     "checkpoint.restoring",
     "checkpoint.saving",
-    "checkpoint.tiers.exchange",
+    "checkpoint.tiers.remote",
     "checkpoint.tiers.snapshots",
     "trainer.loop",
     "trainer.warming",

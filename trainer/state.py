@@ -115,10 +115,10 @@ class TrainingState:
         with worker.phase("snapshot"):
             pieces = [*self.arrays(), self._random_numbers(random_state())]
             changed = self._saved_step is not None and self.progress.skipped == 0 and not self._untouched
-            taken = self._snapshots.take(
+            result = self._snapshots.take(
                 self.progress.step, pieces, self._small(), tiers, changed=changed, wait_s=wait_s, again=again
             )
-        if taken.taken:
+        if result.copied:
             self._saved_step, self._untouched = self.progress.step, False
 
     def _save(self) -> None:

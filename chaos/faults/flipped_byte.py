@@ -9,7 +9,7 @@ from pydantic import Field
 from chaos.fault import CannotInject, Evidence
 from chaos.hands.scene import Scene
 from chaos.means.damage import Damage
-from checkpoint import part
+from checkpoint import shard_manifest
 from checkpoint.metadata import NAME as METADATA
 from checkpoint.tiers.copying import shards_of
 
@@ -43,7 +43,7 @@ def _anywhere(checkpoint: Path, chance: random.Random) -> tuple[Path, int]:
 
 def _in_a_part(checkpoint: Path, chance: random.Random) -> tuple[Path, int]:
     """Any byte of the chunks that a node holds; the rest of its files is holes."""
-    held = part.read(checkpoint).chunks
+    held = shard_manifest.read(checkpoint).chunks
     shards = shards_of((checkpoint / METADATA).read_bytes(), checkpoint)
     name, slot = chance.choice(sorted((name, slot) for name, sums in held.items() for slot in sums))
     array = shards[name].array

@@ -1,4 +1,4 @@
-"""A keeper is killed."""
+"""A snapshot daemon is killed."""
 
 from chaos.fault import Aim, Evidence, Expectation, Outside
 from chaos.hands.scene import Scene
@@ -6,7 +6,7 @@ from chaos.means.processes import end
 
 
 class KeeperKill(Outside):
-    """The keeper of a node's snapshots is killed (SIGKILL); the next one finds what it held, and training goes on meanwhile."""
+    """The snapshot daemon of a node is killed (SIGKILL); the next one finds what it held, and training goes on meanwhile."""
 
     aim = Aim.NODE
 
@@ -14,6 +14,6 @@ class KeeperKill(Outside):
         return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}), may_pass=True)
 
     def inject(self, scene: Scene) -> Evidence:
-        process = scene.keeper()
+        process = scene.snapshot_daemon()
         end(process)
         return {"pid": process.pid, "state": "gone"}

@@ -17,7 +17,7 @@ RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 class PortTaken(Outside):
     """All ports are taken that a host gives away; what listens already goes on, and a new generation must wait for one."""
 
-    # No port of a run is chosen before: stores, keepers and transports take whichever is free. So all of them are taken.
+    # No port of a run is chosen before: stores, snapshot daemons and transports take whichever is free. So all of them are taken.
     aim = Aim.NODE
     needs = frozenset({Need.ROOT, Need.LAB})
     undone = "the range of ports is as it was, and those that were taken are free"

@@ -7,7 +7,7 @@ from chaos.hands.scene import Scene
 from chaos.means.mounts import change
 from chaos.means.places import own_mount, place
 
-TOLD_AFTER_S = 32.0  # the keeper bears with a tier for 30 s
+TOLD_AFTER_S = 32.0  # the snapshot daemon bears with a tier for 30 s
 
 
 class TierHanging(Outside):

@@ -152,17 +152,17 @@ class Scene:
             raise CannotInject(f"no agent of node {self.target.node} runs there")
         return told.driver
 
-    def keeper(self) -> psutil.Process:
-        """The keeper of the node that is aimed at.
+    def snapshot_daemon(self) -> psutil.Process:
+        """The snapshot daemon of the node that is aimed at.
 
         Raises:
             CannotInject: there is none.
         """
         for process in self.agent().children():
             with contextlib.suppress(psutil.Error):
-                if "checkpoint.tiers.keeper" in process.cmdline():
+                if "checkpoint.daemon" in process.cmdline():
                     return process
-        raise CannotInject(f"node {self.target.node} has no keeper")
+        raise CannotInject(f"node {self.target.node} has no snapshot daemon")
 
     def driver(self) -> psutil.Process:
         """The driver, which stands in the lock of the run directory.
@@ -185,7 +185,7 @@ class Scene:
         return [line for line in ledger.read(self.run_dir / ledger.EVENTS) if name in (None, line["event"])]
 
     def memory(self, node: int) -> Sequence[Path]:
-        """What a node has in RAM beside its tiers: pages, and the keeper's own."""
+        """What a node has in RAM beside its tiers: pages, and the snapshot daemon's own."""
         return [page_directory(self.run_dir, node), daemon_directory(self.run_dir, node)]
 
     def held(self, node: int) -> Sequence[Path]:

@@ -21,7 +21,7 @@ from chaos.means.places import Place, place, places
 from chaos.means.processes import TAKES_S, continues, end, until
 from checkpoint.naming import step_path, steps
 
-SETTLE_S = 0.2  # in which a keeper seals what was copied
+SETTLE_S = 0.2  # in which a snapshot daemon seals what was copied
 POLL_S = 0.01
 
 
@@ -50,7 +50,7 @@ class Damage(Outside):
         with contextlib.ExitStack() as paused:
             if tier.kind == "memory":
                 paused.enter_context(_workers_stopped(scene, tier))
-            paused.enter_context(_keepers_stopped(scene))
+            paused.enter_context(_daemons_stopped(scene))
             step = _newest(tier)
             evidence = self.damage(step_path(tier.root, step), scene)
             if self.then_kill:
@@ -111,25 +111,25 @@ def _workers_stopped(scene: Scene, tier: Place) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _keepers_stopped(scene: Scene) -> Iterator[None]:
+def _daemons_stopped(scene: Scene) -> Iterator[None]:
     """No snapshot is sealed meanwhile, and none is on its way to the durable tier."""
-    keepers = [replace(scene, target=Target(node=node)).keeper() for node in range(scene.config.cluster.slots)]
+    daemons = [replace(scene, target=Target(node=node)).snapshot_daemon() for node in range(scene.config.cluster.slots)]
     durable = place(scene, "durable")
-    for keeper in keepers:
-        scene.guard.add(continues(keeper))
+    for daemon in daemons:
+        scene.guard.add(continues(daemon))
 
     def stop() -> bool:
-        for keeper in keepers:
-            keeper.suspend()
+        for daemon in daemons:
+            daemon.suspend()
         if not any(durable.root.glob("step-*.tmp")):
             return True
-        for keeper in keepers:
-            keeper.resume()
+        for daemon in daemons:
+            daemon.resume()
         return False
 
     until(stop, f"tier {durable.name} is being written to for {TAKES_S:.0f} s on end")
     try:
         yield
     finally:
-        for keeper in keepers:
-            keeper.resume()
+        for daemon in daemons:
+            daemon.resume()

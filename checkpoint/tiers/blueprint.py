@@ -1,6 +1,7 @@
 """The blueprint: which bytes the ranks of one node write, where.
 
-Written by the workers, once for each layout; the keeper makes slabs from it. JSON, so that neither needs the other's libraries.
+Written by the workers, once for each layout; the snapshot daemon makes buffers from it. JSON, so that neither needs the other's
+libraries.
 """
 
 import hashlib
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from checkpoint.layout import ArrayInfo, Shard
 from checkpoint.runs import runs
@@ -41,7 +42,7 @@ class Blueprint:
 
     @cached_property
     def digest(self) -> str:
-        """Two blueprints that make the same slabs have the same."""
+        """Two blueprints that make the same buffers have the same."""
         slots = {path: runs(each) for path, each in sorted(self.slots.items())}
         return hashlib.sha256(json.dumps([describe(self.arrays), slots]).encode()).hexdigest()[:32]
 
@@ -82,23 +83,34 @@ def write_slots(directory: Path, rank: int, generation: int, digest: str, slots:
     _put(_slots_path(directory, rank), json.dumps({"generation": generation, "digest": digest, "slots": stretches}))
 
 
-def announced(directory: Path, rank: int) -> Mapping[str, Any] | None:
+class Announced(NamedTuple):
+    """What a rank has announced: its generation, and the digest of the arrays that its slots are of."""
+
+    generation: int
+    digest: str
+
+
+def announced(directory: Path, rank: int) -> Announced | None:
     """What a rank wrote last, None if it never did."""
     try:
-        found: Mapping[str, Any] = json.loads(_slots_path(directory, rank).read_bytes())
-    except (OSError, ValueError):
+        found = json.loads(_slots_path(directory, rank).read_bytes())
+        return Announced(int(found["generation"]), str(found["digest"]))
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found
 
 
 def read(directory: Path, digest: str, ranks: Iterable[int]) -> Blueprint:
     """Put the halves together. Raises OSError, ValueError."""
-    common = json.loads(arrays_path(directory, digest).read_bytes())
     mine: dict[str, set[int]] = {}
-    for rank in ranks:
-        for name, stretches in json.loads(_slots_path(directory, rank).read_bytes())["slots"].items():
-            mine.setdefault(name, set()).update(slot for first, count in stretches for slot in range(first, first + count))
-    return Blueprint(arrays_of(common["arrays"]), common["documents"], {name: sorted(each) for name, each in sorted(mine.items())})
+    try:
+        common = json.loads(arrays_path(directory, digest).read_bytes())
+        for rank in ranks:
+            for name, stretches in json.loads(_slots_path(directory, rank).read_bytes())["slots"].items():
+                mine.setdefault(name, set()).update(slot for first, count in stretches for slot in range(first, first + count))
+        slots = {name: sorted(each) for name, each in sorted(mine.items())}
+        return Blueprint(arrays_of(common["arrays"]), common["documents"], slots)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{directory} holds no blueprint: {error}") from error
 
 
 def _slots_path(directory: Path, rank: int) -> Path:

@@ -75,7 +75,7 @@ class Clock:
         if every.seconds is not None and since >= every.seconds:
             return True
         if every.steps == "auto":
-            from statistics import median  # the keeper reads sessions too, and has no use for it
+            from statistics import median  # not everybody who imports this has use for it
 
             # The first one comes at once: what it costs is not known before.
             return not self._stalls or since >= young_daly(median(self._stalls), self._mtbf_s)

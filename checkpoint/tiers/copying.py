@@ -1,4 +1,4 @@
-"""Copying a part: its chunks go from where they lie to the same offsets somewhere else, durably.
+"""Copying a node shard: its chunks go from where they lie to the same offsets somewhere else, durably.
 
 Owns the bytes of flushing and replicating. A copy that was cut off goes on where it was: what is done is in a journal beside it.
 """
@@ -11,17 +11,16 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from checkpoint import commit, direct, manifest, metadata, points, slots
-from checkpoint import part as parts
+from checkpoint import commit, direct, manifest, metadata, points, shard_manifest, slots
 from checkpoint.commit import fsync_file
 from checkpoint.errors import CheckpointError, DamagedCheckpoint
 from checkpoint.fence import fsync_directory, guard, raise_fence
 from checkpoint.layout import ArrayInfo, Shard, Strip
 from checkpoint.manifest import Manifest
 from checkpoint.naming import stale, step_path, temporary_path
-from checkpoint.part import Part
 from checkpoint.pruning import prune, remove
 from checkpoint.runs import runs
+from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import Source
 from checkpoint.threads import for_each
 from checkpoint.tiers.pace import Pace
@@ -57,12 +56,18 @@ def shards_of(text: bytes, path: Path) -> dict[str, Shard]:
 
 
 def to_tier(
-    source: Source, part: Part, documents: Mapping[str, bytes], target: Path, copy: Copy, *, spare: Path | None = None
+    source: Source,
+    node_shard: ShardManifest,
+    documents: Mapping[str, bytes],
+    target: Path,
+    copy: Copy,
+    *,
+    spare: Path | None = None,
 ) -> None:
-    """Make `target` a directory that holds the part, on a tier of a node.
+    """Make `target` a directory that holds the node shard, on a tier of a node.
 
     Args:
-        spare: a directory that held a part of the same arrays and is not needed; its files are overwritten.
+        spare: a directory that held a node shard of the same arrays and is not needed; its files are overwritten.
 
     Raises OSError, DamagedCheckpoint where the source is not what it was, Cancelled.
     """
@@ -79,18 +84,18 @@ def to_tier(
         if not path.exists() or path.read_bytes() != text:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(text)
-    _write_chunks(source, part, shards, temporary, copy, list(shards), lambda name: None)
+    _write_chunks(source, node_shard, shards, temporary, copy, list(shards), lambda name: None)
     copy.check()
-    (temporary / parts.NAME).write_bytes(parts.encode(part))
+    (temporary / shard_manifest.NAME).write_bytes(shard_manifest.encode(node_shard))
     points.reached("copy_described")
-    files = [temporary / name for name in (*documents, parts.NAME)]
+    files = [temporary / name for name in (*documents, shard_manifest.NAME)]
     for file in files:
         fsync_file(file)
     for directory in sorted({parent for file in files for parent in file.parents if parent.is_relative_to(temporary)}):
         fsync_directory(directory)
     points.reached("copy_durable")
     if target.exists():  # of a past that was left
-        (target / parts.NAME).unlink(missing_ok=True)
+        (target / shard_manifest.NAME).unlink(missing_ok=True)
         shutil.rmtree(target)
     temporary.rename(target)
     points.reached("copy_renamed")
@@ -102,7 +107,7 @@ def _fits(spare: Path, names: set[str]) -> bool:
     return {str(path.relative_to(spare)) for path in spare.rglob("*") if path.is_file()} == names
 
 
-def flush(source: Source, part: Part, documents: Mapping[str, bytes], root: Path, attempt: int, copy: Copy) -> None:
+def flush(source: Source, node_shard: ShardManifest, documents: Mapping[str, bytes], root: Path, attempt: int, copy: Copy) -> None:
     """Write a node's share of a checkpoint that all nodes write together, on the durable tier; `finish` commits it.
 
     Args:
@@ -114,11 +119,11 @@ def flush(source: Source, part: Part, documents: Mapping[str, bytes], root: Path
     raise_fence(root, attempt)
     with guard(root, attempt):
         pass
-    temporary = _take_over(root, part.step, attempt)
+    temporary = _take_over(root, node_shard.step, attempt)
     points.reached("flush_begun")
     shares = temporary / SHARES
     shares.mkdir(exist_ok=True)
-    name = f"node-{part.node}.g{part.generation}"
+    name = f"node-{node_shard.node}.g{node_shard.generation}"
     journal = shares / f"{name}.done"
     done = set(journal.read_text().split("\n")[:-1]) if journal.exists() else set()
     shards = shards_of(documents[metadata.NAME], source.path)
@@ -126,17 +131,18 @@ def flush(source: Source, part: Part, documents: Mapping[str, bytes], root: Path
     with journal.open("a") as file:
 
         def keep(path: str) -> None:
+            copy.check()  # a flush that goes on after this one does not read again what is in the journal
             with lock:
                 file.write(f"{path}\n")
                 file.flush()
                 os.fsync(file.fileno())
             points.reached("flush_journalled")
 
-        _write_chunks(source, part, shards, temporary, copy, [each for each in shards if each not in done], keep)
+        _write_chunks(source, node_shard, shards, temporary, copy, [each for each in shards if each not in done], keep)
     points.reached("flush_written")
     copy.check()
     new = shares / f"{name}.new"
-    new.write_bytes(parts.encode(parts.without_documents(part)))
+    new.write_bytes(shard_manifest.encode(shard_manifest.without_documents(node_shard)))
     fsync_file(new)
     new.replace(shares / f"{name}.json")
     fsync_directory(shares)
@@ -144,7 +150,7 @@ def flush(source: Source, part: Part, documents: Mapping[str, bytes], root: Path
 
 
 def finish(
-    part: Part,
+    node_shard: ShardManifest,
     documents: Mapping[str, bytes],
     root: Path,
     attempt: int,
@@ -155,24 +161,24 @@ def finish(
     """Commit what all nodes have flushed; one of them does.
 
     Args:
-        part: of the node that commits.
+        node_shard: of the node that commits.
 
     Raises OSError, StaleGeneration, CheckpointError where a share is missing.
     """
-    target = step_path(root, part.step)
-    temporary = temporary_path(root, part.step, attempt)
+    target = step_path(root, node_shard.step)
+    temporary = temporary_path(root, node_shard.step, attempt)
     if not temporary.exists() and target.exists():
         return manifest.read(target)  # it was committed by one that died before it could say so
     with guard(root, attempt):
         pass
-    shares = [_share(temporary, node, part) for node in range(part.nodes)]
+    shares = [_share(temporary, node, node_shard) for node in range(node_shard.nodes)]
     points.reached("finish_begun")
     for name, text in documents.items():
         (temporary / name).parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).write_bytes(text)
     shards = shards_of(documents[metadata.NAME], temporary)
     try:
-        files = commit.entries(documents, shards.values(), parts.merged(shares))
+        files = commit.entries(documents, shards.values(), shard_manifest.merged(shares))
     except ValueError as error:
         raise CheckpointError(str(error)) from error
     for name, shard in shards.items():
@@ -181,13 +187,13 @@ def finish(
             raise CheckpointError(f"{temporary / name} has {size} bytes instead of {shard.size_bytes}")
     shutil.rmtree(temporary / SHARES)
     points.reached("finish_shares_gone")
-    contents = Manifest(part.step, part.generation, files)
+    contents = Manifest(node_shard.step, node_shard.generation, files)
     commit.commit(root, attempt, contents)
-    for leftover in stale(root, attempt, part.step):
+    for leftover in stale(root, attempt, node_shard.step):
         remove(leftover)
     if keep_last is not None:
         with suppress(OSError):
-            prune(root, keep_last, keep_every, upto=part.step, generation=attempt)
+            prune(root, keep_last, keep_every, upto=node_shard.step, generation=attempt)
     return contents
 
 
@@ -207,25 +213,25 @@ def _take_over(root: Path, step: int, attempt: int) -> Path:
     return temporary
 
 
-def _share(temporary: Path, node: int, part: Part) -> Part:
-    path = temporary / SHARES / f"node-{node}.g{part.generation}.json"
+def _share(temporary: Path, node: int, node_shard: ShardManifest) -> ShardManifest:
+    path = temporary / SHARES / f"node-{node}.g{node_shard.generation}.json"
     try:
-        return parts.decode(temporary, path.read_bytes())
+        return shard_manifest.decode(temporary, path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: that node has not flushed its share") from None
 
 
 def _write_chunks(
     source: Source,
-    part: Part,
+    node_shard: ShardManifest,
     shards: Mapping[str, Shard],
     target: Path,
     copy: Copy,
     names: list[str],
     done: Callable[[str], None],
 ) -> None:
-    """Write the part's chunks of these shard files; the files are there at full size and with their index afterwards."""
-    files = [_File(target / name, shards[name], part.chunks.get(name, {}), partial(done, name)) for name in names]
+    """Write the node shard's chunks of these shard files; the files are there at full size and with their index afterwards."""
+    files = [_File(target / name, shards[name], node_shard.chunks.get(name, {}), partial(done, name)) for name in names]
     half = len(files) // 2
 
     def runs() -> Iterator[tuple[_File, Strip | None]]:

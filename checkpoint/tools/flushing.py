@@ -1,6 +1,6 @@
 """`ckpt flush`: what the nodes of a dead run still hold becomes a committed checkpoint.
 
-Owns finding the parts, on this machine, and putting them together. A run that is alive does this by itself.
+Owns finding the node shards, on this machine, and putting them together. A run that is alive does this by itself.
 """
 
 import fcntl
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint import part as parts
+from checkpoint import shard_manifest
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.fence import newest_generation
 from checkpoint.naming import step_path, steps
-from checkpoint.part import Part
+from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import DirectorySource
 from checkpoint.tiers import copying
 from checkpoint.tiers.copying import Copy
@@ -27,10 +27,10 @@ _LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Held:
-    """A snapshot of which every part is on this machine.
+    """A snapshot of which every node shard is on this machine.
 
     Attributes:
-        copies: of each node's part the directories that hold it, fastest tier first.
+        copies: of each node's shard the directories that hold it, fastest tier first.
     """
 
     step: int
@@ -48,17 +48,19 @@ def newest(run_dir: Path) -> tuple[Held | None, Path]:
     _refuse_if_alive(run_dir)
     *others, durable = tiers(run_dir)
     root = durable.roots[0]
-    found: dict[tuple[int, int], dict[int, list[tuple[Path, Part]]]] = {}
+    found: dict[tuple[int, int], dict[int, list[tuple[Path, ShardManifest]]]] = {}
     for tier in others:
         for node in tier.roots:
             for place in (node, *sorted(node.glob("replica-*"))):
                 for step in steps(place):
                     path = step_path(place, step)
                     try:
-                        part = parts.read(path)
+                        node_shard = shard_manifest.read(path)
                     except DamagedCheckpoint:
                         continue
-                    found.setdefault((part.step, part.generation), {}).setdefault(part.node, []).append((path, part))
+                    found.setdefault((node_shard.step, node_shard.generation), {}).setdefault(node_shard.node, []).append(
+                        (path, node_shard)
+                    )
     committed = max(steps(root), default=-1)
     for (step, generation), owners in sorted(found.items(), reverse=True):
         nodes = next(iter(owners.values()))[0][1].nodes
@@ -71,27 +73,27 @@ def newest(run_dir: Path) -> tuple[Held | None, Path]:
 def flush(held: Held, root: Path, progress: Callable[[int], None]) -> Path:
     """Commit a snapshot; its directory.
 
-    Raises DamagedCheckpoint where a part is damaged on every copy; OSError; CheckpointError.
+    Raises DamagedCheckpoint where a node shard is damaged on every copy; OSError; CheckpointError.
     """
     attempt = max(newest_generation(root) or 0, held.generation)
-    first: tuple[Part, dict[str, bytes]] | None = None
+    first: tuple[ShardManifest, dict[str, bytes]] | None = None
     for copies in held.copies:
         error: DamagedCheckpoint | None = None
         for path in copies:
             try:
-                part = parts.read(path)
-                documents = {name: (path / name).read_bytes() for name in part.files}
-                source = DirectorySource(path, chunks=part.chunks)
-                copying.flush(source, part, documents, root, attempt, Copy(Pace(None), threading.Event(), progress))
+                node_shard = shard_manifest.read(path)
+                documents = {name: (path / name).read_bytes() for name in node_shard.files}
+                source = DirectorySource(path, chunks=node_shard.chunks)
+                copying.flush(source, node_shard, documents, root, attempt, Copy(Pace(None), threading.Event(), progress))
             except DamagedCheckpoint as damage:
                 error = damage
                 continue
-            first = first or (part, documents)
+            first = first or (node_shard, documents)
             error = None
             break
         if error is not None:
             raise error
-    assert first is not None, "a snapshot has at least one part"
+    assert first is not None, "a snapshot has at least one node shard"
     copying.finish(*first, root, attempt)
     return step_path(root, held.step)
 

@@ -31,7 +31,7 @@ def train(config: worker.Config) -> None:
     def keep(tiers: frozenset[str], **how: Any) -> None:
         nonlocal kept
         with worker.phase("snapshot"):
-            if snapshots.take(step, [piece], {"step": step}, tiers, **how).taken:
+            if snapshots.take(step, [piece], {"step": step}, tiers, **how).copied:
                 kept = step
 
     while step < config.train.steps and worker.should_stop() is None:

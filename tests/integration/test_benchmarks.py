@@ -40,7 +40,10 @@ SMALL = {
     "stops": ("recovery.py --kills 0 --stops 1 --rounds 1 --launchers resilient", ["SIGSTOP", "resilient  median"]),
     "calm": ("calm.py --minutes 0.5", ["moody", "trainer"]),
     "nodes": ("nodes.py --rounds 1", ["with a spare", "without a spare", "the return of the node"]),
-    "steady": ("steady.py --ranks 2 --seconds 5 --turns 6 --turn-s 4", ["agent", "keeper", "torchrun", "resilient", "ratio"]),
+    "steady": (
+        "steady.py --ranks 2 --seconds 5 --turns 6 --turn-s 4",
+        ["agent", "snapshot daemon", "torchrun", "resilient", "ratio"],
+    ),
     "many": ("many.py --agents 3 --kills 1 --rejoin-s 0", ["rank of node", "drained", "exit status 75"]),
     "model": ("trainer.py --part model --rounds 1", ["plain script, eager", "this trainer, compiled"]),
     "attention": ("trainer.py --part attention --rounds 1", ["4096", "less memory"]),

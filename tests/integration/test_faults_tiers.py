@@ -322,7 +322,7 @@ def test_stops_that_are_asked_for_lose_no_step_and_sudden_ends_no_more_than_one(
         short = "grace_s" in params
         if short:
             for process in run.processes():
-                if "checkpoint.tiers.keeper" in " ".join(process.cmdline()):
+                if "checkpoint.daemon" in " ".join(process.cmdline()):
                     process.suspend()  # so that nothing more becomes durable
         held_before = max(held(run))
         assert strike(run, fault, **params)["state"] == ("killed" if short else "ended"), fault

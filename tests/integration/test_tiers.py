@@ -102,14 +102,14 @@ def test_what_ram_holds_of_a_dead_run_is_flushed_by_a_command(training: Training
     assert run.run() == 0, run.output + run.logs()
 
 
-def test_a_killed_keeper_costs_nothing(training: Training, twins, ram: Path, tmp_path: Path, rounds: int):
+def test_a_killed_snapshot_daemon_costs_nothing(training: Training, twins, ram: Path, tmp_path: Path, rounds: int):
     run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram, tmp_path / "nvme")).start()
     chance = random.Random(rounds)
     for step in sorted(chance.sample(range(2, STEPS - 2), 2 * rounds)):
         run.reach(step)
         time.sleep(chance.random() * 0.1)  # at any moment of a step
         for process in run.processes():
-            if "checkpoint.tiers.keeper" in " ".join(process.cmdline()):
+            if "checkpoint.daemon" in " ".join(process.cmdline()):
                 process.kill()
     assert run.wait() == 0, run.output + run.logs()
     kinds = [event["kind"] for event in run.events("fault")]
@@ -213,7 +213,7 @@ def test_a_durable_tier_that_fails_does_not_stop_training_and_comes_back_by_itse
                 for number in range(3000):
                     (filler / str(number)).touch()
         else:
-            # Busy for as long as the keeper, which does not stand still, has a file open there.
+            # Busy for as long as the snapshot daemon, which does not stand still, has a file open there.
             remount = ["mount", "-o", "remount,ro", str(where)]
             wait_for(lambda: subprocess.run(remount, check=False, stderr=subprocess.DEVNULL).returncode == 0, "the remount")
     fault = wait_for(lambda: storage_faults(run), "the fault of the tier")[0]
@@ -246,7 +246,7 @@ def test_a_node_tier_that_is_full_is_left_out_and_training_goes_on(training: Tra
 
 
 @MOUNTS
-def test_ram_without_room_moves_the_slabs_to_a_slower_tier(training: Training, twins, tmp_path: Path):
+def test_ram_without_room_moves_the_buffers_to_a_slower_tier(training: Training, twins, tmp_path: Path):
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], check=True)

@@ -154,7 +154,7 @@ def test_a_process_that_is_left_is_seen(broken: Broken, how: str, tmp_path: Path
 def test_files_that_are_left_are_seen(broken: Broken):
     tier = Path(json.loads((broken.run_dir / "storage.json").read_text())["tiers"][0]["roots"][0])
     unfinished = broken.run_dir / "checkpoints" / "step-00000275.g2.tmp"
-    for path in (page_directory(broken.run_dir, 0), tier / "slab-0", unfinished):
+    for path in (page_directory(broken.run_dir, 0), tier / "buffer-0", unfinished):
         path.mkdir(parents=True)
         try:
             assert broken.verdict().broken == ["files"], path

@@ -14,7 +14,7 @@ from checkpoint import Piece, load, newest_good, points, prune, save, steps
 from checkpoint.fence import newest_generation, raise_fence
 
 SAVE_POINTS = points.POINTS[: points.POINTS.index("fence_written")]
-AND_FENCE_POINTS = points.POINTS[: points.POINTS.index("slab_made")]
+AND_FENCE_POINTS = points.POINTS[: points.POINTS.index("buffer_made")]
 
 
 def save_and_die(pipe: Connection, root: Path, point: str) -> None:

@@ -1,4 +1,4 @@
-"""Snapshots on their way through the tiers, with real keepers and ranks: whatever dies, a whole step is found again."""
+"""Snapshots on their way through the tiers, with real daemons and ranks: whatever dies, a whole step is found again."""
 
 import os
 import random
@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from keeper_lab import Lab
+from daemon_lab import Lab
 from soak import soaked
 
 from checkpoint import points, steps, verify
+from checkpoint.protocol import Committed, Flushed, JobFailed, SnapshotKey, StartJob
 
-AT_THE_KEEPER = points.POINTS[points.POINTS.index("slab_taken") :]
+AT_THE_DAEMON = points.POINTS[points.POINTS.index("seal_begun") :]
 COMMITTING = (
     "manifest_written",
     "manifest_durable",
@@ -27,7 +28,7 @@ COMMITTING = (
     "pruned_by_name",
     "unlinked",
 )
-AT_THE_WORKER = ("snapshot_borrowed", "snapshot_copied", "snapshot_told")
+AT_THE_WORKER = ("snapshot_acquired", "snapshot_copied", "snapshot_reported")
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
 
 
 ALL = ("ram", "nvme", "durable")
-REACHED_S = 60.0  # a point that a keeper comes by at every step, on a machine that is busy
+REACHED_S = 60.0  # a point that a daemon comes by at every step, on a machine that is busy
 
 
 def test_a_step_goes_through_all_tiers(lab: Callable[..., Lab]) -> None:
@@ -66,7 +67,7 @@ def test_a_step_goes_through_all_tiers(lab: Callable[..., Lab]) -> None:
         nodes.wait(lambda node=node: steps(node.tier_root("nvme") / f"replica-{1 - node.index}") == [3, 6], "replicas")
 
 
-def test_a_keeper_takes_seals_copies_flushes_and_commits_without_torch_zarr_or_numpy(lab: Callable[..., Lab]) -> None:
+def test_a_daemon_takes_seals_copies_flushes_and_commits_without_torch_zarr_or_numpy(lab: Callable[..., Lab]) -> None:
     nodes = lab(programs=True)
     nodes.begin()
     assert nodes.step(1, ALL)
@@ -76,7 +77,7 @@ def test_a_keeper_takes_seals_copies_flushes_and_commits_without_torch_zarr_or_n
     verify(nodes.root / "step-00000001")
     for node in nodes.nodes:
         imported = {line.rpartition("|")[2].strip() for line in node.imports.read_text().splitlines()}
-        assert {"checkpoint.tiers.slabs", "checkpoint.tiers.copying", "checkpoint.verification"} <= imported
+        assert {"checkpoint.daemon.buffers", "checkpoint.tiers.copying", "checkpoint.verification"} <= imported
         assert not {"torch", "zarr", "numpy"} & {name.partition(".")[0] for name in imported}
 
 
@@ -94,23 +95,20 @@ def test_what_a_flush_that_failed_has_left_goes_with_the_next_commit(lab: Callab
     assert [each.exists() for each in left] == [False, True]  # one that is yet to come may be under way
 
 
-def test_a_step_that_is_flushed_is_committed_although_its_slab_has_something_newer(lab: Callable[..., Lab]) -> None:
+def test_a_step_that_is_flushed_is_committed_although_its_buffer_has_something_newer(lab: Callable[..., Lab]) -> None:
     nodes = lab(1)
     nodes.begin()
-    said: list[dict[str, Any]] = []
-    heard = nodes.custody.heard
-    nodes.custody.heard = lambda index, news, now: (said.append(news), heard(index, news, now))[1]  # type: ignore[method-assign]
     assert nodes.step(1)
     nodes.wait(lambda: nodes.reported("snapshot", "ram") == 1, "the snapshot")
-    order = {"tier": "durable", "step": 1, "generation": nodes.generation, "owner": 0, "attempt": nodes.generation, "id": 77}
-    nodes.nodes[0].send({"do": "flush", **order})
-    nodes.wait(lambda: any(news["what"] == "flushed" for news in said), "the flush")
+    job = {"tier": "durable", "key": SnapshotKey(1, nodes.generation), "shard": 0, "generation": nodes.generation, "job_id": 77}
+    nodes.nodes[0].send(StartJob(kind="flush", **job))
+    nodes.wait(lambda: any(isinstance(news, Flushed) for news in nodes.said), "the flush")
     for step in range(2, 6):  # while another node is still at it
         assert nodes.step(step)
     nodes.wait(lambda: nodes.reported("snapshot", "ram") == 5, "newer snapshots")
     assert 1 not in steps(nodes.nodes[0].tier_root("ram"))
-    nodes.nodes[0].send({"do": "commit", **order})
-    nodes.wait(lambda: any(news["what"] in ("committed", "failed") for news in said), "the commit")
+    nodes.nodes[0].send(StartJob(kind="commit", **job))
+    nodes.wait(lambda: any(isinstance(news, Committed | JobFailed) for news in nodes.said), "the commit")
     verify(nodes.root / "step-00000001")
 
 
@@ -119,14 +117,14 @@ def test_dead_workers_go_on_from_memory(lab: Callable[..., Lab]) -> None:
     nodes.begin()
     for step in (1, 2, 3):
         assert nodes.step(step)
-    nodes.end_workers()  # a moment after the last of them has copied: the keepers have the bytes
+    nodes.end_workers()  # a moment after the last of them has copied: the daemons have the bytes
     assert [(said[0], said[1]) for said in nodes.begin()] == [(3, "ram"), (3, "ram")]
     assert nodes.step(4)
 
 
 def each_point_once_and_both_ways_in_the_soak() -> Iterator[Any]:
-    """Parameters: each point where a keeper dies alone or with all others, in turn; what is left over is for the soak."""
-    for number, point in enumerate([*AT_THE_KEEPER, *COMMITTING]):
+    """Parameters: each point where a daemon dies alone or with all others, in turn; what is left over is for the soak."""
+    for number, point in enumerate([*AT_THE_DAEMON, *COMMITTING]):
         for all_die in (False, True):
             name = f"{point}-{'all' if all_die else 'it alone'}"
             marks = () if number % 2 == all_die else pytest.mark.soak
@@ -134,13 +132,13 @@ def each_point_once_and_both_ways_in_the_soak() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("point", "all_die"), list(each_point_once_and_both_ways_in_the_soak()))
-def test_a_keeper_killed_at_any_point_loses_nothing_that_was_reported(lab: Callable[..., Lab], point: str, all_die: bool) -> None:
+def test_a_daemon_killed_at_any_point_loses_nothing_that_was_reported(lab: Callable[..., Lab], point: str, all_die: bool) -> None:
     nodes = lab()
     nodes.begin()
     for step in (1, 2, 3):
         assert nodes.step(step, ALL if step == 3 else ("ram",))
     nodes.wait_durable(3)
-    nodes.restart_keepers = False
+    nodes.restart_daemons = False
     nodes.nodes[0].stop()
     nodes.nodes[0].start(point)
     nodes.wait(lambda: nodes.nodes[0].inventoried, "inventory")
@@ -152,7 +150,7 @@ def test_a_keeper_killed_at_any_point_loses_nothing_that_was_reported(lab: Calla
     assert nodes.deaths == 1, "the point was never reached"
     reported = nodes.reported("committed", "durable")
     held = nodes.reported("snapshot", "ram")
-    nodes.restart_keepers = True
+    nodes.restart_daemons = True
     if all_die:
         nodes.kill()
         nodes.boot()
@@ -183,8 +181,8 @@ def test_a_worker_killed_while_it_copies_leaves_the_step_before(lab: Callable[..
     assert not nodes.step(3)
     nodes.end_workers()
     found = nodes.begin()
-    # What the keeper was told of is whole, whoever has died since.
-    assert found[0][0] == (3 if point == "snapshot_told" else 2)
+    # What the daemon was told of is whole, whoever has died since.
+    assert found[0][0] == (3 if point == "snapshot_reported" else 2)
     assert nodes.step(4)
 
 
@@ -204,7 +202,7 @@ def test_whatever_is_killed_at_random_moments_a_whole_step_is_found(lab: Callabl
         while time.monotonic() < deadline:
             nodes.pump(0.001)
         reported, newest = nodes.reported("committed", "durable"), nodes.reported("snapshot", "ram", begun)
-        victim = dice.choice(["workers", "keeper", "node", "all"])
+        victim = dice.choice(["workers", "daemon", "node", "all"])
         if victim == "workers":
             nodes.end_workers()
         elif victim == "all":
@@ -220,13 +218,13 @@ def test_whatever_is_killed_at_random_moments_a_whole_step_is_found(lab: Callabl
         found = nodes.begin()
         why = f"seed {seed}, round {number}: {victim} killed at step {step}"
         assert found[0][0] == found[1][0] >= reported, why
-        if victim in ("workers", "keeper"):
+        if victim in ("workers", "daemon"):
             assert found[0][0] >= newest, why
         assert found[0][2] == [], why
         step = found[0][0]
 
 
-def test_a_node_whose_memory_and_disk_are_gone_gets_its_part_from_its_buddy(lab: Callable[..., Lab]) -> None:
+def test_a_node_whose_memory_and_disk_are_gone_gets_its_shard_from_its_buddy(lab: Callable[..., Lab]) -> None:
     nodes = lab()
     nodes.begin()
     for step in (1, 2, 3, 4):
@@ -245,11 +243,11 @@ def test_the_last_step_is_taken_again_by_all_where_one_node_has_left_it_out(lab:
     for step in (1, 2):
         assert nodes.step(step)
     nodes.wait(lambda: nodes.reported("snapshot", "ram") == 2, "both steps in memory")
-    assert nodes.nodes[1].keeper is not None
-    pid = nodes.nodes[1].keeper.process.pid
+    assert nodes.nodes[1].daemon is not None
+    pid = nodes.nodes[1].daemon.process.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    assert nodes.step(3)  # into the slab that is lent already; there will be no other
+    assert nodes.step(3)  # into the buffer that is leased already; there will be no other
     later = threading.Timer(1.0, os.kill, (pid, signal.SIGCONT))
     later.start()
     assert nodes.step(4, wait_s=0.0)
@@ -270,7 +268,7 @@ def test_a_snapshot_with_the_bytes_of_the_one_before_is_refused(lab: Callable[..
     assert nodes.begin()[0][0] == 1
 
 
-def test_a_damaged_part_is_refused_and_its_replica_used(lab: Callable[..., Lab]) -> None:
+def test_a_damaged_shard_is_refused_and_its_replica_used(lab: Callable[..., Lab]) -> None:
     nodes = lab()
     nodes.begin()
     for step in (1, 2):
@@ -285,10 +283,10 @@ def test_a_damaged_part_is_refused_and_its_replica_used(lab: Callable[..., Lab])
 
 
 def test_a_slow_durable_tier_takes_the_newest_step_and_drops_what_is_superseded(lab: Callable[..., Lab]) -> None:
-    nodes = lab(1, rate=100_000.0, slabs=3)
+    nodes = lab(1, rate=100_000.0, buffers=3)
     nodes.begin()
     taken = [nodes.step(step, ("ram", "durable")) for step in range(1, 30)]
-    assert all(taken)  # one slab is being flushed, the two others take turns
+    assert all(taken)  # one buffer is being flushed, the two others take turns
     nodes.wait_durable(2)
     nodes._do(nodes.custody.save_newest(time.time()))
     nodes.wait(lambda: not nodes.custody.behind, "the newest step")
@@ -302,7 +300,7 @@ def aside_in(nodes: Lab) -> list[str]:
 
 
 def nothing_newer(nodes: Lab, step: int) -> bool:
-    """Whether no keeper holds anything beyond a step."""
+    """Whether no daemon holds anything beyond a step."""
     roots = [node.tier_root(name) for node in nodes.nodes for name in ("ram", "nvme")]
     return all(found <= step for root in roots for where in (root, *root.glob("replica-*")) for found in steps(where))
 
@@ -335,7 +333,7 @@ def test_a_roll_back_leaves_nothing_newer_on_any_tier_and_the_same_steps_can_be_
     verify(nodes.root / "step-00000004")
 
 
-def test_a_keeper_that_dies_before_it_has_cleared_what_is_void_brings_nothing_back(lab: Callable[..., Lab]) -> None:
+def test_a_daemon_that_dies_before_it_has_cleared_what_is_void_brings_nothing_back(lab: Callable[..., Lab]) -> None:
     nodes = lab()
     nodes.begin()
     saved_up_to_6(nodes)
@@ -343,7 +341,7 @@ def test_a_keeper_that_dies_before_it_has_cleared_what_is_void_brings_nothing_ba
     nodes.end_workers()
     for node in nodes.nodes:
         node.stop()
-        node.start("part_forgotten")
+        node.start("shard_forgotten")
     assert [said[0] for said in nodes.begin()] == [2, 2]
     assert nodes.deaths == 2
     nodes.end_workers()

@@ -141,7 +141,7 @@ def test_verify_reads_everything_and_says_so(campaign: Path) -> None:
     result = run("verify", campaign)
     assert result.stdout.count(": good") == 2
     assert "manifest.json is missing" in result.stderr
-    assert "2 parts of nodes were left out" in result.stderr
+    assert "2 shards of nodes were left out" in result.stderr
     assert run("verify", campaign / "checkpoints/step-00000300").exit_code == 0
 
 

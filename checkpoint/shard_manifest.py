@@ -1,12 +1,13 @@
-"""A part: what one node holds of a checkpoint, as it lies on a tier of that node or of its buddy.
+"""The manifest of a node shard: what one node holds of a checkpoint, as it lies on a tier of that node or of its buddy.
 
-The directory of a part is that of the checkpoint, with all metadata, and shard files in which only the chunks of this node's ranks
-are filled in; `part.json` lists those with their checksums, and is written last. The union of all nodes' parts is the checkpoint.
+The directory of a node shard is that of the checkpoint, with all metadata, and shard files in which only the chunks of this node's
+ranks are filled in; `part.json` lists those with their checksums, and is written last. The union of all node shards is the
+checkpoint.
 
 Owns the format of `part.json`. Needs neither torch nor Zarr.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,16 @@ Chunks = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True)
-class Part:
-    """One node's part.
+class ShardManifest:
+    """What one node shard consists of.
 
     Attributes:
         step: that it is of.
         generation: of the ranks that took the snapshot.
         node: whose ranks those are, from 0.
-        nodes: into so many parts the checkpoint is divided.
+        nodes: into so many node shards the checkpoint is divided.
         size_bytes: of its chunks, with their slots' padding.
-        files: the metadata files, which every part has.
+        files: the metadata files, which every node shard has.
         chunks: crc32c of each chunk, by file and slot.
     """
 
@@ -46,16 +47,16 @@ class Part:
     chunks: Chunks
 
 
-def encode(part: Part) -> bytes:
+def encode(manifest: ShardManifest) -> bytes:
     """The text of `part.json`."""
-    head = {"format": FORMAT, "version": VERSION, "step": part.step, "generation": part.generation}
-    head |= {"node": part.node, "nodes": part.nodes, "size_bytes": part.size_bytes}
-    files = {path: {"size": entry.size_bytes, "crc32c": f"{entry.crc32c:08x}"} for path, entry in sorted(part.files.items())}
-    return sealed.seal({**head, "files": files, "chunks": {path: _pack(sums) for path, sums in sorted(part.chunks.items())}})
+    head = {"format": FORMAT, "version": VERSION, "step": manifest.step, "generation": manifest.generation}
+    head |= {"node": manifest.node, "nodes": manifest.nodes, "size_bytes": manifest.size_bytes}
+    files = {path: {"size": entry.size_bytes, "crc32c": f"{entry.crc32c:08x}"} for path, entry in sorted(manifest.files.items())}
+    return sealed.seal({**head, "files": files, "chunks": {path: _pack(sums) for path, sums in sorted(manifest.chunks.items())}})
 
 
-def read(path: Path) -> Part:
-    """The part in a directory. Raises DamagedCheckpoint."""
+def read(path: Path) -> ShardManifest:
+    """The manifest in a directory. Raises DamagedCheckpoint."""
     try:
         return decode(path, (path / NAME).read_bytes())
     except FileNotFoundError:
@@ -64,8 +65,8 @@ def read(path: Path) -> Part:
         raise DamagedCheckpoint(path, f"{NAME} cannot be read: {error.strerror}") from error
 
 
-def decode(path: Path, text: bytes) -> Part:
-    """A part from its text; `path` is for messages. Raises DamagedCheckpoint."""
+def decode(path: Path, text: bytes) -> ShardManifest:
+    """A manifest from its text; `path` is for messages. Raises DamagedCheckpoint."""
     try:
         found = sealed.unseal(text)
         if found["format"] != FORMAT or found["version"] != VERSION:
@@ -73,23 +74,23 @@ def decode(path: Path, text: bytes) -> Part:
         files = {name: FileEntry(int(entry["size"]), int(entry["crc32c"], 16)) for name, entry in found["files"].items()}
         chunks = {name: _unpack(entry) for name, entry in found["chunks"].items()}
         step, generation, node, nodes, size = (int(found[key]) for key in ("step", "generation", "node", "nodes", "size_bytes"))
-        return Part(step, generation, node, nodes, size, files, chunks)
+        return ShardManifest(step, generation, node, nodes, size, files, chunks)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedCheckpoint(path, f"{NAME} is not what a part has: {error}") from error
+        raise DamagedCheckpoint(path, f"{NAME} is not what a node shard has: {error}") from error
 
 
-def merged(parts: "list[Part]") -> Chunks:
-    """The checksums of all parts' chunks."""
+def merged(manifests: Iterable[ShardManifest]) -> Chunks:
+    """The checksums of all node shards' chunks."""
     everything: dict[str, dict[int, int]] = {}
-    for part in parts:
-        for path, sums in part.chunks.items():
+    for manifest in manifests:
+        for path, sums in manifest.chunks.items():
             everything.setdefault(path, {}).update(sums)
     return everything
 
 
-def without_documents(part: Part) -> Part:
+def without_documents(manifest: ShardManifest) -> ShardManifest:
     """The same chunks, for where the metadata is elsewhere."""
-    return replace(part, files={})
+    return replace(manifest, files={})
 
 
 def _pack(sums: Mapping[int, int]) -> dict[str, Any]:

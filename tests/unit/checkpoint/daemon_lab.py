@@ -1,26 +1,28 @@
-"""Nodes on this machine: a real keeper and a real worker each, commanded by the real custody; any of them may be killed.
+"""Nodes on this machine: a real snapshot daemon and a real worker each, commanded by the real custody; any of them may be killed.
 
 The worker's state is a function of the step alone, so that what is restored can be compared to the last bit.
 """
 
 import contextlib
-import json
 import os
 import selectors
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 from checkpoint_processes import Child, kill_this_process
+from custody_words import news, request
 
 from checkpoint import Piece, points, steps
 from checkpoint.fence import raise_fence
+from checkpoint.framing import Decoder, Message, encode
+from checkpoint.protocol import BeginSession, DaemonNews, DaemonSettings, Inventory, TakeInventory, TierSettings
 from checkpoint.tiers import session
 from checkpoint.voiding import set_aside
 from resilient.driver.custody import Custody, StoragePlan, TierPlan
@@ -62,22 +64,22 @@ def pieces(rank: int, world: int, step: int) -> list[Piece]:
     return [*sharded, *whole]
 
 
-def keeper_child(pipe: Connection, inbox: str, outbox: str, point: str | None, after: int) -> None:
-    """A keeper that dies when it reaches a point for the `after`-th time."""
-    from checkpoint.tiers import keeper
+def daemon_child(pipe: Connection, inbox: str, outbox: str, point: str | None, after: int) -> None:
+    """A daemon that dies when it reaches a point for the `after`-th time."""
+    from checkpoint.daemon.__main__ import main
 
     os.dup2(os.open(inbox, os.O_RDONLY), 0)
     os.dup2(os.open(outbox, os.O_WRONLY), 1)
     _arm(point, after)
-    keeper.main()
+    main()
     os._exit(0)
 
 
-class KeeperProgram:
-    """A keeper as an agent starts it, in an interpreter of its own; a file lists what it imports, and when."""
+class DaemonProgram:
+    """A daemon as an agent starts it, in an interpreter of its own; a file lists what it imports, and when."""
 
     def __init__(self, inbox: Path, outbox: Path, imports: Path) -> None:
-        script = 'exec "$0" -X importtime -m checkpoint.tiers.keeper <"$1" >"$2" 2>"$3"'
+        script = 'exec "$0" -X importtime -m checkpoint.daemon <"$1" >"$2" 2>"$3"'
         self._process = subprocess.Popen(["sh", "-c", script, sys.executable, inbox, outbox, imports])
 
     def __exit__(self, *_: object) -> None:
@@ -129,27 +131,27 @@ def worker_child(pipe: Connection, store: str, path: str, root: str, rank: int, 
         step, tiers, changed, wait_s = order
         for one, other in zip(mine, pieces(rank, world, step if changed else step - 1), strict=True):
             one.data.copy_(other.data)
-        taken = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=wait_s).taken
-        if wait_s == 0 and snapshots.left_out(taken):  # the last step
-            taken = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=20.0, again=True).taken
-        pipe.send(taken)
+        copied = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=wait_s).copied
+        if wait_s == 0 and snapshots.left_out(copied):  # the last step
+            copied = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=20.0, again=True).copied
+        pipe.send(copied)
     pipe.close()
     os._exit(0)
 
 
 class Node:
-    """One node's keeper."""
+    """One node's daemon."""
 
     def __init__(self, lab: "Lab", index: int) -> None:
         self.lab, self.index = lab, index
         self.directory = lab.base / f"node{index}"
-        self.keeper: Child | KeeperProgram | None = None
-        self.session: dict[str, Any] | None = None
+        self.daemon: Child | DaemonProgram | None = None
+        self.session: BeginSession | None = None
         self.inventoried = False
 
     @property
     def imports(self) -> Path:
-        """What the keeper has written to its standard error, where it is a program of its own."""
+        """What the daemon has written to its standard error, where it is a program of its own."""
         return self.directory / "imports"
 
     def tier_root(self, name: str) -> Path:
@@ -162,48 +164,53 @@ class Node:
             fifo.unlink(missing_ok=True)
             os.mkfifo(fifo)
         if self.lab.programs:
-            self.keeper = KeeperProgram(fifos[0], fifos[1], self.imports)
+            self.daemon = DaemonProgram(fifos[0], fifos[1], self.imports)
         else:
-            self.keeper = Child(keeper_child, str(fifos[0]), str(fifos[1]), point, after)
+            self.daemon = Child(daemon_child, str(fifos[0]), str(fifos[1]), point, after)
         self.writer = os.open(fifos[0], os.O_WRONLY)
         self.reader = os.open(fifos[1], os.O_RDONLY)
-        self.pending = b""
+        self.decoder: Decoder[DaemonNews] = Decoder(DaemonNews)
         self.lab.selector.register(self.reader, selectors.EVENT_READ, self)
         lab = self.lab
-        tiers = [
-            {"name": "nvme", "durable": False, "path": str(self.tier_root("nvme")), "keep_last": 2},
-            {"name": "durable", "durable": True, "path": str(lab.root), "keep_last": 3, "max_bytes_per_s": lab.rate},
-        ]
+        tiers = (
+            TierSettings(name="nvme", durable=False, path=str(self.tier_root("nvme")), keep_last=2),
+            TierSettings(name="durable", durable=True, path=str(lab.root), keep_last=3, max_bytes_per_s=lab.rate),
+        )
         self.send(
-            {
-                **{"node": self.index, "host": "127.0.0.1", "token": TOKEN, "directory": str(self.directory / "k"), "nice": 0},
-                **{"memory": {"name": "ram", "places": [str(self.tier_root("ram"))], "slabs": lab.slabs}, "tiers": tiers},
-            }
+            DaemonSettings(
+                generation=lab.generation,
+                node=self.index,
+                host="127.0.0.1",
+                token=TOKEN,
+                directory=str(self.directory / "k"),
+                memory="ram",
+                places=(str(self.tier_root("ram")),),
+                buffers=lab.buffers,
+                tiers=tiers,
+                nice=0,
+            )
         )
         self.inventoried = False
-        self.send({"do": "inventory"})
+        self.send(TakeInventory(generation=lab.generation))
         if self.session is not None:
             self.send(self.session)
 
-    def send(self, order: Mapping[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         with contextlib.suppress(BrokenPipeError):  # it is dead; the end of its output tells
-            os.write(self.writer, json.dumps(order).encode() + b"\n")
+            os.write(self.writer, encode(message))
 
-    def receive(self) -> list[dict[str, Any]] | None:
+    def receive(self) -> list[DaemonNews] | None:
         data = os.read(self.reader, 1 << 20)
-        if not data:
-            return None
-        *lines, self.pending = (self.pending + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return self.decoder.feed(data) if data else None
 
     def stop(self) -> None:
         """kill -9."""
-        if self.keeper is not None:
+        if self.daemon is not None:
             self.lab.selector.unregister(self.reader)
             os.close(self.writer)
             os.close(self.reader)
-            self.keeper.__exit__()
-            self.keeper = None
+            self.daemon.__exit__()
+            self.daemon = None
 
 
 class Lab:
@@ -212,13 +219,13 @@ class Lab:
     Args:
         replicas: a buddy keeps each node's part in RAM and on the disk.
         rate: cap of the durable tier in bytes per second.
-        programs: keepers are started as agents start them; else they are forked, with torch imported, and can be told where to die.
+        programs: daemons are started as agents start them; else they are forked, with torch imported, and can be told where to die.
     """
 
     def __init__(
-        self, base: Path, count: int, *, slabs: int = 3, replicas: bool = True, rate: float | None = None, programs: bool = False
+        self, base: Path, count: int, *, buffers: int = 3, replicas: bool = True, rate: float | None = None, programs: bool = False
     ) -> None:
-        self.base, self.count, self.slabs, self.rate, self.programs = base, count, slabs, rate, programs
+        self.base, self.count, self.buffers, self.rate, self.programs = base, count, buffers, rate, programs
         self.root = base / "durable"
         self.replicas = replicas
         self.selector = selectors.DefaultSelector()
@@ -226,16 +233,17 @@ class Lab:
         self.workers: list[Child] = []
         self.generation = 0
         self.events: list[WriteEvent] = []
+        self.said: list[DaemonNews] = []
         self.voids: tuple[Void, ...] = ()
         self.deaths = 0
-        self.restart_keepers = True
+        self.restart_daemons = True
         self.custody = self._custody()
 
     def _custody(self) -> Custody:
-        memory, nvme = TierPlan("ram", self.slabs - 2, self.replicas), TierPlan("nvme", 2, self.replicas)
+        memory, nvme = TierPlan("ram", self.buffers - 2, self.replicas), TierPlan("nvme", 2, self.replicas)
         found = tuple(steps(self.root))
         durable = max(found, default=0)
-        return Custody(StoragePlan(memory, (nvme,), TierPlan("durable", 3), self.slabs, (), durable, found, self.voids))
+        return Custody(StoragePlan(memory, (nvme,), TierPlan("durable", 3), self.buffers, (), durable, found, self.voids))
 
     def boot(self) -> None:
         """Everything is started anew, as after a crash of all."""
@@ -252,7 +260,7 @@ class Lab:
         self.custody.hold()
         for node in self.nodes:
             node.inventoried = False
-            node.send({"do": "inventory"})
+            node.send(TakeInventory(generation=self.generation))
         self.wait(lambda: all(node.inventoried for node in self.nodes), "inventories")
         self._do(self.custody.begin(self.generation, range(self.count)))
         common = {"generation": self.generation, "nodes": self.count, "ranks": 1, "mtbf_s": 1e5}
@@ -263,9 +271,11 @@ class Lab:
             for candidate in candidates:
                 for holding in candidate["holdings"]:
                     holding["token"] = TOKEN
-            told = {**common, "node": node.index, "first_rank": node.index, "directory": str(node.directory / "k")}
-            session.write(path, {**told, "tiers": [{"name": "ram", "every_steps": 1}], "candidates": candidates})
-            node.session = {"do": "session", **common, "first_rank": node.index, "node_rank": node.index}
+            own = {**common, "node": node.index, "first_rank": node.index, "directory": str(node.directory / "k")}
+            session.write(path, {**own, "tiers": [{"name": "ram", "every_steps": 1}], "candidates": candidates})
+            node.session = BeginSession(
+                generation=self.generation, node_rank=node.index, nodes=self.count, first_rank=node.index, ranks=1
+            )
             node.send(node.session)
             point = armed if node.index == 0 else None
             self.workers.append(Child(worker_child, str(store), str(path), str(self.root), node.index, self.count, point))
@@ -276,7 +286,7 @@ class Lab:
         return said
 
     def _from(self, worker: Child) -> Any:
-        """What a worker says, while the keepers' news are heard."""
+        """What a worker says, while the daemons' news come in."""
         self.wait(lambda: worker.pipe.poll(0), "a worker's answer")
         try:
             return worker.pipe.recv()
@@ -284,7 +294,7 @@ class Lab:
             return None
 
     def step(self, number: int, tiers: tuple[str, ...] = ("ram",), *, changed: bool = True, wait_s: float = 1.0) -> bool:
-        """All ranks take a snapshot; whether all say that they have, and are alive. One that waits for no slab is their last."""
+        """All ranks take a snapshot; whether all say that they have, and are alive. One that waits for no buffer is their last."""
         for worker in self.workers:
             try:
                 worker.pipe.send((number, tiers, changed, wait_s))
@@ -305,28 +315,29 @@ class Lab:
             node.stop()
 
     def pump(self, timeout_s: float) -> None:
-        """Hear what keepers say, start those anew that have died, and do what custody wants."""
+        """Take what daemons report, start those anew that have died, and do what custody wants."""
         for key, _ in self.selector.select(timeout_s):
             node: Node = key.data
-            news = node.receive()
-            if news is None:
+            said = node.receive()
+            if said is None:
                 self.deaths += 1
                 node.stop()
-                if self.restart_keepers:
+                if self.restart_daemons:
                     node.start()
                 return  # what was ready may be closed by now
-            for each in news:
-                if each["what"] == "inventory" and not node.inventoried:
+            for each in said:
+                self.said.append(each)
+                if isinstance(each, Inventory) and not node.inventoried:
                     node.inventoried = True
-                    if self.custody.heard(node.index, each, time.time()) and node.session is None:
+                    if self.custody.heard(node.index, news(each), time.time()) and node.session is None:
                         continue
-                self._do(self.custody.heard(node.index, each, time.time()))
+                self._do(self.custody.heard(node.index, news(each), time.time()))
 
     def _do(self, effects: list[Any]) -> None:
         for effect in effects:
             if isinstance(effect, Send):
-                if self.nodes[effect.node].keeper is not None:
-                    self.nodes[effect.node].send(effect.message["order"])
+                if self.nodes[effect.node].daemon is not None:
+                    self.nodes[effect.node].send(request(effect.message["order"], self.generation))
             elif isinstance(effect, WriteEvent):
                 self.events.append(effect)
             elif isinstance(effect, SetAside):

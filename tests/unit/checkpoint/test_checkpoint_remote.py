@@ -1,4 +1,4 @@
-"""Parts that are fetched from other nodes, where those do not answer."""
+"""Shards that are fetched from other nodes, where those do not answer."""
 
 import socket
 import threading
@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from checkpoint.tiers.exchange import TIMEOUT_S, RemotePart, Unreachable
+from checkpoint.tiers.remote import TIMEOUT_S, RemoteShard, Unreachable
 
 
 def test_a_node_that_never_answers_holds_nobody_who_no_longer_waits():
     cancelled = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor() as pool:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        fetched = pool.submit(RemotePart, address, "/ram/step-00000001", "token", cancelled)
+        fetched = pool.submit(RemoteShard, address, "/ram/step-00000001", "token", cancelled)
         asked, _ = silent.accept()
         with asked:
             assert asked.recv(1 << 10)

@@ -1,0 +1,197 @@
+"""The daemon's event loop: requests come from the agent, reports from the workers, and each goes to whom it concerns.
+
+Owns the process's pipes and sockets, and the order in which requests are carried out.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from checkpoint.daemon import shards
+from checkpoint.daemon.jobs import Jobs
+from checkpoint.daemon.outlet import Outlet
+from checkpoint.daemon.server import Server
+from checkpoint.daemon.snapshots import Snapshots
+from checkpoint.daemon.tasks import Tasks
+from checkpoint.framing import LINE_LIMIT_BYTES, Decoder, NotAMessage
+from checkpoint.naming import step_path
+from checkpoint.protocol import (
+    BeginSession,
+    Cancel,
+    Clear,
+    Cleared,
+    DaemonRequest,
+    DaemonSettings,
+    Discard,
+    Inventory,
+    Listening,
+    NodeShard,
+    Replicate,
+    Retain,
+    StartJob,
+    Sync,
+    Synced,
+    TakeInventory,
+    WorkerNews,
+)
+from checkpoint.shard_manifest import ShardManifest
+from checkpoint.tiers.session import SOCKET
+
+log = logging.getLogger(__name__)
+
+DATAGRAM_BYTES = 1 << 18
+LAST_WORDS_S = 1.0
+
+
+class Daemon:
+    """The snapshot daemon of one node.
+
+    Invariants: requests are carried out in the order in which they came; one that needs all workers' reports to be dealt with
+    waits for that. News carry the generation of the present session. What is no message is refused in one line of log.
+    """
+
+    def __init__(self, settings: DaemonSettings, outlet: Outlet) -> None:
+        self._settings = settings
+        self._directory = Path(settings.directory)
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._outlet = outlet
+        self._snapshots = Snapshots(settings, outlet.report)
+        self._jobs = Jobs(settings, self._snapshots, outlet.report)
+        self._forgetting = Tasks()
+        self._watching = Tasks()
+        self._inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._workers: Decoder[WorkerNews] = Decoder(WorkerNews)
+        self._address = ""
+
+    async def run(self, stdin: int) -> None:
+        """Work until the standard input ends."""
+        loop = asyncio.get_running_loop()
+        path = self._directory / SOCKET
+        path.unlink(missing_ok=True)
+        self._inbox.setblocking(False)
+        self._inbox.bind(str(path))
+        loop.add_reader(self._inbox, self._receive)
+        settings = self._settings
+        roots = [*settings.places, *(tier.path for tier in settings.tiers if not tier.durable)]
+        port = await Server([Path(root) for root in roots], settings.token).start(settings.host)
+        self._address = f"{settings.host}:{port}"
+        self._outlet.report(Listening(generation=self._snapshots.generation, address=self._address))
+        self._watching.start(self._jobs.watch())
+        reader = asyncio.StreamReader(limit=LINE_LIMIT_BYTES)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(stdin, "rb", buffering=0))
+        requests: Decoder[DaemonRequest] = Decoder(DaemonRequest)
+        while True:
+            try:
+                line = await reader.readline()
+                if not line:
+                    return
+                request = requests.decode(line)
+            except ValueError as error:  # NotAMessage, or a line that is too long
+                log.warning("refused: %s", error)
+                continue
+            await self._on_request(request)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def _on_request(self, request: DaemonRequest) -> None:
+        match request:
+            case BeginSession():
+                await self._settle()
+                await self._snapshots.begin(request)
+            case TakeInventory():
+                await self._settle()
+                found = await self._take_inventory()
+                generation = self._snapshots.generation
+                self._outlet.report(Inventory(generation=generation, address=self._address, shards=tuple(found)))
+            case Retain():
+                self._retain(request)
+            case Discard():
+                self._discard(request)
+            case StartJob() | Replicate():
+                self._jobs.start(request)
+            case Cancel():
+                self._jobs.cancel(request.job_id)
+            case Sync():
+                await self._settle()
+                self._outlet.report(Synced(generation=self._snapshots.generation))
+            case Clear():
+                await self._clear(request)
+            case DaemonSettings():
+                log.warning("refused: settings for a daemon that has some")
+
+    async def _settle(self) -> None:
+        """Until what the workers have reported by now is dealt with, and what was to be forgotten is gone."""
+        self._receive()
+        await self._snapshots.settle()
+        await self._forgetting.wait()
+
+    async def _take_inventory(self) -> list[NodeShard]:
+        """Every shard that is here."""
+        buffers = self._snapshots.buffers
+        buffers.rescan()
+        memory = self._snapshots.memory
+        found = [shards.node_shard(memory, step_path(buffers.root, step), held) for step, held in buffers.held().items()]
+        return [*found, *await asyncio.to_thread(shards.inventory, self._jobs.roots())]
+
+    def _retain(self, request: Retain) -> None:
+        steps, left_out = frozenset(request.steps), frozenset(request.left_out)
+
+        def needed(shard: ShardManifest) -> bool:
+            coming = shard.generation >= request.generation and shard.step > request.upto and shard.step not in left_out
+            return coming or shard.step in steps
+
+        if request.tier == self._snapshots.memory:
+            self._snapshots.retain(needed)
+        self._forget([root for name, root in self._jobs.roots() if name == request.tier], needed)
+
+    def _discard(self, request: Discard) -> None:
+        def needed(shard: ShardManifest) -> bool:
+            return shard.step <= request.step or shard.generation > request.invalid_generation
+
+        self._snapshots.discard(needed)
+        self._forget([root for _, root in self._jobs.roots()], needed)
+
+    def _forget(self, roots: list[Path], needed: Callable[[ShardManifest], bool]) -> None:
+        self._forgetting.start(asyncio.to_thread(shards.forget, roots, needed))
+
+    async def _clear(self, request: Clear) -> None:
+        self._jobs.cancel_all()
+        if self._snapshots.memory in request.tiers:
+            root = self._snapshots.buffers.root
+            await self._snapshots.clear()
+            _remove_empty(root.parent)
+        for tier in self._settings.tiers:
+            if tier.name in request.tiers and not tier.durable:
+                await asyncio.to_thread(shutil.rmtree, tier.path, True)
+                _remove_empty(Path(tier.path).parent)
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._outlet.report(Cleared(generation=self._snapshots.generation))
+
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        """Deal with every datagram that is there."""
+        while True:
+            try:
+                data = self._inbox.recv(DATAGRAM_BYTES)
+            except BlockingIOError:
+                return
+            try:
+                news = self._workers.decode(data)
+            except NotAMessage as error:
+                log.warning("a worker's report is refused: %s", error)
+                continue
+            self._snapshots.on_worker(news)
+
+
+def _remove_empty(path: Path) -> None:
+    """Remove what held only what was removed before it."""
+    with suppress(OSError):
+        path.rmdir()
+        if path.parent.name.startswith("resilient-"):
+            path.parent.rmdir()

@@ -1,0 +1,331 @@
+"""Jobs: on each tier one after the other, tried again until the tier is well or the job is not wanted any more.
+
+Owns the tiers that the daemon writes to and the jobs on them; the bytes are in `checkpoint.daemon.transfers`.
+"""
+
+import asyncio
+import errno
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
+
+from checkpoint import manifest
+from checkpoint.daemon import transfers
+from checkpoint.daemon.buffer_files import BufferSource
+from checkpoint.daemon.buffers import Buffer, Use
+from checkpoint.daemon.shards import Lookup, OpenShard, Superseded, node_shard
+from checkpoint.daemon.snapshots import Snapshots
+from checkpoint.daemon.tasks import Tasks
+from checkpoint.errors import CheckpointError
+from checkpoint.manifest import Manifest
+from checkpoint.protocol import (
+    Committed,
+    DaemonNews,
+    DaemonSettings,
+    Flushed,
+    Held,
+    JobFailed,
+    JobKind,
+    Replicate,
+    StartJob,
+    TierSettings,
+    TierTrouble,
+    TierWell,
+)
+from checkpoint.shard_manifest import ShardManifest
+from checkpoint.tiers.copying import Cancelled, Copy
+from checkpoint.tiers.pace import Pace
+from checkpoint.tiers.remote import Unreachable
+
+T = TypeVar("T")
+
+HANG_S = 30.0
+FIRST_RETRY_S, LAST_RETRY_S = 0.2, 30.0
+
+
+@dataclass(eq=False)
+class Tier:
+    """A tier that this daemon writes to.
+
+    Attributes:
+        root: None for that of the buffers, wherever those are: replicas lie beside them.
+        turn: held by the job that runs; the others wait in the order in which they came.
+        running: the job that runs.
+        trouble_t: since when it cannot be written.
+        flushed: what this node has flushed last, until it is committed: its buffer may hold something newer by then.
+
+    Invariant: changed by the event loop alone; its one thread runs what jobs do.
+    """
+
+    name: str
+    root: Path | None
+    settings: TierSettings | None
+    pace: Pace
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    running: "TierJob | None" = None
+    trouble_t: float | None = None
+    flushed: OpenShard | None = None
+
+    def check_mounted(self) -> None:
+        """Raises FileNotFoundError where the file system is not mounted: what is made in its place would be hidden by it later."""
+        mark = self.settings.mark if self.settings is not None else None
+        if mark is not None and self.root is not None and not (self.root / mark).exists():
+            raise FileNotFoundError(errno.ENOENT, f"{mark} is not there any more: is the file system mounted?", str(self.root))
+
+
+@dataclass(eq=False)
+class TierJob:
+    """A job that was accepted.
+
+    Attributes:
+        root: of the tier.
+        buffer: pinned for it.
+        cancelled: read by the threads that copy.
+        progress_t: when it got on last; its threads write that and nothing else.
+    """
+
+    request: StartJob | Replicate
+    kind: JobKind
+    root: Path
+    lookup: Lookup
+    buffer: Buffer | None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    progress_t: float = 0.0
+
+    def cancel(self) -> None:
+        """It is not wanted any more. Called by the event loop."""
+        self.cancelled.set()
+        self.stopped.set()
+
+    def progress(self, size_bytes: int) -> None:
+        """So many bytes are written. Called by any thread."""
+        self.progress_t = time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, but not longer than until it is cancelled."""
+        try:
+            await asyncio.wait_for(self.stopped.wait(), seconds)
+        except TimeoutError:
+            return
+
+
+class Jobs:
+    """The jobs of this node.
+
+    Args:
+        snapshots: whose buffers jobs read.
+        report: takes news.
+
+    Invariants: bookkeeping belongs to the event loop's thread. A buffer is pinned from the moment in which a job that reads it is
+    accepted: the next request may say that it is not needed. One that is leased is not read at all: a worker may have begun to
+    overwrite it without having reported it.
+    """
+
+    def __init__(self, settings: DaemonSettings, snapshots: Snapshots, report: Callable[[DaemonNews], None]) -> None:
+        self._node = settings.node
+        self._token = settings.token
+        self._snapshots = snapshots
+        self._report = report
+        self._tiers = {each.name: Tier(each.name, Path(each.path), each, Pace(each.max_bytes_per_s)) for each in settings.tiers}
+        self._tiers[settings.memory] = Tier(settings.memory, None, None, Pace(None))
+        self._node_roots = [(each.name, Path(each.path)) for each in settings.tiers if not each.durable]
+        self._jobs: list[TierJob] = []
+        self._tasks = Tasks()
+
+    def roots(self) -> list[tuple[str, Path]]:
+        """Where shards lie in directories of their own: replicas beside the buffers, and the node's tiers."""
+        return [(self._snapshots.memory, self._snapshots.buffers.root), *self._node_roots]
+
+    def start(self, request: StartJob | Replicate) -> None:
+        """Accept a job; its end is reported."""
+        kind: JobKind = request.kind if isinstance(request, StartJob) else "replicate"
+        tier = self._tiers.get(request.tier)
+        if tier is None:
+            self._report(self._failed(request, kind, f"node {self._node} has no tier {request.tier}"))
+            return
+        buffer, leased = self._pin(request, tier)
+        source = BufferSource(buffer.files, buffer.held) if buffer is not None and buffer.held is not None else None
+        lookup = Lookup(self._node, source, leased, tuple(root for _, root in self.roots()))
+        job = TierJob(request, kind, tier.root or self._snapshots.buffers.root, lookup, buffer)
+        self._jobs.append(job)
+        self._tasks.start(self._run(tier, job))
+
+    def _pin(self, request: StartJob | Replicate, tier: Tier) -> tuple[Buffer | None, bool]:
+        """The buffer that a job reads, pinned; and whether there is one that is leased and cannot be."""
+        if isinstance(request, Replicate):
+            return None, False  # it comes from another node
+        if request.kind == "commit" and self._flushed(tier, request) is not None:
+            return None, False  # it needs no bytes
+        buffer = self._snapshots.buffers.find(request.key)
+        if buffer is None or buffer.held is None or buffer.held.node != request.shard:
+            return None, False
+        if buffer.use is not Use.IDLE:
+            return None, True
+        buffer.pins += 1
+        return buffer, False
+
+    def cancel(self, job_id: int) -> None:
+        """A job is not wanted any more, whether it runs or waits for its turn."""
+        for job in self._jobs:
+            if job.request.job_id == job_id:
+                job.cancel()
+
+    def cancel_all(self) -> None:
+        """No job is wanted any more."""
+        for job in self._jobs:
+            job.cancel()
+
+    async def watch(self) -> None:
+        """Report tiers on which a job does not get on."""
+        while True:
+            await asyncio.sleep(1.0)
+            for tier in self._tiers.values():
+                if tier.running is not None and time.monotonic() - tier.running.progress_t > HANG_S:
+                    self._trouble(tier, f"nothing has been written for {HANG_S:.0f} s", None)
+
+    def _flushed(self, tier: Tier, request: StartJob | Replicate) -> OpenShard | None:
+        """The shard of a request, where this node has flushed it last."""
+        if tier.flushed is None:
+            return None
+        found = tier.flushed.manifest
+        same = (found.step, found.generation, found.node) == (request.key.step, request.key.generation, request.shard)
+        return tier.flushed if same else None
+
+    async def _run(self, tier: Tier, job: TierJob) -> None:
+        """One job after the other on each tier; what comes later waits."""
+        async with tier.turn:
+            if job.cancelled.is_set():
+                news: DaemonNews = self._failed(job.request, job.kind, "cancelled", cancelled=True)
+            else:
+                tier.running = job
+                news = await self._attempts(tier, job)
+                tier.running = None
+        self._jobs.remove(job)
+        if job.buffer is not None:
+            job.buffer.pins -= 1
+        self._report(news)
+        self._snapshots.offer()
+
+    async def _attempts(self, tier: Tier, job: TierJob) -> DaemonNews:
+        """Do a job again and again until it is done, or cannot be, or is not wanted any more; its news."""
+
+        def troubled(state: RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome is not None else None
+            self._trouble(tier, f"{error}", error.errno if isinstance(error, OSError) else None)
+
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(OSError),
+            wait=wait_exponential_jitter(multiplier=FIRST_RETRY_S, max=LAST_RETRY_S),
+            sleep=job.sleep,
+            stop=lambda state: job.cancelled.is_set(),
+            before_sleep=troubled,
+            reraise=True,
+        )
+        try:
+            news: DaemonNews = await attempts(self._attempt, tier, job)
+        except (CheckpointError, OSError, Cancelled, ValueError) as error:
+            cancelled = job.cancelled.is_set()
+            return self._failed(job.request, job.kind, "cancelled" if cancelled else f"{error}", cancelled=cancelled, error=error)
+        if tier.trouble_t is not None:
+            down_s = time.monotonic() - tier.trouble_t
+            self._report(TierWell(generation=self._snapshots.generation, tier=tier.name, down_s=down_s))
+            tier.trouble_t = None
+        return news
+
+    async def _attempt(self, tier: Tier, job: TierJob) -> DaemonNews:
+        """One attempt, in the tier's thread; its news. Raises what `transfers` does."""
+        if job.cancelled.is_set():
+            raise Cancelled
+        began = time.monotonic()
+        job.progress_t = began
+        if isinstance(job.request, Replicate) or job.kind == "copy":
+            held, target = await self._in_thread(tier, lambda: self._hold(tier, job))
+            shard = node_shard(tier.name, target, held, replica=job.kind == "replicate")
+            write_s = time.monotonic() - began
+            return Held(generation=self._snapshots.generation, shard=shard, job_id=job.request.job_id, write_s=write_s)
+        if job.kind == "flush":
+            return await self._flush(tier, job, job.request, began)
+        return await self._commit(tier, job, job.request, began)
+
+    async def _in_thread(self, tier: Tier, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(tier.pool, work)
+
+    def _hold(self, tier: Tier, job: TierJob) -> tuple[ShardManifest, Path]:
+        transfer = Copy(tier.pace, job.cancelled, job.progress)
+        if isinstance(job.request, Replicate):
+            return transfers.replicate(job.request, self._token, job.root, transfer)
+        return transfers.copy(job.request, job.lookup, job.root, transfer)
+
+    async def _flush(self, tier: Tier, job: TierJob, request: StartJob, began: float) -> DaemonNews:
+        def work() -> OpenShard:
+            tier.check_mounted()
+            return transfers.flush(request, job.lookup, job.root, Copy(tier.pace, job.cancelled, job.progress))
+
+        tier.flushed = await self._in_thread(tier, work)
+        return Flushed(
+            generation=self._snapshots.generation,
+            job_id=request.job_id,
+            tier=tier.name,
+            key=request.key,
+            shard=request.shard,
+            size_bytes=tier.flushed.manifest.size_bytes,
+            write_s=time.monotonic() - began,
+        )
+
+    async def _commit(self, tier: Tier, job: TierJob, request: StartJob, began: float) -> DaemonNews:
+        flushed = self._flushed(tier, request)
+        settings = tier.settings
+        if settings is None:
+            raise CheckpointError(f"nothing can be committed on {tier.name}")
+
+        def work() -> Manifest:
+            tier.check_mounted()
+            return transfers.commit(request, job.lookup, flushed, job.root, settings.keep_last, settings.keep_every)
+
+        contents = await self._in_thread(tier, work)
+        tier.flushed = None
+        return Committed(
+            generation=self._snapshots.generation,
+            job_id=request.job_id,
+            tier=tier.name,
+            key=request.key,
+            shard=request.shard,
+            size_bytes=contents.size_bytes + len(manifest.encode(contents)),
+            files=len(contents.files) + 1,
+            write_s=time.monotonic() - began,
+        )
+
+    def _failed(
+        self,
+        request: StartJob | Replicate,
+        kind: JobKind,
+        reason: str,
+        *,
+        cancelled: bool = False,
+        error: Exception | None = None,
+    ) -> JobFailed:
+        return JobFailed(
+            generation=self._snapshots.generation,
+            kind=kind,
+            job_id=request.job_id,
+            tier=request.tier,
+            key=request.key,
+            shard=request.shard,
+            reason=reason,
+            cancelled=cancelled,
+            unreachable=isinstance(error, Unreachable),
+            superseded=isinstance(error, Superseded),
+        )
+
+    def _trouble(self, tier: Tier, detail: str, number: int | None) -> None:
+        if tier.trouble_t is None:
+            tier.trouble_t = time.monotonic()
+            self._report(TierTrouble(generation=self._snapshots.generation, tier=tier.name, detail=detail, errno=number))

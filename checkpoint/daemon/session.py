@@ -1,0 +1,34 @@
+"""The session: the workers of this node in one generation, and what they have reported."""
+
+from dataclasses import dataclass, field
+
+from checkpoint.protocol import StateCopied
+
+
+@dataclass(eq=False)
+class Session:
+    """The workers of this node in one generation.
+
+    Attributes:
+        shard: number of this node's shard of their snapshots, whoever holds it.
+        shards: of each snapshot.
+        layouts: digest of the arrays that each rank has announced.
+        copied: what ranks have reported of a step that others have not copied yet, by step and rank.
+        skipped: steps of which there will be no shard.
+        done: ranks that are done with the present lease, by a snapshot or without.
+        prepared: all ranks have announced their layouts, and buffers are made.
+        ready: buffers for the layout are there.
+
+    Invariants: `done` and the keys in `copied` are among `ranks`; a skipped step is not in `copied`.
+    """
+
+    generation: int
+    shard: int
+    shards: int
+    ranks: frozenset[int]
+    layouts: dict[int, str] = field(default_factory=dict)
+    copied: dict[int, dict[int, StateCopied]] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
+    prepared: bool = False
+    ready: bool = False

@@ -1,0 +1,146 @@
+"""Node shards in directories: what lies where on the tiers of a node, finding one, and forgetting what is not needed.
+
+Runs in threads; knows no bookkeeping.
+"""
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpoint import points, shard_manifest
+from checkpoint.daemon.buffer_files import BufferSource
+from checkpoint.errors import CheckpointError, DamagedCheckpoint
+from checkpoint.naming import step_path, steps
+from checkpoint.protocol import NodeShard, SnapshotKey
+from checkpoint.shard_manifest import ShardManifest
+from checkpoint.source import DirectorySource, Source
+
+SPARE = "spare"
+"""Directory of a replica that is not needed any more; the next one overwrites its files."""
+
+
+class Superseded(CheckpointError):
+    """The buffer that held a shard is leased for a newer snapshot."""
+
+
+@dataclass(frozen=True)
+class OpenShard:
+    """A shard that is being read.
+
+    Attributes:
+        documents: its metadata files.
+    """
+
+    source: Source
+    manifest: ShardManifest
+    documents: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Where a job finds the shards of this node; fixed when the job is accepted.
+
+    Attributes:
+        node: this one, for messages.
+        buffer: the buffer that holds the snapshot, pinned for the job.
+        leased: the buffer that holds it is leased, and may be overwritten at any moment.
+        roots: of the node's tiers.
+    """
+
+    node: int
+    buffer: BufferSource | None
+    leased: bool
+    roots: tuple[Path, ...]
+
+    def open(self, key: SnapshotKey, shard: int) -> OpenShard:
+        """A shard, the node's own or a replica, from the nearest tier that has it.
+
+        Raises Superseded, CheckpointError where it is not here.
+        """
+        buffer = self.buffer
+        if buffer is not None and _is(buffer.manifest, key, shard):
+            return OpenShard(buffer, buffer.manifest, _documents(buffer.path, buffer.manifest))
+        for root in self.roots:
+            for path in (step_path(root, key.step), step_path(replica_root(root, shard), key.step)):
+                if path.is_symlink():
+                    continue  # a buffer, which is leased or holds something else
+                with suppress(DamagedCheckpoint):
+                    found = shard_manifest.read(path)
+                    if _is(found, key, shard):
+                        return OpenShard(DirectorySource(path, chunks=found.chunks), found, _documents(path, found))
+        if self.leased:
+            raise Superseded(f"the buffer of step {key.step} is leased for a newer snapshot")
+        raise CheckpointError(f"node {self.node} does not hold shard {shard} of step {key.step}")
+
+
+def _is(manifest: ShardManifest, key: SnapshotKey, shard: int) -> bool:
+    return (manifest.step, manifest.generation, manifest.node) == (key.step, key.generation, shard)
+
+
+def replica_root(root: Path, shard: int) -> Path:
+    """Where replicas of a shard lie on a tier."""
+    return root / f"replica-{shard}"
+
+
+def node_shard(tier: str, path: Path, manifest: ShardManifest, *, replica: bool = False) -> NodeShard:
+    """What is reported of a shard."""
+    return NodeShard(
+        tier=tier,
+        directory=str(path),
+        key=SnapshotKey(manifest.step, manifest.generation),
+        shard=manifest.node,
+        shards=manifest.nodes,
+        size_bytes=manifest.size_bytes,
+        replica=replica,
+    )
+
+
+def inventory(roots: Iterable[tuple[str, Path]]) -> list[NodeShard]:
+    """All shards in directories of their own below the roots of tiers."""
+    found = []
+    for tier, root in roots:
+        for path, replica in _directories(root):
+            with suppress(DamagedCheckpoint):
+                found.append(node_shard(tier, path, shard_manifest.read(path), replica=replica))
+    return found
+
+
+def forget(roots: Sequence[Path], needed: Callable[[ShardManifest], bool]) -> None:
+    """Delete the shards that are not needed, replicas too; buffers are overwritten instead."""
+    for root in roots:
+        for path, replica in _directories(root):
+            try:
+                gone = not needed(shard_manifest.read(path))
+            except DamagedCheckpoint:
+                gone = True
+            if gone:
+                _delete(path, replica)
+
+
+def _delete(path: Path, replica: bool) -> None:
+    (path / shard_manifest.NAME).unlink(missing_ok=True)  # from here on it is nobody's shard
+    points.reached("shard_forgotten")
+    spare = path.with_name(SPARE)
+    if replica and not spare.exists():
+        with suppress(OSError):
+            path.rename(spare)  # the next replica finds its files there
+            return
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _directories(root: Path) -> Iterator[tuple[Path, bool]]:
+    """Directories of steps, and whether they are replicas; the links to buffers are not among them."""
+    for directory in (root, *root.glob("replica-*")):
+        for step in steps(directory):
+            path = step_path(directory, step)
+            if not path.is_symlink():
+                yield path, directory != root
+
+
+def _documents(directory: Path, manifest: ShardManifest) -> dict[str, bytes]:
+    try:
+        return {name: (directory / name).read_bytes() for name in manifest.files}
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(directory, f"{error.filename} is missing") from None

@@ -1,0 +1,316 @@
+"""Taking snapshots: buffers are leased to the workers, and sealed once every rank has copied its state into one.
+
+Owns the session, the lease and the buffers; what it decides it decides in the thread of the event loop.
+"""
+
+import asyncio
+import errno
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from checkpoint.daemon.buffers import Buffers
+from checkpoint.daemon.session import Session
+from checkpoint.daemon.shards import node_shard
+from checkpoint.daemon.tasks import Tasks
+from checkpoint.naming import step_path
+from checkpoint.protocol import (
+    BeginSession,
+    BufferBroken,
+    DaemonNews,
+    DaemonSettings,
+    Held,
+    LayoutAnnounced,
+    LeasePassed,
+    NoRoom,
+    Skipped,
+    SnapshotKey,
+    Stale,
+    StateCopied,
+    StepSkipped,
+    TierTrouble,
+    TierWell,
+    WorkerNews,
+)
+from checkpoint.shard_manifest import ShardManifest
+from checkpoint.tiers import blueprint
+from checkpoint.tiers.blueprint import Blueprint
+from checkpoint.tiers.lease import LINK, Lease, LeaseWord, buffer_path
+from checkpoint.tiers.session import CONTROL
+
+log = logging.getLogger(__name__)
+
+SEAL_THREADS = 2
+
+
+class Snapshots:
+    """The snapshots that the workers of this node take.
+
+    Args:
+        report: takes news.
+
+    Invariants: at most one buffer is leased. While workers may use a lease it is not taken back; it ends when all ranks are done
+    with it, or with the session. After every await it is looked again whether the session is still the present one: what was
+    prepared for the workers before is never leased to others.
+    """
+
+    def __init__(self, settings: DaemonSettings, report: Callable[[DaemonNews], None]) -> None:
+        self.memory = settings.memory
+        self._directory = Path(settings.directory)
+        self._places = [Path(place) for place in settings.places]
+        self._count = settings.buffers
+        self._generation = settings.generation
+        self._report = report
+        self._word = LeaseWord(self._directory / CONTROL, create=True)
+        self._lease = Lease(settings.generation, self._word.read().number, None)
+        self._publish(None)  # what the daemon before this one has leased is not known here
+        self.buffers = self._open_buffers()
+        self._session: Session | None = None
+        self._preparing = asyncio.Lock()
+        self._work = Tasks()
+        self._sealing = Tasks()
+        self._seal_pool = ThreadPoolExecutor(SEAL_THREADS, thread_name_prefix="seal")
+        self._last: ShardManifest | None = None
+        self._broken_t: float | None = None  # since when snapshots cannot be written into buffers
+
+    @property
+    def generation(self) -> int:
+        """On whose behalf the daemon speaks."""
+        return self._generation
+
+    def _open_buffers(self) -> Buffers:
+        """In the place where an earlier daemon had them."""
+        chosen = next((place for place in self._places if buffer_path(place, 0).is_dir()), None)
+        for place in [chosen] if chosen else self._places:
+            try:
+                return Buffers(place, self._count)
+            except OSError as error:
+                log.warning("no buffers in %s: %s", place, error)
+        return Buffers(self._directory / "own", self._count)
+
+    # -- the session ---------------------------------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Until everything that the workers have reported by now is sealed or skipped."""
+        await self._sealing.wait()
+
+    async def begin(self, request: BeginSession) -> None:
+        """A generation begins; no worker of the one before is alive, or `renew` is set."""
+        self._session, self._last, self._generation = None, None, request.generation
+        self._publish(None)
+        self.buffers.begin()
+        if request.renew:
+            await self.buffers.renew()
+        ranks = frozenset(range(request.first_rank, request.first_rank + request.ranks))
+        session = self._session = Session(request.generation, request.node_rank, request.nodes, ranks)
+        for rank in ranks:  # announced before this daemon listened, or before it knew of the session
+            found = blueprint.announced(self._directory, rank)
+            if found is not None and found.generation == session.generation:
+                session.layouts[rank] = found.digest
+        self._announced(session)
+
+    def retain(self, needed: Callable[[ShardManifest], bool]) -> None:
+        """Which shards in buffers may not be overwritten."""
+        self.buffers.retain(needed)
+        session = self._session
+        if session is not None and session.prepared and (self.buffers.misfits or not session.ready):
+            self._work.start(self._prepare(session))
+        self.offer()
+
+    def discard(self, needed: Callable[[ShardManifest], bool]) -> None:
+        """Forget at once what is in buffers and not needed."""
+        for held in self.buffers.held().values():
+            if not needed(held):
+                self.buffers.forget(held.step)
+        self.offer()
+
+    async def clear(self) -> None:
+        """Give the memory back."""
+        self._session = None
+        self._publish(None)
+        await self.buffers.clear()
+
+    # -- buffers -------------------------------------------------------------------------------------------------------
+
+    def _announced(self, session: Session) -> None:
+        """Once all workers have announced what they will write, buffers are made for it."""
+        if session.layouts.keys() == session.ranks and not session.prepared:
+            session.prepared = True
+            self._work.start(self._prepare(session))
+
+    async def _prepare(self, session: Session) -> None:
+        """Make buffers for what the workers have announced, in the first place that has room."""
+        async with self._preparing:
+            if session is not self._session:
+                return
+            digest = next(iter(session.layouts.values()))
+            try:
+                plan = await asyncio.to_thread(blueprint.read, self._directory, digest, session.ranks)
+            except (OSError, ValueError) as error:
+                self._trouble(f"what the workers will write cannot be read: {error}", getattr(error, "errno", None))
+                return
+            for place in self._places if self.buffers.empty else [self.buffers.root]:
+                try:
+                    await self._make_buffers(session, place, plan)
+                except OSError as error:
+                    self._trouble(f"no buffers in {place}: {error.strerror or error}", error.errno)
+                    if session is self._session and not self.buffers.empty:
+                        return  # of a generation with other nodes; there is room once they are not needed any more
+                    if session is self._session:
+                        await self.buffers.clear()
+                    continue
+                return
+            if session is self._session:
+                places = tuple(str(place) for place in self._places)
+                self._report(NoRoom(generation=self._generation, size_bytes=plan.size_bytes * self._count, places=places))
+
+    async def _make_buffers(self, session: Session, place: Path, plan: Blueprint) -> None:
+        """Make all buffers that are free, then lease one; less where another session has begun meanwhile. Raises OSError."""
+        await asyncio.to_thread(place.mkdir, parents=True, exist_ok=True, mode=0o700)
+        if session is self._session and place != self.buffers.root:
+            self.buffers = Buffers(place, self._count)
+        while session is self._session and await self.buffers.make_one(plan):
+            pass
+        if session is self._session:
+            _point(self._directory / LINK, place)
+            self.buffers.use(plan)
+            session.ready = True
+            self.offer()
+
+    def offer(self) -> None:
+        """Lease a buffer, if none is leased and there is one."""
+        if self._session is None or self._lease.buffer is not None:
+            return
+        index = self.buffers.lease()
+        if index is not None:
+            self._session.done = set()
+            self._publish(index)
+
+    def _publish(self, index: int | None) -> None:
+        self._lease = Lease(self._generation, self._lease.number + 1, index)
+        self._word.publish(self._lease)
+
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    def on_worker(self, news: WorkerNews) -> None:
+        """A rank reports. What is of another generation is dropped."""
+        session = self._session
+        if session is None or news.generation != session.generation or news.rank not in session.ranks:
+            return
+        match news:
+            case LayoutAnnounced():
+                session.layouts[news.rank] = news.digest
+                self._announced(session)
+            case StateCopied():
+                self._copied(session, news)
+            case StepSkipped():
+                self._skip(session, news.step, "no buffer was free")
+            case LeasePassed():
+                self._passed(session, news.rank, news.lease)
+            case BufferBroken():
+                self._broken(session, news)
+
+    def _copied(self, session: Session, news: StateCopied) -> None:
+        if not self._is_leased(news.lease):
+            self._skip(session, news.step, "it was copied for a snapshot daemon before this one")
+            return
+        session.done.add(news.rank)
+        if news.again:
+            session.skipped.discard(news.step)
+        if news.step not in session.skipped:
+            session.copied.setdefault(news.step, {})[news.rank] = news
+        self._finish_lease(session, news.step)
+
+    def _passed(self, session: Session, rank: int, lease: int) -> None:
+        """A rank does without a lease."""
+        if self._is_leased(lease):
+            session.done.add(rank)
+            self._finish_lease(session, None)
+
+    def _broken(self, session: Session, news: BufferBroken) -> None:
+        """A rank could not write into the buffer that is leased."""
+        if self._is_leased(news.lease) and self._lease.buffer is not None:
+            self._remake(self._lease.buffer, news.reason, news.errno)
+            self._skip(session, news.step, news.reason)
+            self._passed(session, news.rank, news.lease)
+
+    def _is_leased(self, lease: int) -> bool:
+        return lease == self._lease.number and self._lease.buffer is not None
+
+    def _finish_lease(self, session: Session, step: int | None) -> None:
+        """Once all ranks are done with the lease: its buffer holds this step of all of them, or nothing of use."""
+        index = self._lease.buffer
+        if session.done != session.ranks or index is None:
+            return
+        self._publish(None)
+        mine = session.copied.pop(step, {}) if step is not None else {}
+        for other in list(session.copied):
+            self._skip(session, other, "ranks took other steps")
+        if step is not None and mine.keys() == session.ranks:
+            self._sealing.start(self._seal(session, index, step, mine))
+        else:
+            self.buffers.give_back(index)
+            if step is not None:
+                self._skip(session, step, "a rank left it out")
+        self.offer()
+
+    def _remake(self, index: int, why: str, number: int | None) -> None:
+        """A buffer is not there any more, or has no room for one more page: it is made anew where that is needed."""
+        if self._broken_t is None:
+            self._broken_t = time.monotonic()
+            self._trouble(why, number)
+        self.buffers.doubt(index)
+        if self._session is not None and self._session.prepared:
+            self._work.start(self._prepare(self._session))
+
+    def _trouble(self, detail: str, number: int | None) -> None:
+        self._report(TierTrouble(generation=self._generation, tier=self.memory, detail=detail, errno=number))
+
+    def _skip(self, session: Session, step: int, reason: str) -> None:
+        session.copied.pop(step, None)
+        if step not in session.skipped:
+            session.skipped.add(step)
+            self._report(Skipped(generation=session.generation, step=step, reason=reason))
+
+    async def _seal(self, session: Session, index: int, step: int, copied: Mapping[int, StateCopied]) -> None:
+        began = time.monotonic()
+        key = SnapshotKey(step, session.generation)
+        buffers = self.buffers
+        try:
+            held = await buffers.seal(index, key, session.shard, session.shards, self._seal_pool)
+        except (OSError, ValueError) as error:
+            if buffers is self.buffers:
+                self._remake(index, f"{error}", error.errno if isinstance(error, OSError) else errno.EIO)
+            self._skip(session, step, f"{error}")
+            self.offer()
+            return
+        if self._broken_t is not None:
+            self._report(TierWell(generation=self._generation, tier=self.memory, down_s=time.monotonic() - self._broken_t))
+            self._broken_t = None
+        changed = any(news.changed for news in copied.values())
+        if changed and self._last is not None and self._last.step != step and self._last.chunks == held.chunks:
+            buffers.forget(step)
+            self._report(Stale(generation=session.generation, step=step, before=self._last.step))
+        else:
+            self._last = held
+            self._report(
+                Held(
+                    generation=session.generation,
+                    shard=node_shard(self.memory, step_path(buffers.root, step), held),
+                    stall_s=max(news.stall_s for news in copied.values()),
+                    write_s=time.monotonic() - began,
+                    wants=tuple(sorted({name for news in copied.values() for name in news.wants})),
+                    again=any(news.again for news in copied.values()),
+                )
+            )
+        self.offer()
+
+
+def _point(link: Path, target: Path) -> None:
+    """Make a link lead to another place, at once."""
+    new = link.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    new.symlink_to(target)
+    new.replace(link)

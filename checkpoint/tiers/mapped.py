@@ -1,0 +1,107 @@
+"""A buffer in a worker's process: its mappings, and the copy of this rank's tensors into it."""
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checkpoint import direct, plan
+from checkpoint.block import Block
+from checkpoint.layout import ArrayInfo, Shard, Strip
+from checkpoint.piece import Piece
+from checkpoint.saving import claim
+
+
+@dataclass(frozen=True)
+class Share:
+    """The chunks of one piece that this rank writes."""
+
+    info: ArrayInfo
+    strips: Sequence[Strip]
+
+    @classmethod
+    def of(cls, piece: Piece, info: ArrayInfo, ordinal: int) -> "Share":
+        return cls(info, list(plan.share(info, ordinal, claim(piece))) if piece.data.numel() else [])
+
+
+class MappedBuffer:
+    """A buffer in this process: for every piece the tensors in shared memory that its chunks are copied to.
+
+    Invariant: made for one directory as it was when it was mapped (`inode`); a buffer that is made anew is mapped anew.
+    """
+
+    def __init__(self, directory: Path, shares: Sequence[Share]) -> None:
+        self.directory = directory
+        self.inode = directory.stat().st_ino
+        self._shares = shares
+        self._maps: dict[str, mmap.mmap] = {}
+        self._pairs: list[list[tuple[Any, Any]]] = [[] for _ in shares]
+        self._known: list[tuple[Any, ...]] = [() for _ in shares]
+        self.size_bytes = 0
+        self._pinned: list[int] = []
+        for share in shares:
+            for shard, slot, count in share.strips:
+                direct.populate(self._area(shard), shard.array.offset(slot), count * shard.array.slot_bytes)
+
+    def _area(self, shard: Shard) -> mmap.mmap:
+        area = self._maps.get(shard.path)
+        if area is None:
+            fd = os.open(self.directory / shard.path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                area = self._maps[shard.path] = mmap.mmap(fd, shard.size_bytes)
+            finally:
+                os.close(fd)
+        return area
+
+    def _pin(self) -> None:
+        """Page-lock the buffer, so that a GPU copies into it by itself; where that is refused, copies take longer."""
+        for shard, area in self._maps_of_shards():
+            strips = [strip for share in self._shares for strip in share.strips if strip.shard is shard]
+            start = shard.array.offset(min(strip.slot for strip in strips)) // direct.PAGE_BYTES * direct.PAGE_BYTES
+            size = shard.array.offset(max(strip.slot + strip.length for strip in strips)) - start
+            address = torch.frombuffer(area, dtype=torch.uint8, offset=start).data_ptr()
+            if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:  # type: ignore[no-untyped-call]
+                self._pinned.append(address)
+
+    def _maps_of_shards(self) -> list[tuple[Shard, mmap.mmap]]:
+        shards = {strip.shard.path: strip.shard for share in self._shares for strip in share.strips}
+        return [(shards[path], area) for path, area in self._maps.items()]
+
+    def close(self) -> None:
+        """Unlock what is page-locked."""
+        for address in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+        self._pinned = []
+
+    def copy(self, pieces: Sequence[Piece]) -> None:
+        """Copy every piece's share."""
+        self.size_bytes = 0
+        onto_host = any(piece.data.is_cuda for piece in pieces)
+        if onto_host and not self._pinned:
+            self._pin()
+        for number, (piece, share) in enumerate(zip(pieces, self._shares, strict=True)):
+            data = piece.data.detach()
+            key = (data.data_ptr(), data.dtype, data.stride(), data.device)
+            if self._known[number] != key:
+                block = Block(piece, share.info) if share.strips else None
+                self._pairs[number] = [pair for strip in share.strips if block for pair in block.pairs(strip, self._slots(strip))]
+                self._known[number] = key
+            if data.is_cuda and self._pairs[number]:
+                targets, sources = zip(*self._pairs[number], strict=True)
+                torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
+            else:
+                for target, source in self._pairs[number]:
+                    target[...] = source
+            self.size_bytes += sum(source.nbytes for _, source in self._pairs[number])
+        if onto_host:
+            torch.cuda.synchronize()
+
+    def _slots(self, strip: Strip) -> torch.Tensor:
+        """The bytes of a strip's slots."""
+        array = strip.shard.array
+        size = strip.length * array.slot_bytes
+        return torch.frombuffer(self._area(strip.shard), dtype=torch.uint8, count=size, offset=array.offset(strip.slot))
