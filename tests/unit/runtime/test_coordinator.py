@@ -4,13 +4,13 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-
 from resilient.driver.coordinator import LOOK_AGAIN_S, SETTLE_S, Coordinator, Job, State
-from resilient.driver.custody import Custody, StoragePlan, TierPlan
 from resilient.driver.effects import Effect, Finish, Launch, RaiseFence, Send, SetAside, WriteEvent, WriteMetrics, WriteText
 from resilient.driver.membership import LAUNCH_ATTEMPTS
 from resilient.driver.stragglers import Rules
 from resilient.driver.watchdog import PATIENCE_S, Limits
+
+from resilient.driver.custody import Custody, StoragePlan, TierPlan
 from resilient.exits import Exit
 from resilient.faults import Raised, WorkerEnd
 from resilient.policy import Budget

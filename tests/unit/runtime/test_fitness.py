@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from test_coordinator import Play
-
 from resilient.driver.coordinator import State
 from resilient.driver.effects import Effect, Finish
+from test_coordinator import Play
+
 from resilient.exits import Exit
 
 WRONG = {"check": "matmul 0", "verdict": "fail", "text": "core 3 computes wrong", "measured": {}}

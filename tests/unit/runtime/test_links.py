@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from resilient.driver.links import Links, Outage
 
 from resilient.agent.links import Change, Link, LinkWatch, Sample, Tcp, burst, compare, in_use, interfaces_of, ports_of
-from resilient.driver.links import Links, Outage
 
 NAMESPACES = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: network namespaces with real links need root")
 

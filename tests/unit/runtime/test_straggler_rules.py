@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
-
 from resilient.driver.stragglers import WINDOWS, Episode, Rules, Stragglers
 from resilient.driver.watchdog import WARM_STEPS
 

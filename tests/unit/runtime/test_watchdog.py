@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from resilient.agent import looks
-from resilient.config.timeouts import STOPPED_S, TOLD_S
 from resilient.driver.watchdog import (
     AGAIN,
     FACTOR,
@@ -26,6 +23,9 @@ from resilient.driver.watchdog import (
     innermost,
     patience_s,
 )
+
+from resilient.agent import looks
+from resilient.config.timeouts import STOPPED_S, TOLD_S
 
 LIMITS = Limits(floor_s=2.0, ceiling_s=100.0)
 
