@@ -12,26 +12,15 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Literal
 
-from checkpoint.protocol import DaemonNews, Inventory, NoRoom, Synced
 from resilient.control import fitness, generations
 from resilient.control.attendance import Attendance, Moment
-from resilient.control.ends import WorkerEnds
-from resilient.control.generations import Generations
-from resilient.control.incidents import Incidents
-from resilient.control.inspection import Inspector
+from resilient.control.core import core_of
 from resilient.control.job import Job
-from resilient.control.links import Links
-from resilient.control.liveness import Watchdog
-from resilient.control.membership import Membership
-from resilient.control.presence import Presence
 from resilient.control.response import Response
-from resilient.control.roll_back import RollBacks
-from resilient.control.run_dir import RunDir
-from resilient.control.shutdown import Shutdown
-from resilient.control.stragglers import Episode, Stragglers
+from resilient.control.workers import Workers
 from resilient.exits import Exit
 from resilient.faults import Fault
-from resilient.outbox import AcknowledgeRecords, Outbox, WriteMetrics
+from resilient.outbox import Outbox
 from resilient.policy import UNFIT, Action
 from resilient.protocol.messages import (
     AgentMessage,
@@ -41,13 +30,11 @@ from resilient.protocol.messages import (
     LinksChanged,
     Proposed,
     Ready,
-    Record,
     Report,
     SignalReceived,
     Started,
     WorkerEnded,
 )
-from resilient.snapshots import Snapshots
 
 __all__ = ["Coordinator", "Job", "State"]
 
@@ -69,72 +56,49 @@ class Coordinator:
     """See the module. `now` is unix seconds everywhere. Once `finished`, nothing is appended to any outbox."""
 
     def __init__(self, job: Job, *, last_generation: int) -> None:
-        self.job = job
-        self.snapshots = Snapshots(job.storage)
-        self.membership = Membership(job.layouts, job.spares, job.rejoin_s)
-        self.links = Links()
-        self.incidents = Incidents()
+        self._core = core = core_of(job, last_generation)
         self._attendance = Attendance()
-        self._presence = Presence()
-        self._roll_backs = RollBacks(self.snapshots, job.skip)
-        self._generations = Generations(job, self.membership, self.snapshots, self.incidents, self._roll_backs, last_generation)
-        self._watchdog = Watchdog(job.hang)
-        self._inspector = Inspector(job.procs_per_node)
-        self._ends = WorkerEnds()
-        self._stragglers = Stragglers(job.stragglers) if job.stragglers is not None else None
-        self._run_dir = RunDir()
-        self._shutdown = Shutdown(job, self.membership, self.snapshots, self._generations)
-        self._response = Response(
-            job,
-            self.membership,
-            self._presence,
-            self.links,
-            self.snapshots,
-            self.incidents,
-            self._roll_backs,
-            self._generations,
-            self._ends,
-            self._inspector,
-            self._watchdog,
-            self._shutdown,
-        )
+        self._response = Response(core)
+        self._workers = Workers(core, self._response)
+        self.job, self.snapshots = job, core.snapshots
+        self.membership, self.links, self.incidents = core.membership, core.links, core.incidents
 
     @property
     def state(self) -> State:
-        if self._shutdown.finished:
+        if self._core.shutdown.finished:
             return State.FINISHED
-        if self._shutdown.saving is not None:
+        if self._core.shutdown.saving is not None:
             return State.SAVING
-        return State.SETTLING if self._ends.settling else State[self._generations.state.name]
+        return State.SETTLING if self._core.ends.settling else State[self._core.generations.state.name]
 
     @property
     def generation(self) -> int:
         """Of the last start."""
-        return self._generations.generation
+        return self._core.generations.generation
 
     @property
     def finished(self) -> bool:
-        return self._shutdown.finished
+        return self._core.shutdown.finished
 
     @property
     def draining(self) -> bool:
         """Whether a stop is under way."""
-        return self._shutdown.drain is not None
+        return self._core.shutdown.drain is not None
 
     def drain_estimate_s(self) -> float | None:
         """How long a step, a snapshot of it, and its flush have taken last; None before all three are known."""
-        return self._shutdown.drain_estimate_s()
+        return self._core.shutdown.drain_estimate_s()
 
     # -- the job -------------------------------------------------------------------------------------------------------
 
     def begin(self, now: float, out: Outbox) -> None:
         """The first of all calls."""
-        self._generations.begin(self._attendance.note(now), out)
+        self._core.generations.begin(self._attendance.note(now), out)
 
     def prepared(self, now: float, out: Outbox) -> None:
         """What the entry point prepares once per job is there: generations may start."""
         when = self._attendance.note(now)
-        self._generations.prepared()
+        self._core.generations.prepared()
         self._gather(when, out)
 
     def stop(self, signal_name: str, now: float, out: Outbox, *, until_t: float | None = None) -> None:
@@ -145,7 +109,7 @@ class Coordinator:
         """
         when = self._attendance.note(now)
         if not self.finished:
-            self._shutdown.stop(signal_name, when, out, until_t=until_t)
+            self._core.shutdown.stop(signal_name, when, out, until_t=until_t)
 
     def run_out(self, kind: Literal["preempted", "time_limit"], detail: str, now: float, out: Outbox, *, until_t: float) -> None:
         """The job's time is nearly over, or its nodes are wanted back: drain until then; a drain that is under way hurries."""
@@ -155,42 +119,42 @@ class Coordinator:
         if self.draining:
             self.hurry(until_t)
             return
-        fault = Fault(self._next_id(), kind, kind, (), (), None, detail, "", 0.0)
+        fault = Fault(self.incidents.next_id(self.generation), kind, kind, (), (), None, detail, "", 0.0)
         action = Action("finish_drain", "the state is made durable while there is time")
         self.incidents.tell(fault, action, now, self.generation, out)
-        self._shutdown.stop(kind, when, out, until_t=until_t)
+        self._core.shutdown.stop(kind, when, out, until_t=until_t)
 
     def hurry(self, until_t: float) -> None:
         """A drain that is under way must be over by then, unix seconds."""
-        self._shutdown.hurry(until_t)
+        self._core.shutdown.hurry(until_t)
 
     def give_up(self, code: Exit, message: str, now: float, out: Outbox) -> None:
         """End the run for a reason that lies outside the coordinator."""
-        self._shutdown.finish(code, message, self._attendance.note(now), out)
+        self._core.shutdown.finish(code, message, self._attendance.note(now), out)
 
     def tick(self, now: float, out: Outbox) -> None:
         """Time has passed: several times a second."""
         when = self._attendance.note(now)
         if self.finished:
             return
-        self._generations.launch(when, out)
+        self._core.generations.launch(when, out)
         spare, job = self.membership.spare(), self.job
         least_s = min(job.silence_s, job.silence_with_spare_s)
 
         def limit_s(node: int) -> float:
             return job.silence_with_spare_s if spare is not None and self.membership.is_member(node) else job.silence_s
 
-        for node in self._presence.overdue(when.attended_s, limit_s, least_s=least_s):
-            self._lost(node, f"silent for {self._presence.silent_s(node, when.attended_s):.0f} s", when, out)
-        if self._ends.settled(when.attended_s):
+        for node in self._core.presence.overdue(when.attended_s, limit_s, least_s=least_s):
+            self._lost(node, f"silent for {self._core.presence.silent_s(node, when.attended_s):.0f} s", when, out)
+        if self._core.ends.settled(when.attended_s):
             self._response.blame(when, out)
-        self._judge(when, out)
+        self._workers.judge(when, out)
         self._gather(when, out)
         self._give_up_if_hopeless(when, out)
-        why = self._run_dir.unbearable(when.attended_s, job.run_dir_patience_s)
+        why = self._core.run_dir.unbearable(when.attended_s, job.run_dir_patience_s)
         if why is not None and not self.draining and not self.finished:
-            self._shutdown.stop(RUN_DIR_DRAIN, when, out, until_t=None, code=Exit.UNUSABLE, why=why)
-        self._shutdown.tick(when, out)
+            self._core.shutdown.stop(RUN_DIR_DRAIN, when, out, until_t=None, code=Exit.UNUSABLE, why=why)
+        self._core.shutdown.tick(when, out)
 
     # -- what effects have come to -------------------------------------------------------------------------------------
 
@@ -198,84 +162,85 @@ class Coordinator:
         """`RaiseFence` is done, or has failed."""
         when, before = self._attendance.note(now), self.generation
         if not self.finished:
-            self._fenced(before, self._generations.fence_raised(generation, error, when, out), when, out)
+            self._fenced(before, self._core.generations.fence_raised(generation, error, when, out), when, out)
 
     def quarantined(self, generation: int, renamed: Sequence[tuple[int, str]], error: str | None, now: float, out: Outbox) -> None:
         """`Quarantine` is done, or has failed. Args: renamed: step and new name."""
         when, before = self._attendance.note(now), self.generation
         if not self.finished:
-            self._fenced(before, self._generations.quarantined(generation, renamed, error, when, out), when, out)
+            self._fenced(before, self._core.generations.quarantined(generation, renamed, error, when, out), when, out)
 
     def _fenced(self, before: int, failure: str | None, when: Moment, out: Outbox) -> None:
         if failure is not None:
-            self._shutdown.finish(Exit.UNUSABLE, failure, when, out)
+            self._core.shutdown.finish(Exit.UNUSABLE, failure, when, out)
         elif self.generation != before:
-            self._watchdog.begin()
-            self._inspector.drop()
-            self._ends.begin(self._generations.world_size)
-            if self._stragglers is not None:
-                self._stragglers.begin(self._generations.place_ranks)
+            self._core.watchdog.begin()
+            self._core.inspector.drop()
+            self._core.ends.begin(self._core.generations.world_size)
+            if self._core.stragglers is not None:
+                self._core.stragglers.begin(self._core.generations.place_ranks)
 
     def run_dir_trouble(self, detail: str, since_t: float, now: float, out: Outbox) -> None:
         """The run directory cannot be written since then (unix seconds)."""
         when = self._attendance.note(now)
         if self.finished:
             return
-        fault = self._run_dir.trouble(self._next_id(), detail, max(0.0, now - since_t), when.attended_s)
+        fault = self._core.run_dir.trouble(
+            self.incidents.next_id(self.generation), detail, max(0.0, now - since_t), when.attended_s
+        )
         if fault is not None:
             self._response.on_fault_beside(fault, when, out)
 
     def run_dir_well(self, down_s: float, now: float, out: Outbox) -> None:
         """The run directory can be written again. Args: down_s: it could not for so long; training did not stand still."""
         self._attendance.note(now)
-        over = self._run_dir.well()
+        over = self._core.run_dir.well()
         if over is not None and not self.finished:
-            self.incidents.recovered(over, self._generations.last_step, now, self.generation, out, down_s=down_s)
+            self.incidents.recovered(over, self._core.generations.last_step, now, self.generation, out, down_s=down_s)
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def on_message(self, node: int, message: AgentMessage, now: float, out: Outbox) -> None:
         """News from a node's agent. What speaks of a generation that is over is ignored, except records and news of the daemon."""
         when = self._attendance.note(now)
-        self._presence.heard(node, when.attended_s)
+        self._core.presence.heard(node, when.attended_s)
         if self.finished:
             return
         current = message.generation == self.generation
-        running = current and self._generations.state is generations.State.RUNNING
+        running = current and self._core.generations.state is generations.State.RUNNING
         match message:
             case Report():
-                self._on_report(node, message, running, when, out)
+                self._workers.on_report(node, message, running, when, out)
             case Hello():
                 skew_s = message.t - now
                 if skew_s < 0:  # it may be late, and not its clock
                     skew_s = min(0.0, skew_s + when.late_s)
                 self.membership.hello(node, message.host, message.addr, when.attended_s, skew_s=skew_s)
-                self._presence.joined(node, when.attended_s)
+                self._core.presence.joined(node, when.attended_s)
             case Health():
                 self._on_health(node, message, when, out)
             case Ready():
                 self._on_ready(node, message, when, out)
             case SignalReceived():
-                self._shutdown.stop(message.name, when, out, until_t=None)
+                self._core.shutdown.stop(message.name, when, out, until_t=None)
             case LinksChanged():
                 self._on_links_changed(node, message, when, out)
             case Started() if running:
-                self._shutdown.propose_to(node, out)
+                self._core.shutdown.propose_to(node, out)
             case Proposed() if running:
-                self._shutdown.proposed(node, message.checked, out)
+                self._core.shutdown.proposed(node, message.checked, out)
             case WorkerEnded() if running:
-                self._on_worker_ended(message, when, out)
+                self._workers.on_worker_ended(message, when, out)
             case Inspected() if running:
-                self._inspector.on_inspected(node, message.ranks)
-                self._judge(when, out)
+                self._workers.on_inspected(node, message, when, out)
 
     def _on_ready(self, node: int, message: Ready, when: Moment, out: Outbox) -> None:
         self.membership.is_ready(node, message.store_port)
         self.snapshots.inventory(node, message.inventory)
-        if self._shutdown.saving is not None:
-            self._shutdown.sync(node, out)
+        if self._core.shutdown.saving is not None:
+            self._core.shutdown.sync(node, out)
             return
-        self._generations.stand_by()
+        self._core.generations.stand_by()
         self._gather(when, out)
 
     def _on_health(self, node: int, message: Health, when: Moment, out: Outbox) -> None:
@@ -284,11 +249,11 @@ class Coordinator:
         found = fitness.judge(f"node {node} ({known.host})", message, known.skew_s)
         if found.event is not None:
             out.event("health", {"node": node, **found.event}, self.generation, when.now, known.host)
-        if found.unfit is None or self._shutdown.saving is not None:  # no ranks are wanted any more, but what it holds is
+        if found.unfit is None or self._core.shutdown.saving is not None:  # no ranks are wanted any more, but what it holds is
             return
         fault = self._response.node_lost(node, UNFIT, found.unfit, found.unfit, 0.0)
         self.membership.refused(node, found.unfit)
-        self._generations.left(node)
+        self._core.generations.left(node)
         self._response.on_fault_beside(fault, when, out)
         self._gather(when, out)
         self._give_up_if_hopeless(when, out)
@@ -316,18 +281,18 @@ class Coordinator:
     def _lost(self, node: int, detail: str, when: Moment, out: Outbox) -> None:
         if self.finished:
             return
-        before, silent_s = self.membership.nodes[node], self._presence.silent_s(node, when.attended_s)
+        before, silent_s = self.membership.nodes[node], self._core.presence.silent_s(node, when.attended_s)
         member = self.membership.is_member(node)
         self.membership.lost(node, detail, when.attended_s)
-        self._presence.left(node)
-        self._generations.left(node)
+        self._core.presence.left(node)
+        self._core.generations.left(node)
         if before.joined:
             self.links.forget(node)
             if member:
                 self.snapshots.hold()
             self.snapshots.lost(node, out)
-            if self._shutdown.saving is not None:
-                self._shutdown.lost(node)
+            if self._core.shutdown.saving is not None:
+                self._core.shutdown.lost(node)
             else:
                 what = f"the agent of node {node} on {before.host} is gone: {detail}"
                 fault = self._response.node_lost(node, f"node {node}", what, detail, silent_s)
@@ -335,104 +300,14 @@ class Coordinator:
                     self._response.on_fault(fault, when.now, when, out)
                     return
                 self._response.on_fault_beside(fault, when, out)
-        self._generations.launch(when, out)
+        self._core.generations.launch(when, out)
         self._gather(when, out)
 
     def _gather(self, when: Moment, out: Outbox) -> None:
         if not self.finished:
-            self._generations.gather(when, out)
+            self._core.generations.gather(when, out)
 
     def _give_up_if_hopeless(self, when: Moment, out: Outbox) -> None:
-        why = self._generations.hopeless(when)
+        why = self._core.generations.hopeless(when)
         if why is not None and not self.finished:
-            self._shutdown.conclude(Exit.UNUSABLE, why, when, out)
-
-    # -- reports -------------------------------------------------------------------------------------------------------
-
-    def _on_report(self, node: int, message: Report, running: bool, when: Moment, out: Outbox) -> None:
-        for record in message.records:
-            self._on_record(node, record, message.generation, when, out)
-        if message.records:
-            out.append(AcknowledgeRecords(node, len(message.records)))
-        if running and message.heartbeats:
-            heartbeats = message.heartbeats
-            self._generations.on_heartbeats(tuple(heartbeats.values()), 0 in heartbeats, when, out)
-            self._watch(message, when, out)
-            self._compare(message, when, out)
-        for news in message.news:
-            self._on_news(node, news, when, out)
-
-    def _on_record(self, node: int, record: Record, generation: int, when: Moment, out: Outbox) -> None:
-        if record.event == "resumed":
-            if generation == self.generation:
-                self._generations.resumed(int(record.fields["step"]), record.fields.get("tier"), when, out)
-        elif record.event is None:
-            out.append(WriteMetrics(record.fields, generation, record.t))
-        else:
-            out.event(record.event, record.fields, generation, record.t, self.membership.nodes[node].host)
-
-    def _watch(self, message: Report, when: Moment, out: Outbox) -> None:
-        """Tell the watchdog; have ranks inspected if it suspects one."""
-        for rank, heartbeat in message.heartbeats.items():
-            self._watchdog.on_heartbeat(rank, heartbeat, when.attended_s)
-        if self._ends.settling or not self._inspector.idle(when.attended_s):
-            return
-        suspicion = self._watchdog.suspects()
-        if suspicion is not None:
-            members = self.membership.members
-            self._inspector.begin(suspicion, self._watchdog.alive, members, when.attended_s, self.generation, out)
-
-    def _judge(self, when: Moment, out: Outbox) -> None:
-        case = self._inspector.finished(when.attended_s)
-        if case is not None:
-            self._response.judge(case, when, out)
-
-    def _compare(self, message: Report, when: Moment, out: Outbox) -> None:
-        """Tell who compares the ranks with each other; what it finds is told, or the node is replaced."""
-        if self._stragglers is None or self._ends.settling or self.draining:
-            return
-        for rank, heartbeat in message.heartbeats.items():
-            self._stragglers.on_heartbeat(rank, heartbeat)
-        for episode in self._stragglers.judge():
-            if self._generations.state is generations.State.RUNNING:
-                self._on_straggler(episode, when, out)
-
-    def _on_straggler(self, episode: Episode, when: Moment, out: Outbox) -> None:
-        fault_id = f"g{self.generation}-straggler-{episode.number}"
-        if episode.over:
-            self.incidents.recovered(fault_id, episode.step, when.now, self.generation, out)
-        else:
-            fault = episode.fault(fault_id, self.job.procs_per_node, self.membership.members)
-            self._response.on_fault(fault, when.now, when, out)
-
-    def _on_news(self, node: int, news: DaemonNews, when: Moment, out: Outbox) -> None:
-        """News of a node's snapshot daemon."""
-        if self.finished:
-            return
-        saving = self._shutdown.saving is not None
-        if isinstance(news, NoRoom) and not saving:
-            size, places = f"{news.size_bytes / 2**20:,.0f} MiB", ", ".join(news.places)
-            message = f"no tier of node {node} has room for the {size} of its snapshots: {places}"
-            self._shutdown.finish(Exit.UNUSABLE, message, when, out)
-            return
-        self.snapshots.on_news(node, news, when.now, out)
-        if not self.draining and self._generations.may_grow:
-            self._response.grow(when, out)
-        if saving:
-            if isinstance(news, Synced):
-                self._shutdown.synced(node)
-            elif isinstance(news, Inventory):
-                self._shutdown.sync(node, out)
-            self._shutdown.progress(when, out)
-
-    def _on_worker_ended(self, message: WorkerEnded, when: Moment, out: Outbox) -> None:
-        self._watchdog.ended(message.end.rank)
-        match self._ends.on_end(message.end, message.stopped, when.attended_s):
-            case "blame":
-                self._response.blame(when, out)
-            case "all_ended":
-                self._generations.workers_ended(self._ends.last_step)
-                self._shutdown.all_ended(self._ends.stopped, when, out)
-
-    def _next_id(self) -> str:
-        return self.incidents.next_id(self.generation)
+            self._core.shutdown.conclude(Exit.UNUSABLE, why, when, out)

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 from checkpoint_processes import Child, kill_this_process
-from resilient.driver.effects import Send, SetAside, WriteEvent
 
 from checkpoint import Piece, points, steps
 from checkpoint.fence import raise_fence
 from checkpoint.tiers import session
 from checkpoint.voiding import set_aside
 from resilient.driver.custody import Custody, StoragePlan, TierPlan
+from resilient.driver.effects import Send, SetAside, WriteEvent
 from resilient.rollback import Void
 
 ROWS = 12

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from resilient.driver.preparation import Preparation
 
 from resilient.agent import preparation
 from resilient.agent.forkserver import ForkServer
+from resilient.control.preparation import Preparation
 
 HOOKS = {
     "good": "def prepare(config, progress):\n    progress('cooking', 1, 2)\n    print('noise')\n",
