@@ -5,11 +5,13 @@ work, deciding what to do is `resilient.policy`.
 """
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from resilient import symptoms
+
+NAMED = 8  # ranks or nodes in a text; of more, only the number is said
 
 INCIDENTS = "incidents"  # in the run directory: a folder of evidence for each fault that left some
 
@@ -242,3 +244,14 @@ def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int | N
         since=first.raised.since if first.raised is not None else None,
         phase=first.phase,
     )
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Ranks or nodes for a text: the first eight, ascending, and how many more there are."""
+    ordered = sorted(numbers)
+    return ", ".join(map(str, ordered[:NAMED])) + more(len(ordered) - NAMED)
+
+
+def more(count: int) -> str:
+    """What is said of those that are not named."""
+    return f" and {count} more" if count > 0 else ""

@@ -15,7 +15,7 @@ from rich.table import Table
 from resilient import entry, network, storage
 from resilient.config import Config, ConfigError, Layout, Problem, layouts, spans
 from resilient.config.timeouts import STOPPED_S, timeouts
-from resilient.driver.watchdog import FACTOR
+from resilient.control.learning import FACTOR
 from resilient.health.quota import quotas, site_places
 from resilient.health.report import size
 from resilient.policy import ordinal
@@ -153,6 +153,7 @@ def ladder(config: Config) -> dict[str, object]:
         (found.collective_s, "collective", "times out in its process group: the watchdog has spoken by then"),
         (found.fence_s, "agent without its driver", "kills its workers"),
         (found.lost_s, "node that is not heard of", "is lost"),
+        (found.run_dir_patience_s, "run directory that cannot be written", "is no longer borne: the job drains"),
         *([(found.lost_with_spare_s, "with a spare at hand", "it is lost already")] if config.cluster.spares else []),
         (found.rejoin_s, "node that is gone", "is waited for no longer, where fewer can go on and no spare takes over"),
         *([(found.health_s, "health check of a node", "has failed")] if found.health_s else []),

@@ -11,11 +11,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from resilient.faults import Fault
+from resilient.faults import Fault, listed
 from resilient.rollback import RollBack, bad_numbers, choose, data_of
 
 ActionName = Literal[
-    "wait", "report", "restart_agent", "restart_workers", "replace_node", "exclude_node", "roll_back", "finish_drain", "give_up"
+    "wait",
+    "report",
+    "degrade",
+    "restart_agent",
+    "restart_workers",
+    "replace_node",
+    "exclude_node",
+    "roll_back",
+    "finish_drain",
+    "give_up",
 ]
 
 FIRST_PAUSE_S = 0.5
@@ -138,6 +147,11 @@ UNFIT = "not fit"
 
 TABLE: tuple[Row, ...] = (
     Row(
+        lambda s: s.fault.kind == "storage",
+        "degrade",
+        lambda s: "training and snapshots go on; what is to be written waits",
+    ),
+    Row(
         lambda s: s.fault.cause == UNFIT,
         "exclude_node",
         lambda s: "it takes no part until its agent is started anew",
@@ -200,12 +214,12 @@ TABLE: tuple[Row, ...] = (
     Row(
         lambda s: s.fault.kind == "node_lost",
         "replace_node",
-        lambda s: f"node {', '.join(map(str, s.fault.nodes))} is gone: {s.stand_in}",
+        lambda s: f"node {listed(s.fault.nodes)} is gone: {s.stand_in}",
     ),
     Row(
         lambda s: s.fault.kind == "straggler",
         "replace_node",
-        lambda s: f"node {', '.join(map(str, s.fault.nodes))} slows the others down (resilience.straggler: replace)",
+        lambda s: f"node {listed(s.fault.nodes)} slows the others down (resilience.straggler: replace)",
     ),
     Row(
         lambda s: True,
@@ -254,7 +268,7 @@ def _ways(faults: Sequence[Fault]) -> str:
 
     def way(detail: str, which: Sequence[Fault]) -> str:
         ranks = sorted({rank for fault in which for rank in fault.ranks})
-        who = f" (rank {', '.join(map(str, ranks))})" if ranks else ""
+        who = f" (rank {listed(ranks)})" if ranks else ""
         return f"{detail}{who}" + (f", {len(which)} times" if len(which) > 1 else "")
 
     return "; ".join(way(detail, which) for detail, which in counted.items())

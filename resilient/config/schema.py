@@ -284,14 +284,17 @@ class Resilience(Section):
     link_grace_s: Seconds | Auto = Field(
         "auto", description="ranks may wait for each other so long while a link is down or has just come back; auto: 60"
     )
-    fence_s: Seconds | Auto = Field("auto", description="an agent without its driver for so long kills its workers")
+    fence_s: Seconds | Auto = Field("auto", description="an agent without its driver for so long kills its workers; auto: 180")
     lost_s: Seconds | Auto = Field(
-        "auto", description="a node that is not heard of for so long is lost; auto: 8 while a spare stands by, else fence_s + 5"
+        "auto", description="a node that is not heard of for so long is lost; auto: 8 while a spare stands by, else 35"
     )
     rejoin_s: Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_bool)] | Auto = Field(
         "auto", description="a lost node is waited for so long, where no spare is there, before fewer nodes go on; auto: 30"
     )
     drain_s: Seconds | Auto = Field("auto", description="time that a stop on request may take before workers are killed")
+    run_dir_patience_s: Seconds | Auto = Field(
+        "auto", description="training goes on for so long while the run directory cannot be written, then the job drains; auto: 900"
+    )
     hang_floor_s: Seconds = Field(
         10.0, description="a rank is suspected of being hung after five times the silence that is usual, but not sooner"
     )

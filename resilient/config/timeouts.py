@@ -6,6 +6,10 @@ ranks when it names one, a collective that times out knows only that somebody di
     a stopped process < a silent rank, at the soonest < at the latest < a collective
                                       a wait for a link < a collective
                                       a wait for a link < an agent without its driver, where both may be the same link
+
+When an agent without its driver kills its workers, and when the driver gives up an agent, have nothing to do with each other: what
+a node that is cut off may do is bounded by the number of its generation and by the fence of the durable tier, not by haste. The
+first is long, so that training goes on while the driver is away; the second is as short as a network allows.
 """
 
 from collections.abc import Iterator
@@ -18,9 +22,13 @@ STOPPED_S = 1.0  # a process in state T is suspected
 TOLD_S = 1.5  # agents tell how long a worker has been silent at least so often
 PING_S = 1.0  # the driver says at least so often that it is there
 JUDGING_S = 20.0  # from a suspicion until ranks are killed, with room: all are looked at, perhaps again while a link is down
-FENCE_S = 30.0
+FENCE_S = 180.0  # a driver that is stopped for two minutes, or its machine, is back by then
+LOST_S = 35.0
+FENCE_RAISE_S = 30.0  # the durable tier is closed to older generations: for a commit that is under way
+FENCE_HANG_S = 4.0  # the same where there are snapshots to go on from meanwhile
 DRAIN_S = 25.0
 HEALTH_S = 30.0
+RUN_DIR_PATIENCE_S = 900.0
 REJOIN_S = 30.0  # an agent that was killed is back long before
 LOST_WITH_SPARE_S = 8.0  # TCP has resent after an outage of 5 s by then
 LINK_GRACE_S = 60.0  # TCP and InfiniBand, as most sites set them, have gone on by then or given up
@@ -39,6 +47,7 @@ class Timeouts:
         lost_s: the driver calls an agent lost that it has not heard of.
         lost_with_spare_s: the same while a spare stands by, so that little is lost if the node was well. Its workers may live on
             until the fence, but belong to a generation that is over.
+        run_dir_patience_s: training goes on while the run directory cannot be written; then the job drains.
         drain_s: of a stop on request; after that workers are killed, hung or not.
         rejoin_s: a lost node is waited for, where no spare is there and fewer nodes can go on.
         health_s: of the check of a node before it takes part; 0: there is none.
@@ -54,6 +63,7 @@ class Timeouts:
     drain_s: float
     rejoin_s: float
     health_s: float
+    run_dir_patience_s: float
 
 
 def timeouts(config: Config) -> Timeouts:
@@ -68,11 +78,12 @@ def timeouts(config: Config) -> Timeouts:
         link_grace_s=grace_s,
         collective_s=_least_collective_s(config, grace_s) if asked_s == "auto" else asked_s,
         fence_s=fence_s,
-        lost_s=fence_s + 5.0 if resilience.lost_s == "auto" else resilience.lost_s,
-        lost_with_spare_s=min(LOST_WITH_SPARE_S, fence_s + 5.0) if resilience.lost_s == "auto" else resilience.lost_s,
+        lost_s=LOST_S if resilience.lost_s == "auto" else resilience.lost_s,
+        lost_with_spare_s=LOST_WITH_SPARE_S if resilience.lost_s == "auto" else resilience.lost_s,
         drain_s=DRAIN_S if resilience.drain_s == "auto" else resilience.drain_s,
         rejoin_s=REJOIN_S if resilience.rejoin_s == "auto" else resilience.rejoin_s,
         health_s=HEALTH_S * check if isinstance(check, bool) else check,
+        run_dir_patience_s=RUN_DIR_PATIENCE_S if resilience.run_dir_patience_s == "auto" else resilience.run_dir_patience_s,
     )
 
 

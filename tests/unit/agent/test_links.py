@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from resilient.agent.links import Change, Link, LinkWatch, Sample, Tcp, burst, compare, in_use, interfaces_of, ports_of
-from resilient.driver.links import Links, Outage
 
 NAMESPACES = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: network namespaces with real links need root")
 
@@ -104,47 +103,6 @@ def test_the_loopback_is_watched_where_it_is_all_there_is():
 
 def test_the_interfaces_of_this_machine_are_found_by_a_name_too():
     assert "lo" in interfaces_of("localhost", {})
-
-
-# -- the driver's side ---------------------------------------------------------------------------------------------------
-
-
-def heard(links: Links, node: int, state: str, now: float, down_s: float | None = None, interface: str = "eth0") -> None:
-    links.heard(node, {"interface": interface, "state": state, "down_s": down_s}, now)
-
-
-def test_a_link_is_an_outage_while_it_is_down_and_for_a_while_after():
-    links = Links()
-    heard(links, 1, "down", 100.0)
-    assert links.outages(103.0, within_s=5.0) == [Outage(1, "eth0", 3.0, None)]
-    heard(links, 1, "up", 104.0, 4.1)
-    assert links.outages(109.0, within_s=5.0) == [Outage(1, "eth0", 4.1, 104.0)]
-    assert links.outages(109.1, within_s=5.0) == []
-
-
-def test_links_that_are_down_come_first_and_the_longest_outage_leads():
-    links = Links()
-    heard(links, 0, "flapped", 100.0, 0.25)
-    heard(links, 1, "down", 99.0)
-    heard(links, 2, "down", 98.0)
-    heard(links, 3, "up", 100.0, 60.0)
-    found = links.outages(101.0, within_s=5.0)
-    assert [(outage.node, outage.down_s) for outage in found] == [(2, 3.0), (1, 2.0), (3, 60.0), (0, 0.25)]
-
-
-def test_errors_and_retransmissions_are_no_outage():
-    links = Links()
-    heard(links, 0, "ib_errors", 100.0)
-    links.heard(0, {"interface": None, "state": "retransmissions", "down_s": None}, 100.0)
-    assert links.outages(100.0, within_s=5.0) == []
-
-
-def test_a_link_whose_agent_has_gone_is_not_down_for_ever():
-    links = Links()
-    heard(links, 0, "down", 100.0)
-    heard(links, 1, "down", 100.0)
-    links.forget(0)
-    assert [outage.node for outage in links.outages(101.0, within_s=5.0)] == [1]
 
 
 # -- files as a machine with InfiniBand has them -------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Who runs the preparation."""
 
-from resilient.driver.preparation import Preparation
+from resilient.control.preparation import Preparation
 
 
 def test_the_first_agent_prepares_and_no_other():

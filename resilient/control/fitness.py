@@ -1,10 +1,13 @@
-"""What the health check of a node comes to: the agent's findings, and its clock, which only the driver can compare. Pure."""
+"""What the health check of a node comes to: the agent's findings, and its clock, which only the driver can compare."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from msgspec import structs
+
 from resilient.health.clock import Skew, judge_skew
+from resilient.protocol.messages import Health
 
 
 @dataclass(frozen=True)
@@ -20,22 +23,21 @@ class Fitness:
     unfit: str | None
 
 
-def judge(name: str, message: Mapping[str, Any], skew_s: float) -> Fitness:
+def judge(name: str, health: Health, skew_s: float) -> Fitness:
     """Whether a node can take part.
 
     Args:
         name: what to call it.
-        message: an agent's `health`.
         skew_s: how far its clock is ahead of the driver's.
     """
-    findings = list(message["findings"])
+    findings = [structs.asdict(finding) for finding in health.findings]
     clock = judge_skew(Skew(skew_s, 0.0), name)
     if not clock.good:
         findings.append(asdict(clock))
     failed = [finding for finding in findings if finding["verdict"] == "fail"]
-    event = {"ok": not failed, "took_s": round(message["took_s"], 3), "findings": findings} if findings else None
+    event = {"ok": not failed, "took_s": round(health.took_s, 3), "findings": findings} if findings else None
     return Fitness(event, f"{name} failed its health check: {_words(failed)}" if failed else None)
 
 
-def _words(failed: list[Mapping[str, Any]]) -> str:
+def _words(failed: Iterable[Mapping[str, Any]]) -> str:
     return "; ".join(f"{finding['check']}: {finding['text']}" for finding in failed)

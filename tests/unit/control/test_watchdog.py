@@ -1,37 +1,28 @@
 """Who is suspected, after how long, and who is named."""
 
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
 
 import pytest
+from play import beat
 
-from resilient.agent import looks
 from resilient.config.timeouts import STOPPED_S, TOLD_S
-from resilient.driver.watchdog import (
-    AGAIN,
-    FACTOR,
-    KEPT,
-    WARM_STEPS,
-    Limits,
-    Suspicion,
-    Watchdog,
-    doing,
-    innermost,
-    patience_s,
-)
+from resilient.control.judgement import culprit, doing, innermost
+from resilient.control.learning import AGAIN, FACTOR, KEPT, Limits, patience_s
+from resilient.control.liveness import WARM_STEPS, Suspicion, Watchdog
+from resilient.faults import Fault
+from resilient.protocol.messages import Heartbeat, Inspection
 
 LIMITS = Limits(floor_s=2.0, ceiling_s=100.0)
 
 
-def sign(step: int, *, phase: str = "step", t: float = 0.0, silent_s: float = 0.0, state: str = "", phased: bool = True):
-    return {"step": step, "phase": phase, "beat_t": t, "mark": t, "silent_s": silent_s, "state": state, "phased": phased}
+def heard(watchdog: Watchdog, rank: int, heartbeat: Heartbeat) -> None:
+    watchdog.on_heartbeat(rank, heartbeat, heartbeat.beat_t + heartbeat.silent_s)
+
+
+def judged(watchdog: Watchdog, suspicion: Suspicion, inspections: dict[int, Inspection]) -> Fault | None:
+    """The fault, where all ranks were asked."""
+    return culprit("g1-1", suspicion, inspections, list(watchdog.alive), watchdog.alive, 1)
 
 
 def warm(ranks: int = 2, step_s: float = 0.1, *, phased: bool = True) -> Watchdog:
@@ -40,15 +31,15 @@ def warm(ranks: int = 2, step_s: float = 0.1, *, phased: bool = True) -> Watchdo
     watchdog.begin()
     for step in range(11):
         for rank in range(ranks):
-            watchdog.heard(rank, sign(step, t=step * step_s, phased=phased))
+            heard(watchdog, rank, beat(step, step * step_s, phased=phased))
             if step < 10:
-                watchdog.heard(rank, sign(step, t=step * step_s, silent_s=max(0.0, step_s - 1.0), phased=phased))
+                heard(watchdog, rank, beat(step, step * step_s, silent_s=max(0.0, step_s - 1.0), phased=phased))
     return watchdog
 
 
 def silent(watchdog: Watchdog, seconds: float, *ranks: int, phase: str = "step", state: str = "S", phased: bool = True) -> None:
     for rank in ranks:
-        watchdog.heard(rank, sign(10, t=1.0, silent_s=seconds, phase=phase, state=state, phased=phased))
+        heard(watchdog, rank, beat(10, 1.0, silent_s=seconds, phase=phase, state=state, phased=phased))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +57,7 @@ def test_a_rank_is_suspected_after_a_multiple_of_the_longest_silence(step_s: flo
 def test_a_silence_that_was_no_hang_teaches():
     watchdog = warm()
     silent(watchdog, 1.5, 0)
-    watchdog.heard(0, sign(11, t=2.6))
+    heard(watchdog, 0, beat(11, 2.6))
     assert watchdog.timeout_s(0) == pytest.approx(FACTOR * 1.6)
 
 
@@ -93,12 +84,12 @@ def stepping(watchdog: Watchdog, durations: Iterable[float], *, first: int = 10,
     for step, seconds in enumerate(durations, first):
         for told in range(1, int(seconds * 4) + 1):
             for rank in range(ranks):
-                watchdog.heard(rank, sign(step, t=t, silent_s=told / 4))
+                heard(watchdog, rank, beat(step, t, silent_s=told / 4))
             suspicion = watchdog.suspects()
             found += [suspicion] if suspicion is not None else []
         t += seconds
         for rank in range(ranks):
-            watchdog.heard(rank, sign(step + 1, t=t))
+            heard(watchdog, rank, beat(step + 1, t))
     return found
 
 
@@ -117,9 +108,9 @@ def test_what_comes_between_steps_does_not_make_steps_longer():
     watchdog = warm(step_s=0.5)
     for step in range(10, 40):  # an evaluation of a minute after every step
         t = 60.5 * (step - 10)
-        watchdog.heard(0, sign(step, t=t))
+        heard(watchdog, 0, beat(step, t))
         for phase, silent_s in (("eval", 30.0), ("eval", 59.5), ("step", 0.1)):
-            watchdog.heard(0, {**sign(step, t=t, phase=phase, silent_s=silent_s), "mark": t + (phase == "step")})
+            heard(watchdog, 0, beat(step, t, phase=phase, silent_s=silent_s, activity_t=t + (phase == "step")))
     assert watchdog.timeout_s(0) <= FACTOR * (0.1 + TOLD_S)
 
 
@@ -158,11 +149,11 @@ def test_where_nothing_is_known_there_is_time(phase: str):
 def test_what_was_learned_outlives_a_generation_but_its_first_steps_have_more_time():
     watchdog = warm(step_s=0.5)
     watchdog.begin()
-    watchdog.heard(0, sign(10, t=100.0))
-    watchdog.heard(0, sign(11, t=100.5))
+    heard(watchdog, 0, beat(10, 100.0))
+    heard(watchdog, 0, beat(11, 100.5))
     assert watchdog.timeout_s(0) == LIMITS.ceiling_s  # of these nothing is known
     for step in range(12, 16):
-        watchdog.heard(0, sign(step, t=95 + step / 2))
+        heard(watchdog, 0, beat(step, 95 + step / 2))
     assert watchdog.timeout_s(0) == pytest.approx(FACTOR * 0.5)
 
 
@@ -177,7 +168,7 @@ def test_a_rank_that_tells_no_phase_has_more_time():
 def test_a_rank_that_never_finished_a_step_is_not_watched():
     watchdog = Watchdog(LIMITS)
     for silent_s in (0.0, 1000.0):
-        watchdog.heard(0, sign(-1, phase="start", silent_s=silent_s, phased=False))
+        heard(watchdog, 0, beat(-1, phase="start", silent_s=silent_s, phased=False))
     assert watchdog.suspects() is None
 
 
@@ -190,7 +181,7 @@ def test_a_stopped_rank_is_suspected_at_once_and_a_suspended_job_never():
     silent(watchdog, 51.0, 0, 1, state="R")  # continued a moment ago
     assert watchdog.suspects() is None
     for rank in (0, 1):
-        watchdog.heard(rank, sign(11, t=60.0))
+        heard(watchdog, rank, beat(11, 60.0))
     assert watchdog.timeout_s(0) == LIMITS.floor_s  # and nothing was learned from it
 
 
@@ -214,12 +205,12 @@ FSDP = COLLECTIVE.replace(  # its hooks run through a file of the compiler's, wh
 COMPILER = MAIN + '  File "/x/torch/_inductor/codecache.py", line 1 in load\n  File "/y/train.py", line 11 in main\n'
 
 
-def seen(stacks: str, state: str = "S", cpu: float = 0.0) -> dict[str, Any]:
-    return {"state": state, "cpu": cpu, "stacks": stacks}
+def seen(stacks: str, state: str = "S", cpu: float = 0.0) -> Inspection:
+    return Inspection(state=state, cpu=cpu, stacks=stacks)
 
 
 @pytest.mark.parametrize(
-    ("looks_by_rank", "kind", "ranks", "said"),
+    ("inspections", "kind", "ranks", "said"),
     [
         ({0: seen(COLLECTIVE), 1: seen(LOADER)}, "hang", (1,), 'rank 1 is blocked in File "/y/data.py", line 7'),
         ({0: seen(FSDP), 1: seen(LOADER)}, "hang", (1,), "rank 1 is blocked in"),
@@ -233,13 +224,13 @@ def seen(stacks: str, state: str = "S", cpu: float = 0.0) -> dict[str, Any]:
     ids=["loader", "in a hook of FSDP", "spinning", "kernel", "stopped", "all wait", "no answer", "all"],
 )
 def test_the_culprit_is_whoever_is_not_waiting_for_others(
-    looks_by_rank: dict[int, Any], kind: str, ranks: tuple[int, ...], said: str
+    inspections: dict[int, Inspection], kind: str, ranks: tuple[int, ...], said: str
 ):
     watchdog = warm()
     silent(watchdog, 3.0, 0, 1)
     suspicion = watchdog.suspects()
     assert suspicion is not None
-    fault = watchdog.fault("g1-1", suspicion, looks_by_rank, 1)
+    fault = judged(watchdog, suspicion, inspections)
     assert fault is not None
     assert (fault.kind, fault.ranks, fault.nodes, fault.step) == (kind, ranks, ranks, 11)
     assert said in fault.detail and "silent for 3.0 s" in fault.detail
@@ -251,17 +242,17 @@ def test_a_job_that_turns_out_to_be_suspended_is_no_fault():
     silent(watchdog, STOPPED_S, 1, state="T")  # the other node has not told yet
     suspicion = watchdog.suspects()
     assert suspicion is not None
-    assert watchdog.fault("g1-1", suspicion, {0: seen("", "T"), 1: seen("", "T")}, 1) is None
+    assert judged(watchdog, suspicion, {0: seen("", "T"), 1: seen("", "T")}) is None
 
 
 def test_of_ranks_that_all_wait_the_one_a_step_behind_is_to_blame():
     watchdog = warm()
-    watchdog.heard(0, sign(11, t=1.1))
-    watchdog.heard(0, sign(11, t=1.1, silent_s=3.0))
+    heard(watchdog, 0, beat(11, 1.1))
+    heard(watchdog, 0, beat(11, 1.1, silent_s=3.0))
     silent(watchdog, 3.1, 1)
     suspicion = watchdog.suspects()
     assert suspicion is not None
-    fault = watchdog.fault("g1-1", suspicion, {0: seen(COLLECTIVE), 1: seen(COLLECTIVE)}, 1)
+    fault = judged(watchdog, suspicion, {0: seen(COLLECTIVE), 1: seen(COLLECTIVE)})
     assert fault is not None and fault.ranks == (1,)
 
 
@@ -270,7 +261,7 @@ def test_a_rank_that_compiles_is_no_fault_and_gets_more_time():
     silent(watchdog, 3.0, 0, 1)
     suspicion = watchdog.suspects()
     assert suspicion is not None
-    assert watchdog.fault("g1-1", suspicion, {0: seen(COLLECTIVE), 1: seen(COMPILER)}, 1) is None
+    assert judged(watchdog, suspicion, {0: seen(COLLECTIVE), 1: seen(COMPILER)}) is None
     watchdog.excuse(suspicion)
     silent(watchdog, 99.0, 0, 1)
     assert watchdog.suspects() is None
@@ -280,72 +271,3 @@ def test_doings_of_threads_beside_the_main_one_count():
     assert doing(seen(LOADER.replace("threading.py", "torch/distributed/fsdp.py"))).what == "waiting"
     assert innermost(LOADER).startswith('File "/y/data.py"')
     assert innermost("") == ""
-
-
-WORKER = """
-import sys, time
-from pathlib import Path
-from resilient.agent.looks import answer_with_stacks
-answer_with_stacks(Path(sys.argv[1]))
-print("ready", flush=True)
-def here():
-    while sys.argv[2] == "spin":
-        pass
-    time.sleep(60)
-here()
-"""
-
-
-@pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Callable[[str], tuple[int, Path]]]:
-    """A process that answers: its id, and where."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(how: str) -> tuple[int, Path]:
-        path = tmp_path / f"stacks{len(started)}"
-        started.append(subprocess.Popen([sys.executable, "-c", WORKER, str(path), how], stdout=subprocess.PIPE))
-        out = started[-1].stdout
-        assert out is not None and out.readline() == b"ready\n"
-        time.sleep(0.2)
-        return started[-1].pid, path
-
-    yield start
-    for each in started:
-        each.kill()
-        each.wait()
-        if each.stdout is not None:
-            each.stdout.close()
-
-
-def stop(pid: int) -> None:
-    os.kill(pid, signal.SIGSTOP)
-    while looks.state_of(pid) != "T":
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize(("how", "state", "busy"), [("sleep", "S", False), ("spin", "R", True)])
-def test_a_look_at_a_real_process(worker: Callable[[str], tuple[int, Path]], how: str, state: str, busy: bool):
-    mine = worker(how)
-    for _ in range(2):  # what was written before is not told again
-        found = looks.look({3: mine})[3]
-        assert found.stacks.count("in here") == 1
-        assert (found.state, found.cpu > 0.5) == (state, busy)
-
-
-def test_a_stopped_process_says_where_it_was_unless_all_are_stopped(worker: Callable[[str], tuple[int, Path]]):
-    one, other = worker("sleep"), worker("sleep")
-    stop(one[0])
-    found = looks.look({0: one, 1: other})
-    assert (found[0].state, found[1].state) == ("T", "S")
-    assert "in here" in found[0].stacks
-    for pid, _ in (one, other):
-        stop(pid)
-    found = looks.look({0: one, 1: other})
-    assert [look.state for look in found.values()] == ["T", "T"]
-    assert looks.state_of(one[0]) == "T"  # it is left as it is
-
-
-def test_a_look_at_nobody(tmp_path: Path):
-    process = subprocess.Popen(["true"])
-    process.wait()
-    assert looks.look({3: (process.pid, tmp_path / "none")}) == {3: looks.Look("", 0.0, "")}

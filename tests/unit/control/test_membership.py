@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from resilient.driver.membership import BACK_S, JOIN_S, LAUNCH_ATTEMPTS, LONGEST_PAUSE_S, READY_S, Membership
+from resilient.control.membership import BACK_S, JOIN_S, LAUNCH_ATTEMPTS, LONGEST_PAUSE_S, READY_S, Membership
 
 REJOIN_S = 20.0
 

@@ -1,11 +1,13 @@
 """Who is slower than the others, from how long, and whether somebody is told."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
+from play import beat
 
-from resilient.driver.stragglers import WINDOWS, Episode, Rules, Stragglers
-from resilient.driver.watchdog import WARM_STEPS
+from resilient.control.liveness import WARM_STEPS
+from resilient.control.stragglers import WINDOWS, Episode, Rules, Stragglers
+from resilient.protocol.messages import Heartbeat
 
 RULES = Rules(factor=1.5, window_steps=10)
 STEP_S = 0.125
@@ -30,7 +32,7 @@ class Group:
             self.step, self.t = self.step + 1, self.t + step_s
             for rank, seconds in enumerate(own_s):
                 self.own[rank] = self.own.get(rank, 0.0) + seconds
-                self.stragglers.heard(rank, {"step": self.step, "beat_t": self.t, "own_s": self.own[rank]})
+                self.stragglers.on_heartbeat(rank, beat(self.step, self.t, own_s=self.own[rank]))
                 found += self.stragglers.judge()
         return found
 
@@ -140,8 +142,8 @@ def test_a_new_generation_starts_from_nothing():
     assert len(group.windows(1, SLOW)) == 1
 
 
-@pytest.mark.parametrize("pulse", [{"step": 5, "beat_t": 1.0, "own_s": None}, {"step": -1, "beat_t": 0.0, "own_s": 1.0}])
-def test_a_rank_of_which_nothing_is_known_is_not_judged(pulse: Mapping[str, object]):
+@pytest.mark.parametrize("heartbeat", [beat(5, 1.0), beat(-1, own_s=1.0)])
+def test_a_rank_of_which_nothing_is_known_is_not_judged(heartbeat: Heartbeat):
     group = Group()
-    group.stragglers.heard(0, pulse)
-    assert not list(group.stragglers.judge())
+    group.stragglers.on_heartbeat(0, heartbeat)
+    assert not group.stragglers.judge()

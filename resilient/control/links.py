@@ -1,11 +1,11 @@
-"""The links of the group, as far as their nodes have told: which are down, and which have come back a moment ago.
+"""The links of the group, as far as their nodes have reported: which are down, and which have come back a moment ago.
 
-Pure: changes and the clock go in. What it knows is what a stall is compared with before anything is restarted.
+What it knows is what a stall is compared with before anything is restarted.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from resilient.protocol.messages import LinkChange
 
 
 @dataclass(frozen=True)
@@ -13,12 +13,12 @@ class Outage:
     """A stretch of time in which a link carried nothing.
 
     Attributes:
-        down_s: how long it lasted, or has lasted so far; of a link that flapped between two looks, the most that it can have been.
-        back_t: when it was heard that the link is up again, unix seconds; None while it is down.
+        down_s: how long it lasted, or has lasted so far; of a link that flapped between two samples, the most that it can have.
+        back_t: when it was reported that the link is up again, unix seconds; None while it is down.
     """
 
     node: int
-    interface: str
+    interface: str | None
     down_s: float
     back_t: float | None
 
@@ -29,28 +29,28 @@ class Outage:
 
 
 class Links:
-    """The links of all nodes. A link that nobody has told of is up."""
+    """The links of all nodes. A link that nobody has reported is up."""
 
     def __init__(self) -> None:
-        self._down: dict[tuple[int, str], float] = {}  # since when, unix seconds
-        self._back: dict[tuple[int, str], Outage] = {}  # the last outage of each
+        self._down: dict[tuple[int, str | None], float] = {}  # since when, unix seconds
+        self._back: dict[tuple[int, str | None], Outage] = {}  # the last outage of each
 
-    def heard(self, node: int, change: Mapping[str, Any], now: float) -> None:
-        """Take in a change as an agent has told it.
+    def changed(self, node: int, change: LinkChange, now: float) -> None:
+        """A change as an agent has reported it.
 
         Args:
-            now: unix seconds, here. A node behind a link that was down tells of it when the link is back, which is when it counts.
+            now: unix seconds, here. A node behind a link that was down reports it when the link is back, which is when it counts.
         """
-        link = (node, change["interface"])
-        match change["state"]:
+        link = (node, change.interface)
+        match change.state:
             case "down":
                 self._down.setdefault(link, now)
             case "up" | "flapped":
                 self._down.pop(link, None)
-                self._back[link] = Outage(*link, down_s=change["down_s"], back_t=now)
+                self._back[link] = Outage(*link, down_s=change.down_s or 0.0, back_t=now)
 
     def forget(self, node: int) -> None:
-        """The agent that told of this node's links has gone, and its successor tells only of what changes from then on."""
+        """The agent that reported this node's links has gone, and its successor reports only what changes from then on."""
         self._down = {link: since for link, since in self._down.items() if link[0] != node}
 
     def outages(self, now: float, *, within_s: float) -> list[Outage]:

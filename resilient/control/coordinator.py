@@ -1,0 +1,313 @@
+"""The coordinator: one job from its beginning to its end, as a state machine without input or output.
+
+Messages, losses, signals and the clock go in; effects are appended to the outbox that is passed in (`resilient.outbox`), and the
+driver carries them out. So every course of events can be played in a test without a process.
+
+It dispatches: what is known and decided is in the other modules of this package, each of which owns its own. A generation gathers,
+is fenced, and runs (`generations`). Faults are found in what workers and nodes do (`ends`, `liveness`, `inspection`, `presence`,
+`stragglers`) and answered (`response`). The end is `shutdown`'s.
+"""
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Literal
+
+from resilient.control import fitness, generations
+from resilient.control.attendance import Attendance, Moment
+from resilient.control.core import core_of
+from resilient.control.job import Job
+from resilient.control.response import Response
+from resilient.control.workers import Workers
+from resilient.exits import Exit
+from resilient.faults import Fault
+from resilient.outbox import Outbox
+from resilient.policy import UNFIT, Action
+from resilient.protocol.messages import (
+    AgentMessage,
+    Health,
+    Hello,
+    Inspected,
+    LinksChanged,
+    Proposed,
+    Ready,
+    Report,
+    SignalReceived,
+    Started,
+    WorkerEnded,
+)
+
+__all__ = ["Coordinator", "Job", "State"]
+
+RUN_DIR_DRAIN = "run_dir_patience_s"  # by what a drain was asked for, as it stands in the ledger
+
+
+class State(Enum):
+    """Of the job. SETTLING: it is RUNNING, but a worker has failed in a way that blames a peer, who may still be heard of."""
+
+    GATHERING = auto()
+    FENCING = auto()
+    RUNNING = auto()
+    SETTLING = auto()
+    SAVING = auto()
+    FINISHED = auto()
+
+
+class Coordinator:
+    """See the module. `now` is unix seconds everywhere. Once `finished`, nothing is appended to any outbox."""
+
+    def __init__(self, job: Job, *, last_generation: int) -> None:
+        self._core = core = core_of(job, last_generation)
+        self._attendance = Attendance()
+        self._response = Response(core)
+        self._workers = Workers(core, self._response)
+        self.job, self.snapshots = job, core.snapshots
+        self.membership, self.links, self.incidents = core.membership, core.links, core.incidents
+
+    @property
+    def state(self) -> State:
+        if self._core.shutdown.finished:
+            return State.FINISHED
+        if self._core.shutdown.saving is not None:
+            return State.SAVING
+        return State.SETTLING if self._core.ends.settling else State[self._core.generations.state.name]
+
+    @property
+    def generation(self) -> int:
+        """Of the last start."""
+        return self._core.generations.generation
+
+    @property
+    def finished(self) -> bool:
+        return self._core.shutdown.finished
+
+    @property
+    def draining(self) -> bool:
+        """Whether a stop is under way."""
+        return self._core.shutdown.drain is not None
+
+    def drain_estimate_s(self) -> float | None:
+        """How long a step, a snapshot of it, and its flush have taken last; None before all three are known."""
+        return self._core.shutdown.drain_estimate_s()
+
+    # -- the job -------------------------------------------------------------------------------------------------------
+
+    def begin(self, now: float, out: Outbox) -> None:
+        """The first of all calls."""
+        self._core.generations.begin(self._attendance.note(now), out)
+
+    def prepared(self, now: float, out: Outbox) -> None:
+        """What the entry point prepares once per job is there: generations may start."""
+        when = self._attendance.note(now)
+        self._core.generations.prepared()
+        self._gather(when, out)
+
+    def stop(self, signal_name: str, now: float, out: Outbox, *, until_t: float | None = None) -> None:
+        """A stop is asked for. The first drains, the second ends the run at once.
+
+        Args:
+            until_t: when the drain must be over, unix seconds; None: as the config says.
+        """
+        when = self._attendance.note(now)
+        if not self.finished:
+            self._core.shutdown.stop(signal_name, when, out, until_t=until_t)
+
+    def run_out(self, kind: Literal["preempted", "time_limit"], detail: str, now: float, out: Outbox, *, until_t: float) -> None:
+        """The job's time is nearly over, or its nodes are wanted back: drain until then; a drain that is under way hurries."""
+        when = self._attendance.note(now)
+        if self.finished:
+            return
+        if self.draining:
+            self.hurry(until_t)
+            return
+        fault = Fault(self.incidents.next_id(self.generation), kind, kind, (), (), None, detail, "", 0.0)
+        action = Action("finish_drain", "the state is made durable while there is time")
+        self.incidents.tell(fault, action, now, self.generation, out)
+        self._core.shutdown.stop(kind, when, out, until_t=until_t)
+
+    def hurry(self, until_t: float) -> None:
+        """A drain that is under way must be over by then, unix seconds."""
+        self._core.shutdown.hurry(until_t)
+
+    def give_up(self, code: Exit, message: str, now: float, out: Outbox) -> None:
+        """End the run for a reason that lies outside the coordinator."""
+        self._core.shutdown.finish(code, message, self._attendance.note(now), out)
+
+    def tick(self, now: float, out: Outbox) -> None:
+        """Time has passed: several times a second."""
+        when = self._attendance.note(now)
+        if self.finished:
+            return
+        self._core.generations.launch(when, out)
+        spare, job = self.membership.spare(), self.job
+        least_s = min(job.silence_s, job.silence_with_spare_s)
+
+        def limit_s(node: int) -> float:
+            return job.silence_with_spare_s if spare is not None and self.membership.is_member(node) else job.silence_s
+
+        for node in self._core.presence.overdue(when.attended_s, limit_s, least_s=least_s):
+            self._lost(node, f"silent for {self._core.presence.silent_s(node, when.attended_s):.0f} s", when, out)
+        if self._core.ends.settled(when.attended_s):
+            self._response.blame(when, out)
+        self._workers.judge(when, out)
+        self._gather(when, out)
+        self._give_up_if_hopeless(when, out)
+        why = self._core.run_dir.unbearable(when.attended_s, job.run_dir_patience_s)
+        if why is not None and not self.draining and not self.finished:
+            self._core.shutdown.stop(RUN_DIR_DRAIN, when, out, until_t=None, code=Exit.UNUSABLE, why=why)
+        self._core.shutdown.tick(when, out)
+
+    # -- what effects have come to -------------------------------------------------------------------------------------
+
+    def fence_raised(self, generation: int, error: str | None, now: float, out: Outbox) -> None:
+        """`RaiseFence` is done, or has failed."""
+        when, before = self._attendance.note(now), self.generation
+        if not self.finished:
+            self._fenced(before, self._core.generations.fence_raised(generation, error, when, out), when, out)
+
+    def quarantined(self, generation: int, renamed: Sequence[tuple[int, str]], error: str | None, now: float, out: Outbox) -> None:
+        """`Quarantine` is done, or has failed. Args: renamed: step and new name."""
+        when, before = self._attendance.note(now), self.generation
+        if not self.finished:
+            self._fenced(before, self._core.generations.quarantined(generation, renamed, error, when, out), when, out)
+
+    def _fenced(self, before: int, failure: str | None, when: Moment, out: Outbox) -> None:
+        if failure is not None:
+            self._core.shutdown.finish(Exit.UNUSABLE, failure, when, out)
+        elif self.generation != before:
+            self._core.watchdog.begin()
+            self._core.inspector.drop()
+            self._core.ends.begin(self._core.generations.world_size)
+            if self._core.stragglers is not None:
+                self._core.stragglers.begin(self._core.generations.place_ranks)
+
+    def run_dir_trouble(self, detail: str, since_t: float, now: float, out: Outbox) -> None:
+        """The run directory cannot be written since then (unix seconds)."""
+        when = self._attendance.note(now)
+        if self.finished:
+            return
+        fault = self._core.run_dir.trouble(
+            self.incidents.next_id(self.generation), detail, max(0.0, now - since_t), when.attended_s
+        )
+        if fault is not None:
+            self._response.on_fault_beside(fault, when, out)
+
+    def run_dir_well(self, down_s: float, now: float, out: Outbox) -> None:
+        """The run directory can be written again. Args: down_s: it could not for so long; training did not stand still."""
+        self._attendance.note(now)
+        over = self._core.run_dir.well()
+        if over is not None and not self.finished:
+            self.incidents.recovered(over, self._core.generations.last_step, now, self.generation, out, down_s=down_s)
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    def on_message(self, node: int, message: AgentMessage, now: float, out: Outbox) -> None:
+        """News from a node's agent. What speaks of a generation that is over is ignored, except records and news of the daemon."""
+        when = self._attendance.note(now)
+        self._core.presence.heard(node, when.attended_s)
+        if self.finished:
+            return
+        current = message.generation == self.generation
+        running = current and self._core.generations.state is generations.State.RUNNING
+        match message:
+            case Report():
+                self._workers.on_report(node, message, running, when, out)
+            case Hello():
+                skew_s = message.t - now
+                if skew_s < 0:  # it may be late, and not its clock
+                    skew_s = min(0.0, skew_s + when.late_s)
+                self.membership.hello(node, message.host, message.addr, when.attended_s, skew_s=skew_s)
+                self._core.presence.joined(node, when.attended_s)
+            case Health():
+                self._on_health(node, message, when, out)
+            case Ready():
+                self._on_ready(node, message, when, out)
+            case SignalReceived():
+                self._core.shutdown.stop(message.name, when, out, until_t=None)
+            case LinksChanged():
+                self._on_links_changed(node, message, when, out)
+            case Started() if running:
+                self._core.shutdown.propose_to(node, out)
+            case Proposed() if running:
+                self._core.shutdown.proposed(node, message.checked, out)
+            case WorkerEnded() if running:
+                self._workers.on_worker_ended(message, when, out)
+            case Inspected() if running:
+                self._workers.on_inspected(node, message, when, out)
+
+    def _on_ready(self, node: int, message: Ready, when: Moment, out: Outbox) -> None:
+        self.membership.is_ready(node, message.store_port)
+        self.snapshots.inventory(node, message.inventory)
+        if self._core.shutdown.saving is not None:
+            self._core.shutdown.sync(node, out)
+            return
+        self._core.generations.stand_by()
+        self._gather(when, out)
+
+    def _on_health(self, node: int, message: Health, when: Moment, out: Outbox) -> None:
+        """A node has been checked. One that is not fit is left out, but its agent lives, for what it holds."""
+        known = self.membership.nodes[node]
+        found = fitness.judge(f"node {node} ({known.host})", message, known.skew_s)
+        if found.event is not None:
+            out.event("health", {"node": node, **found.event}, self.generation, when.now, known.host)
+        if found.unfit is None or self._core.shutdown.saving is not None:  # no ranks are wanted any more, but what it holds is
+            return
+        fault = self._response.node_lost(node, UNFIT, found.unfit, found.unfit, 0.0)
+        self.membership.refused(node, found.unfit)
+        self._core.generations.left(node)
+        self._response.on_fault_beside(fault, when, out)
+        self._gather(when, out)
+        self._give_up_if_hopeless(when, out)
+
+    def _on_links_changed(self, node: int, message: LinksChanged, when: Moment, out: Outbox) -> None:
+        for change in message.changes:
+            self.links.changed(node, change, when.now)
+            fields = {
+                "node": node,
+                "interface": change.interface,
+                "state": change.state,
+                "down_s": round(change.down_s, 3) if change.down_s is not None else None,
+                "detail": change.detail,
+                "counters": dict(change.counters),
+            }
+            out.event("link", fields, self.generation, message.t, self.membership.nodes[node].host)
+
+    def lost(self, node: int, detail: str, now: float, out: Outbox) -> None:
+        """A node's agent has ended, or its connection has."""
+        when = self._attendance.note(now)
+        if not self.finished:
+            self._lost(node, detail, when, out)
+            self._give_up_if_hopeless(when, out)
+
+    def _lost(self, node: int, detail: str, when: Moment, out: Outbox) -> None:
+        if self.finished:
+            return
+        before, silent_s = self.membership.nodes[node], self._core.presence.silent_s(node, when.attended_s)
+        member = self.membership.is_member(node)
+        self.membership.lost(node, detail, when.attended_s)
+        self._core.presence.left(node)
+        self._core.generations.left(node)
+        if before.joined:
+            self.links.forget(node)
+            if member:
+                self.snapshots.hold()
+            self.snapshots.lost(node, out)
+            if self._core.shutdown.saving is not None:
+                self._core.shutdown.lost(node)
+            else:
+                what = f"the agent of node {node} on {before.host} is gone: {detail}"
+                fault = self._response.node_lost(node, f"node {node}", what, detail, silent_s)
+                if member:
+                    self._response.on_fault(fault, when.now, when, out)
+                    return
+                self._response.on_fault_beside(fault, when, out)
+        self._core.generations.launch(when, out)
+        self._gather(when, out)
+
+    def _gather(self, when: Moment, out: Outbox) -> None:
+        if not self.finished:
+            self._core.generations.gather(when, out)
+
+    def _give_up_if_hopeless(self, when: Moment, out: Outbox) -> None:
+        why = self._core.generations.hopeless(when)
+        if why is not None and not self.finished:
+            self._core.shutdown.conclude(Exit.UNUSABLE, why, when, out)

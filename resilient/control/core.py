@@ -1,0 +1,62 @@
+"""All that has state in the control core, put together. Each owns its own; no other changes it but through its methods."""
+
+from dataclasses import dataclass
+
+from resilient.control.ends import WorkerEnds
+from resilient.control.generations import Generations
+from resilient.control.incidents import Incidents
+from resilient.control.inspection import Inspector
+from resilient.control.job import Job
+from resilient.control.links import Links
+from resilient.control.liveness import Watchdog
+from resilient.control.membership import Membership
+from resilient.control.presence import Presence
+from resilient.control.roll_back import RollBacks
+from resilient.control.run_dir import RunDir
+from resilient.control.shutdown import Shutdown
+from resilient.control.stragglers import Stragglers
+from resilient.snapshots import Snapshots
+
+
+@dataclass(frozen=True)
+class Core:
+    """One job's. `stragglers`: None where nobody looks for them."""
+
+    job: Job
+    membership: Membership
+    presence: Presence
+    links: Links
+    snapshots: Snapshots
+    incidents: Incidents
+    roll_backs: RollBacks
+    generations: Generations
+    ends: WorkerEnds
+    watchdog: Watchdog
+    inspector: Inspector
+    stragglers: Stragglers | None
+    run_dir: RunDir
+    shutdown: Shutdown
+
+
+def core_of(job: Job, last_generation: int) -> Core:
+    """That of a job that is about to begin."""
+    membership = Membership(job.layouts, job.spares, job.rejoin_s)
+    snapshots, incidents = Snapshots(job.storage), Incidents()
+    roll_backs = RollBacks(snapshots, job.skip)
+    generations = Generations(job, membership, snapshots, incidents, roll_backs, last_generation)
+    return Core(
+        job=job,
+        membership=membership,
+        presence=Presence(),
+        links=Links(),
+        snapshots=snapshots,
+        incidents=incidents,
+        roll_backs=roll_backs,
+        generations=generations,
+        ends=WorkerEnds(),
+        watchdog=Watchdog(job.hang),
+        inspector=Inspector(job.procs_per_node),
+        stragglers=Stragglers(job.stragglers) if job.stragglers is not None else None,
+        run_dir=RunDir(),
+        shutdown=Shutdown(job, membership, snapshots, generations),
+    )

@@ -1,0 +1,61 @@
+"""How the workers of the present generation have ended so far, and what that comes to."""
+
+from typing import Literal
+
+from resilient.faults import Fault, WorkerEnd, from_ends, is_victim
+
+SETTLE_S = 0.5  # how long a failure that blames a peer waits for that peer's own failure
+
+Outcome = Literal["blame", "all_ended", "wait"]
+
+
+class WorkerEnds:
+    """Invariant: `settling` from the first failure that blames a peer until the fault is found or the generation is over."""
+
+    def __init__(self) -> None:
+        self._ends: list[WorkerEnd] = []
+        self._world_size = 0
+        self._settle_until_s: float | None = None
+        self.stopped = False
+
+    def begin(self, world_size: int) -> None:
+        """A generation begins."""
+        self._ends, self._world_size, self._settle_until_s, self.stopped = [], world_size, None, False
+
+    @property
+    def settling(self) -> bool:
+        """Whether a worker has failed in a way that blames a peer, and the peer may still be heard of."""
+        return self._settle_until_s is not None
+
+    def on_end(self, end: WorkerEnd, stopped: bool, now_s: float) -> Outcome:
+        """A worker has ended: whether somebody is to blame now, or it was the last one.
+
+        Args:
+            stopped: it had been asked to and did.
+            now_s: attended seconds.
+        """
+        self._ends.append(end)
+        self.stopped |= stopped
+        if end.failed:
+            if not is_victim(end):
+                return "blame"
+            if self._settle_until_s is None:
+                self._settle_until_s = now_s + SETTLE_S
+        return "all_ended" if len(self._ends) == self._world_size and not self.settling else "wait"
+
+    def settled(self, now_s: float) -> bool:
+        """Whether the peer that was blamed has had its time."""
+        return self._settle_until_s is not None and now_s >= self._settle_until_s
+
+    def over(self) -> None:
+        """The generation is over, or its fault is found."""
+        self._settle_until_s = None
+
+    @property
+    def last_step(self) -> int:
+        """The furthest that any of them has finished."""
+        return max((end.step for end in self._ends), default=0)
+
+    def fault(self, fault_id: str, resumed_step: int | None, now: float) -> Fault:
+        """Whose fault it is; now: unix seconds."""
+        return from_ends(fault_id, self._ends, resumed_step=resumed_step, now=now)

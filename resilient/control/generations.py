@@ -1,0 +1,300 @@
+"""Generations: nodes are gathered, the durable tier is closed to all who came before, and then all are told to start.
+
+    GATHERING   nodes start up, or end the workers of the generation before, and say `Ready`
+    FENCING     the fence is being raised, then what is invalidated is quarantined; a node that is lost meanwhile ends it
+    RUNNING     all were told to start
+    OVER        the job ends: there will be no other generation
+
+A number is used for one fence only. So what comes back late, of a fence that was given up for the loss of a node, is known by it.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from checkpoint.tiers.cadence import mean_time_between_failures
+from resilient.config.timeouts import FENCE_HANG_S, FENCE_RAISE_S
+from resilient.control.attendance import Moment
+from resilient.control.incidents import Incidents
+from resilient.control.job import Job
+from resilient.control.liveness import NO_STEP
+from resilient.control.membership import Membership
+from resilient.control.roll_back import RollBacks
+from resilient.faults import listed
+from resilient.outbox import Launch, Outbox, Quarantine, RaiseFence
+from resilient.protocol.messages import Heartbeat, Start, Stop
+from resilient.snapshots import Snapshots
+
+log = logging.getLogger(__name__)
+
+LEAST_REPORT_S = 0.2
+REPORTS_PER_S = 2048  # of all nodes together, while nothing but heartbeats is new
+
+
+class State(Enum):
+    GATHERING = auto()
+    FENCING = auto()
+    RUNNING = auto()
+    OVER = auto()
+
+
+@dataclass
+class Run:
+    """What is known of the generation that runs, or ran last.
+
+    Attributes:
+        resumed_step: the one that it went on from; None while that is not known.
+        step: the newest that a rank has finished, at `beat_t` (unix seconds).
+        step_s: how long it took.
+    """
+
+    started_t: float
+    resumed_step: int | None = None
+    announced: bool = False
+    step: int = NO_STEP
+    beat_t: float = 0.0
+    step_s: float = 0.0
+
+
+class Generations:
+    """Owns the number of the generation, its state, and what it has come to.
+
+    Invariants: `generation` is that of the last `Start`, and never goes back; while `FENCING`, all of `_chosen` are ready.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        membership: Membership,
+        snapshots: Snapshots,
+        incidents: Incidents,
+        roll_backs: RollBacks,
+        last_generation: int,
+    ) -> None:
+        self._job, self._membership, self._snapshots = job, membership, snapshots
+        self._incidents, self._roll_backs = incidents, roll_backs
+        self.generation = last_generation
+        self.state = State.GATHERING
+        self.run: Run | None = None
+        self.last_step = 0  # of the job
+        self._began_t = 0.0
+        self._prepared = False
+        self._not_before_s = 0.0
+        self._fenced = last_generation  # the last number that was used for a fence
+        self._chosen: tuple[int, ...] = ()
+        self._grown_from: int | None = None  # the newest snapshot when nodes came to stand by that were missing
+
+    # -- before a generation -------------------------------------------------------------------------------------------
+
+    def begin(self, when: Moment, out: Outbox) -> None:
+        """The job begins."""
+        self._began_t = when.now
+        self._membership.begin(when.attended_s)
+        self.launch(when, out)
+
+    def launch(self, when: Moment, out: Outbox) -> None:
+        """Start the agents that are due."""
+        for node in self._membership.launches(when.attended_s):
+            out.append(Launch(node))
+
+    def prepared(self) -> None:
+        """What the entry point prepares once per job is there."""
+        self._prepared = True
+
+    def hold_back(self, until_s: float) -> None:
+        """The next generation does not begin before then, in attended seconds."""
+        self._not_before_s = until_s
+
+    def gather(self, when: Moment, out: Outbox) -> None:
+        """Raise the fence for the next generation if nobody is missing."""
+        if self.state is not State.GATHERING or when.attended_s < self._not_before_s or not self._prepared:
+            return
+        members = self._membership.choose(when.attended_s)
+        if members is None:
+            return
+        self.state, self._chosen = State.FENCING, members
+        self._fenced = max(self._fenced, self.generation) + 1
+        out.append(RaiseFence(self._fenced, FENCE_HANG_S if self._snapshots.may_start_without_fence else FENCE_RAISE_S))
+
+    def hopeless(self, when: Moment) -> str | None:
+        """Why there can be no other generation; None if there can."""
+        if self.state is not State.GATHERING or when.attended_s < self._not_before_s:
+            return None
+        return self._membership.hopeless(when.attended_s)
+
+    def left(self, node: int) -> None:
+        """A node is gone, or not fit: if it was chosen, others have to be."""
+        if self.state is State.FENCING and node in self._chosen:
+            self.state = State.GATHERING
+
+    def fence_raised(self, generation: int, error: str | None, when: Moment, out: Outbox) -> str | None:
+        """The fence is up, or could not be raised; why the job must end, if it must."""
+        if self.state is not State.FENCING or generation != self._fenced:
+            return None
+        if error is not None and not self._snapshots.may_start_without_fence:
+            return f"the checkpoint fence: {error}"
+        if error is not None:
+            # A tier that cannot be written is closed to everybody; whoever flushes raises the fence first.
+            log.warning("the checkpoint fence could not be raised: %s", error)
+        invalidated = self._snapshots.invalidated_due()
+        if invalidated:
+            out.append(Quarantine(invalidated, generation))
+        else:
+            self._start(when, out)
+        return None
+
+    def quarantined(
+        self, generation: int, renamed: Sequence[tuple[int, str]], error: str | None, when: Moment, out: Outbox
+    ) -> str | None:
+        """What is invalidated is out of the way, or could not be renamed; why the job must end, if it must.
+
+        Args:
+            renamed: step and new name.
+        """
+        tier = self._job.storage.durable.name
+        for step, name in renamed:
+            fields = {"step": step, "tier": tier, "reason": f"rolled back: it is {name} now"}
+            out.event("checkpoint_rejected", fields, self.generation, when.now)
+        if self.state is not State.FENCING or generation != self._fenced:
+            return None
+        if error is not None:
+            return f"a checkpoint that was rolled back cannot be set aside on tier {tier}: {error}"
+        self._start(when, out)
+        return None
+
+    def _start(self, when: Moment, out: Outbox) -> None:
+        membership, members = self._membership, self._chosen
+        first = membership.nodes[members[0]]
+        port = first.ready_port
+        assert port is not None
+        if len(members) < membership.size:
+            gone = [node for node in membership.members if not membership.nodes[node].joined]
+            reason = f"no spare stands in for node {listed(gone)}: {len(members)} nodes go on, with the same global batch"
+            self._incidents.follow_up("shrink", reason, when.now, self.generation, out)
+        membership.start(members)
+        self.generation, self.state, self._grown_from, self.run = self._fenced, State.RUNNING, None, Run(when.now)
+        self._snapshots.begin(self.generation, members, out)
+        self._snapshots.quarantine_done(out)
+        mtbf_s = mean_time_between_failures(len(self._incidents.faults), when.now - self._began_t)
+        candidates = self._snapshots.candidates()
+        for node_rank, node in enumerate(members):
+            message = Start(
+                generation=self.generation,
+                node_rank=node_rank,
+                nodes=len(members),
+                master_addr=first.addr,
+                master_port=port,
+                collective_timeout_s=self._job.collective_timeout_s,
+                report_s=max(LEAST_REPORT_S, len(members) / REPORTS_PER_S),
+                mtbf_s=mtbf_s,
+                candidates=candidates,
+                go_back_to=self._roll_backs.go_back_to,
+                skip=tuple(self._roll_backs.skip),
+            )
+            out.send(node, message)
+
+    # -- while it runs -------------------------------------------------------------------------------------------------
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the present members."""
+        return self._membership.size * self._job.procs_per_node
+
+    @property
+    def place_ranks(self) -> int:
+        """Ranks that have the same to do: those of a stage of the pipeline."""
+        return self.world_size // self._job.layouts[self._membership.size].get("pp", 1)
+
+    def resumed(self, step: int, tier: str | None, when: Moment, out: Outbox) -> None:
+        """Rank 0 says from where all go on."""
+        self.announce(step, tier, when, out)
+        self.last_step = step
+
+    def announce(self, resumed_step: int | None, tier: str | None, when: Moment, out: Outbox) -> None:
+        """Write `generation_started`, once it is known from which step, or that it will not be."""
+        run, membership = self.run, self._membership
+        if run is None or run.announced:
+            return
+        run.announced, run.resumed_step = True, resumed_step
+        fields = {
+            "nodes": [membership.nodes[node].host for node in membership.members],
+            "members": list(membership.members),
+            "world_size": self.world_size,
+            "layout": dict(self._job.layouts[membership.size]),
+            "resumed_step": resumed_step,
+            "tier": tier if resumed_step else None,
+        }
+        out.event("generation_started", fields, self.generation, run.started_t)
+        if resumed_step is not None:
+            self._snapshots.resumed(resumed_step, when.now, out)
+
+    def on_heartbeats(self, heartbeats: Sequence[Heartbeat], from_rank_0: bool, when: Moment, out: Outbox) -> None:
+        """What ranks of a node have come to.
+
+        Args:
+            from_rank_0: that node's: rank 0 says from where all go on, and its agent passes that on before its heartbeats.
+        """
+        run = self.run
+        if run is None or not (run.announced or from_rank_0):
+            return
+        for heartbeat in heartbeats:
+            if heartbeat.step <= run.step:
+                continue
+            self.announce(heartbeat.step - 1, self._job.storage.durable.name, when, out)
+            if run.step != NO_STEP:
+                run.step_s = (heartbeat.beat_t - run.beat_t) / (heartbeat.step - run.step)
+            run.step, run.beat_t = heartbeat.step, heartbeat.beat_t
+            self.last_step = run.step
+            self._roll_backs.step_finished()
+            self._incidents.step_finished(run.step, run.beat_t, run.resumed_step or 0, self.generation, out)
+
+    # -- its end -------------------------------------------------------------------------------------------------------
+
+    def stand_by(self) -> None:
+        """A node is ready: if it makes a larger generation possible, it is taken in once there is a snapshot that is newer."""
+        self._grown_from = self._newest_step if self._membership.can_grow() else None
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether nodes stand by for a larger generation, and a snapshot is newer than they are: next to nothing would be lost."""
+        if self.state is not State.RUNNING or self._grown_from is None or self._newest_step <= self._grown_from:
+            return False
+        if not self._membership.can_grow():
+            self._grown_from = None
+            return False
+        return True
+
+    def tell_growth(self, when: Moment, out: Outbox) -> None:
+        """Write down that this generation ends for a larger one."""
+        reason = f"nodes have returned; all go on from step {self._newest_step}"
+        self._incidents.follow_up("grow", reason, when.now, self.generation, out)
+
+    @property
+    def _newest_step(self) -> int:
+        """The newest step that a generation could go on from."""
+        newest = self._snapshots.newest
+        return max(self._snapshots.durable_step, newest.step if newest is not None else 0)
+
+    def regather(self, when: Moment, out: Outbox) -> None:
+        """End this generation, for the next one."""
+        running, self.state = self.state is State.RUNNING, State.GATHERING
+        self._snapshots.hold()
+        self.launch(when, out)
+        if running:
+            for node in self._membership.members:
+                self.stop_workers(node, out)
+
+    def stop_workers(self, node: int, out: Outbox) -> None:
+        """End a node's workers; those that hang are asked for stacks and records before."""
+        if self._membership.nodes[node].joined:
+            out.send(node, Stop(generation=self.generation, incident=self._incidents.hung(self.generation)))
+
+    def workers_ended(self, step: int) -> None:
+        """All workers have ended, the last at this step."""
+        self.last_step = max(self.last_step, step)
+
+    def end(self) -> bool:
+        """There will be no other generation; whether one is running."""
+        running, self.state = self.state is State.RUNNING, State.OVER
+        return running

@@ -1,0 +1,49 @@
+"""What the control core must know of the campaign."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from resilient.control.learning import Limits
+from resilient.control.stragglers import Rules
+from resilient.policy import Budget
+from resilient.rollback import Stretch
+from resilient.snapshots import StoragePlan
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of a campaign.
+
+    Attributes:
+        layouts: by number of nodes, those that a generation may be of; the largest is what is asked for.
+        spares: nodes that stand by.
+        rejoin_s: how long a node that is gone is waited for, where no spare is there and fewer nodes would do.
+        drain_s: for a stop on request, until workers are killed.
+        silence_s: a node that has not been heard of for so long is lost.
+        silence_with_spare_s: the same while a spare stands by.
+        hang: between which bounds the watchdog's timeouts are.
+        link_grace_s: how long ranks may wait for each other while a link is down, or has just come back.
+        collective_timeout_s: of process groups: longer than the watchdog bears.
+        stragglers: None: nobody looks for them.
+        skip: steps that earlier jobs found to be bad whatever the weights.
+        tiers_vanish: what is on the nodes is gone with the job: only the durable tier is there for the next one.
+        run_dir_patience_s: for so long training goes on while the run directory cannot be written.
+    """
+
+    layouts: Mapping[int, Mapping[str, int]]
+    spares: int
+    rejoin_s: float
+    procs_per_node: int
+    storage: StoragePlan
+    budget: Budget
+    drain_s: float
+    silence_s: float
+    silence_with_spare_s: float
+    hang: Limits
+    link_grace_s: float
+    collective_timeout_s: float
+    stragglers: Rules | None = None
+    replace_stragglers: bool = False
+    skip: tuple[Stretch, ...] = ()
+    tiers_vanish: bool = False
+    run_dir_patience_s: float = 900.0

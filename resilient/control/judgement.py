@@ -1,0 +1,147 @@
+"""Whose fault a silence is: that of whoever does not wait for others, but is stopped, stuck in the kernel, spinning, asleep, or a
+step behind. What ranks are doing, their agents have found out (`Inspected`).
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from resilient.control.liveness import Rank, Suspicion
+from resilient.faults import Fault, Kind, listed
+from resilient.protocol.messages import Inspection
+from resilient.standing import Standing, astray
+
+Waiting = Literal["collective", "compiling"]
+
+# Files of the innermost Python frames of a thread that waits for other ranks, and of one that compiles.
+_COLLECTIVE = ("torch/distributed/", "torch/_C/_distributed")
+# (What is compiled, or kept from it as FSDP's hooks are, runs through other files of the same packages.)
+_COMPILING = (
+    *("torch/_dynamo/convert_frame", "torch/_inductor/compile_fx", "torch/_inductor/codecache", "torch/_inductor/async_compile"),
+    "triton/compiler",
+)
+_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What a rank does: in a word, in a few, and whether it is something that may take long."""
+
+    what: str
+    text: str
+    waiting: Waiting | None
+
+
+_NO_SIGN = Doing("silent", "without a sign since its start", None)
+_NO_ANSWER = Doing("silent", "silent, and its agent does not answer", None)
+
+
+def culprit(
+    fault_id: str,
+    suspicion: Suspicion,
+    inspections: Mapping[int, Inspection],
+    asked: Collection[int],
+    alive: Mapping[int, Rank],
+    procs_per_node: int,
+) -> Fault | None:
+    """The fault behind a silence, with node ranks for nodes; None if a rank compiles, which may take long, or the job is suspended.
+
+    Args:
+        inspections: of those ranks whose agents have answered.
+        asked: the ranks whose agents were asked; those of the others are neither guilty nor cleared.
+        alive: the ranks that have not ended.
+    """
+    doings = {rank: doing(each) for rank, each in inspections.items() if rank in alive}
+    asked = [rank for rank in asked if rank in alive]
+    if not asked or (suspicion.kind == "hang" and any(each.waiting == "compiling" for each in doings.values())):
+        return None
+    found = [rank for rank, each in doings.items() if each.what == "stopped"]
+    if len(found) == len(asked) > 1:
+        return None
+    if not found:
+        found = [rank for rank in asked if rank not in doings]  # not even its agent answers
+    if not found:
+        found = [rank for rank, each in doings.items() if each.waiting is None]
+    if not found or len(found) == len(asked) > 1:
+        behind = min(rank.heartbeat.step for rank in alive.values())
+        last = [number for number, rank in alive.items() if rank.heartbeat.step == behind]
+        found = last if len(last) < len(alive) else found or _astray(inspections, asked) or list(suspicion.ranks)
+    return _fault(fault_id, sorted(found), suspicion, inspections, doings, alive, procs_per_node)
+
+
+def _fault(
+    fault_id: str,
+    culprits: list[int],
+    suspicion: Suspicion,
+    inspections: Mapping[int, Inspection],
+    doings: Mapping[int, Doing],
+    alive: Mapping[int, Rank],
+    procs_per_node: int,
+) -> Fault:
+    first, guilty = culprits[0], set(culprits)
+    heartbeat = alive[first].heartbeat
+    mine = doings.get(first, _NO_ANSWER if heartbeat.activity_t else _NO_SIGN)
+    waiting = sorted(rank for rank, each in doings.items() if rank not in guilty and each.waiting == "collective")
+    kind: Kind = "stopped" if mine.what == "stopped" else "hang" if mine.waiting is None else "collective_timeout"
+    step = heartbeat.step + 1
+    wait = f"rank {waiting[0]} waits" if len(waiting) == 1 else f"ranks {listed(waiting)} wait"
+    waited = f"; {wait} for others" if waiting else ""
+    stands = inspections[first].standing if first in inspections else None
+    where = f": {stands}" if stands is not None and mine.waiting == "collective" else ""
+    who = f"rank {first} is" if len(culprits) == 1 else f"ranks {listed(culprits)} are"
+    silent = f"silent for {suspicion.silent_s:.1f} s"
+    return Fault(
+        fault_id=fault_id,
+        kind=kind,
+        cause=mine.what,
+        ranks=tuple(culprits),
+        nodes=tuple(sorted({rank // procs_per_node for rank in culprits})),
+        step=step,
+        detail=f"{who} {mine.text} at step {step}, phase {heartbeat.phase}, {silent}{where}{waited}",
+        evidence=(innermost(inspections[first].stacks) if first in inspections else "") or mine.text,
+        detect_s=suspicion.silent_s,
+        phase=heartbeat.phase,
+    )
+
+
+def _astray(inspections: Mapping[int, Inspection], asked: Collection[int]) -> list[int]:
+    """Of ranks that all wait, those that are in another collective than the others, where all say in which they are."""
+    standings: dict[int, Standing] = {}
+    for rank in asked:
+        stands = inspections[rank].standing if rank in inspections else None
+        if stands is None:
+            return []
+        standings[rank] = stands
+    return astray(standings)
+
+
+def doing(inspection: Inspection) -> Doing:
+    """What a rank does, from its process and its stacks."""
+    state, stacks = inspection.state, inspection.stacks
+    frames = innermost(stacks)
+    if state == "T":
+        return Doing("stopped", "stopped (state T)", None)
+    if not state or state == "Z":
+        return Doing("dead", "dead", None)
+    if any(name in thread for thread in _threads(stacks) for name in _COMPILING):
+        return Doing("compiling", "compiling", "compiling")
+    if any(name in frame for thread in _threads(stacks) for frame in thread.splitlines()[:_DEPTH] for name in _COLLECTIVE):
+        return Doing("waiting", "waiting in a collective", "collective")
+    if state == "D":
+        return Doing("io", "stuck in the kernel (state D)", None)
+    where = f" in {frames.splitlines()[0].strip()}" if frames else ""
+    if inspection.cpu >= 0.5:
+        return Doing("spinning", f"spinning{where}", None)
+    return Doing("blocked", f"blocked{where}", None)
+
+
+def _threads(stacks: str) -> list[str]:
+    """The frames of each thread, most recent call first."""
+    parts = stacks.replace("Current thread ", "Thread ").split("Thread ")
+    return [part.partition("\n")[2] for part in parts[1:]]
+
+
+def innermost(stacks: str) -> str:
+    """The most recent calls of the main thread, which faulthandler tells last."""
+    threads = _threads(stacks)
+    return "\n".join(threads[-1].splitlines()[: 2 * _DEPTH]).strip() if threads else ""

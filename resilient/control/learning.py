@@ -1,0 +1,71 @@
+"""How long a phase may take, learned from how long workers stayed in it without activity before they went on."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+FACTOR = 5.0  # a phase may take so many times as long as nearly all that were seen
+EVERY_STEP = ("step", "data")
+SELDOM_FACTOR = 15.0  # for phases that come seldom, and the first steps of a generation, where kernels are compiled
+SELDOM_FLOOR_S = 60.0
+KEPT = 300  # steps back from which is learned
+QUANTILE = 0.99  # of them are usual
+AGAIN = 2.0  # and what was longer may come again, so many times as long
+NEEDED = 3
+UNKNOWN = "start"  # the phase of a worker outside of all phases, where nobody says what it does
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds between which what is learned is kept."""
+
+    floor_s: float
+    ceiling_s: float
+
+
+class Patience:
+    """What was learned; it outlives generations.
+
+    A timeout is computed anew only after its history has changed: of thousands of ranks that tell of the same step, few change it.
+
+    Invariant: what is in `_timeouts_s` follows from `_seen`.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._seen: dict[str, dict[int, float]] = {}  # by phase and step, the longest silence of all ranks
+        self._timeouts_s: dict[str, float] = {}
+
+    def learn(self, phase: str, step: int, silent_s: float) -> None:
+        """So long was a rank silent after this step. How many ranks there are, and how often they tell, makes no difference."""
+        seen = self._seen.setdefault(phase, {})
+        if seen.get(step, -1.0) >= silent_s:
+            return
+        seen[step] = silent_s
+        if len(seen) > KEPT:
+            del seen[next(iter(seen))]
+        self._timeouts_s.pop(phase, None)
+
+    def timeout_s(self, phase: str) -> float:
+        """How long a rank may be silent in a phase."""
+        if phase not in self._timeouts_s:
+            self._timeouts_s[phase] = self._computed_s(phase)
+        return self._timeouts_s[phase]
+
+    def _computed_s(self, phase: str) -> float:
+        seen = self._seen.get(phase, {})
+        often = phase in EVERY_STEP
+        if phase == UNKNOWN or len(seen) < (NEEDED if often else 1):
+            return self.limits.ceiling_s
+        wanted = patience_s(seen.values()) if often else max(SELDOM_FLOOR_S, SELDOM_FACTOR * max(seen.values()))
+        return min(self.limits.ceiling_s, max(self.limits.floor_s, wanted))
+
+
+def patience_s(seen: Collection[float]) -> float:
+    """How long a step may take that has taken so long before: several times as long as nearly all, and the rare may come again.
+
+    So a single slow step does not make the run wait many times as long for a hang.
+    """
+    ordered = sorted(seen)
+    usual = ordered[math.ceil(QUANTILE * len(ordered)) - 1]
+    return max(FACTOR * usual, AGAIN * ordered[-1])

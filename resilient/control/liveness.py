@@ -1,0 +1,172 @@
+"""The watchdog: which ranks do not get on. Heartbeats in, a suspicion out.
+
+How long a rank has been silent, its agent measures and tells again and again (`resilient.config.timeouts.TOLD_S`): the driver
+compares that with what was learned of the rank's phase. So a rank is looked at only when its agent tells of it, and a driver that
+was away mistakes nobody's silence for its own. Whose fault a silence is, `resilient.control.judgement` finds out.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from resilient.config.timeouts import STOPPED_S, TOLD_S
+from resilient.control.learning import EVERY_STEP, NEEDED, Limits, Patience
+from resilient.protocol.messages import Heartbeat
+
+WARM_STEPS = 3
+NO_STEP = -1  # the step of a rank that has not finished one
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """Ranks that may be hung; `silent_s` of the one that is silent for longest."""
+
+    kind: Literal["stopped", "hang"]
+    ranks: tuple[int, ...]
+    silent_s: float
+    step: int
+
+
+@dataclass
+class Rank:
+    """What is known of a rank of this generation.
+
+    Attributes:
+        active_s: its last activity, in attended seconds, as far as delays of messages allow to tell.
+        excused: it does what takes long; it gets as long as there is, until its next activity.
+        longest_s: silence by phase, since the last step.
+    """
+
+    heartbeat: Heartbeat
+    first_step: int
+    active_s: float
+    excused: bool = False
+    longest_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def phase(self) -> str:
+        """What its silence is compared with."""
+        warm = self.heartbeat.step - self.first_step >= WARM_STEPS and self.heartbeat.phased
+        return self.heartbeat.phase if warm else f"first {self.heartbeat.phase}"
+
+
+class Watchdog:
+    """One for the whole job: what it has learned outlives generations.
+
+    Invariants: `_silent` has every rank whose last heartbeat told a silence that was too long then, `_stopped` every rank whose
+    process is stopped, and `_stopped_long` those of them for `STOPPED_S`; no rank that has ended is in any.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._patience = Patience(limits)
+        self._ranks: dict[int, Rank] = {}
+        self._ended: set[int] = set()
+        self._silent: set[int] = set()
+        self._stopped: set[int] = set()
+        self._stopped_long: set[int] = set()
+        self._suspended = False
+
+    @property
+    def alive(self) -> dict[int, Rank]:
+        """The ranks that were heard of and have not ended."""
+        return self._ranks
+
+    def begin(self) -> None:
+        """A generation begins: its ranks are other ones."""
+        self._ranks, self._ended, self._suspended = {}, set(), False
+        self._silent, self._stopped, self._stopped_long = set(), set(), set()
+
+    def ended(self, rank: int) -> None:
+        """A rank's process has ended; its silence means nothing."""
+        self._ended.add(rank)
+        self._ranks.pop(rank, None)
+        for others in (self._silent, self._stopped, self._stopped_long):
+            others.discard(rank)
+
+    def on_heartbeat(self, rank: int, heartbeat: Heartbeat, now_s: float) -> None:
+        """What an agent tells of a rank; now_s: attended seconds."""
+        if rank in self._ended:
+            return
+        known = self._ranks.get(rank)
+        if known is None:
+            known = self._ranks[rank] = Rank(heartbeat, heartbeat.step, now_s - heartbeat.silent_s)
+        else:
+            self._learn(known, heartbeat)
+            if known.first_step == NO_STEP:
+                known.first_step = heartbeat.step
+            known.heartbeat, known.active_s = heartbeat, now_s - heartbeat.silent_s
+        stopped = heartbeat.state == "T"
+        _put(rank, self._stopped, stopped)
+        _put(rank, self._stopped_long, stopped and heartbeat.silent_s >= STOPPED_S)
+        _put(rank, self._silent, self._too_long(known))
+
+    def _learn(self, known: Rank, heartbeat: Heartbeat) -> None:
+        before = known.heartbeat
+        if heartbeat.activity_t == before.activity_t:
+            return
+        if not known.excused and before.silent_s > 0:
+            self._patience.learn(known.phase, before.step, before.silent_s)
+            known.longest_s[before.phase] = max(before.silent_s, known.longest_s.get(before.phase, 0.0))
+        if heartbeat.step > before.step:
+            if known.first_step != NO_STEP and not known.excused:
+                self._learn_steps(known, heartbeat)
+            known.longest_s = {}
+        known.excused = False
+
+    def _learn_steps(self, known: Rank, heartbeat: Heartbeat) -> None:
+        """What happens in every step takes no longer than a step, nor much longer than it was seen to."""
+        before = known.heartbeat
+        steps = heartbeat.step - before.step
+        step_s = (heartbeat.beat_t - before.beat_t) / steps
+        learned = {"first start": step_s}
+        if before.phased:
+            warm = before.step - known.first_step >= WARM_STEPS
+            learned = {phase: min(step_s, known.longest_s.get(phase, 0.0) + TOLD_S) for phase in EVERY_STEP if warm}
+        for step in range(heartbeat.step - min(steps, NEEDED), heartbeat.step):
+            for phase, seconds in learned.items():
+                self._patience.learn(phase, step, seconds)
+
+    def timeout_s(self, rank: int) -> float:
+        """How long a rank may be silent where it is now."""
+        return self._timeout_s(self._ranks[rank])
+
+    def _timeout_s(self, known: Rank) -> float:
+        return self._patience.timeout_s(known.phase) if not known.excused else self._patience.limits.ceiling_s
+
+    def _too_long(self, known: Rank) -> bool:
+        return known.heartbeat.step != NO_STEP and known.heartbeat.silent_s > self._timeout_s(known)
+
+    def suspects(self) -> Suspicion | None:
+        """Whoever is silent for too long."""
+        suspended = len(self._stopped) == len(self._ranks) > 1  # the whole job is; nobody is to blame
+        if suspended and not self._suspended:
+            self._excuse(self._ranks)
+        self._suspended = suspended
+        if suspended:
+            return None
+        if self._stopped_long:
+            return self._suspicion("stopped", self._stopped_long)
+        self._silent = {rank for rank in self._silent if self._too_long(self._ranks[rank])}
+        return self._suspicion("hang", self._silent) if self._silent else None
+
+    def _suspicion(self, kind: Literal["stopped", "hang"], ranks: set[int]) -> Suspicion:
+        heartbeats = [self._ranks[rank].heartbeat for rank in ranks]
+        silent_s = max(heartbeat.silent_s for heartbeat in heartbeats)
+        return Suspicion(kind, tuple(sorted(ranks)), silent_s, min(heartbeat.step for heartbeat in heartbeats))
+
+    def still(self, suspicion: Suspicion) -> bool:
+        """Whether one of the suspected ranks has shown no activity since."""
+        return any(self._ranks[rank].heartbeat.silent_s >= suspicion.silent_s for rank in suspicion.ranks if rank in self._ranks)
+
+    def excuse(self, suspicion: Suspicion) -> None:
+        """The suspected ranks do something that takes long; they get as long as there is."""
+        self._excuse(suspicion.ranks)
+
+    def _excuse(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            if rank in self._ranks:
+                self._ranks[rank].excused = True
+
+
+def _put(rank: int, others: set[int], there: bool) -> None:
+    (others.add if there else others.discard)(rank)

@@ -1,0 +1,181 @@
+"""What is done about a fault: the situation is put together, the policy decides, and the action is carried out."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from resilient.config.timeouts import TOLD_S
+from resilient.control.attendance import Moment
+from resilient.control.core import Core
+from resilient.control.generations import State
+from resilient.control.inspection import Case
+from resilient.control.judgement import culprit
+from resilient.exits import Exit
+from resilient.faults import INCIDENTS, Fault, computed, listed
+from resilient.outbox import Outbox, WriteText
+from resilient.policy import Action, Situation, decide
+
+LINK_MEMORY_S = 15.0  # a stall that began so soon after a link came back may be its doing
+LOOK_AGAIN_S = 5.0  # at ranks that wait for a link
+UNHEARD_S = 2 * TOLD_S  # without a word of an agent: the way to it is broken, or it is gone
+TEXTS = 64  # ranks of which an incident keeps the stacks
+
+
+class Response:
+    """Has no state of its own: it brings together those who have."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def on_fault(self, fault: Fault, happened_t: float, when: Moment, out: Outbox, outage: str | None = None) -> None:
+        """A fault of ranks.
+
+        Args:
+            happened_t: unix seconds.
+            outage: what a link of the group does, or did a moment ago.
+        """
+        self._core.generations.announce(None, None, when, out)
+        action = decide(self._situation(fault, when, outage))
+        self._core.incidents.respond(fault, action, happened_t, when.now, self._core.generations.generation, out)
+        self._act(action, fault, when, out)
+
+    def on_fault_beside(self, fault: Fault, when: Moment, out: Outbox) -> None:
+        """A fault that concerns no rank: nothing that runs is ended for it."""
+        action = decide(self._situation(fault, when, None))
+        self._core.incidents.tell(fault, action, when.now, self._core.generations.generation, out)
+
+    def node_lost(self, node: int, cause: str, detail: str, evidence: str, detect_s: float) -> Fault:
+        """The fault of a node that is gone, or is not fit."""
+        run = self._core.generations.run
+        return Fault(
+            fault_id=self._core.incidents.next_id(self._core.generations.generation),
+            kind="node_lost",
+            cause=cause,
+            ranks=self._core.membership.ranks(node, self._core.job.procs_per_node),
+            nodes=(node,),
+            step=computed(run.step, run.resumed_step) if run is not None else None,
+            detail=detail,
+            evidence=evidence,
+            detect_s=detect_s,
+        )
+
+    def blame(self, when: Moment, out: Outbox) -> None:
+        """Workers have failed, and whose fault it is can be said."""
+        run = self._core.generations.run
+        fault_id = self._core.incidents.next_id(self._core.generations.generation)
+        fault = self._core.ends.fault(fault_id, run.resumed_step if run is not None else None, when.now)
+        self._core.ends.over()
+        self.on_fault(fault, when.now - fault.detect_s, when, out)
+
+    def judge(self, case: Case, when: Moment, out: Outbox) -> None:
+        """All that can be known of a suspicion is known."""
+        suspicion, still = case.suspicion, self._core.watchdog.still(case.suspicion)
+        stopped = any(each.state == "T" for each in case.found.values())
+        if self._core.generations.state is not State.RUNNING or self._core.ends.settling or not (still or stopped):
+            return
+        procs, members = self._core.job.procs_per_node, self._core.membership.members
+        asked = [rank for node in case.nodes for rank in self._core.membership.ranks(node, procs)]
+        fault_id = self._core.incidents.next_id(self._core.generations.generation)
+        fault = culprit(fault_id, suspicion, case.found, asked, self._core.watchdog.alive, procs)
+        if fault is None:
+            self._core.watchdog.excuse(suspicion)
+            return
+        fault = replace(fault, nodes=tuple(members[node_rank] for node_rank in fault.nodes))
+        outage = next(iter(self._core.links.outages(when.now, within_s=LINK_MEMORY_S + suspicion.silent_s)), None)
+        why = None
+        if outage is not None:
+            why = str(outage)
+            fault = replace(fault, detail=f"{fault.detail}; {outage}")
+        if unheard := self._unheard(fault, when):
+            fault, why = replace(fault, kind="link_down", detail=f"{fault.detail}; {unheard}"), unheard
+        self._leave_texts(fault, case, out)
+        self.on_fault(fault, when.now - fault.detect_s, when, out, why)
+
+    def _unheard(self, fault: Fault, when: Moment) -> str | None:
+        """Whether nothing at all is heard of the culprit's node, so that nobody can say whether its rank hangs."""
+        longest_s = min((self._core.presence.silent_s(node, when.attended_s) for node in fault.nodes), default=0.0)
+        if fault.cause != "silent" or longest_s < UNHEARD_S:
+            return None
+        return f"nothing has been heard of node {listed(fault.nodes)} for {longest_s:.1f} s"
+
+    def _leave_texts(self, fault: Fault, case: Case, out: Outbox) -> None:
+        """What the ranks were doing, those who are to blame before the others."""
+        guilty = set(fault.ranks)
+        ranks = sorted(case.found, key=lambda rank: (rank not in guilty, rank))[:TEXTS]
+        for rank in sorted(ranks):
+            found = case.found[rank]
+            about = f"rank {rank}: state {found.state or 'none'}, {found.cpu:.0%} of a core\n\n"
+            out.append(WriteText(f"{INCIDENTS}/{fault.fault_id}/rank{rank}.txt", about + found.stacks))
+
+    def _situation(self, fault: Fault, when: Moment, outage: str | None) -> Situation:
+        return Situation(
+            fault=fault,
+            earlier=self._core.incidents.faults,
+            budget=self._core.job.budget,
+            draining=self._core.shutdown.drain is not None,
+            now=when.now,
+            outage=outage,
+            link_grace_s=self._core.job.link_grace_s,
+            stand_in=self._stand_in(),
+            roll_backs=self._core.roll_backs.done,
+            checkpoints=self._core.snapshots.checkpoints,
+            beginning=self._core.snapshots.beginning,
+            replace_stragglers=self._core.job.replace_stragglers,
+        )
+
+    def _stand_in(self) -> str:
+        """What becomes of the place of a node that is gone, in words."""
+        spare, fewer = self._core.membership.spare(), self._core.membership.fewer()
+        if spare is not None:
+            return f"spare node {spare} takes over"
+        if not fewer:
+            return "its agent is started anew"
+        return f"its agent is started anew, and if it is not back in {self._core.job.rejoin_s:g} s, {fewer} nodes go on"
+
+    # -- actions -------------------------------------------------------------------------------------------------------
+
+    def _act(self, action: Action, fault: Fault, when: Moment, out: Outbox) -> None:
+        match action.name:
+            case "wait":
+                self._core.inspector.wait(
+                    when.attended_s + max(1.0, min(LOOK_AGAIN_S, self._core.job.link_grace_s - fault.detect_s))
+                )
+            case "give_up" if fault.final is not None:
+                self._core.shutdown.conclude(Exit(fault.final), fault.evidence, when, out)
+            case "give_up":
+                self._core.roll_backs.given_up(fault, out)
+                message = f"{action.reason}; rank {listed(fault.ranks)}:\n{fault.evidence.rstrip()}"
+                self._core.shutdown.conclude(Exit.GAVE_UP, message, when, out)
+            case "finish_drain":
+                self._core.shutdown.finish_drain(f"{fault.detail} while stopping: {action.reason}", when, out)
+            case "replace_node" | "restart_workers" | "roll_back":
+                if action.roll_back is not None:
+                    self._core.roll_backs.roll_back(action.roll_back, fault, out)
+                if fault.kind == "straggler":
+                    self._give_up_on(fault.nodes, when, out)
+                self._core.generations.hold_back(when.attended_s + action.delay_s)
+                self._regather(when, out)
+
+    def grow(self, when: Moment, out: Outbox) -> None:
+        """Nodes are taken in that have returned."""
+        self._core.generations.tell_growth(when, out)
+        self._regather(when, out)
+
+    def _regather(self, when: Moment, out: Outbox) -> None:
+        """End the present generation for the next one."""
+        self._core.inspector.drop()
+        self._core.ends.over()
+        self._core.generations.regather(when, out)
+
+    def _give_up_on(self, nodes: Sequence[int], when: Moment, out: Outbox) -> None:
+        """Nodes that are slow: a spare takes their place if there is one, else their agents are to be others."""
+        for node in nodes:
+            if self._core.membership.spare() is not None:
+                self._core.membership.shun(node)
+                continue
+            self._core.links.forget(node)
+            self._core.presence.left(node)
+            self._core.snapshots.hold()
+            self._core.membership.lost(node, "it was too slow", when.attended_s)
+            self._core.snapshots.lost(node, out)

@@ -1,0 +1,248 @@
+"""The end of a job: stops on request, the drain, and what is held made durable before the last word.
+
+A first stop drains, a second ends the run at once. Once no worker computes any more the job is *saving*: the nodes' snapshot
+daemons settle what workers have left, the newest snapshot is flushed, and when nothing is behind any more, or the deadline has
+come, it ends. Deadlines of drains are unix seconds: they were set outside. The patience with a durable tier that fails is in
+attended seconds.
+"""
+
+from dataclasses import dataclass
+
+from checkpoint.protocol import Sync
+from resilient.control.attendance import Moment
+from resilient.control.drain import Drain, fits
+from resilient.control.generations import Generations, State
+from resilient.control.job import Job
+from resilient.control.membership import Membership
+from resilient.exits import Exit
+from resilient.outbox import Finish, Outbox
+from resilient.protocol.messages import Shutdown as ShutdownMessage
+from resilient.snapshots import Snapshots
+
+RESERVE_S = 1.0  # of a drain, for what is neither copying nor writing
+
+
+@dataclass
+class Saving:
+    """How the job will end, once what the daemons hold is durable, or at the deadline (unix seconds; None: however long it takes).
+
+    Attributes:
+        waiting: for nodes that have not settled what their workers left.
+        troubled_s: since when the durable tier fails, attended seconds.
+    """
+
+    code: Exit
+    message: str
+    deadline_t: float | None
+    waiting: set[int]
+    troubled_s: float | None = None
+
+    def hurry(self, until_t: float) -> None:
+        self.deadline_t = until_t if self.deadline_t is None else min(self.deadline_t, until_t)
+
+
+class Shutdown:
+    """Invariants: at most one drain in a job; `saving` from when no generation will follow; nothing happens once `finished`."""
+
+    def __init__(self, job: Job, membership: Membership, snapshots: Snapshots, generations: Generations) -> None:
+        self._job, self._membership, self._snapshots, self._generations = job, membership, snapshots, generations
+        self.drain: Drain | None = None
+        self.saving: Saving | None = None
+        self.finished = False
+
+    # -- a stop --------------------------------------------------------------------------------------------------------
+
+    def stop(
+        self, signal: str, when: Moment, out: Outbox, *, until_t: float | None, code: Exit = Exit.STOPPED, why: str = ""
+    ) -> None:
+        """A stop is asked for.
+
+        Args:
+            signal: by what.
+            until_t: when the drain must be over, unix seconds; None: as the config says.
+            code: with which the job ends; why: said before all else at its end.
+        """
+        if self.drain is not None:
+            self.finish(self.drain.code, self.drain.explained(f"stopped at once by a second {signal}"), when, out)
+            return
+        deadline_t = when.now + self._job.drain_s if until_t is None else until_t
+        self.drain = drain = Drain(signal, when.now, deadline_t, self._membership.members, code, why)
+        if self.saving is not None:
+            self.saving.hurry(deadline_t)
+            return
+        if self._generations.state is not State.RUNNING:
+            self._conclude_drain(f"stopped by {signal} while no step was being computed", when, out)
+            return
+        if not self._time_for_a_snapshot(drain):
+            self._snapshots.save_newest(when.now, out)
+        for node in self._membership.members:
+            self.propose_to(node, out)
+
+    def propose_to(self, node: int, out: Outbox) -> None:
+        """A node's workers are there: if they are to stop, it is proposed to them."""
+        if self.drain is not None and self._generations.state is State.RUNNING:
+            self.drain.propose(node, self._generations.generation, out)
+
+    def proposed(self, node: int, checked: int, out: Outbox) -> None:
+        """A node answers a proposal."""
+        if self.drain is not None:
+            self.drain.proposed(node, checked, self._generations.generation, out)
+
+    def hurry(self, until_t: float) -> None:
+        """A drain that is under way must be over by then, unix seconds."""
+        if self.drain is not None:
+            self.drain.hurry(until_t)
+            if self.saving is not None:
+                self.saving.hurry(until_t)
+
+    def all_ended(self, stopped: bool, when: Moment, out: Outbox) -> None:
+        """All workers have ended well; stopped: because they were asked to."""
+        if stopped and self.drain is not None:
+            self._conclude_drain(f"stopped by {self.drain.signal} at step {self._generations.last_step}", when, out)
+        else:
+            self.conclude(Exit.OK, "", when, out)
+
+    def finish_drain(self, message: str, when: Moment, out: Outbox) -> None:
+        """Something else has gone wrong while the job stops."""
+        self._conclude_drain(message, when, out)
+
+    def _conclude_drain(self, message: str, when: Moment, out: Outbox) -> None:
+        drain = self.drain
+        code, message = (drain.code, drain.explained(message)) if drain is not None else (Exit.STOPPED, message)
+        self.conclude(code, message, when, out)
+
+    # -- how long it takes ---------------------------------------------------------------------------------------------
+
+    def drain_estimate_s(self) -> float | None:
+        """How long a step, a snapshot of it, and its flush have taken last; None before all three are known."""
+        newest, rate, run = self._snapshots.newest, self._snapshots.rate_bytes_per_s, self._generations.run
+        if newest is None or rate is None or run is None or not run.step_s:
+            return None
+        size_bytes, stall_s = self._snapshots.cost(newest)
+        return run.step_s + stall_s + size_bytes / rate
+
+    def _reserve_s(self, drain: Drain) -> float:
+        """How long before the end of a drain the workers must have stopped, so that what is held can be made durable."""
+        newest, rate = self._snapshots.newest, self._snapshots.rate_bytes_per_s
+        if newest is None:
+            return 0.0
+        wanted = 2 * self._snapshots.cost(newest)[0] / rate if rate is not None else drain.budget_s
+        return min(drain.budget_s / 2, RESERVE_S + wanted)
+
+    def _time_for_a_snapshot(self, drain: Drain) -> bool:
+        """Whether a snapshot of the next step boundary can be durable in time; what is held already is saved at once where not."""
+        newest, rate, run = self._snapshots.newest, self._snapshots.rate_bytes_per_s, self._generations.run
+        if newest is None or rate is None or run is None:
+            return True
+        size_bytes, stall_s = self._snapshots.cost(newest)
+        return fits(drain.budget_s, step_s=run.step_s, stall_s=stall_s, size_bytes=size_bytes, rate_bytes_per_s=rate)
+
+    def tick(self, when: Moment, out: Outbox) -> None:
+        """Time has passed."""
+        drain = self.drain
+        if self.finished:
+            return
+        if self.saving is not None:
+            self._saved(self.saving, when, out)
+        elif drain is not None and self._snapshots.behind and when.now >= drain.deadline_t - self._reserve_s(drain):
+            self._conclude_drain("the workers did not stop in time; what the agents hold is the state", when, out)
+        elif drain is not None and when.now >= drain.deadline_t:
+            message = f"the drain took longer than {drain.budget_s:.0f} s; the newest checkpoint is the state"
+            self.finish(drain.code, drain.explained(message), when, out)
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def conclude(self, code: Exit, message: str, when: Moment, out: Outbox) -> None:
+        """End the job, but make durable first what the daemons hold."""
+        if self._generations.run is None:
+            self.finish(code, message, when, out)
+            return
+        running = self._generations.end()
+        deadline_t = self.drain.deadline_t if self.drain is not None else None if code is Exit.OK else when.now + self._job.drain_s
+        members = self._membership.members
+        self.saving = Saving(code, message, deadline_t, set(members))
+        self._generations.launch(when, out)
+        for node in members:
+            if running and code is not Exit.OK:
+                self._generations.stop_workers(node, out)  # and once they are gone it says ready
+            elif self._membership.nodes[node].joined and (running or self._membership.nodes[node].ready_port is not None):
+                self.sync(node, out)
+
+    def sync(self, node: int, out: Outbox) -> None:
+        """Ask a node's daemon to settle what its workers have left."""
+        out.request(node, Sync(generation=self._generations.generation))
+
+    def synced(self, node: int) -> None:
+        """It has."""
+        if self.saving is not None:
+            self.saving.waiting.discard(node)
+
+    def lost(self, node: int) -> None:
+        """A node is gone while the job saves; there are no workers to start anew, but what it holds is still needed."""
+        if self.saving is not None and self._membership.is_member(node):
+            self.saving.waiting.add(node)
+
+    def progress(self, when: Moment, out: Outbox) -> None:
+        """Something has changed that the job may have waited for."""
+        if self.saving is not None and not self.finished:
+            self._saved(self.saving, when, out)
+
+    def _saved(self, saving: Saving, when: Moment, out: Outbox) -> None:
+        """End the job as soon as nothing more can be done for its state."""
+        snapshots = self._snapshots
+        if saving.waiting:
+            saving.waiting -= self._membership.overdue(when.attended_s)
+        if not saving.waiting:
+            snapshots.save_newest(when.now, out)
+            if not snapshots.behind:
+                self.finish(saving.code, saving.message, when, out)
+                return
+        if not snapshots.troubled:
+            saving.troubled_s = None
+        elif saving.troubled_s is None:
+            saving.troubled_s = when.attended_s
+        late = saving.deadline_t is not None and when.now >= saving.deadline_t
+        late |= saving.troubled_s is not None and when.attended_s - saving.troubled_s > self._job.drain_s
+        if late or snapshots.given_up():
+            self.finish(*self._outcome(saving), when, out)
+
+    def _outcome(self, saving: Saving) -> tuple[Exit, str]:
+        """Code and message where not all could be saved."""
+        snapshots, newest = self._snapshots, self._snapshots.newest
+        if newest is None or not snapshots.behind:
+            return saving.code, saving.message
+        rest = (
+            "the other tiers vanish with the job: the next one goes on from there"
+            if self._job.tiers_vanish
+            else "it is still held by the other tiers: run again on the same nodes to go on"
+        )
+        lost = (
+            f"step {newest.step} could not be made durable on tier {self._job.storage.durable.name}, where step "
+            f"{snapshots.durable_step} is the newest; {rest}"
+        )
+        message = f"{saving.message}; {lost}" if saving.message else lost
+        return Exit.UNUSABLE if saving.code is Exit.OK else saving.code, message
+
+    # -- the last word -------------------------------------------------------------------------------------------------
+
+    def finish(self, code: Exit, message: str, when: Moment, out: Outbox) -> None:
+        """End the run now."""
+        if self.finished:
+            return
+        generations = self._generations
+        self.finished = True
+        generations.end()
+        generations.announce(None, None, when, out)
+        if self.drain is not None:
+            drained = {
+                "signal": self.drain.signal,
+                "deadline_s": round(self.drain.budget_s, 3),
+                "took_s": round(when.now - self.drain.asked_t, 3),
+                "step": generations.last_step,
+            }
+            out.event("drain", drained, generations.generation, when.now)
+        clear = tuple(self._snapshots.superseded(ended=code is not Exit.STOPPED))
+        for node in self._membership.joined():
+            out.send(node, ShutdownMessage(generation=generations.generation, clear=clear))
+        out.event("run_finished", {"exit_code": int(code), "step": generations.last_step}, generations.generation, when.now)
+        out.append(Finish(code, message))

@@ -1,0 +1,130 @@
+"""Nodes that leave, return, and stand in for each other."""
+
+from play import Play, shard
+
+from checkpoint.protocol import SnapshotKey
+from resilient.control.coordinator import State
+from resilient.control.membership import LAUNCH_ATTEMPTS
+from resilient.exits import Exit
+from resilient.outbox import Launch
+from resilient.protocol.messages import Start, Stop, unpack
+
+
+def test_a_spare_takes_over_with_the_replicas_of_the_node_that_is_gone():
+    play = Play(spares=1)
+    play.start()
+    assert [send.node for send in play.sent(Start)] == [0, 1]
+    effects = play.do("lost", 1, "process 9 ended by SIGKILL")
+    assert [send.node for send in play.sent(Stop, effects)] == [0]
+    assert play.events("action")[0]["reason"] == "node 1 is gone: spare node 2 takes over"
+    effects = play.again(0, shards={0: [shard(9, 0), shard(9, 1, replica=True)]})
+    starts = play.sent(Start, effects)
+    assert [(send.node, send.message.node_rank) for send in starts] == [(0, 0), (2, 1)]
+    (candidate,) = unpack(starts[1].message.candidates)
+    assert candidate.key == SnapshotKey(9, 5)
+    assert [[(holder.node, holder.address) for holder in shard] for shard in candidate.shards] == [[(0, "10.0.0.0:9")]] * 2
+    assert starts[0].message.candidates == starts[1].message.candidates
+    assert play.coordinator.snapshots.newest == SnapshotKey(9, 5)
+
+
+def test_without_a_spare_fewer_nodes_go_on_once_the_time_to_return_is_over():
+    play = Play(fewer=(1,))
+    play.start()
+    play.do("lost", 1, "gone")
+    play.again(0)
+    assert len(play.sent(Start)) == 2
+    play.wait(20.1)
+    (start,) = play.sent(Start)[2:]
+    assert (start.node, start.message.nodes) == (0, 1)
+    assert [action["name"] for action in play.events("action")] == ["replace_node", "shrink"]
+    play.resumed(0)
+    assert play.events("generation_started")[-1]["layout"] == {"dp": 1}
+    play.exit(0, 0, step=300)  # one rank is all there are
+    assert play.finish().code is Exit.OK
+
+
+def shrunken() -> Play:
+    play = Play(fewer=(1,))
+    play.start()
+    play.do("lost", 1, "gone")
+    play.again(0)
+    play.wait(20.1)
+    play.resumed(0)
+    play.effects.clear()
+    return play
+
+
+def test_a_node_that_returns_is_taken_in_at_the_next_snapshot():
+    play = shrunken()
+    play.held(0, 7)
+    play.join(1)
+    assert not play.sent(Stop)
+    effects = play.held(0, 8)
+    assert [send.node for send in play.sent(Stop, effects)] == [0]
+    assert play.events("action") == [
+        {"fault_id": "g5-1", "name": "grow", "reason": "nodes have returned; all go on from step 8"},
+    ]
+    held = shard(8, 0, of=1, generation=play.generation)
+    effects = play.again(0, shards={0: [held]})
+    assert [(send.node, send.message.node_rank) for send in play.sent(Start, effects)] == [(0, 0), (1, 1)]
+    assert not play.events("fault")
+
+
+def test_nobody_is_taken_in_while_a_stop_is_under_way():
+    play = shrunken()
+    play.join(1)
+    play.do("stop", "SIGTERM")
+    assert not play.sent(Stop, play.held(0, 8))
+
+
+def test_a_spare_that_is_lost_disturbs_nobody():
+    play = Play(spares=1)
+    play.start()
+    effects = play.do("lost", 2, "gone")
+    assert Launch(2) in effects
+    assert not play.sent(Stop)
+    assert play.coordinator.state is State.RUNNING
+    assert play.events("action")[0]["name"] == "restart_agent"
+    assert not play.coordinator.incidents.faults  # it costs nothing of the restart budget
+
+
+def test_a_fault_after_one_that_stopped_no_rank_has_an_id_of_its_own():
+    play = Play(spares=1)
+    play.start()
+    play.do("lost", 2, "gone")
+    play.do("lost", 1, "gone")
+    assert [fault["fault_id"] for fault in play.events("fault")] == ["g5-1", "g5-2"]
+    assert [(action["fault_id"], action["name"]) for action in play.events("action")] == [
+        ("g5-1", "restart_agent"),
+        ("g5-2", "replace_node"),
+    ]
+
+
+def test_a_spare_that_is_lost_while_a_stop_is_under_way_does_not_end_it():
+    play = Play(spares=1)
+    play.start()
+    play.do("stop", "SIGTERM")
+    play.do("lost", 2, "gone")
+    assert play.coordinator.state is State.RUNNING
+
+
+def test_the_run_ends_when_too_few_nodes_can_ever_be_had(play):
+    play.do("lost", 1, "gone")
+    play.again(0)
+    for _ in range(LAUNCH_ATTEMPTS):
+        play.do("lost", 1, "exit code 1")
+    assert play.finish().code is Exit.UNUSABLE
+    assert "the agent of node 1 does not start (exit code 1)" in play.finish().message
+
+
+def test_a_silent_node_is_lost_sooner_while_a_spare_stands_by():
+    play = Play(spares=1)
+    play.start()
+    play.wait(7, silent=[1])
+    assert not play.events("fault")
+    play.wait(2, silent=[1])
+    assert play.events("fault")[0]["nodes"] == [1]
+    assert play.events("action")[0]["reason"] == "node 1 is gone: spare node 2 takes over"
+    play.again(0)  # and from here on there is no spare any more
+    play.wait(9, silent=[2])
+    assert len(play.events("fault")) == 1

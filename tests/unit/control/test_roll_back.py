@@ -1,0 +1,141 @@
+"""Roll-backs, from the fault to the start behind them."""
+
+from play import Play, candidates, shard
+
+from checkpoint.protocol import Discard, Held
+from resilient.config.timeouts import FENCE_RAISE_S
+from resilient.exits import Exit
+from resilient.faults import Raised
+from resilient.outbox import Effect, Finish, Quarantine, RaiseFence, Send
+from resilient.protocol.messages import Start
+from resilient.rollback import Void
+
+VICTIM = Raised("RuntimeError", "gloo/transport/tcp/pair.cc: Connection closed by peer", "victim's traceback", 9.0)
+BAD = Raised("BadBatch", "4 batches in a row are bad", "a traceback", 9.2, None, "not_finite", 6)
+
+
+def durable(play: Play, step: int) -> None:
+    """A step is held by all nodes and committed."""
+    play.held(0, step, wants=["scratch"])
+    effects = play.held(1, step, wants=["scratch"])
+    orders = [order for _, order in play.jobs("flush", effects)]
+    play.flushed(orders[0])
+    play.committed(orders[0])
+
+
+def spoilt(play: Play) -> list[Effect]:
+    """The numbers are bad: since step 6, told at step 9."""
+    play.beat(0, 8)
+    play.exit(1, 1, VICTIM, step=8)
+    return play.exit(0, 1, BAD, step=8)
+
+
+def test_bad_numbers_roll_back_to_a_checkpoint_from_before_and_all_that_is_newer_is_invalid(play):
+    play.resumed(0)
+    durable(play, 5)
+    durable(play, 7)
+    for node in (0, 1):
+        play.held(node, 8)
+    spoilt(play)
+    (fault,) = play.events("fault")
+    assert (fault["kind"], fault["step"]) == ("not_finite", 9)
+    (action,) = play.events("action")
+    assert (action["name"], action["step"], action["skip"]) == ("roll_back", 5, [])
+    assert {(each["step"], each["tier"]) for each in play.events("checkpoint_rejected")} == {(8, "ram")}
+    assert play.coordinator.snapshots.durable_step == 5
+    parts = [shard(8, node) for node in (0, 1)]
+    first = play.ready(0, 1, parts[:1])
+    effects = [*first, *play.ready(1, 1, parts[1:])]
+    fence = effects.index(RaiseFence(6, FENCE_RAISE_S))
+    aside = effects.index(Quarantine((Void(5, 5),), 6))
+    starts = [index for index, effect in enumerate(effects) if isinstance(effect, Send) and isinstance(effect.message, Start)]
+    assert fence < aside < min(starts)
+    voids = [order for _, order in play.requests(Discard, effects)]
+    assert [(each.step, each.invalid_generation) for each in voids] == [(5, 5)] * 2
+    for index in starts:
+        message = effects[index].message
+        assert (message.go_back_to, message.skip) == (5, ())
+        assert candidates(message) == []
+
+
+def test_bad_numbers_at_the_same_data_go_further_back_and_leave_it_out_until_the_end(play):
+    durable(play, 3)
+    durable(play, 5)
+    for target, skip in ((5, ()), (3, ()), (0, ((6, 9),))):
+        effects = [*spoilt(play), *play.again()]
+        effects += play.wait(3)
+        (start, _) = play.sent(Start, effects)
+        assert (start.message.go_back_to, start.message.skip) == (target, skip)
+        assert len(play.requests(Discard, effects)) == 2
+    assert [action["skip"] for action in play.events("action")] == [[], [], [(6, 9)]]
+    spoilt(play)
+    assert play.finish().code is Exit.GAVE_UP
+    assert "rolled back to step 5, step 3, step 0" in play.finish().message
+
+
+def test_once_a_step_is_finished_a_roll_back_is_not_told_again_but_what_is_left_out_is(play):
+    durable(play, 3)
+    for _ in range(2):
+        spoilt(play)
+        play.again()
+        play.wait(1)
+    play.beat(0, 4)
+    play.exit(1, step=4)
+    play.again()
+    effects = play.wait(2)
+    message = play.sent(Start, effects)[0].message
+    assert (message.go_back_to, message.skip) == (None, ((6, 9),))
+    assert not play.requests(Discard, effects)
+
+
+def test_a_commit_that_was_under_way_while_the_run_was_rolled_back_does_not_count(play):
+    durable(play, 5)
+    for node in (0, 1):
+        play.held(node, 7, wants=["scratch"])
+    order = next(order for _, order in reversed(play.jobs("flush")))
+    play.flushed(order)
+    spoilt(play)
+    play.committed(order)
+    assert play.coordinator.snapshots.durable_step == 5
+    assert play.coordinator.snapshots.checkpoints == [5]
+
+
+def test_a_worker_killed_while_it_is_rolled_back_does_not_bring_back_what_is_invalid(play):
+    durable(play, 5)
+    for node in (0, 1):
+        play.held(node, 8)
+    spoilt(play)
+    play.again()
+    play.exit(1, step=-1)
+    parts = [shard(8, node) for node in (0, 1)]
+    for node in (0, 1):
+        play.ready(node, 1, parts[node : node + 1])
+    (start, _) = play.sent(Start, play.wait(1))
+    assert candidates(start.message) == []
+    assert start.message.go_back_to == 5
+
+
+def test_numbers_that_are_given_up_on_do_not_become_durable():
+    play = Play(max_roll_backs=0)
+    play.start()
+    durable(play, 5)
+    for node in (0, 1):
+        play.held(node, 8)
+    spoilt(play)
+    parts = [shard(8, node) for node in (0, 1)]
+    for node in (0, 1):
+        play.ready(node, 1, parts[node : node + 1])
+    assert [order.key.step for _, order in play.jobs("flush")] == [5, 5]
+    (end,) = [effect for effect in play.effects if isinstance(effect, Finish)]
+    assert end.code is Exit.GAVE_UP
+    assert end.message.startswith("BadBatch: 4 batches in a row are bad")
+
+
+def test_news_of_what_is_invalid_is_not_heard_however_late_it_comes(play):
+    durable(play, 5)
+    spoilt(play)
+    play.again()
+    for node in (0, 1):
+        play.news(node, Held(generation=5, shard=shard(9, node), wants=("scratch",)))
+    assert play.coordinator.snapshots.checkpoints == [5]
+    assert not [order for _, order in play.jobs("flush") if order.key.step == 9]

@@ -1,0 +1,104 @@
+"""Stops, drains, and how long they may take."""
+
+import pytest
+from play import flush
+
+from resilient.control.coordinator import State
+from resilient.exits import Exit
+from resilient.faults import Raised
+from resilient.protocol.messages import (
+    Arm,
+    Propose,
+    Proposed,
+    Shutdown,
+    Started,
+)
+
+VICTIM = Raised("RuntimeError", "gloo/transport/tcp/pair.cc: Connection closed by peer", "victim's traceback", 9.0)
+BUG = Raised("ValueError", "boom", "culprit's traceback", 9.2)
+
+
+def test_a_stop_is_proposed_to_all_then_armed_beyond_every_checked_boundary(play):
+    effects = play.do("stop", "SIGTERM")
+    assert [send.node for send in play.sent(Propose, effects)] == [0, 1]
+    assert not play.tell(0, Proposed(generation=5, checked=41))
+    effects = play.tell(1, Proposed(generation=5, checked=42))
+    assert [(send.node, send.message.target) for send in play.sent(Arm, effects)] == [(0, 43), (1, 43)]
+    assert not play.tell(1, Proposed(generation=5, checked=50))  # armed once and for all
+    for rank in (0, 1):
+        play.exit(rank, 0, stopped=True, step=43)
+    assert play.finish().code is Exit.STOPPED
+    assert play.events("drain")[0]["step"] == 43
+
+
+def test_ranks_that_reach_the_target_while_a_stop_is_under_way_have_succeeded(play):
+    play.do("stop", "SIGTERM")
+    for rank in (0, 1):
+        play.exit(rank, 0, stopped=False, step=300)
+    assert play.finish().code is Exit.OK
+
+
+def test_a_second_stop_ends_at_once(play):
+    play.do("stop", "SIGINT")
+    play.do("stop", "SIGINT")
+    assert play.finish().code is Exit.STOPPED
+    assert len(play.sent(Shutdown)) == 2
+
+
+def test_a_stop_between_generations_ends_at_once(play):
+    play.exit(1)
+    play.do("stop", "SIGTERM")
+    assert play.finish().code is Exit.STOPPED
+
+
+def test_a_stop_asked_for_before_the_workers_exist_is_proposed_to_them_once_they_do(play):
+    play.do("stop", "SIGTERM")
+    assert [send.node for send in play.sent(Propose, play.tell(1, Started(generation=5, pids={})))] == [1]
+
+
+def test_a_drain_that_takes_too_long_is_cut(play):
+    play.do("stop", "SIGTERM")
+    assert not play.wait(19)
+    play.wait(2)
+    assert play.finish().code is Exit.STOPPED
+    assert 20.0 <= play.events("drain")[0]["took_s"] <= 20.5
+
+
+def test_the_end_of_the_jobs_time_is_a_fault_of_its_own_and_drains_until_then(play):
+    effects = play.do("run_out", "time_limit", "20 s are left", until_t=play.now + 15)
+    assert [send.node for send in play.sent(Propose, effects)] == [0, 1]
+    (fault,), (action,) = play.events("fault"), play.events("action")
+    assert (fault["kind"], fault["ranks"], action["name"]) == ("time_limit", [], "finish_drain")
+    play.wait(16)
+    assert play.finish().code is Exit.STOPPED
+    assert {"signal": "time_limit", "deadline_s": 15.0}.items() <= play.events("drain")[0].items()
+
+
+def test_a_drain_that_is_under_way_hurries_when_there_is_less_time_and_never_takes_longer(play):
+    play.do("stop", "SIGTERM")
+    assert not play.do("run_out", "preempted", "the nodes are wanted", until_t=play.now + 10)
+    play.coordinator.hurry(play.now + 100)
+    play.wait(9)
+    assert play.coordinator.state is not State.FINISHED
+    play.wait(2)
+    assert play.finish().code is Exit.STOPPED
+    assert play.events("fault") == []
+
+
+def test_what_a_drain_takes_is_known_once_a_step_a_copy_and_a_flush_were_measured(play):
+    assert play.coordinator.drain_estimate_s() is None
+    for step in (1, 2):
+        play.wait(3)
+        for node in (0, 1):
+            play.beat(node, step)
+            play.held(node, step)
+    assert play.coordinator.drain_estimate_s() is None  # nothing was ever flushed
+    flush(play, 3, seconds=2.0)  # 200 bytes
+    assert play.coordinator.drain_estimate_s() == pytest.approx(3.0 + 0.01 + 2.0)
+
+
+def test_a_fault_during_a_drain_ends_with_what_is_durable(play):
+    play.do("stop", "SIGTERM")
+    play.exit(1)
+    assert play.events("action")[0]["name"] == "finish_drain"
+    assert play.finish().code is Exit.STOPPED
