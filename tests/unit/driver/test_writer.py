@@ -90,7 +90,7 @@ def test_what_is_not_written_at_the_end_stays_in_a_spill_file_that_the_next_driv
         work = Writing(disk.path / "run", spill_dir)
         work.writer.start()
         await work.until(lambda: work.kept > 5, "lines are kept")
-        disk.fail()
+        disk.read_only()
         await work.until(lambda: work.troubles, "it is told")
         step = work.step
         await work.until(lambda: work.kept > step, "lines count as kept")
@@ -100,7 +100,7 @@ def test_what_is_not_written_at_the_end_stays_in_a_spill_file_that_the_next_driv
 
     with volume(tmp_path) as disk:
         work = asyncio.run(run(disk))
-        disk.repair()
+        disk.gone()
         assert spill_file.take_in(work.run_dir, spill_dir)
         work.complete()
         assert spill_file.take_in(work.run_dir, spill_dir) == 0

@@ -67,19 +67,6 @@ class Volume:
         command("mount", "--bind", self.path, self.path)
         command("mount", "-o", "remount,bind,ro", self.path)
 
-    def fail(self) -> None:
-        """Read-only for everybody, as the kernel makes it after an error."""
-        loop = subprocess.run(["losetup", "-j", self.image, "-O", "NAME", "-n"], check=True, capture_output=True, text=True)
-        Path("/sys/fs/ext4", Path(loop.stdout.strip()).name, "trigger_fs_error").write_text("1")
-
-    def repair(self) -> None:
-        """Mount it anew, once nobody has a file of it open."""
-        self.gone()
-        while subprocess.run(["losetup", "-j", self.image], check=True, capture_output=True).stdout:
-            os.sched_yield()
-        subprocess.run(["e2fsck", "-fy", str(self.image)], check=False, capture_output=True)
-        self.mount()
-
     def gone(self) -> None:
         command("umount", "-l", self.path)
 
