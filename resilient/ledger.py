@@ -24,8 +24,8 @@ TAIL_BYTES = 8 << 20  # of a file that is opened: lines that a writer before thi
 class AppendFile:
     """An append-only file of lines that other processes read at any time.
 
-    Lines are whole, once and in order, whatever the file system does: after a write that failed, or of which only a part fitted, the
-    file is cut back to its last whole line, or, where that fails, too, repaired before the next line is written.
+    Lines are whole, once and in order, whatever the file system does: after a write that failed, or of which only a part fitted,
+    the file is cut back to its last whole line, or, where that fails, too, repaired before the next line is written.
 
     Invariant: while `_settled`, the file ends where the last append ended, as far as this process knows, and with a line's end.
 
@@ -112,8 +112,8 @@ def missing(tail: bytes, lines: Iterable[bytes]) -> tuple[int, list[bytes], bool
         lines: in order, each with its end.
 
     Returns:
-        How many bytes of the tail stay: all, unless it ends with the beginning of one of the lines; the lines that are not in it; and
-        whether what stays ends within a line.
+        How many bytes of the tail stay: all, unless it ends with the beginning of one of the lines; the lines that are not in it;
+        and whether what stays ends within a line.
     """
     *whole, rest = tail.split(b"\n")
     known = Counter(whole)

@@ -40,6 +40,7 @@ class DiskClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._connected = asyncio.Event()
 
     def start(self) -> None:
         """Start it; returns at once."""
@@ -65,8 +66,10 @@ class DiskClient:
             reader, self._writer = await asyncio.open_connection(sock=here)
             complaints = asyncio.create_task(self._pass_on_complaints(self._process))
             self.send(self._settings)
+            self._connected.set()
             self._started()
             await self._receive(reader)
+            self._connected.clear()
             self._writer.close()
             self._writer = None
             await complaints
@@ -118,9 +121,10 @@ class DiskClient:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._calls[number] = future
         try:
-            if not self.send(make(number)):
-                return Answer(call=number, error="the disk process has died")
-            return await asyncio.wait_for(future, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._connected.wait()
+                self.send(make(number))
+                return await future
         except TimeoutError:
             return Answer(call=number, error=f"no answer for {timeout_s:g} s")
         finally:

@@ -104,8 +104,8 @@ class RunLease:
         """The lease that another process, the driver `pid`, has acquired: in the process that renews it and gives it up.
 
         Args:
-            lock_fd: the inherited descriptor of the lock, which both processes hold: while a write of this one hangs, nobody else on
-                this machine gets the lease.
+            lock_fd: the inherited descriptor of the lock, which both processes hold: while a write of this one hangs, nobody else
+                on this machine gets the lease.
         """
         lease = cls.__new__(cls)
         lease._bind(run_dir, _owner(pid, machine_id(), token))

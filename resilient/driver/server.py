@@ -1,8 +1,8 @@
 """The driver's server: agents' connections, from hello to their end.
 
-Owns who is connected as which node. A connection is of one agent: its node and its incarnation are said once, with the run's secret,
-and count for all that follows. An agent that is not the one that was started last for its node is refused. What is no message is
-refused in one line of the log, and its connection closed. A peer that does not read fills no memory: it is lost.
+Owns who is connected as which node. A connection is of one agent: its node and its incarnation are said once, with the run's
+secret, and count for all that follows. An agent that is not the one that was started last for its node is refused. What is no
+message is refused in one line of the log, and its connection closed. A peer that does not read fills no memory: it is lost.
 """
 
 import asyncio

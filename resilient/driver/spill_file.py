@@ -1,7 +1,7 @@
 """The spill file: what the run directory has not taken yet, in RAM, so that a driver that is killed loses none of it.
 
-Owns one file in a directory of this user's alone (0700), whose name follows from the run directory's path. A file system in RAM does
-not stall. The next driver on this machine takes the file in before it reads the ledger.
+Owns one file in a directory of this user's alone (0700), whose name follows from the run directory's path. A file system in RAM
+does not stall. The next driver on this machine takes the file in before it reads the ledger.
 """
 
 import hashlib

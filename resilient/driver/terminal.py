@@ -1,6 +1,7 @@
 """What is printed, without waiting for where it goes: a job's output is a file, often in the run directory.
 
-Owns a thread that writes for a text stream. What a terminal does not take fills no memory: beyond a bound the oldest text is left out.
+Owns a thread that writes for a text stream. What a terminal does not take fills no memory: beyond a bound the oldest text is left
+out.
 """
 
 import io

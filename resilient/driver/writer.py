@@ -1,8 +1,8 @@
 """The writer: what is to be in the run directory, until it is there. Nobody waits for it, whatever the file system does.
 
-Items go to the disk process (`resilient.driver.disk`), which writes them in order. What it has not written after a second, or what is
-more than memory should hold, goes to a spill file in RAM, and counts as kept from then on; once the run directory works again it is
-read back from there. Items that wait are in one place: in memory, or in the spill file, whose items are the older ones.
+Items go to the disk process (`resilient.driver.disk`), which writes them in order. What it has not written after a second, or what
+is more than memory should hold, goes to a spill file in RAM, and counts as kept from then on; once the run directory works again it
+is read back from there. Items that wait are in one place: in memory, or in the spill file, whose items are the older ones.
 """
 
 import asyncio
@@ -44,8 +44,13 @@ AWAY_S = 1.0  # between two ticks: this process was stopped, and answers may lie
 
 @dataclass(frozen=True)
 class Listeners:
-    """Who is told what. Attributes: trouble: what is wrong and since when, unix seconds; well: seconds that it lasted; taken_over:
-    who has the lease now."""
+    """Who is told what.
+
+    Attributes:
+        trouble: what is wrong, and since when, unix seconds.
+        well: for how many seconds it was.
+        taken_over: who has the lease now.
+    """
 
     trouble: Callable[[str, float], None]
     well: Callable[[float], None]
@@ -253,7 +258,7 @@ class Writer:
         return done
 
     async def abandon(self) -> None:
-        """Another driver has the lease: nothing more is written; what is in the spill file waits for the next one on this machine."""
+        """Another driver has the lease: nothing more is written. What is in the spill file waits for the next one here."""
         self.spill.close()
         await self._disk.close()
 
