@@ -60,8 +60,8 @@ class Listeners:
 class Writer:
     """Belongs to the event loop.
 
-    Invariants: numbers of items are consecutive; `_written` <= `_sent`; items in memory are those after the last that was spilled, or
-    after `_written` where the spill file is empty; callbacks are in the order of their numbers.
+    Invariants: numbers of items are consecutive; `_written` <= `_sent`; items in memory are those after the last that was spilled,
+    or after `_written` where the spill file is empty; callbacks are in the order of their numbers.
     """
 
     def __init__(self, settings: DiskSettings, spill: SpillFile, listeners: Listeners) -> None:
