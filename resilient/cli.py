@@ -69,8 +69,8 @@ def _run(config: Path, given: list[str], ahead: "AgentAhead | None") -> Exit:
 
     from resilient.campaign import allocation_of, already_reached, fitted, machine_layout
     from resilient.config import attribute, load, notes
+    from resilient.driver.campaign import run_campaign
     from resilient.driver.display import Display
-    from resilient.driver.driver import run_campaign
     from resilient.precision import settled
 
     loaded = load(config, given)

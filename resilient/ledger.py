@@ -4,10 +4,12 @@ Owns the two files' form. The driver is their only writer; anyone may read them 
 closed off by the next writer and skipped by readers.
 """
 
+import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,23 +18,160 @@ from resilient import clock
 
 EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
+TAIL_BYTES = 8 << 20  # of a file that is opened: lines that a writer before this one may have left are looked for in it
+
+
+class AppendFile:
+    """An append-only file of lines that other processes read at any time.
+
+    Lines are whole, once and in order, whatever the file system does: after a write that failed, or of which only a part fitted,
+    the file is cut back to its last whole line, or, where that fails, too, repaired before the next line is written.
+
+    Invariant: while `_settled`, the file ends where the last append ended, as far as this process knows, and with a line's end.
+
+    Args:
+        path: of the file.
+        create: whether it may be made; where it may not, a file that is missing is an error and not a new beginning.
+    """
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        self._path = path
+        self._fd = -1
+        self._end_bytes: int | None = None  # None: nothing was appended yet
+        self._settled = False
+        self._open(os.O_CREAT if create else 0)
+
+    def _open(self, flag: int) -> None:
+        self.close()
+        self._fd = os.open(self._path, flag | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def append(self, lines: deque[bytes]) -> None:
+        """Append whole lines, each with its end; takes from the left of `lines` what is in the file.
+
+        Raises:
+            OSError: what is left in `lines` is not in the file; the same call may be made again.
+        """
+        if not self._settled:
+            self._settle(lines)
+        data = memoryview(b"".join(lines))
+        done = 0
+        try:
+            while done < len(data):
+                done += os.write(self._fd, data[done:])
+        except OSError:
+            self._settled = False
+            self._cut(done, lines)
+            raise
+        if data:
+            lines.clear()
+            self._end_bytes = os.lseek(self._fd, 0, os.SEEK_CUR)
+
+    def unsettle(self) -> None:
+        """The file may be another one by now, or have another end: look before the next line is written."""
+        self._settled = False
+
+    def _cut(self, done: int, lines: deque[bytes]) -> None:
+        """`done` bytes of the lines were written: take the whole ones, and cut off the rest of the last."""
+        if not done:
+            return
+        while lines and done >= len(lines[0]):
+            done -= len(lines.popleft())
+        with contextlib.suppress(OSError):
+            position = os.lseek(self._fd, 0, os.SEEK_CUR)
+            self._end_bytes = position - done
+            if os.fstat(self._fd).st_size == position:  # nobody else has appended since
+                os.ftruncate(self._fd, self._end_bytes)
+
+    def _settle(self, lines: deque[bytes]) -> None:
+        """Find out what is in the file, drop lines that are in it already, and see to it that it ends with a line's end."""
+        if self._end_bytes is not None:
+            self._open(0)
+        size = os.fstat(self._fd).st_size
+        start = self._end_bytes if self._end_bytes is not None and self._end_bytes <= size else max(0, size - TAIL_BYTES)
+        keep, left, cut_short = missing(_read_from(self._fd, start), lines)
+        if start + keep < size:
+            os.ftruncate(self._fd, start + keep)
+        elif cut_short:
+            os.write(self._fd, b"\n")
+        self._end_bytes = start + keep + cut_short
+        lines.clear()
+        lines.extend(left)
+        self._settled = True
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def missing(tail: bytes, lines: Iterable[bytes]) -> tuple[int, list[bytes], bool]:
+    """Compare the end of a file with lines that are to be in it.
+
+    Args:
+        tail: from the start of a line, or from within one that is not looked for.
+        lines: in order, each with its end.
+
+    Returns:
+        How many bytes of the tail stay: all, unless it ends with the beginning of one of the lines; the lines that are not in it;
+        and whether what stays ends within a line.
+    """
+    *whole, rest = tail.split(b"\n")
+    known = Counter(whole)
+    left = []
+    for line in lines:
+        if known[line[:-1]] > 0:
+            known[line[:-1]] -= 1
+        else:
+            left.append(line)
+    if rest and any(line.startswith(rest) for line in left):
+        return len(tail) - len(rest), left, False
+    return len(tail), left, bool(rest)
+
+
+def _read_from(fd: int, start: int) -> bytes:
+    """All from an offset to the end of the file."""
+    parts = []
+    while part := os.pread(fd, 1 << 20, start):
+        parts.append(part)
+        start += len(part)
+    return b"".join(parts)
+
+
+def encoded(entry: Mapping[str, object]) -> bytes:
+    """An entry as its line."""
+    return (json.dumps(entry, separators=(", ", ": "), default=str) + "\n").encode()
+
+
+def event_entry(
+    event: str, fields: Mapping[str, object], *, generation: int, t: float | None = None, host: str | None = None
+) -> dict[str, object]:
+    """An event as it stands in the ledger; `t` None for now, `host` None for this one."""
+    return {
+        "t": clock.now() if t is None else t,
+        "event": event,
+        "generation": generation,
+        "host": socket.gethostname() if host is None else host,
+        **fields,
+    }
+
+
+def metrics_entry(fields: Mapping[str, object], *, generation: int, t: float) -> dict[str, object]:
+    """A line of metrics as it stands in the file."""
+    return {**fields, "generation": generation, "t": t}
 
 
 class JsonLines:
-    """An append-only file of JSON objects. Each line is one `write`, so a reader sees whole lines or none."""
+    """An append-only file of JSON objects. A reader sees whole lines."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
+        self._file = AppendFile(path)
 
     def append(self, entry: Mapping[str, object]) -> None:
-        line = json.dumps(entry, separators=(", ", ": "), default=str) + "\n"
-        os.write(self._fd, line.encode())
+        """Raises OSError: the entry is not in the file."""
+        self._file.append(deque([encoded(entry)]))
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._file.close()
 
 
 class Ledger:
@@ -45,7 +184,6 @@ class Ledger:
     def __init__(self, run_dir: Path) -> None:
         self._events = JsonLines(run_dir / EVENTS)
         self._metrics = JsonLines(run_dir / METRICS)
-        self._host = socket.gethostname()
 
     def event(
         self,
@@ -57,19 +195,13 @@ class Ledger:
         host: str | None = None,
     ) -> dict[str, object]:
         """Append an event; returns the line as it was written."""
-        line = {
-            "t": clock.now() if t is None else t,
-            "event": event,
-            "generation": generation,
-            "host": self._host if host is None else host,
-            **fields,
-        }
+        line = event_entry(event, fields, generation=generation, t=t, host=host)
         self._events.append(line)
         return line
 
     def metrics(self, fields: Mapping[str, object], *, generation: int, t: float) -> dict[str, object]:
         """Append a line of metrics; returns it as it was written."""
-        line = {**fields, "generation": generation, "t": t}
+        line = metrics_entry(fields, generation=generation, t=t)
         self._metrics.append(line)
         return line
 

@@ -6,12 +6,16 @@ written, but whose acknowledgement was lost, is recognized and not written twice
 """
 
 import json
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 from resilient import ledger
 from resilient.protocol.messages import Record
+
+log = logging.getLogger(__name__)
 
 _DIRECTORY = ".spill"
 
@@ -40,13 +44,25 @@ def leave(run_dir: Path, generation: int, host: str, records: Iterable[Record]) 
     path.rename(directory / f"{name}-{before}.jsonl")
 
 
-def take_in(run_dir: Path, book: ledger.Ledger) -> int:
-    """Write what agents have left into the ledger, and remove it; returns how many records were new."""
+class Book(Protocol):
+    """Where records are written to; each method raises OSError where it cannot be, and may be called again."""
+
+    def event(self, event: str, fields: Mapping[str, Any], *, generation: int, t: float, host: str) -> object: ...
+
+    def metrics(self, fields: Mapping[str, Any], *, generation: int, t: float) -> object: ...
+
+
+def take_in(run_dir: Path, book: Book) -> int:
+    """Write what agents have left into the ledger, and remove it; returns how many records were new.
+
+    Raises:
+        OSError: what was not written stays where it is; the same call may be made again.
+    """
     paths = sorted((run_dir / _DIRECTORY).glob("*.jsonl"))
     if not paths:
         return 0
     known = {(line["generation"], line["t"]) for name in (ledger.EVENTS, ledger.METRICS) for line in ledger.read(run_dir / name)}
-    found = sorted((json.loads(line) for path in paths for line in path.read_text().splitlines()), key=lambda item: item[3])
+    found = sorted((item for path in paths for item in _items(path)), key=lambda item: item[3])
     new = [item for item in found if (item[0], item[3]) not in known and item[4] != "resumed"]
     for generation, host, _, t, event, fields in new:
         if event is None:
@@ -56,3 +72,16 @@ def take_in(run_dir: Path, book: ledger.Ledger) -> int:
     for path in paths:
         path.unlink()
     return len(new)
+
+
+def _items(path: Path) -> list[Any]:
+    """The records in a file; what is none, since a disk has lost it, is left out."""
+    found = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            generation, host, rank, t, event, fields = json.loads(line)
+        except ValueError as error:
+            log.warning("a line of %s is left out: %s", path, error)
+            continue
+        found.append((generation, host, rank, t, event, fields))
+    return found

@@ -140,17 +140,33 @@ class Display:
         self._printed_t = clock() - PLAIN_EVERY_S
         self._prepared_t = clock() - PLAIN_EVERY_S
         self._seen = Seen()
+        self._trouble = ""
         self._live: tuple[Progress, TaskID] | None = None
         if self._mode == "live":
             progress = _bar(console)
             self._live = progress, progress.add_task("starting", total=target, status="")
             progress.start()
 
+    @property
+    def console(self) -> Console:
+        """Where it prints to."""
+        return self._console
+
     def note(self, text: str) -> None:
         """A sentence, with the time."""
         if self._mode != "none":
             stamp = time.strftime("%H:%M:%S")
             self._console.print(Text(f"{stamp} {text}"), soft_wrap=True, highlight=False)
+
+    def run_dir_trouble(self, text: str) -> None:
+        """The run directory cannot be written: said once, and beside the steps until it can."""
+        self._trouble = f"run directory not written since {time.strftime('%H:%M:%S')}"
+        self.note(f"{text}: training goes on, and what is to be written there is kept in memory until it can be")
+
+    def run_dir_well(self, text: str) -> None:
+        """The run directory can be written again."""
+        self._trouble = ""
+        self.note(text)
 
     def waiting(self, text: str) -> None:
         """What the start of the job waits for, until the first step or a word of the preparation."""
@@ -177,11 +193,13 @@ class Display:
         if self._live is not None:
             self._show_live(*self._live)
         elif self._seen.step == self._target or self._due():
-            self.note(f"step {self._seen.step}/{self._target}  {self._seen.text(self._target)}")
+            self.note(f"step {self._seen.step}/{self._target}  {self._status()}")
 
     def _show_live(self, progress: "Progress", task: "TaskID") -> None:
-        status = self._seen.text(self._target)
-        progress.update(task, description="step", completed=self._seen.step, total=self._target, status=status)
+        progress.update(task, description="step", completed=self._seen.step, total=self._target, status=self._status())
+
+    def _status(self) -> str:
+        return "  ".join(part for part in (self._seen.text(self._target), self._trouble) if part)
 
     def event(self, line: Line) -> None:
         """A line of the ledger was written."""

@@ -8,6 +8,7 @@ generations.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -27,6 +28,7 @@ LEASE_S = 30.0  # an owner that has not renewed it for so long is gone
 LOCK_WAIT_S = 10.0  # the processes of a driver that was killed a moment ago are gone long before
 SETTLE_S = 1.0  # another that takes the same expired lease has done so by then
 LOOK_S = 0.1
+SURE_S = LEASE_S / 2  # an owner that has not seen for so long that it has the lease looks before it writes
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,7 @@ class RunLease:
     """
 
     def __init__(self, run_dir: Path, machine: str | None = None) -> None:
-        self._path = run_dir / LEASE
-        name = socket.gethostname()
-        self.owner = Owner(name, os.getpid(), os.environ.get("SLURM_JOB_ID", ""), machine or machine_id(), secrets.token_hex(8))
-        self._own = run_dir / f"{LEASE}.{self.owner.token}"
+        self._bind(run_dir, _owner(os.getpid(), machine or machine_id(), secrets.token_hex(8)))
         self._lock = os.open(run_dir / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
             self._write()
@@ -99,6 +98,36 @@ class RunLease:
             raise
         finally:
             self._own.unlink(missing_ok=True)
+
+    @classmethod
+    def adopted(cls, run_dir: Path, token: str, lock_fd: int, pid: int) -> "RunLease":
+        """The lease that another process, the driver `pid`, has acquired: in the process that renews it and gives it up.
+
+        Args:
+            lock_fd: the inherited descriptor of the lock, which both processes hold: while a write of this one hangs, nobody else
+                on this machine gets the lease.
+        """
+        lease = cls.__new__(cls)
+        lease._bind(run_dir, _owner(pid, machine_id(), token))
+        lease._lock = lock_fd
+        return lease
+
+    def _bind(self, run_dir: Path, owner: Owner) -> None:
+        self.owner = owner
+        self._run_dir = run_dir
+        self._path = run_dir / LEASE
+        self._own = run_dir / f"{LEASE}.{owner.token}"
+        self._seen_t = _boot_time()
+
+    @property
+    def lock_fd(self) -> int:
+        """Descriptor of the lock."""
+        return self._lock
+
+    @property
+    def unseen_s(self) -> float:
+        """Since it was last seen that the lease is this owner's, time in which the machine was suspended included."""
+        return _boot_time() - self._seen_t
 
     def _acquire(self, run_dir: Path) -> None:
         began = time.monotonic()
@@ -155,26 +184,41 @@ class RunLease:
         """Say that this owner lives; returns who has taken the lease, if anybody has.
 
         Raises:
-            OSError: the file system does not let it be renewed now.
+            OSError: the file system does not let it be renewed now, or is not there.
         """
+        asked_t = _boot_time()
         owner, _ = read(self._path)
         if owner is not None and owner.token != self.owner.token:
             return owner
-        if owner is None:  # somebody has deleted it
+        if owner is None:  # somebody has deleted it, or the whole directory is gone
+            must_be_there(self._run_dir)
             self._write()
             try:
                 self._take(fresh=True, settle=False)
             finally:
                 self._own.unlink(missing_ok=True)
+            self._seen_t = asked_t
             return None
         os.utime(self._path)
+        self._seen_t = asked_t
         return None
 
     def close(self) -> None:
+        """Give the lease up."""
         if self._is_own():
             self._path.unlink(missing_ok=True)
             os.ftruncate(self._lock, 0)
         os.close(self._lock)
+
+    def leave(self) -> None:
+        """Do nothing more about it: another process gives it up, or nobody can. Touches no file system."""
+        os.close(self._lock)
+
+
+def must_be_there(run_dir: Path) -> None:
+    """Raises FileNotFoundError where a run directory that is in use is gone: nothing may be made in its place."""
+    if not (run_dir / LOCK).exists():
+        raise FileNotFoundError(errno.ENOENT, "is not there any more: is its file system mounted?", str(run_dir))
 
 
 def holder(run_dir: Path) -> Owner | None:
@@ -204,6 +248,15 @@ def machine_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return socket.gethostname()
+
+
+def _owner(pid: int, machine: str, token: str) -> Owner:
+    return Owner(socket.gethostname(), pid, os.environ.get("SLURM_JOB_ID", ""), machine, token)
+
+
+def _boot_time() -> float:
+    """Seconds since the machine started, those in which it was suspended included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _flock(fd: int) -> bool:

@@ -6,11 +6,11 @@ Owns what is known of the job's end. Decides nothing: `resilient.slurm.deadline`
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Protocol
 
 from resilient import clock
-from resilient.driver.coordinator import Coordinator
-from resilient.driver.effects import Effect
+from resilient.control import Coordinator
 from resilient.slurm import queue
 from resilient.slurm.deadline import KILL_WAIT_S, Known, Stop, due, lead_s, needed_s, signalled
 from resilient.slurm.queue import ALIVE, QueuedJob, SlurmSilent
@@ -23,6 +23,12 @@ LOOK_EVERY_S = 0.5
 SIGNAL_PATIENCE_S = 3.0  # for Slurm's answer when a signal has come, before the worst is assumed
 
 
+class Turn(Protocol):
+    """Calls a method of the coordinator with news, the present time and an outbox, and carries out what is in that afterwards."""
+
+    def __call__(self, handler: Callable[..., None], *news: object, **more: object) -> None: ...
+
+
 class Stops:
     """Arguments:
 
@@ -31,7 +37,7 @@ class Stops:
     asked_drain_s: `resilience.drain_s`; None: auto.
     drain_s: what it comes to.
     end_t: of the job's time, unix seconds, where the environment tells it.
-    do: carries effects out.
+    turn: tells the coordinator of something, through one of its methods, and does what it wants done.
     note: tells a person.
     """
 
@@ -44,7 +50,7 @@ class Stops:
         asked_drain_s: float | None,
         drain_s: float,
         end_t: float | None,
-        do: Callable[[Iterable[Effect]], None],
+        turn: Turn,
         note: Callable[[str], None],
     ) -> None:
         self._coordinator = coordinator
@@ -53,7 +59,7 @@ class Stops:
         self._asked_drain_s = asked_drain_s
         self._drain_s = drain_s
         self._end_t = end_t
-        self._do = do
+        self._turn = turn
         self._note = note
         self._began_t = time.time()
         self._kill_wait_s: float | None = None
@@ -107,7 +113,7 @@ class Stops:
             assert stop.until_t is not None
             until_t = stop.until_t if self._asked_drain_s is None else min(stop.until_t, now + self._asked_drain_s)
             self._note(f"{stop.name.replace('_', ' ')}: {stop.detail}: stopping at the next step")
-            self._do(self._coordinator.run_out(stop.kind, stop.detail, now + ahead_s, until_t=until_t + ahead_s))
+            self._turn(self._coordinator.run_out, stop.kind, stop.detail, until_t=until_t + ahead_s)
             return
         if self._coordinator.draining:  # agents were told as well, and Slurm says it more than once
             if stop.until_t is not None:
@@ -117,4 +123,4 @@ class Stops:
         until_t = now + (self._asked_drain_s or max(self._drain_s, 2 * estimate_s if estimate_s is not None else 0.0))
         until_t = until_t if stop.until_t is None else min(until_t, stop.until_t)
         self._note(f"{stop.name}: stopping at the next step, within {max(0.0, until_t - now):.0f} s")
-        self._do(self._coordinator.stop(stop.name, now + ahead_s, until_t=until_t + ahead_s))
+        self._turn(self._coordinator.stop, stop.name, until_t=until_t + ahead_s)

@@ -1,0 +1,86 @@
+"""How agents are started for this job: the launcher, and the command line that every agent gets."""
+
+import os
+from collections.abc import Callable
+
+from resilient import clock
+from resilient.campaign import communication, gpu_count
+from resilient.config import Config, Layout
+from resilient.config.timeouts import timeouts
+from resilient.driver.launch import AgentAhead, AgentCommand, Launcher, LocalLauncher
+from resilient.slurm import container
+from resilient.slurm.allocation import Allocation
+from resilient.slurm.launch import SlurmLauncher, addresses
+from resilient.worker import CHAOS_VARIABLE
+
+INJECTION = "chaos.hands.inside"  # by name: the runtime knows nothing of it
+
+Ended = Callable[[int, int, str], None]
+
+
+def launcher_of(
+    config: Config,
+    layout: Layout,
+    allocation: Allocation | None,
+    *,
+    secret: str,
+    port: int,
+    ended: Ended,
+    ahead: AgentAhead | None,
+) -> Launcher:
+    """The launcher of a job.
+
+    Args:
+        port: at which the driver listens.
+        ended: called with node, incarnation and a description when an agent has ended.
+        ahead: the first agent's process, if it was started before all that was known.
+    """
+    slurm = config.slurm
+    if allocation is None:
+        command = agent_command(config, layout, None, secret, f"{LocalLauncher.addr}:{port}")
+        return LocalLauncher(command, ended, ahead)
+    reached = addresses(allocation.hosts[0], port, suffix=slurm.hostname_suffix, interface=slurm.interface)
+    return SlurmLauncher(
+        agent_command(config, layout, allocation, secret, ",".join(reached)),
+        ended,
+        allocation=allocation,
+        cpu_bind="none" if slurm.cpu_bind == "auto" else slurm.cpu_bind,
+        gpus_per_task=slurm.gpus_per_task,
+        extra=slurm.srun_args,
+        inside=_inside(config),
+    )
+
+
+def _inside(config: Config) -> Callable[[list[str]], list[str]]:
+    """Turns the command line of an agent into one that runs it in the container, where there is one."""
+    box = config.slurm.container
+    if box is None:
+        return list
+    runtime = container.runtime_of(box, os.environ)
+    gpus = gpu_count() > 0 and config.cluster.device != "cpu"
+    return lambda command: container.on_node(config, box, command, runtime=runtime, gpus=gpus)
+
+
+def agent_command(config: Config, layout: Layout, allocation: Allocation | None, secret: str, address: str) -> AgentCommand:
+    """What every agent is started with. Args: address: of the driver, host:port, several with commas between."""
+    limits = timeouts(config)
+    environ = {
+        "OMP_NUM_THREADS": str(layout.threads_per_proc),
+        **clock.environment(),
+        **communication(config, allocation),
+        **({CHAOS_VARIABLE: INJECTION} if config.chaos.allow else {}),
+    }
+    return AgentCommand(
+        driver=address,
+        procs=layout.procs_per_node,
+        run_dir=config.run_dir,
+        run_id=config.name,
+        entrypoint=config.entrypoint,
+        fence_s=limits.fence_s,
+        health_s=limits.health_s,
+        world=layout.world_size,
+        device="cuda" if gpu_count() > 0 and config.cluster.device != "cpu" else "cpu",
+        token=secret,
+        environ=environ,
+        log_level=config.logging.level,
+    )

@@ -1,0 +1,98 @@
+"""What the disk process does once, when asked: fence, quarantine, bad nodes, chain, diagnosis. Each in its own thread."""
+
+import asyncio
+import errno
+from pathlib import Path
+
+from resilient.protocol.disk import (
+    Answer,
+    Call,
+    Diagnose,
+    QuarantineCheckpoints,
+    RaiseDurableFence,
+    RememberBadNodes,
+    SeeToSuccessor,
+)
+
+
+def answered(call: Call, run_dir: str) -> Answer:
+    """Do it, and say how it went. What is needed for it is imported only now."""
+    from checkpoint.errors import CheckpointError
+    from resilient.exits import ForeseenError
+
+    try:
+        return _do(call, Path(run_dir))
+    except OSError as error:
+        return Answer(call=call.call, error=str(error))
+    except (CheckpointError, ForeseenError, ValueError) as error:
+        return Answer(call=call.call, error=str(error))
+
+
+def _do(call: Call, run_dir: Path) -> Answer:
+    match call:
+        case RaiseDurableFence():
+            from checkpoint.fence import raise_fence
+
+            root = Path(call.root)
+            if not (root / call.mark).exists():
+                raise FileNotFoundError(errno.ENOENT, f"{call.mark} is not there any more: is the file system mounted?", str(root))
+            raise_fence(root, call.generation, timeout_s=call.patience_s)
+        case QuarantineCheckpoints():
+            return _quarantine(call)
+        case RememberBadNodes():
+            from resilient.slurm import badnodes
+
+            badnodes.remember(run_dir, call.reasons, now=call.now, for_s=call.for_s)
+        case SeeToSuccessor():
+            return Answer(call=call.call, text=asyncio.run(_see_to_successor(call, run_dir)))
+        case Diagnose():
+            return Answer(call=call.call, text=_diagnose(call, run_dir))
+    return Answer(call=call.call)
+
+
+def _quarantine(call: QuarantineCheckpoints) -> Answer:
+    from checkpoint.voiding import set_aside
+    from resilient.rollback import Void
+
+    invalidated = [Void(*each) for each in call.invalidated]
+    renamed = set_aside(
+        Path(call.root),
+        lambda step, generation: any(each.covers(step, generation) for each in invalidated),
+        "rolled-back",
+        generation=call.generation,
+    )
+    return Answer(call=call.call, renamed=tuple((step, path.name) for step, path in renamed))
+
+
+async def _see_to_successor(call: SeeToSuccessor, run_dir: Path) -> str:
+    from resilient.exits import Exit
+    from resilient.slurm.succession import Succession
+
+    succession = Succession(run_dir, call.name)
+    match call.duty:
+        case "ensure":
+            return await succession.ensure(call.job_id, call.max_jobs)
+        case "avoid_bad_nodes":
+            await succession.avoid_bad_nodes()
+        case "ended":
+            await succession.ended(call.job_id, Exit(call.exit_code))
+    return ""
+
+
+def _diagnose(call: Diagnose, run_dir: Path) -> str:
+    from resilient import diagnosis, ledger
+    from resilient.exits import Exit
+
+    code = Exit(call.exit_code)
+    found = diagnosis.diagnose(ledger.read(run_dir / ledger.EVENTS), code=code, message=call.message)
+    text = diagnosis.page(found)
+    if call.traceback:
+        text += f"\n## The defect\n\n```\n{call.traceback}\n```\n"
+    path = run_dir / diagnosis.FILE
+    path.write_text(text)
+    short = (
+        diagnosis.short(found)
+        if code is Exit.GAVE_UP and not call.traceback and found.failure and not found.alone
+        else call.message
+    )
+    return f"{short}\nmore in {path}"

@@ -1,0 +1,165 @@
+"""One job of a campaign in its run directory: what is done before the driver's event loop runs, and after it.
+
+Here alone the driver's process itself touches the run directory: before the first agent is started there is nothing to be held up.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from checkpoint.naming import steps
+from resilient import ledger, storage
+from resilient.config import Config, ConfigError, Layout, write
+from resilient.config.timeouts import timeouts
+from resilient.control import Coordinator
+from resilient.driver import spill_file
+from resilient.driver.display import Display
+from resilient.driver.driver import Driver
+from resilient.driver.job import job_of
+from resilient.driver.launch import AgentAhead
+from resilient.driver.lease import RunLease
+from resilient.driver.spill_file import SpillFile
+from resilient.driver.terminal import PatientStream
+from resilient.exits import EnvironmentUnusable, Exit
+from resilient.protocol.disk import DiskSettings, ScalarSettings
+from resilient.slurm.allocation import Allocation
+from resilient.slurm.chain import standing
+from resilient.slurm.succession import Succession
+
+log = logging.getLogger(__name__)
+
+TAKE_IN_S = 60.0  # for what an earlier driver has spilled
+PRINT_S = 5.0  # for what is still to be printed at the end
+
+
+def run_campaign(
+    config: Config,
+    layout: Layout,
+    display: Display,
+    explain: Callable[[ConfigError], str] = str,
+    allocation: Allocation | None = None,
+    ahead: AgentAhead | None = None,
+) -> tuple[Exit, str]:
+    """Run one job of the campaign in its run directory, which is made if need be; arguments as for `Driver`.
+
+    Raises:
+        EnvironmentUnusable: the run directory cannot be written, another run uses it, or no container can be started.
+    """
+    durable = config.checkpoint.tiers[-1].path
+    with _must_be_writable():
+        for directory in (config.run_dir / "logs", durable):
+            directory.mkdir(parents=True, exist_ok=True)
+        lease = RunLease(config.run_dir)
+    started = False
+    try:
+        with _must_be_writable():
+            kept = storage.storage_of(config, config.cluster.slots)
+            storage.write(config.run_dir, kept)
+            write(config, config.run_dir / "config.yaml")
+            spilled = spill_file.directory_of(config.run_dir, Path(kept.memory.roots[0]).parents[1])
+            _take_in(config.run_dir, spilled)
+            succession = Succession.of_job(config, os.environ) if allocation is not None else None
+            if succession is not None and allocation is not None:
+                reached = standing(steps(durable), ledger.read(config.run_dir / ledger.METRICS))
+                over = succession.started(allocation.job_id, reached)
+                if over is not None:
+                    return over, f"the chain of {config.run_dir} is over; `resilient submit` begins it again"
+            job = job_of(config, layout, kept, tiers_vanish=allocation is not None)
+            coordinator = Coordinator(job, last_generation=ledger.last_generation(config.run_dir))
+        driver = Driver(
+            config,
+            layout,
+            coordinator,
+            display,
+            explain,
+            allocation=allocation,
+            chain=succession.name if succession is not None else None,
+            settings=_settings(config, lease),
+            spill=SpillFile(spilled),
+            drain_s=timeouts(config).drain_s,
+            ahead=ahead,
+        )
+        started = True
+        with _printing_in_background(display):
+            return asyncio.run(driver.run())
+    finally:
+        if started:
+            lease.leave()  # the disk process gives it up, or somebody else has it, or the file system does not let anybody
+        else:
+            lease.close()
+
+
+@contextlib.contextmanager
+def _must_be_writable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentUnusable(f"cannot write {error.filename}: {error.strerror}") from error
+
+
+def _settings(config: Config, lease: RunLease) -> DiskSettings:
+    switches = config.logging
+    return DiskSettings(
+        run_dir=str(config.run_dir),
+        token=lease.owner.token,
+        lock_fd=lease.lock_fd,
+        scalars=ScalarSettings(queue_size=switches.tensorboard_queue_size, interval=switches.log_interval)
+        if switches.tensorboard
+        else None,
+    )
+
+
+def _take_in(run_dir: Path, spilled: Path) -> None:
+    """Have what an earlier driver of this machine has spilled in the run directory, before the ledger is read.
+
+    Raises:
+        OSError: it cannot be written there.
+        EnvironmentUnusable: the run directory does not answer.
+    """
+    if not spilled.exists():
+        return
+    outcome: list[int | OSError] = []
+
+    def work() -> None:
+        try:
+            outcome.append(spill_file.take_in(run_dir, spilled))
+        except OSError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, name="take-in", daemon=True)
+    thread.start()
+    thread.join(TAKE_IN_S)
+    if not outcome:
+        raise EnvironmentUnusable(f"{run_dir} has not answered for {TAKE_IN_S:.0f} s; records of an earlier run wait in {spilled}")
+    if isinstance(outcome[0], OSError):
+        raise outcome[0]
+    if outcome[0]:
+        log.warning("%d records of an earlier run, which could not be written then, were taken in from %s", outcome[0], spilled)
+
+
+@contextlib.contextmanager
+def _printing_in_background(display: Display) -> Iterator[None]:
+    """Nobody waits for the terminal, or for the file that stands for it, while the event loop runs."""
+    console = display.console
+    before = console.file
+    said = PatientStream(before)
+    logged = PatientStream(sys.stderr)
+    handlers = [each for each in logging.getLogger().handlers if isinstance(each, logging.StreamHandler)]
+    streams = [each.stream for each in handlers]
+    console.file = said
+    for each in handlers:
+        if each.stream is sys.stderr:
+            each.setStream(logged)
+    try:
+        yield
+    finally:
+        if said.end(PRINT_S):
+            console.file = before
+        if logged.end(PRINT_S):
+            for each, stream in zip(handlers, streams, strict=True):
+                each.setStream(stream)

@@ -1,0 +1,154 @@
+"""The thread of the disk process that writes items and renews the lease. It alone may stand still because the run directory does.
+
+Items are written in order and tried again until they are written; the driver is told what is wrong, and when it is over.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from checkpoint.framing import Message
+from resilient import spill
+from resilient.driver.lease import RENEW_S, SURE_S, RunLease
+from resilient.driver.rundir import RunDirFiles
+from resilient.driver.tensorboard import ScalarFile
+from resilient.protocol.disk import (
+    Answer,
+    CloseFiles,
+    DiskSettings,
+    Item,
+    Renewed,
+    TakeInLeft,
+    TakenOver,
+    WriteFailed,
+    WriteWorks,
+    Written,
+)
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # between tries of what failed
+GATHER_S = 0.01  # between two batches
+
+
+class DiskThread:
+    """Invariant: `_items` and `_calls` are changed under `_changed` only; everything else belongs to the thread.
+
+    Args:
+        pid: of the driver.
+        tell: sends news to the driver, from any thread.
+    """
+
+    def __init__(self, settings: DiskSettings, pid: int, tell: Callable[[Message], None]) -> None:
+        run_dir, scalars = Path(settings.run_dir), settings.scalars
+        self._run_dir = run_dir
+        self._tell = tell
+        self._lease = RunLease.adopted(run_dir, settings.token, settings.lock_fd, pid)
+        counted = ScalarFile(run_dir / "tensorboard", scalars.queue_size, scalars.interval) if scalars is not None else None
+        self._files = RunDirFiles(run_dir, counted)
+        self._changed = threading.Condition()
+        self._items: deque[Item] = deque()
+        self._calls: deque[TakeInLeft | CloseFiles] = deque()
+        self._failed: str | None = None
+        self._pause_s = FIRST_PAUSE_S
+        self._orphaned = False
+        self.over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="run-directory", daemon=True)
+        self._thread.start()
+
+    def put(self, items: tuple[Item, ...]) -> None:
+        """Write these."""
+        with self._changed:
+            self._items.extend(items)
+            self._changed.notify()
+
+    def call(self, call: TakeInLeft | CloseFiles) -> None:
+        """Do this once all items are written that were put before."""
+        with self._changed:
+            self._calls.append(call)
+            self._changed.notify()
+
+    def orphaned(self) -> None:
+        """The driver is gone: write what there is, then end."""
+        with self._changed:
+            self._orphaned = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        batch: deque[Item] = deque()
+        while not self.over.is_set():
+            with self._changed:
+                idle = not (batch or self._items or self._calls or self._orphaned)
+                if idle:
+                    self._changed.wait(max(0.0, RENEW_S - self._lease.unseen_s))
+                batch.extend(self._items)
+                self._items.clear()
+                orphaned = self._orphaned
+            try:
+                if not self._turn(batch):
+                    return
+                if orphaned and not batch:
+                    self.over.set()
+            except OSError as error:
+                self._fail(error)
+                if orphaned:
+                    self.over.set()  # what it could not write is in the spill file, or was never acknowledged
+
+    def _turn(self, batch: deque[Item]) -> bool:
+        """Write a batch; whether this driver still has the lease."""
+        if self._lease.unseen_s >= (SURE_S if batch else RENEW_S) and not self._renew():
+            return False
+        number = batch[-1].number if batch else 0
+        self._files.write(batch)
+        if number:
+            self._tell(Written(number=number))
+        self._files.flush()
+        if self._lease.unseen_s >= RENEW_S and not self._renew():
+            return False
+        if self._failed is not None:
+            self._failed, self._pause_s = None, FIRST_PAUSE_S
+            self._tell(WriteWorks())
+        if number:
+            time.sleep(GATHER_S)
+        self._answer()
+        return True
+
+    def _renew(self) -> bool:
+        other = self._lease.renew()
+        if other is not None:
+            self._tell(TakenOver(owner=str(other)))
+            self.over.set()
+            return False
+        self._tell(Renewed())
+        return True
+
+    def _fail(self, error: OSError) -> None:
+        self._files.unsettle()
+        detail = error.strerror or str(error)
+        if detail != self._failed:
+            self._failed = detail
+            self._tell(WriteFailed(detail=detail))
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    def _answer(self) -> None:
+        """Do the next call, once nothing is left to be written before it."""
+        with self._changed:
+            call = self._calls[0] if self._calls and not self._items else None
+        match call:
+            case None:
+                return
+            case TakeInLeft():
+                spill.take_in(self._run_dir, self._files)
+            case CloseFiles():
+                self._files.close()
+                with contextlib.suppress(OSError):
+                    self._lease.close()
+                self.over.set()
+        with self._changed:
+            self._calls.popleft()
+        self._tell(Answer(call=call.call))

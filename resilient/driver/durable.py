@@ -1,0 +1,136 @@
+"""Effects that take their time on a file system that may hang: the fence, quarantine, nodes to avoid, the chain, the diagnosis.
+
+Carried out by the disk process. Whoever waits for one of these is a task of its own, never the event loop; each wait has an end.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from resilient import clock, storage
+from resilient.config import Config
+from resilient.driver.writer import Writer
+from resilient.exits import Exit
+from resilient.outbox import Finish, Quarantine, RaiseFence
+from resilient.protocol.disk import Diagnose, QuarantineCheckpoints, RaiseDurableFence, RememberBadNodes, SeeToSuccessor
+from resilient.slurm.allocation import Allocation
+from resilient.slurm.blame import nodes_at_fault
+
+log = logging.getLogger(__name__)
+
+MARGIN_S = 0.5
+QUARANTINE_S = 60.0
+NOTE_S = 30.0
+SUCCESSOR_S = 30.0  # at the end of a job
+FOR_EVER_S = 7 * 86400.0
+DIAGNOSIS_S = 5.0
+
+
+@dataclass
+class Durable:
+    """Args: chain: name of the jobs of the chain that this job belongs to, if it does."""
+
+    config: Config
+    allocation: Allocation | None
+    chain: str | None
+    writer: Writer
+    note: Callable[[str], None]
+    _faults: list[Mapping[str, Any]] = field(default_factory=list)  # as the ledger has them
+    _judged: bool = True  # the last one: whether a node is at fault
+
+    async def raise_fence(self, effect: RaiseFence) -> str | None:
+        """Close the durable tier to older generations; why that was not done."""
+        root = self.config.checkpoint.tiers[-1].path
+        answer = await self.writer.call(
+            lambda number: RaiseDurableFence(
+                call=number,
+                root=str(root),
+                mark=storage.IDENTITY,
+                generation=effect.generation,
+                patience_s=effect.patience_s,
+            ),
+            effect.patience_s + MARGIN_S,
+        )
+        return None if answer.error is None else f"{root}: {answer.error}"
+
+    async def quarantine(self, effect: Quarantine) -> tuple[Sequence[tuple[int, str]], str | None]:
+        """Rename what is invalidated on the durable tier: steps and their new names; why that was not done."""
+        root = self.config.checkpoint.tiers[-1].path
+        answer = await self.writer.call(
+            lambda number: QuarantineCheckpoints(
+                call=number,
+                root=str(root),
+                generation=effect.generation,
+                invalidated=tuple((each.generation, each.step) for each in effect.invalidated),
+            ),
+            QUARANTINE_S,
+        )
+        return answer.renamed, answer.error
+
+    def blamed(self, entry: Mapping[str, Any]) -> dict[str, str]:
+        """Take in a line of the ledger; hosts that the next jobs are to do without from now on, each with the reason."""
+        if entry["event"] == "fault":
+            self._faults.append(entry)
+            self._judged = False
+        elif entry["event"] == "action" and not self._judged and entry["fault_id"] == self._faults[-1]["fault_id"]:
+            self._judged = True
+            if self.allocation is not None and self.config.slurm.bad_node_hours:
+                found = nodes_at_fault(self._faults[-1], str(entry["name"]), self._faults[:-1])
+                return {self.allocation.hosts[node]: reason for node, reason in found.items()}
+        return {}
+
+    async def avoid(self, reasons: Mapping[str, str]) -> None:
+        """Have the next jobs do without these hosts."""
+        hours = self.config.slurm.bad_node_hours
+        answer = await self.writer.call(
+            lambda number: RememberBadNodes(call=number, reasons=reasons, now=clock.now(), for_s=3600 * hours), NOTE_S
+        )
+        if answer.error is not None:
+            log.warning("nodes to be avoided could not be written down: %s", answer.error)
+            return
+        self.note(f"the next jobs do without {', '.join(reasons)} for {hours:g} hours")
+        if self.chain is not None:
+            await self._successor("avoid_bad_nodes", FOR_EVER_S)
+
+    async def ensure_successor(self) -> None:
+        """Once, however long it takes: whoever cancels the next job by hand wants it gone."""
+        why_none = await self._successor("ensure", FOR_EVER_S)
+        if why_none:
+            self.note(f"no job will follow this one: {why_none}")
+
+    async def ended(self, code: Exit) -> None:
+        """The job ends; what is not needed behind it goes."""
+        await self._successor("ended", SUCCESSOR_S, code)
+
+    async def _successor(self, duty: Any, timeout_s: float, code: Exit = Exit.OK) -> str:
+        if self.chain is None or self.allocation is None:
+            return ""
+        chain, allocation = self.chain, self.allocation
+        answer = await self.writer.call(
+            lambda number: SeeToSuccessor(
+                call=number,
+                duty=duty,
+                name=chain,
+                job_id=allocation.job_id,
+                max_jobs=self.config.slurm.max_jobs,
+                exit_code=int(code),
+            ),
+            timeout_s,
+        )
+        if answer.error is not None:
+            log.warning("the chain of jobs: %s", answer.error)
+        return answer.text
+
+    async def explain(self, finish: Finish, traceback: str) -> str:
+        """What a person should know of the end; where it is a failure, the whole of it on a page of the run directory."""
+        if finish.code not in (Exit.GAVE_UP, Exit.UNUSABLE) or self.writer.trouble_s is not None:
+            return finish.message
+        answer = await self.writer.call(
+            lambda number: Diagnose(call=number, exit_code=int(finish.code), message=finish.message, traceback=traceback),
+            DIAGNOSIS_S,
+        )
+        if answer.error is not None:
+            log.warning("the diagnosis: %s", answer.error)
+            return finish.message
+        return answer.text

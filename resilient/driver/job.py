@@ -1,0 +1,79 @@
+"""What the config comes to for the control core: its `Job`, with what earlier jobs have found out."""
+
+from pathlib import Path
+
+from checkpoint.naming import steps
+from resilient import ledger, rollback, storage
+from resilient.config import Config, Layout, layouts
+from resilient.config.timeouts import timeouts
+from resilient.control import Job
+from resilient.control.learning import Limits
+from resilient.control.stragglers import Rules
+from resilient.policy import Budget
+from resilient.rollback import Void
+from resilient.snapshots import StoragePlan, TierPlan
+
+
+def job_of(config: Config, layout: Layout, kept: storage.Storage, *, tiers_vanish: bool) -> Job:
+    """The job; what earlier jobs found out is read from the ledger and the durable tier. Raises OSError."""
+    limits = timeouts(config)
+    invalidated, skip = rollback.remembered(ledger.read(config.run_dir / ledger.EVENTS))
+    return Job(
+        layouts={nodes: _axes(each) for nodes, each in layouts(config, layout).items()},
+        spares=config.cluster.spares,
+        rejoin_s=limits.rejoin_s,
+        procs_per_node=layout.procs_per_node,
+        storage=storage_plan(kept, config.checkpoint.tiers[-1].path, tuple(invalidated)),
+        budget=budget(config),
+        drain_s=limits.drain_s,
+        silence_s=limits.lost_s,
+        silence_with_spare_s=limits.lost_with_spare_s,
+        link_grace_s=limits.link_grace_s,
+        hang=Limits(limits.soft_s, limits.hard_s),
+        collective_timeout_s=limits.collective_s,
+        stragglers=straggler_rules(config),
+        replace_stragglers=config.resilience.straggler == "replace",
+        skip=tuple(skip),
+        tiers_vanish=tiers_vanish,
+        run_dir_patience_s=limits.run_dir_patience_s,
+    )
+
+
+def budget(config: Config) -> Budget:
+    """How much trouble the config puts up with."""
+    resilience = config.resilience
+    return Budget(
+        resilience.max_restarts_per_hour, resilience.give_up_after_same_step, resilience.backoff_s, resilience.max_roll_backs
+    )
+
+
+def storage_plan(kept: storage.Storage, durable: Path, invalidated: tuple[Void, ...] = ()) -> StoragePlan:
+    """What the snapshot core must know of the tiers."""
+
+    def plan(tier: storage.Place) -> TierPlan:
+        return TierPlan(tier.name, tier.keep_last, tier.replicas)
+
+    first, *middle, last = kept.tiers
+    found = steps(durable)
+    return StoragePlan(
+        memory=plan(first),
+        others=tuple(map(plan, middle)),
+        durable=plan(last),
+        buffers=kept.slabs,
+        domains=kept.domains,
+        durable_step=max(found, default=0),
+        durable_steps=tuple(found),
+        invalidated=invalidated,
+    )
+
+
+def straggler_rules(config: Config) -> Rules | None:
+    """What makes a straggler; None where nobody looks for them."""
+    resilience = config.resilience
+    if resilience.straggler == "off":
+        return None
+    return Rules(resilience.straggler_factor, resilience.straggler_steps)
+
+
+def _axes(layout: Layout) -> dict[str, int]:
+    return {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp}

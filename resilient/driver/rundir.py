@@ -1,0 +1,117 @@
+"""The files of a run directory that a job appends to, as its disk process has them open.
+
+Owns events.jsonl, metrics.jsonl, TensorBoard's file, and how texts are written. Belongs to one thread, which may stand still in any
+call. Every method may be called again after an OSError: nothing is written twice, and nothing is left out.
+"""
+
+import errno
+import json
+import logging
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from resilient import ledger
+from resilient.driver.lease import must_be_there
+from resilient.driver.spill_file import replace_text
+from resilient.driver.tensorboard import ScalarFile
+from resilient.ledger import AppendFile
+from resilient.protocol.disk import Item
+
+log = logging.getLogger(__name__)
+
+# What another try may find mended. A text with any other error is given up, a line never.
+_PASSING = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENOENT,
+    errno.ENODEV,
+    errno.ENXIO,
+    errno.ENOTCONN,
+}
+
+
+class RunDirFiles:
+    """Args: scalars: gets the numbers of the lines that are written; None: nobody does."""
+
+    def __init__(self, run_dir: Path, scalars: ScalarFile | None) -> None:
+        self._run_dir = run_dir
+        self._scalars = scalars
+        self._files: dict[str, AppendFile] = {}
+
+    def write(self, items: deque[Item]) -> None:
+        """Write items in order; takes from the left of `items` what is in the run directory. Raises OSError."""
+        while items:
+            if items[0].whole:
+                self._write_text(items[0])
+                items.popleft()
+                continue
+            run = []
+            for item in items:
+                if item.whole or item.path != items[0].path:
+                    break
+                run.append(item)
+            pending = deque(item.text.encode() for item in run)
+            try:
+                self._append(run[0].path, pending)
+            finally:
+                for _ in run[: len(run) - len(pending)]:
+                    item = items.popleft()
+                    self._count(item.path, item.text)
+
+    def _write_text(self, item: Item) -> None:
+        try:
+            must_be_there(self._run_dir)
+            replace_text(self._run_dir / item.path, item.text)
+        except OSError as error:
+            if error.errno in _PASSING:
+                raise
+            log.warning("%s could not be written: %s", item.path, error)
+
+    def _append(self, name: str, lines: deque[bytes]) -> None:
+        file = self._files.get(name)
+        if file is None:
+            must_be_there(self._run_dir)
+            file = self._files[name] = AppendFile(self._run_dir / name)
+        file.append(lines)
+
+    def _count(self, path: str, text: str) -> None:
+        if self._scalars is None:
+            return
+        if path == ledger.METRICS:
+            self._scalars.metrics(json.loads(text))
+        elif path == ledger.EVENTS and '"event": "validation"' in text:
+            self._scalars.event(json.loads(text))
+
+    def event(self, event: str, fields: Mapping[str, Any], *, generation: int, t: float, host: str) -> None:
+        """Append an event that somebody has left. Raises OSError."""
+        self._append(
+            ledger.EVENTS, deque([ledger.encoded(ledger.event_entry(event, fields, generation=generation, t=t, host=host))])
+        )
+
+    def metrics(self, fields: Mapping[str, Any], *, generation: int, t: float) -> None:
+        """Append a line of metrics that somebody has left. Raises OSError."""
+        self._append(ledger.METRICS, deque([ledger.encoded(ledger.metrics_entry(fields, generation=generation, t=t))]))
+
+    def unsettle(self) -> None:
+        """The file system has failed: files may be others by now."""
+        for file in self._files.values():
+            file.unsettle()
+
+    def flush(self) -> None:
+        """Write what is due of the scalars. Raises OSError."""
+        if self._scalars is not None and self._scalars.due:
+            must_be_there(self._run_dir)
+            self._scalars.flush()
+
+    def close(self) -> None:
+        """Raises OSError."""
+        if self._scalars is not None:
+            self._scalars.close()
+            self._scalars = None
+        while self._files:
+            self._files.popitem()[1].close()

@@ -1,0 +1,250 @@
+"""The driver's server: agents' connections, from hello to their end.
+
+Owns who is connected as which node. A connection is of one agent: its node and its incarnation are said once, with the run's
+secret, and count for all that follows. An agent that is not the one that was started last for its node is refused. What is no
+message is refused in one line of the log, and its connection closed. A peer that does not read fills no memory: it is lost.
+"""
+
+import asyncio
+import hmac
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from checkpoint.framing import Decoder, NotAMessage, encode
+from checkpoint.protocol import DriverRequest
+from resilient import clock
+from resilient.protocol.messages import AgentMessage, DaemonRequests, DriverMessage, Hello, Ping, RecordsWritten
+from resilient.wire import outlast_outages
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 1 << 16
+HELLO_BYTES = 1 << 16  # of a first message: nobody who has not shown the secret is given more memory
+HELLO_S = 30.0
+UNREAD_BYTES = 64 << 20  # that a node has not read
+RECORDS_AT_ONCE = 64  # their room in the page is not to be missed
+REFUSALS = 10  # that are logged in a minute
+BACKLOG = 4096
+
+
+@dataclass
+class Line:
+    """An agent's connection, for what is said to it.
+
+    Attributes:
+        written: records of which `RecordsWritten` is still to be said.
+        requests: for its snapshot daemon, of this turn.
+    """
+
+    incarnation: int
+    writer: asyncio.StreamWriter
+    written: int = 0
+    requests: list[DriverRequest] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Who is told what: an agent has connected (its node, and its hello); it has said something; it is gone, and why."""
+
+    connected: Callable[[int, Hello], None]
+    said: Callable[[int, AgentMessage], None]
+    lost: Callable[[int, int, str], None]
+
+
+class Server:
+    """Invariants: a node has at most one line; `_expected` has the incarnation that was started last for each node.
+
+    Args:
+        secret: of the run.
+        generation: the present one.
+    """
+
+    def __init__(self, secret: str, generation: Callable[[], int], listeners: Listeners) -> None:
+        self._secret = secret
+        self._generation = generation
+        self._listeners = listeners
+        self._expected: dict[int, int] = {}
+        self._lines: dict[int, Line] = {}
+        self._waiting: dict[int, Line] = {}  # lines with requests that were not sent yet
+        self._refused: deque[float] = deque(maxlen=REFUSALS)  # monotonic times
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, address: str | None) -> int:
+        """Wait for agents; returns the port. Args: address: to which nobody else is let in; None: any."""
+        if address is not None:
+            self._server = await asyncio.start_server(self._serve, address, 0, backlog=BACKLOG)
+        else:
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            listener = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=BACKLOG)
+            self._server = await asyncio.start_server(self._serve, sock=listener)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def expect(self, node: int, incarnation: int) -> None:
+        """An agent is started for a node: no other one is let in."""
+        self.hang_up(node)
+        self._expected[node] = incarnation
+
+    def hang_up(self, node: int) -> None:
+        """End a node's connection, if it has one; nobody is told. What was sent goes first."""
+        line = self._lines.pop(node, None)
+        self._waiting.pop(node, None)
+        if line is not None:
+            line.writer.close()
+
+    @property
+    def nodes(self) -> list[int]:
+        """Those that are connected."""
+        return list(self._lines)
+
+    # -- what is said --------------------------------------------------------------------------------------------------
+
+    def send(self, node: int, message: DriverMessage) -> None:
+        """Returns at once. What cannot be sent shows where the connection is read; requests of this turn go first."""
+        line = self._lines.get(node)
+        if line is None:
+            return
+        data = b""
+        if line.requests:
+            data += encode(DaemonRequests(generation=self._generation(), requests=tuple(line.requests)))
+            line.requests.clear()
+            self._waiting.pop(node, None)
+        if line.written:
+            data += encode(RecordsWritten(generation=self._generation(), count=line.written))
+            line.written = 0
+        self._write(node, line, data + encode(message))
+
+    def request(self, node: int, request: DriverRequest) -> None:
+        """A request for a node's snapshot daemon, sent at the end of the turn at the latest."""
+        line = self._lines.get(node)
+        if line is not None:
+            line.requests.append(request)
+            self._waiting[node] = line
+
+    def records_written(self, node: int, incarnation: int, count: int) -> None:
+        """Say so with the next message, a ping at the latest: each one wakes a processor there."""
+        line = self._lines.get(node)
+        if line is None or line.incarnation != incarnation:
+            return
+        line.written += count
+        if line.written >= RECORDS_AT_ONCE:
+            count, line.written = line.written, 0
+            self._write(node, line, encode(RecordsWritten(generation=self._generation(), count=count)))
+
+    def incarnation(self, node: int) -> int:
+        """Of the agent that is connected, or was started last."""
+        return self._expected.get(node, 0)
+
+    def end_turn(self) -> None:
+        """Send the requests that were collected, in one message a node."""
+        waiting, self._waiting = self._waiting, {}
+        for node, line in waiting.items():
+            message = DaemonRequests(generation=self._generation(), requests=tuple(line.requests))
+            line.requests.clear()
+            self._write(node, line, encode(message))
+
+    def ping(self) -> None:
+        """Tell all nodes that the driver lives."""
+        for node in self.nodes:
+            self.send(node, Ping(generation=self._generation()))
+
+    def _write(self, node: int, line: Line, data: bytes) -> None:
+        if line.writer.transport.get_write_buffer_size() + len(data) > UNREAD_BYTES:
+            line.writer.transport.abort()
+            if self._lines.pop(node, None) is not None:
+                # Not from within a turn of the coordinator.
+                why = f"it does not read: {UNREAD_BYTES >> 20} MiB wait for it"
+                asyncio.get_running_loop().call_soon(self._listeners.lost, node, line.incarnation, why)
+            return
+        line.writer.write(data)
+
+    # -- what is heard -------------------------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        outlast_outages(writer.get_extra_info("socket"))
+        node: int | None = None
+        line: Line | None = None
+        why = "its connection was closed"
+        try:
+            hello, rest = await asyncio.wait_for(self._hello(reader), HELLO_S)
+            if hello is not None and self._admits(hello):
+                node = hello.node
+                line = self._lines[node] = Line(hello.incarnation, writer)
+                self._listeners.connected(node, msgspec.structs.replace(hello, t=clock.here(hello.t)))
+                await self._read(node, line, reader, rest)
+        except NotAMessage as error:
+            self._refuse(writer, f"node {node}" if node is not None else "a stranger", str(error))
+            why = f"it said what is {error}"
+        except OSError as error:  # a TimeoutError as well
+            why = f"its connection broke: {type(error).__name__}: {error}"
+        except asyncio.CancelledError:
+            return  # the run is over
+        finally:
+            writer.close()
+        if node is not None and line is not None and self._lines.get(node) is line:
+            del self._lines[node]
+            self._waiting.pop(node, None)
+            self._listeners.lost(node, line.incarnation, why)
+
+    async def _hello(self, reader: asyncio.StreamReader) -> tuple[Hello | None, bytes]:
+        """The first message, and what has arrived behind it. Raises NotAMessage, OSError."""
+        data = b""
+        while b"\n" not in data:
+            if len(data) > HELLO_BYTES:
+                raise NotAMessage(f"not a message: a first line of more than {HELLO_BYTES} bytes")
+            part = await reader.read(READ_BYTES)
+            if not part:
+                return None, b""
+            data += part
+        first, _, rest = data.partition(b"\n")
+        decoder: Decoder[Hello] = Decoder(Hello)
+        return decoder.decode(first), rest
+
+    def _admits(self, hello: Hello) -> bool:
+        if not hmac.compare_digest(hello.token.encode(), self._secret.encode()):
+            self._log_refusal("a connection that does not know the run's secret")
+        elif self._expected.get(hello.node) != hello.incarnation:
+            self._log_refusal(f"agent {hello.incarnation} of node {hello.node}: it is not the one that was started last")
+        elif hello.node in self._lines:
+            self._log_refusal(f"a second connection of agent {hello.incarnation} of node {hello.node}")
+        else:
+            return True
+        return False
+
+    async def _read(self, node: int, line: Line, reader: asyncio.StreamReader, data: bytes) -> None:
+        decoder: Decoder[AgentMessage] = Decoder(AgentMessage)
+        while True:
+            for message in decoder.feed(data):
+                if self._lines.get(node) is not line:
+                    return
+                if isinstance(message, Hello):
+                    raise NotAMessage("not a message: a second hello")
+                self._listeners.said(node, message)
+            data = await reader.read(READ_BYTES)
+            if not data:
+                return
+
+    def _refuse(self, writer: asyncio.StreamWriter, who: str, why: str) -> None:
+        peer = writer.get_extra_info("peername")
+        self._log_refusal(f"{who} at {peer[0] if peer else 'an unknown address'}: {why}")
+
+    def _log_refusal(self, what: str) -> None:
+        """In one line, and not more often than a person can read."""
+        now = time.monotonic()
+        if len(self._refused) == REFUSALS and now - self._refused[0] < 60.0:
+            return
+        self._refused.append(now)
+        log.warning("refused %s", what)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for node in self.nodes:
+            self.hang_up(node)

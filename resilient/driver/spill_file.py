@@ -1,0 +1,154 @@
+"""The spill file: what the run directory has not taken yet, in RAM, so that a driver that is killed loses none of it.
+
+Owns one file in a directory of this user's alone (0700), whose name follows from the run directory's path. A file system in RAM
+does not stall. The next driver on this machine takes the file in before it reads the ledger.
+"""
+
+import hashlib
+import logging
+import os
+import secrets
+import stat
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from resilient.ledger import AppendFile
+from resilient.protocol.disk import Item
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 1 << 20
+_encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(Item)
+
+
+def directory_of(run_dir: Path, root: Path) -> Path:
+    """Where spill files of a run directory are. Args: root: a directory in RAM."""
+    name = hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
+    return root / f"resilient-spill-{os.getuid()}-{name}"
+
+
+class SpillFile:
+    """The items that were spilled, in order. There is a file only while it holds any.
+
+    Invariant: `last` is the number of the last item in it; items are read in order, those that were read stay until `remove`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.path = directory / f"{os.getpid()}-{secrets.token_hex(4)}.jsonl"
+        self._fd = -1
+        self._size_bytes = 0
+        self._read_bytes = 0
+        self.last = 0
+
+    @property
+    def empty(self) -> bool:
+        return self._fd < 0
+
+    def append(self, items: Iterable[Item]) -> None:
+        """Add items. Raises OSError: none of them counts as added."""
+        if self._fd < 0:
+            make_private(self._directory)
+            self._fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            self._size_bytes = self._read_bytes = 0
+        last, data = self.last, bytearray()
+        for item in items:
+            data += _encoder.encode(item) + b"\n"
+            last = item.number
+        done = 0
+        while done < len(data):  # what a failure leaves behind is written over
+            done += os.pwrite(self._fd, memoryview(data)[done:], self._size_bytes + done)
+        self._size_bytes += done
+        self.last = last
+
+    def read(self, limit_bytes: int = READ_BYTES) -> list[Item]:
+        """The next items, at least one if there is one."""
+        data = os.pread(self._fd, min(limit_bytes, self._size_bytes - self._read_bytes), self._read_bytes) if self._fd >= 0 else b""
+        while data and b"\n" not in data:
+            data += os.pread(self._fd, limit_bytes, self._read_bytes + len(data))
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        return [_decoder.decode(line) for line in whole.splitlines()]
+
+    def rewind(self) -> None:
+        """Read from the beginning again."""
+        self._read_bytes = 0
+
+    def remove(self) -> None:
+        """All of it is in the run directory."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self.path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._directory.rmdir()
+
+    def close(self) -> None:
+        """Leave the file where it is."""
+        if self._fd >= 0:
+            os.ftruncate(self._fd, self._size_bytes)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory that is this user's alone. Raises OSError, PermissionError where it is somebody else's."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        found = directory.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise PermissionError(f"{directory} is not a directory of this user alone: remove it") from None
+
+
+def take_in(run_dir: Path, directory: Path) -> int:
+    """Write what earlier drivers have spilled, and was not written, into the run directory; returns how many items were found.
+
+    Raises:
+        OSError: the run directory cannot be written, or the directory is somebody else's; what is there stays.
+    """
+    if not directory.exists():
+        return 0
+    make_private(directory)
+    count = 0
+    for path in sorted(directory.glob("*.jsonl"), key=lambda each: each.stat().st_mtime_ns):
+        lines: dict[str, deque[bytes]] = {}
+        for item in _items(path):
+            count += 1
+            if item.whole:
+                replace_text(run_dir / item.path, item.text)
+            else:
+                lines.setdefault(item.path, deque()).append(item.text.encode())
+        for name, pending in lines.items():
+            file = AppendFile(run_dir / name)
+            try:
+                file.append(pending)
+            finally:
+                file.close()
+        path.unlink()
+    directory.rmdir()
+    return count
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Make a file whole with this text, at once. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def _items(path: Path) -> list[Item]:
+    """Those that are whole: the driver may have been killed while it wrote the last one."""
+    found = []
+    for line in path.read_bytes().splitlines():
+        try:
+            found.append(_decoder.decode(line))
+        except msgspec.DecodeError as error:
+            log.warning("a line of %s is left out: %s", path, error)
+    return found

@@ -1,0 +1,222 @@
+"""The writer against real file systems: lines whole, once and in order; the event loop never waits."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from volumes import MOUNTS, Volume, Writing, volume
+
+from resilient.driver import spill_file
+from resilient.driver.lease import LEASE
+
+TROUBLES: dict[str, tuple[Callable[[Volume], None], Callable[[Volume], None], str]] = {
+    "frozen": (Volume.freeze, Volume.thaw, "does not answer"),
+    "full": (Volume.fill, Volume.empty, "No space left"),
+    "read-only": (Volume.read_only, Volume.gone, "Read-only file system"),
+    "unmounted": (Volume.gone, Volume.mount, "mounted"),
+}
+
+
+@pytest.fixture
+def spill_dir(tmp_path: Path) -> Path:
+    return Path("/dev/shm") / f"resilient-test-{os.getpid()}-{tmp_path.name}"
+
+
+async def close(work: Writing, patience_s: float = 20.0) -> bool:
+    done = await work.writer.close(patience_s)
+    work.lease.leave()
+    return done
+
+
+def test_lines_are_in_the_files_and_the_lease_is_given_up(tmp_path: Path, spill_dir: Path):
+    async def run() -> None:
+        work = Writing(tmp_path / "run", spill_dir, scalars=True)
+        work.writer.start()
+        await work.until(lambda: work.kept > 20, "lines are kept")
+        work.writer.text("incidents/1/why.txt", "because")
+        assert await close(work)
+        work.complete()
+        assert (work.run_dir / "incidents/1/why.txt").read_text() == "because"
+        assert not (work.run_dir / LEASE).exists() and not spill_dir.exists()
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+        (file,) = (work.run_dir / "tensorboard").iterdir()
+        steps = [event.step for event in EventFileLoader(str(file)).Load() if event.HasField("summary")]
+        assert steps == list(range(1, work.step + 1))
+
+    asyncio.run(run())
+
+
+@MOUNTS
+@pytest.mark.parametrize("kind", TROUBLES)
+def test_a_run_directory_that_does_not_work_stops_nobody_and_loses_nothing(tmp_path: Path, spill_dir: Path, kind: str, rounds: int):
+    begin, end, words = TROUBLES[kind]
+
+    async def run(chance: random.Random, disk: Volume) -> None:
+        work = Writing(disk.path / "run", spill_dir)
+        work.writer.start()
+        at = chance.randrange(1, 60)
+        await work.until(lambda: work.step >= at, "a random moment")
+        begin(disk)
+        await work.until(lambda: work.troubles, "it is told")
+        assert words in work.troubles[0]
+        await work.until(lambda: not work.spill.empty, "lines are spilled")
+        turns, step = work.turns, work.step
+        await work.until(lambda: work.kept > step, "lines count as kept although the run directory does not work")
+        await work.until(lambda: work.turns > turns + 100, "the loop goes on")
+        end(disk)
+        await work.until(lambda: work.wells, "it is told that all is well")
+        await work.until(lambda: work.spill.empty, "the spill file is read back")
+        assert await close(work)
+        work.complete()
+        assert not spill_dir.exists()
+
+    for number in range(rounds):
+        (tmp_path / str(number)).mkdir()
+        with volume(tmp_path / str(number)) as disk:
+            asyncio.run(run(random.Random(f"{kind} {number}"), disk))
+
+
+@MOUNTS
+def test_what_is_not_written_at_the_end_stays_in_a_spill_file_that_the_next_driver_takes_in_once(tmp_path: Path, spill_dir: Path):
+    async def run(disk: Volume) -> Writing:
+        work = Writing(disk.path / "run", spill_dir)
+        work.writer.start()
+        await work.until(lambda: work.kept > 5, "lines are kept")
+        disk.read_only()
+        await work.until(lambda: work.troubles, "it is told")
+        step = work.step
+        await work.until(lambda: work.kept > step, "lines count as kept")
+        assert not await close(work, 0.5)
+        assert work.spill.path.exists()
+        return work
+
+    with volume(tmp_path) as disk:
+        work = asyncio.run(run(disk))
+        disk.gone()
+        assert spill_file.take_in(work.run_dir, spill_dir)
+        work.complete()
+        assert spill_file.take_in(work.run_dir, spill_dir) == 0
+
+
+@MOUNTS
+def test_the_process_of_the_driver_ends_while_the_file_system_is_frozen(tmp_path: Path, spill_dir: Path):
+    async def run(disk: Volume) -> tuple[Writing, int]:
+        work = Writing(disk.path / "run", spill_dir)
+        work.writer.start()
+        await work.until(lambda: work.kept > 5, "lines are kept")
+        pid = work.writer.disk_pid
+        assert pid is not None
+        disk.freeze()
+        await work.until(lambda: work.troubles, "it is told")
+        assert not await close(work, 0.5)
+        return work, pid
+
+    with volume(tmp_path) as disk:
+        work, pid = asyncio.run(run(disk))
+        orphan = psutil.Process(pid)
+        assert orphan.is_running()
+        disk.thaw()
+        orphan.wait(20)
+        spill_file.take_in(work.run_dir, spill_dir)
+        work.complete()
+
+
+DRIVER = """
+import asyncio, sys
+from pathlib import Path
+from volumes import Writing
+
+async def run():
+    work = Writing(Path(sys.argv[1]), Path(sys.argv[2]))
+    work.writer.start()
+    while True:
+        work.put()
+        await work.turn()
+        print(work.step, work.kept, len(work.troubles), int(not work.spill.empty), flush=True)
+
+asyncio.run(run())
+"""
+
+
+@MOUNTS
+@pytest.mark.parametrize("kind", ["frozen", "full", "well"])
+def test_a_driver_that_is_killed_loses_nothing_that_counts_as_kept(tmp_path: Path, spill_dir: Path, kind: str, rounds: int):
+    for number in range(rounds):
+        (tmp_path / str(number)).mkdir()
+        chance = random.Random(f"{kind} {number}")
+        with volume(tmp_path / str(number)) as disk:
+            run_dir = disk.path / "run"
+            environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+            process = subprocess.Popen(
+                [sys.executable, "-c", DRIVER, str(run_dir), str(spill_dir)], stdout=subprocess.PIPE, env=environ, text=True
+            )
+            assert process.stdout is not None
+            after = chance.randrange(20, 120)
+            spilled = kept = 0
+            for line in process.stdout:
+                step, kept, troubles, spilled = map(int, line.split())
+                if step == after and kind != "well":
+                    disk.freeze() if kind == "frozen" else disk.fill()
+                if step > after and (kind == "well" or (troubles and spilled and chance.random() < 0.05)):
+                    break
+            children = psutil.Process(process.pid).children()
+            process.kill()
+            for line in process.stdout:
+                kept = int(line.split()[1])
+            process.wait()
+            disk.thaw() if kind == "frozen" else disk.empty() if kind == "full" else None
+            for child in children:
+                child.wait(20)
+            spill_file.take_in(run_dir, spill_dir)
+            work = Writing.__new__(Writing)
+            work.run_dir = run_dir
+            metrics, events = work.steps()
+            assert metrics == list(range(1, len(metrics) + 1)) and len(metrics) >= kept
+            assert events == list(range(1, len(events) + 1)) and len(events) >= kept
+
+
+def test_a_disk_process_that_dies_is_followed_by_another_and_no_line_is_lost(tmp_path: Path, spill_dir: Path):
+    async def run() -> None:
+        work = Writing(tmp_path / "run", spill_dir)
+        work.writer.start()
+        for _ in range(2):
+            step = work.step
+            await work.until(lambda step=step: work.kept > step + 5, "lines are kept")
+            pid = work.writer.disk_pid
+            assert pid is not None
+            work.put()
+            os.kill(pid, signal.SIGKILL)
+            await work.until(lambda pid=pid: work.writer.disk_pid != pid, "another one is there")
+        assert await close(work)
+        work.complete()
+
+    asyncio.run(run())
+
+
+def test_who_finds_that_the_lease_was_taken_over_writes_nothing_more(tmp_path: Path, spill_dir: Path):
+    async def run() -> None:
+        work = Writing(tmp_path / "run", spill_dir)
+        work.writer.start()
+        await work.until(lambda: work.kept > 5, "lines are kept")
+        path = work.run_dir / LEASE
+        path.write_text(path.read_text().replace(work.lease.owner.token, "another"))
+        await work.until(lambda: work.taken_over, "it is told")
+        before = work.steps()
+        for _ in range(50):
+            work.put()
+            await work.turn()
+        assert work.steps() == before
+        await work.writer.abandon()
+        assert path.exists()
+        work.lease.leave()
+        spill_file.take_in(work.run_dir, spill_dir)
+
+    asyncio.run(run())
