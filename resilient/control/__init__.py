@@ -2,3 +2,8 @@
 
 News go in with the time at which they came; effects are appended to an outbox (`resilient.outbox`). Start at `coordinator`.
 """
+
+from resilient.control.coordinator import Coordinator
+from resilient.control.job import Job
+
+__all__ = ["Coordinator", "Job"]

@@ -20,7 +20,7 @@ from checkpoint.framing import Decoder, NotAMessage, encode
 from checkpoint.protocol import DriverRequest
 from resilient import clock
 from resilient.protocol.messages import AgentMessage, DaemonRequests, DriverMessage, Hello, Ping, RecordsWritten
-from resilient.wire import outlast_outages
+from resilient.protocol.connection import outlast_outages
 
 log = logging.getLogger(__name__)
 
