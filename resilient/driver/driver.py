@@ -257,7 +257,6 @@ class Driver:
         self._turn(self._coordinator.stop, sig.name)
 
     def _on_connected(self, node: int, hello: Hello) -> None:
-        self._launcher.connected(node)
         self._starting.reached(node, Stage.IMPORTS)
         if self._preparation.connected(node):
             self._server.send(node, Prepare(generation=self._coordinator.generation))

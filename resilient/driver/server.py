@@ -19,8 +19,8 @@ import msgspec
 from checkpoint.framing import Decoder, NotAMessage, encode
 from checkpoint.protocol import DriverRequest
 from resilient import clock
-from resilient.protocol.messages import AgentMessage, DaemonRequests, DriverMessage, Hello, Ping, RecordsWritten
 from resilient.protocol.connection import outlast_outages
+from resilient.protocol.messages import AgentMessage, DaemonRequests, DriverMessage, Hello, Ping, RecordsWritten
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from checkpoint_processes import Child, kill_this_process
 from custody_words import news, request
+from resilient.driver.custody import Custody, StoragePlan, TierPlan
+from resilient.driver.effects import Send, SetAside, WriteEvent
 
 from checkpoint import Piece, points, steps
 from checkpoint.fence import raise_fence
@@ -25,8 +27,6 @@ from checkpoint.framing import Decoder, Message, encode
 from checkpoint.protocol import BeginSession, DaemonNews, DaemonSettings, Inventory, TakeInventory, TierSettings
 from checkpoint.tiers import session
 from checkpoint.voiding import set_aside
-from resilient.driver.custody import Custody, StoragePlan, TierPlan
-from resilient.driver.effects import Send, SetAside, WriteEvent
 from resilient.rollback import Void
 
 ROWS = 12

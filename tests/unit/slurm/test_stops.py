@@ -7,14 +7,14 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-
-from resilient.driver import stops
 from resilient.driver.coordinator import Coordinator, Job, State
 from resilient.driver.custody import StoragePlan, TierPlan
 from resilient.driver.drain import Drain
 from resilient.driver.effects import Effect, WriteEvent
-from resilient.driver.stops import Stops
 from resilient.driver.watchdog import Limits
+
+from resilient.driver import stops
+from resilient.driver.stops import Stops
 from resilient.policy import Budget
 from resilient.slurm.deadline import END_S, KILL_WAIT_S
 
