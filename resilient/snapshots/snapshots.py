@@ -102,7 +102,6 @@ class Snapshots:
         """
         self._generation, self._members = generation, tuple(members)
         self._retention.holding = True
-        self._retention.begin()
         self._left_out.begin()
         self._tell_stale(out)
         self._transfers.begin(generation, out)
