@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from resilient.config import Config
 from resilient.storage import arrange, lies_in_ram, storage_of
 
