@@ -37,15 +37,13 @@ class Retention:
         self._transfers = transfers
         self._sent: dict[str, Retain] = {}
 
-    def begin(self) -> None:
-        """A generation begins: its daemons retain everything until they are told more."""
-        self._sent = {}
-
     def expects(self, tier: str, key: SnapshotKey) -> bool:
         """Whether daemons, by what they were told last, retain a snapshot on a tier."""
         sent = self._sent.get(tier)
         if sent is None or key.step in sent.steps or key in self._written(tier):
             return True
+        if key.generation > sent.generation:
+            return True  # its daemons retain everything until they are told more; others do as they were told before
         return key.generation >= sent.generation and key.step > sent.upto and key.step not in sent.left_out
 
     def send(self, tier: str, generation: int, out: Outbox) -> None:

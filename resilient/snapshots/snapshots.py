@@ -16,7 +16,6 @@ from checkpoint.protocol import (
     JobFailed,
     JobKind,
     Listening,
-    NodeShard,
     Skipped,
     SnapshotKey,
     Stale,
@@ -67,8 +66,8 @@ class Snapshots:
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def inventory(self, node: int, news: Inventory) -> None:
-        """All that a node holds, between generations; whatever was known of it before is forgotten."""
-        self._replace(node, news, news.shards)
+        """All that a node holds, as it was asked; whatever was known of it before is forgotten."""
+        self._replace(node, news)
 
     def lost(self, node: int, out: Outbox) -> None:
         """A node is gone, with what it holds, for as long as it does not return."""
@@ -78,12 +77,14 @@ class Snapshots:
         for tier in self._replication.lost(node, self._generation, out):
             self._on_replicated(tier, out)
 
-    def _replace(self, node: int, news: Inventory, shards: Sequence[NodeShard]) -> None:
+    def _replace(self, node: int, news: Inventory) -> None:
+        """While daemons may forget, what they were told to forget is not counted, although it may still be listed."""
+        holding = self._retention.holding
         self._catalog.listen(node, news.address)
-        valid = [shard for shard in shards if not self._invalidation.covers(shard.key)]
-        if len(valid) < len(shards):
+        valid = [shard for shard in news.shards if not self._invalidation.covers(shard.key)]
+        if len(valid) < len(news.shards):
             self._invalidation.reappeared()
-        self._catalog.replace(node, valid)
+        self._catalog.replace(node, [each for each in valid if holding or self._retention.expects(each.tier, each.key)])
 
     def candidates(self) -> bytes:
         """What workers may go on from, packed by `resilient.protocol.messages.pack`; the same for all nodes."""
@@ -102,7 +103,6 @@ class Snapshots:
         """
         self._generation, self._members = generation, tuple(members)
         self._retention.holding = True
-        self._retention.begin()
         self._left_out.begin()
         self._tell_stale(out)
         self._transfers.begin(generation, out)
@@ -178,8 +178,7 @@ class Snapshots:
     def _on_new_daemon(self, node: int, news: Inventory, now: float, out: Outbox) -> None:
         """A daemon was started anew: what it does not have by now it will never have, and it is told again what it has to do."""
         generation, memory = self._generation, self.plan.memory.name
-        holding = self._retention.holding
-        self._replace(node, news, [each for each in news.shards if holding or self._retention.expects(each.tier, each.key)])
+        self._replace(node, news)
         self._health.gone(node, generation, self._left_out.decided, out)
         here = {each.key.step for each in news.shards if not each.replica and each.key.generation == generation}
         if node in self._members and self._left_out.on_absent(here):
@@ -254,7 +253,7 @@ class Snapshots:
             self._completed(memory, key, self._catalog.snapshots[key].write_s, now, out)
 
     def _completed(self, tier: str, key: SnapshotKey, write_s: float, now: float, out: Outbox) -> None:
-        """Every node's shard of a step is on a tier: now requests go to all nodes, and what was to be sent to them waited for it."""
+        """Every node's shard of a step is on a tier: requests go to all nodes now, and what was to be sent waited for it."""
         snapshot = self._catalog.snapshots[key]
         self._catalog.completed(tier, key)
         self._snapshot_event(tier, key, snapshot.size_bytes, snapshot.stall_s, write_s, out)
