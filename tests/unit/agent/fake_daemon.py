@@ -1,6 +1,6 @@
 """Stands for the snapshot daemon: reads requests, answers as its argument says, and writes down what it was told.
 
-    python fake_daemon.py HOW LOG      HOW: answers | mute | dies (at its first inventory) | nonsense | deaf
+python fake_daemon.py HOW LOG      HOW: answers | mute | dies (at its first inventory) | nonsense | deaf
 """
 
 import sys

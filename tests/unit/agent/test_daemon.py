@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from parts import PATIENCE_S, Talk
 
 from checkpoint.protocol import Clear, Inventory, Listening, SnapshotKey, Sync, Synced, TakeInventory
 from checkpoint.tiers import session
-from parts import PATIENCE_S, Talk
 from resilient import storage
 from resilient.agent import daemon as daemon_module
 from resilient.agent.daemon import DaemonProcess, as_entry

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from parts import PATIENCE_S, Talk
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
-from parts import PATIENCE_S, Talk
 from resilient.agent.ending import end_workers
 from resilient.agent.limits import QUIET_S
 from resilient.protocol import connection as connection_module

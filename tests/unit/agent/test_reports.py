@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from parts import FakeWorkers
 
 from checkpoint.framing import Decoder, encode
 from checkpoint.protocol import Held, NodeShard, SnapshotKey
-from parts import FakeWorkers
 from resilient.agent import reports as reports_module
 from resilient.agent.limits import LOOK_S, QUIET_S
 from resilient.agent.reports import Reports

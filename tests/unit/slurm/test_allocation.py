@@ -12,10 +12,10 @@ from resilient.campaign import allocation_of, fitted, machine_layout
 from resilient.config import Config
 from resilient.driver.launch import AgentCommand
 from resilient.exits import EnvironmentUnusable
+from resilient.protocol.connection import parse_addresses
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.hosts import counts, expand
 from resilient.slurm.launch import SlurmLauncher, addresses
-from resilient.protocol.connection import parse_addresses
 
 ENVIRON = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-3,7]", "SLURM_JOB_CPUS_PER_NODE": "48(x3),24", "SLURMD_NODENAME": "n2"}
 
