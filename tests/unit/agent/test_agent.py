@@ -24,6 +24,7 @@ from resilient.protocol.messages import (
     Imported,
     Inspect,
     Inspected,
+    LinksChanged,
     Propose,
     Proposed,
     Ready,
@@ -126,7 +127,8 @@ def test_an_agent_says_who_it_is_runs_generations_and_reports_what_becomes_of_th
     steps: dict[int, list[int]] = {0: [], 1: []}
     while min(map(len, steps.values())) < 20:
         report, others = node.driver.until(Report)
-        assert not others and report.generation == 1
+        assert report.generation == 1
+        assert all(isinstance(each, LinksChanged) for each in others), "an agent on a busy machine may see TCP retransmit"
         for record in report.records:
             if record.event == "resumed":
                 assert record.fields["environ"] == '{"go_back_to": 3, "skip": [[5, 6]]}'
