@@ -80,7 +80,11 @@ class Driver:
         return self._inbox.popleft() if self._inbox else None
 
     def send(self, message: AgentMessage, *, droppable: bool = False) -> bool:
-        """See `Connection.send`; nothing is sent any more after `hang_up`. Raises RendezvousGracefulExitError if the driver is gone."""
+        """See `Connection.send`; after `hang_up` nothing is sent.
+
+        Raises:
+            RendezvousGracefulExitError: the driver is gone.
+        """
         if self._hung_up:
             return False
         try:

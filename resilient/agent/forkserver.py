@@ -136,10 +136,10 @@ class ForkServer:
 
     def receive(self) -> None:
         """Take what the template says, if it has said something. Raises ForkServerGone."""
-        try:
-            packet, descriptors, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 1, socket.MSG_DONTWAIT)
-        except BlockingIOError:
+        if not readable(self._control.fileno(), 0.0):  # `recv_fds` does not pass MSG_DONTWAIT on
             return
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 1)
         except OSError as error:
             raise ForkServerGone(str(error)) from error
         if not packet:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from parts import Talk
 
 from resilient.agent import forkserver
 from resilient.agent.forkserver import Forked, ForkServer, ForkServerGone
+from resilient.protocol.messages import Alive, Ping
 
 PATIENCE_S = 30.0
 
@@ -151,3 +153,17 @@ def test_what_was_forked_ends_with_the_agent(tmp_path: Path):
     agent.wait()
     _, alive = psutil.wait_procs(family, PATIENCE_S)
     assert not alive
+
+
+def test_a_server_that_is_stopped_keeps_no_ping_waiting(template, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(forkserver, "FORK_S", 1.0)
+    talk = Talk()
+    fork_server = ForkServer(template[0], talk.loop.wait_readable)
+    talk.loop.watch(fork_server.fileno(), fork_server.receive)
+    server, _ = asked(fork_server)
+    os.kill(server, signal.SIGSTOP)
+    talk.peer.send(Ping(generation=0))
+    assert asked(fork_server)[0] != server
+    assert talk.peer.arrived() == [Alive(generation=0)]
+    fork_server.close()
+    talk.close()

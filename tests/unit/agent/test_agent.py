@@ -1,0 +1,182 @@
+"""A whole agent, as a process, with the test as its driver."""
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from parts import PATIENCE_S, FakeDriver
+
+from resilient import storage
+from resilient.agent.memory import daemon_directory, page_directory
+from resilient.config import Config
+from resilient.protocol.connection import TOKEN_VARIABLE
+from resilient.protocol.messages import (
+    Arm,
+    Health,
+    Hello,
+    Imported,
+    Inspect,
+    Inspected,
+    LinksChanged,
+    Propose,
+    Proposed,
+    Ready,
+    RecordsWritten,
+    Report,
+    Shutdown,
+    SignalReceived,
+    Start,
+    Started,
+    Stop,
+    WorkerEnded,
+)
+
+SCRIPT = """
+import json, os, time
+from resilient import worker
+context = worker.init()
+worker.report({"step": 4, "environ": os.environ["RESILIENT_GUARD"]}, event="resumed")
+step = 0
+while (context.generation, context.rank) != (2, 1):
+    step += 1
+    time.sleep(0.01)
+    worker.report({"step": step, "loss": float("nan")})
+    worker.beat(step)
+raise SystemExit(3)
+"""
+
+
+class Node:
+    """An agent's process, and this test as its driver."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.run_dir = tmp_path / "run"
+        self.run_dir.mkdir()
+        (self.run_dir / "logs").mkdir()
+        (tmp_path / "script.py").write_text(SCRIPT)
+        (self.run_dir / "config.yaml").write_text("")
+        config = Config.model_validate({"name": "gpt", "checkpoint": {"tiers": [{"name": "d", "path": str(tmp_path / "durable")}]}})
+        (tmp_path / "durable").mkdir()
+        storage.write(self.run_dir, storage.arrange(config, 1, "id", {tmp_path / "durable": False}))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.process = subprocess.Popen(
+                [
+                    *[sys.executable, "-m", "resilient.agent", "--driver", f"127.0.0.1:{listener.getsockname()[1]}", "--node", "0"],
+                    *["--procs", "2", "--run-dir", str(self.run_dir), "--run-id", "test", "--fence-s", "600", "--health-s", "60"],
+                    *["--entrypoint", str(tmp_path / "script.py"), "--parent", str(os.getpid())],
+                ],
+                env={**os.environ, TOKEN_VARIABLE: "secret.7"},
+                start_new_session=True,
+            )
+            listener.settimeout(PATIENCE_S)
+            self.driver = FakeDriver(listener)
+
+    def start(self, generation: int) -> tuple[Ready, Started]:
+        """Let a generation of this one node begin."""
+        ready, _ = self.driver.until(Ready)
+        self.driver.send(
+            Start(
+                generation=generation,
+                node_rank=0,
+                nodes=1,
+                master_addr="127.0.0.1",
+                master_port=ready.store_port,
+                collective_timeout_s=600.0,
+                report_s=0.2,
+                mtbf_s=3600.0,
+                go_back_to=3,
+                skip=((5, 6),),
+            )
+        )
+        started, _ = self.driver.until(Started)
+        return ready, started
+
+    def close(self) -> None:
+        self.driver.close()
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    yield made
+    made.close()
+
+
+def test_an_agent_says_who_it_is_runs_generations_and_reports_what_becomes_of_them(node: Node):
+    hello = node.driver.next()
+    assert isinstance(hello, Hello)
+    assert (hello.node, hello.incarnation, hello.token, hello.generation) == (0, 7, "secret", 0)
+    node.driver.until(Imported)
+    health, before = node.driver.until(Health)
+    assert not [each for each in before if isinstance(each, Ready)], "a node is checked before it is ready"
+    assert not [finding for finding in health.findings if finding.check.startswith("rank")]
+    ready, started = node.start(1)
+    assert ready.generation == 0
+    assert sorted(started.pids) == [0, 1]
+
+    resumed: set[int] = set()
+    steps: dict[int, list[int]] = {0: [], 1: []}
+    while min(map(len, steps.values())) < 20:
+        report, others = node.driver.until(Report)
+        assert report.generation == 1
+        assert all(isinstance(each, LinksChanged) for each in others), "an agent on a busy machine may see TCP retransmit"
+        for record in report.records:
+            if record.event == "resumed":
+                assert record.fields["environ"] == '{"go_back_to": 3, "skip": [[5, 6]]}'
+                resumed.add(record.rank)
+            else:
+                assert math.isnan(record.fields["loss"])
+                steps[record.rank].append(record.fields["step"])
+        for rank, beat in report.heartbeats.items():
+            assert beat.step < 0 or rank in resumed, "a step is reported before the record that came before it"
+            assert beat.step <= max(steps[rank], default=0)
+        node.driver.send(RecordsWritten(generation=1, count=len(report.records)))
+    for found in steps.values():
+        assert found == list(range(1, len(found) + 1))
+
+    node.driver.send(Inspect(generation=1))
+    inspected, _ = node.driver.until(Inspected)
+    assert sorted(inspected.ranks) == [0, 1] and all("script.py" in each.stacks for each in inspected.ranks.values())
+    os.kill(node.process.pid, signal.SIGUSR1)
+    received, _ = node.driver.until(SignalReceived)
+    assert received.name == "SIGUSR1"
+    node.driver.send(Propose(generation=1, reason="SIGUSR1"))
+    proposed, _ = node.driver.until(Proposed)
+    assert proposed.generation == 1
+
+    node.driver.send(Stop(generation=1))
+    _, started = node.start(2)
+    end, before = node.driver.until(WorkerEnded)
+    assert (end.end.rank, end.end.exitcode, end.generation, end.stopped) == (1, 3, 2, False)
+    told = [record.rank for report in before if isinstance(report, Report) for record in report.records]
+    assert 1 in told, "its records go before its end"
+    node.driver.send(Arm(generation=1, target=1), Stop(generation=1))  # of a generation that is over: nobody minds
+    node.driver.until(Report)
+    node.driver.send(Stop(generation=2))
+    node.driver.until(Ready)
+    node.driver.send(Shutdown(generation=2))
+    assert node.process.wait(PATIENCE_S) == 0
+    assert not page_directory(node.run_dir, 0).exists()
+    assert list((node.run_dir / ".spill").glob("*.jsonl")), "what was not acknowledged is left in the run directory"
+
+
+def test_an_agent_whose_driver_is_gone_ends_with_its_workers_and_leaves_what_they_reported(node: Node):
+    _, started = node.start(1)
+    workers = [psutil.Process(pid) for pid in started.pids.values()]
+    report, _ = node.driver.until(Report)
+    while not report.records:
+        report, _ = node.driver.until(Report)
+    node.driver.close()
+    assert node.process.wait(PATIENCE_S) == 0
+    assert not psutil.wait_procs(workers, PATIENCE_S)[1]
+    assert list((node.run_dir / ".spill").glob("*-g1-0.jsonl"))
+    assert not list(daemon_directory(node.run_dir, 0).glob("*.sock"))
