@@ -41,11 +41,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import checkpoint
-from checkpoint import direct, layout
+from checkpoint import direct, layout, protocol
+from checkpoint.framing import Decoder, Message, encode
 from checkpoint.piece import part_of
 from checkpoint.source import DirectorySource
-from checkpoint import protocol
-from checkpoint.framing import Decoder, Message, encode
 from checkpoint.tiers import session
 
 RANKS = 2

@@ -291,7 +291,7 @@ def test_importing_the_package_imports_neither_torch_nor_zarr() -> None:
     assert json.loads(done.stdout) == []
 
 
-def test_a_keeper_imports_no_torch() -> None:
-    script = "import sys, checkpoint.tiers.keeper; print('torch' in sys.modules)"
+def test_the_snapshot_daemon_imports_no_torch() -> None:
+    script = "import sys, checkpoint.daemon.daemon; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "False"
