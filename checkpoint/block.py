@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from checkpoint.layout import ArrayInfo, Shape, Strip
-from checkpoint.piece import Piece
+from checkpoint.local_shard import LocalShard
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 Pairs = Iterator[tuple[Any, Any]]
@@ -21,16 +21,16 @@ Box = tuple[Shape, Shape]
 
 
 class Block:
-    """The tensor of a piece that is not empty, cut as the array's chunks are."""
+    """The tensor of a local shard that is not empty, cut as the array's chunks are."""
 
-    def __init__(self, piece: Piece, info: ArrayInfo) -> None:
+    def __init__(self, local_shard: LocalShard, info: ArrayInfo) -> None:
         self._info = info
-        self._offset = piece.offset
-        self._extent = piece.extent
-        self._data = piece.data.detach()
+        self._offset = local_shard.offset
+        self._extent = local_shard.extent
+        self._data = local_shard.data.detach()
         self._numbers: Numbers | None = None
         # Chunks wholly inside the block, along each dimension.
-        bounds = zip(info.chunk, piece.offset, piece.extent, strict=True)
+        bounds = zip(info.chunk, local_shard.offset, local_shard.extent, strict=True)
         self._inner = [(-(-offset // part), (offset + extent) // part) for part, offset, extent in bounds]
         if self._data.device.type == "cpu":
             self._numbers = _bits(self._data).numpy()  # which copies without starting torch's threads

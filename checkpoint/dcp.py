@@ -34,9 +34,9 @@ from checkpoint.dcp_names import KEY, OBJECTS, PackedObject, array_name, fqn_of,
 from checkpoint.dcp_reading import ZarrReader
 from checkpoint.errors import CheckpointError
 from checkpoint.layout import ArrayInfo, Shape, Shard, arrange
+from checkpoint.local_shard import LocalShard
 from checkpoint.manifest import Manifest
 from checkpoint.naming import step_of, step_path, temporary_path
-from checkpoint.piece import Piece
 from checkpoint.plan import Claim
 from checkpoint.state import JSON
 from checkpoint.writing import Checksums, Task
@@ -175,14 +175,14 @@ class ZarrWriter(StorageWriter):
             self._arrays = None
 
     def _write(self, plan: SavePlan, planner: SavePlanner, orders: _Orders) -> tuple[_Written, int]:
-        pieces: list[tuple[Piece, ArrayInfo]] = []
+        local_shards: list[tuple[LocalShard, ArrayInfo]] = []
         objects: dict[str, PackedObject] = {}
         packed = bytearray()
         for item in plan.items:
             data = planner.resolve_data(item)
             if isinstance(data, torch.Tensor):
                 info = orders.arrays[item.index.fqn]
-                pieces.append((_piece(item, info, data), info))
+                local_shards.append((_local_shard(item, info, data), info))
             else:
                 objects[item.index.fqn] = PackedObject(orders.objects, len(packed), data.getbuffer().nbytes)
                 packed += data.getbuffer()
@@ -191,11 +191,11 @@ class ZarrWriter(StorageWriter):
             array = arrange(orders.objects, "uint8", (len(packed),), (max(1, len(packed)),))
             _create(self._temporary, array)
             contents = torch.frombuffer(packed, dtype=torch.uint8) if packed else torch.empty(0, dtype=torch.uint8)
-            pieces.append((Piece(array.name, array.shape, (0,), contents, array.chunk), array))
-        pinned = any(piece.data.is_cuda for piece, _ in pieces)
-        tasks = [task for piece, info in pieces for task in _tasks(piece, info)]
+            local_shards.append((LocalShard(array.name, array.shape, (0,), contents, array.chunk), array))
+        pinned = any(local_shard.data.is_cuda for local_shard, _ in local_shards)
+        tasks = [task for local_shard, info in local_shards for task in _tasks(local_shard, info)]
         checksums = writing.write(self._temporary, tasks, pinned=pinned)
-        size_bytes = sum(piece.data.nbytes for piece, _ in pieces)
+        size_bytes = sum(local_shard.data.nbytes for local_shard, _ in local_shards)
         return _Written(checksums, None if array is None else replace(array), objects), size_bytes
 
     def _publish(self, arrays: tuple[ArrayInfo, ...], planner_data: Any, shares: Sequence[_Written]) -> None:
@@ -244,22 +244,22 @@ def _unit(claims: Sequence[Claim]) -> Shape:
     )
 
 
-def _piece(item: WriteItem, info: ArrayInfo, data: torch.Tensor) -> Piece:
+def _local_shard(item: WriteItem, info: ArrayInfo, data: torch.Tensor) -> LocalShard:
     assert item.tensor_data is not None
     chunk = item.tensor_data.chunk
-    piece = Piece(info.name, info.shape, tuple(chunk.offsets), data.detach(), info.chunk)
-    if (piece.dtype, piece.extent) != (info.dtype, tuple(chunk.sizes)):
+    local_shard = LocalShard(info.name, info.shape, tuple(chunk.offsets), data.detach(), info.chunk)
+    if (local_shard.dtype, local_shard.extent) != (info.dtype, tuple(chunk.sizes)):
         raise ValueError(
-            f"{item.index.fqn}: expected {info.dtype} {list(chunk.sizes)} as planned, and the planner gives {piece.dtype} "
-            f"{list(piece.extent)}"
+            f"{item.index.fqn}: expected {info.dtype} {list(chunk.sizes)} as planned, and the planner gives {local_shard.dtype} "
+            f"{list(local_shard.extent)}"
         )
-    return piece
+    return local_shard
 
 
-def _tasks(piece: Piece, info: ArrayInfo) -> Iterator[Task]:
-    if piece.data.numel():
-        block = Block(piece, info)
-        for strip in info.strips(piece.offset, piece.extent):
+def _tasks(local_shard: LocalShard, info: ArrayInfo) -> Iterator[Task]:
+    if local_shard.data.numel():
+        block = Block(local_shard, info)
+        for strip in info.strips(local_shard.offset, local_shard.extent):
             yield Task(strip, block)
 
 

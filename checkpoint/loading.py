@@ -1,7 +1,7 @@
 """Loading: each rank reads what it needs, from whatever layout wrote it.
 
-Owns the path from the shard files into tensors: only chunks that a piece touches are read, neighbours together, each once; each
-is compared with its checksum, and a bad one is looked for in the next source. No communication takes place.
+Owns the path from the shard files into tensors: only chunks that a local shard touches are read, neighbours together, each once;
+each is compared with its checksum, and a bad one is looked for in the next source. No communication takes place.
 """
 
 import threading
@@ -16,8 +16,8 @@ from checkpoint import direct, manifest, metadata, slots
 from checkpoint.block import Block
 from checkpoint.errors import CheckpointMismatch, DamagedCheckpoint
 from checkpoint.layout import Shard, Strip
+from checkpoint.local_shard import LocalShard
 from checkpoint.metadata import Contents
-from checkpoint.piece import Piece
 from checkpoint.source import DirectorySource, Source
 from checkpoint.state import JSON
 from checkpoint.threads import for_each
@@ -41,24 +41,24 @@ def read_state(path: Path) -> Mapping[str, JSON]:
     return contents_of(path)[0].state
 
 
-def load(path: Path, pieces: Sequence[Piece], *, threads: int = THREADS) -> Mapping[str, JSON]:
-    """Fill the pieces' tensors in place from a checkpoint, whatever layout wrote it; return the state saved with it.
+def load(path: Path, local_shards: Sequence[LocalShard], *, threads: int = THREADS) -> Mapping[str, JSON]:
+    """Fill the local shards' tensors in place from a checkpoint, whatever layout wrote it; return the state saved with it.
 
     Args:
         path: a committed checkpoint.
-        pieces: what this rank wants; blocks may lie anywhere in their arrays, and overlap.
+        local_shards: what this rank wants; blocks may lie anywhere in their arrays, and overlap.
         threads: that read and check at the same time.
 
     Raises DamagedCheckpoint where what is read is not what was written (the tensors' contents are undefined then), and
     CheckpointMismatch, before any tensor changes, where an array is missing or has another shape or type.
     """
     with closing(Opened(path)) as opened:
-        opened.fill(pieces, threads=threads)
+        opened.fill(local_shards, threads=threads)
     return opened.contents.state
 
 
 class Opened:
-    """A committed checkpoint from which piece after piece is read, and its metadata once; threads may share it.
+    """A committed checkpoint from which one local shard after the other is read, and its metadata once; threads may share it.
 
     Raises DamagedCheckpoint.
     """
@@ -67,9 +67,9 @@ class Opened:
         self.path = path
         self.contents, self._source = contents_of(path)
 
-    def fill(self, pieces: Sequence[Piece], *, threads: int = THREADS) -> None:
-        """Fill the pieces' tensors in place. Raises as `load`."""
-        fill(self.path, self.contents, [self._source], pieces, threads=threads)
+    def fill(self, local_shards: Sequence[LocalShard], *, threads: int = THREADS) -> None:
+        """Fill the local shards' tensors in place. Raises as `load`."""
+        fill(self.path, self.contents, [self._source], local_shards, threads=threads)
 
     def close(self) -> None:
         """Give back what is open."""
@@ -82,43 +82,45 @@ def contents_of(path: Path) -> tuple[Contents, Source]:
     return metadata.read(path, files.get(metadata.NAME)), DirectorySource(path, files=files)
 
 
-def fill(path: Path, contents: Contents, sources: Sequence[Source], pieces: Sequence[Piece], *, threads: int = THREADS) -> Seals:
-    """Fill the pieces' tensors from the sources, the first that holds a chunk first; return the checksums of what was read.
+def fill(
+    path: Path, contents: Contents, sources: Sequence[Source], local_shards: Sequence[LocalShard], *, threads: int = THREADS
+) -> Seals:
+    """Fill the local shards' tensors from the sources, the first that holds a chunk first; return the checksums of what was read.
 
     Args:
         path: what messages call the checkpoint.
 
     Raises as `load`.
     """
-    for piece in pieces:
-        _check(path, contents, piece)
-    runs = list(_runs(path, contents, sources, [piece for piece in pieces if piece.data.numel()]))
+    for local_shard in local_shards:
+        _check(path, contents, local_shard)
+    runs = list(_runs(path, contents, sources, [local_shard for local_shard in local_shards if local_shard.data.numel()]))
     reader = _Reader(sources, max((run.strip.length * run.strip.shard.array.slot_bytes for run in runs), default=0))
     for_each(runs, reader.worker, min(threads, len(runs)), "checkpoint-load")
     return reader.seals
 
 
-def _check(path: Path, contents: Contents, piece: Piece) -> None:
-    info = contents.arrays.get(piece.array)
+def _check(path: Path, contents: Contents, local_shard: LocalShard) -> None:
+    info = contents.arrays.get(local_shard.array)
     if info is None:
         raise CheckpointMismatch(
-            f"{path} has no array {piece.array}; it has {len(contents.arrays)} others. "
+            f"{path} has no array {local_shard.array}; it has {len(contents.arrays)} others. "
             "Was it written for another model, or the array renamed?"
         )
-    if (info.shape, info.dtype) != (piece.shape, piece.dtype):
+    if (info.shape, info.dtype) != (local_shard.shape, local_shard.dtype):
         raise CheckpointMismatch(
-            f"{path}: array {piece.array}: expected {piece.dtype} {list(piece.shape)}, found {info.dtype} "
+            f"{path}: array {local_shard.array}: expected {local_shard.dtype} {list(local_shard.shape)}, found {info.dtype} "
             f"{list(info.shape)}. Load it into the model and precision that it was written for"
         )
 
 
-def _runs(path: Path, contents: Contents, sources: Sequence[Source], pieces: Sequence[Piece]) -> Iterator[_Run]:
+def _runs(path: Path, contents: Contents, sources: Sequence[Source], local_shards: Sequence[LocalShard]) -> Iterator[_Run]:
     """What to read, by file and offset."""
     wanted: dict[Shard, list[tuple[Strip, Block]]] = {}
-    for piece in pieces:
-        info = contents.arrays[piece.array]
-        block = Block(piece, info)
-        for strip in info.strips(piece.offset, piece.extent):
+    for local_shard in local_shards:
+        info = contents.arrays[local_shard.array]
+        block = Block(local_shard, info)
+        for strip in info.strips(local_shard.offset, local_shard.extent):
             wanted.setdefault(strip.shard, []).append((strip, block))
     for shard, strips in wanted.items():
         strips.sort(key=lambda each: each[0].slot)

@@ -16,7 +16,7 @@ from checkpoint.layout import ArrayInfo, Shape, Strip, arrange
 
 @dataclass(frozen=True)
 class Claim:
-    """A piece without its data: what one rank says it holds."""
+    """A local shard without its data: what one rank says it holds."""
 
     array: str
     dtype: str

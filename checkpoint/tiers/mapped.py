@@ -12,24 +12,24 @@ import torch
 from checkpoint import direct, plan
 from checkpoint.block import Block
 from checkpoint.layout import ArrayInfo, Shard, Strip
-from checkpoint.piece import Piece
+from checkpoint.local_shard import LocalShard
 from checkpoint.saving import claim
 
 
 @dataclass(frozen=True)
 class Share:
-    """The chunks of one piece that this rank writes."""
+    """The chunks of one local shard that this rank writes."""
 
     info: ArrayInfo
     strips: Sequence[Strip]
 
     @classmethod
-    def of(cls, piece: Piece, info: ArrayInfo, ordinal: int) -> "Share":
-        return cls(info, list(plan.share(info, ordinal, claim(piece))) if piece.data.numel() else [])
+    def of(cls, local_shard: LocalShard, info: ArrayInfo, ordinal: int) -> "Share":
+        return cls(info, list(plan.share(info, ordinal, claim(local_shard))) if local_shard.data.numel() else [])
 
 
 class MappedBuffer:
-    """A buffer in this process: for every piece the tensors in shared memory that its chunks are copied to.
+    """A buffer in this process: for every local shard the tensors in shared memory that its chunks are copied to.
 
     Invariant: made for one directory as it was when it was mapped (`inode`); a buffer that is made anew is mapped anew.
     """
@@ -77,17 +77,17 @@ class MappedBuffer:
             torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
         self._pinned = []
 
-    def copy(self, pieces: Sequence[Piece]) -> None:
-        """Copy every piece's share."""
+    def copy(self, local_shards: Sequence[LocalShard]) -> None:
+        """Copy every local shard's share."""
         self.size_bytes = 0
-        onto_host = any(piece.data.is_cuda for piece in pieces)
+        onto_host = any(local_shard.data.is_cuda for local_shard in local_shards)
         if onto_host and not self._pinned:
             self._pin()
-        for number, (piece, share) in enumerate(zip(pieces, self._shares, strict=True)):
-            data = piece.data.detach()
+        for number, (local_shard, share) in enumerate(zip(local_shards, self._shares, strict=True)):
+            data = local_shard.data.detach()
             key = (data.data_ptr(), data.dtype, data.stride(), data.device)
             if self._known[number] != key:
-                block = Block(piece, share.info) if share.strips else None
+                block = Block(local_shard, share.info) if share.strips else None
                 self._pairs[number] = [pair for strip in share.strips if block for pair in block.pairs(strip, self._slots(strip))]
                 self._known[number] = key
             if data.is_cuda and self._pairs[number]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from checkpoint import CheckpointError, crc, layout
 from checkpoint.layout import ArrayInfo, Strip, arrange, chunk_shape
-from checkpoint.piece import Piece, granule, part_of
+from checkpoint.local_shard import LocalShard, granule, part_of
 from checkpoint.plan import Claim, plan, share
 from checkpoint.retention import superseded
 
@@ -200,12 +200,12 @@ def test_a_piece_that_does_not_fit_is_refused(
     array: str, shape: tuple[int, ...], offset: tuple[int, ...], extent: tuple[int, ...], unit: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        Piece(array, shape, offset, torch.zeros(extent), unit)
+        LocalShard(array, shape, offset, torch.zeros(extent), unit)
 
 
 def test_a_piece_of_a_type_that_cannot_be_stored_is_refused() -> None:
     with pytest.raises(ValueError, match="float8_e4m3fnuz cannot be stored; there are"):
-        Piece("a", (1,), (0,), torch.zeros(1, dtype=torch.float8_e4m3fnuz), (1,))
+        LocalShard("a", (1,), (0,), torch.zeros(1, dtype=torch.float8_e4m3fnuz), (1,))
 
 
 @pytest.mark.parametrize(
