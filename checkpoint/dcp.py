@@ -37,7 +37,7 @@ from checkpoint.layout import ArrayInfo, Shape, Shard, arrange
 from checkpoint.local_shard import LocalShard
 from checkpoint.manifest import Manifest
 from checkpoint.naming import step_of, step_path, temporary_path
-from checkpoint.plan import Claim
+from checkpoint.plan import ShardSpec
 from checkpoint.state import JSON
 from checkpoint.writing import Checksums, Task
 
@@ -130,7 +130,7 @@ class ZarrWriter(StorageWriter):
         if commit.good(self._root, self._known_step) is not None:
             _log.warning("%s is there already and sound; it is left as it is", self.checkpoint_id)
             return [replace(each, storage_data=None) for each in plans]
-        arrays = plan.plan(_claims(plans))
+        arrays = plan.plan(_specs(plans))
         # Copies without what has been worked out about them, for they travel.
         known = {fqn_of(info.name): replace(info) for info in arrays}
         ordered = []
@@ -216,31 +216,31 @@ class ZarrWriter(StorageWriter):
         shutil.rmtree(self._temporary, ignore_errors=True)
 
 
-def _claims(plans: Sequence[SavePlan]) -> list[list[Claim]]:
+def _specs(plans: Sequence[SavePlan]) -> list[list[ShardSpec]]:
     """What each rank is to write, in units that fit all of them."""
-    found: dict[str, list[tuple[int, Claim]]] = {}
+    found: dict[str, list[tuple[int, ShardSpec]]] = {}
     for rank, each in enumerate(plans):
         for item in each.items:
             if item.tensor_data is not None:
                 chunk, dtype = item.tensor_data.chunk, str(item.tensor_data.properties.dtype).removeprefix("torch.")
                 shape, offset, extent = tuple(item.tensor_data.size), tuple(chunk.offsets), tuple(chunk.sizes)
-                claim = Claim(array_name(item.index.fqn), dtype, shape, offset, extent, (), 0, 1)
-                found.setdefault(item.index.fqn, []).append((rank, claim))
-    claims: list[list[Claim]] = [[] for _ in plans]
+                spec = ShardSpec(array_name(item.index.fqn), dtype, shape, offset, extent, (), 0, 1)
+                found.setdefault(item.index.fqn, []).append((rank, spec))
+    specs: list[list[ShardSpec]] = [[] for _ in plans]
     for held in found.values():
-        unit = _unit([claim for _, claim in held])
-        for rank, claim in held:
-            claims[rank].append(replace(claim, unit=unit))
-    return claims
+        unit = _unit([spec for _, spec in held])
+        for rank, spec in held:
+            specs[rank].append(replace(spec, unit=unit))
+    return specs
 
 
-def _unit(claims: Sequence[Claim]) -> Shape:
+def _unit(specs: Sequence[ShardSpec]) -> Shape:
     """The greatest numbers of which all boundaries inside the array are multiples."""
-    full = [claim for claim in claims if math.prod(claim.extent)]
+    full = [spec for spec in specs if math.prod(spec.extent)]
     return tuple(
-        math.gcd(*(end for claim in full for end in (claim.offset[dim], claim.offset[dim] + claim.extent[dim]) if end < length))
+        math.gcd(*(end for spec in full for end in (spec.offset[dim], spec.offset[dim] + spec.extent[dim]) if end < length))
         or max(1, length)
-        for dim, length in enumerate(claims[0].shape)
+        for dim, length in enumerate(specs[0].shape)
     )
 
 
@@ -259,8 +259,8 @@ def _local_shard(item: WriteItem, info: ArrayInfo, data: torch.Tensor) -> LocalS
 def _tasks(local_shard: LocalShard, info: ArrayInfo) -> Iterator[Task]:
     if local_shard.data.numel():
         block = Block(local_shard, info)
-        for strip in info.strips(local_shard.offset, local_shard.extent):
-            yield Task(strip, block)
+        for chunk_run in info.chunk_runs(local_shard.offset, local_shard.extent):
+            yield Task(chunk_run, block)
 
 
 def _shards(arrays: Iterable[ArrayInfo]) -> list[Shard]:

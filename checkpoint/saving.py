@@ -23,7 +23,7 @@ from checkpoint.layout import ArrayInfo, Shard
 from checkpoint.local_shard import LocalShard
 from checkpoint.manifest import Manifest
 from checkpoint.naming import step_path, temporary_path
-from checkpoint.plan import Claim
+from checkpoint.plan import ShardSpec
 from checkpoint.pruning import prune
 from checkpoint.state import JSON
 from checkpoint.writing import Checksums, Task
@@ -71,7 +71,7 @@ class Layout:
         return metadata.documents(self.arrays)
 
 
-_layouts: dict[bytes, tuple[bytes, Layout]] = {}  # own claims: everyone's claims, and what came of them
+_layouts: dict[bytes, tuple[bytes, Layout]] = {}  # own shard specs: everyone's shard specs, and what came of them
 _LAYOUTS_KEPT = 4
 
 
@@ -105,7 +105,7 @@ def save(
     began = time.monotonic()
     ranks = Ranks(group)
     try:
-        layout = agree(ranks, [claim(local_shard) for local_shard in local_shards])
+        layout = agree(ranks, [spec_of(local_shard) for local_shard in local_shards])
         documents: dict[str, bytes] = {}  # rank 0's
         already = ranks.first(lambda: _open(root, step, generation, layout, state, documents))
         if already is not None:
@@ -123,21 +123,21 @@ def save(
     return _saved(root, began, contents, already_there=not fresh)
 
 
-def claim(local_shard: LocalShard) -> Claim:
+def spec_of(local_shard: LocalShard) -> ShardSpec:
     """A local shard without its data."""
     each = local_shard
-    return Claim(each.array, each.dtype, each.shape, each.offset, each.extent, each.unit, each.replica, each.replicas)
+    return ShardSpec(each.array, each.dtype, each.shape, each.offset, each.extent, each.unit, each.replica, each.replicas)
 
 
-def agree(ranks: Ranks, claims: list[Claim]) -> Layout:
+def agree(ranks: Ranks, specs: list[ShardSpec]) -> Layout:
     """The layout of what all ranks hold. Nothing but a digest travels when it is that of an earlier save."""
-    own = hashlib.sha256(repr(claims).encode()).digest()
+    own = hashlib.sha256(repr(specs).encode()).digest()
     known = _layouts.get(own)
     shared = ranks.all((own, None if known is None else known[0]))
     together = hashlib.sha256(b"".join(each for each, _ in shared)).digest()
     if known is not None and all(earlier == together for _, earlier in shared):
         return known[1]
-    everyone = ranks.to_first(claims)
+    everyone = ranks.to_first(specs)
     layout = Layout(ranks.first(lambda: plan.plan(everyone)))
     _layouts[own] = (together, layout)
     if len(_layouts) > _LAYOUTS_KEPT:
@@ -164,7 +164,7 @@ def _write(root: Path, step: int, generation: int, layout: Layout, local_shards:
             ordinal = layout.ordinals[local_shard.array]
             info = layout.arrays[ordinal]
             block = Block(local_shard, info)
-            tasks += [Task(strip, block) for strip in plan.share(info, ordinal, claim(local_shard))]
+            tasks += [Task(chunk_run, block) for chunk_run in plan.chunks_to_write(info, ordinal, spec_of(local_shard))]
     pinned = any(local_shard.data.is_cuda for local_shard in local_shards)
     return writing.write(temporary_path(root, step, generation), tasks, pinned=pinned)
 

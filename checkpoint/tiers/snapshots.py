@@ -20,14 +20,13 @@ from checkpoint import points, shard_manifest, state
 from checkpoint.agreement import Ranks
 from checkpoint.framing import encode
 from checkpoint.local_shard import LocalShard
-from checkpoint.plan import Claim
 from checkpoint.protocol import BufferBroken, LayoutAnnounced, LeasePassed, StateCopied, StepSkipped, WorkerNews
-from checkpoint.saving import agree, claim
+from checkpoint.saving import agree, spec_of
 from checkpoint.state import JSON
 from checkpoint.tiers import blueprint, session
 from checkpoint.tiers.cadence import Clock
 from checkpoint.tiers.lease import LINK, PREFIX, STATE, Lease, LeaseWord, buffer_path, index_of, layout_of
-from checkpoint.tiers.mapped import MappedBuffer, Share
+from checkpoint.tiers.mapped import MappedBuffer, WritePlan
 from checkpoint.tiers.session import CONTROL, Session
 
 READY_S = 60.0
@@ -69,8 +68,7 @@ class Snapshots:
         self._word = LeaseWord(self.session.directory / CONTROL)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._clock: Clock | None = None
-        self._claims: list[Claim] = []
-        self._shares: list[Share] = []
+        self._write_plans: list[WritePlan] = []
         self._buffers: dict[int, MappedBuffer] = {}
         self._used = -1  # number of the last lease that was used or passed
 
@@ -80,17 +78,16 @@ class Snapshots:
         Raises CheckpointError where the ranks' local shards do not fit together.
         """
         self._clock = Clock(self.session.every, self.session.mtbf_s, time.monotonic())
-        self._claims = [claim(local_shard) for local_shard in local_shards]
-        layout = agree(self._ranks, self._claims)
+        layout = agree(self._ranks, [spec_of(local_shard) for local_shard in local_shards])
         directory = self.session.directory
         digest = blueprint.arrays_digest(layout.arrays)
         if self._local == 0 and not blueprint.arrays_path(directory, digest).exists():
             blueprint.write_arrays(directory, layout.arrays, layout.documents)
         ordinals = layout.ordinals
-        self._shares = [Share.of(each, layout.arrays[ordinals[each.array]], ordinals[each.array]) for each in local_shards]
+        self._write_plans = [WritePlan.of(each, layout.arrays[ordinals[each.array]], ordinals[each.array]) for each in local_shards]
         slots: dict[str, list[int]] = {}
-        for share in self._shares:
-            for shard, slot, count in share.strips:
+        for write_plan in self._write_plans:
+            for shard, slot, count in write_plan.chunk_runs:
                 slots.setdefault(shard.path, []).extend(range(slot, slot + count))
         blueprint.write_slots(directory, self._ranks.rank, self.session.generation, digest, slots)
         self._buffers = {}
@@ -209,7 +206,7 @@ class Snapshots:
         if buffer is None or buffer.inode != path.stat().st_ino:
             if buffer is not None:
                 buffer.close()
-            buffer = self._buffers[index] = MappedBuffer(path, self._shares)
+            buffer = self._buffers[index] = MappedBuffer(path, self._write_plans)
         return buffer
 
     def _acquire(self, wait_s: float) -> int | None:
