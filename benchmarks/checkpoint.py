@@ -43,7 +43,7 @@ from torch.distributed.tensor import DTensor, Shard
 import checkpoint
 from checkpoint import direct, layout, protocol
 from checkpoint.framing import Decoder, Message, encode
-from checkpoint.piece import part_of
+from checkpoint.local_shard import part_of
 from checkpoint.source import DirectorySource
 from checkpoint.tiers import session
 
@@ -113,11 +113,11 @@ class Bench:
         self.local_bytes = sum(each.to_local().numel() * 4 for each in self.state.values())
         self.bytes = self.local_bytes * RANKS
 
-    def pieces(self, state: dict[str, Any] | None = None) -> list[checkpoint.Piece]:
+    def local_shards(self, state: dict[str, Any] | None = None) -> list[checkpoint.LocalShard]:
         found = []
         for name, tensor in (state or self.state).items():
             array, layer = name.split(".")
-            found.append(checkpoint.pieces_of(array, tensor, stack=(int(layer), self.layers)))
+            found.append(checkpoint.local_shard_of(array, tensor, stack=(int(layer), self.layers)))
         return found
 
     def timed(self, work: Callable[[], object]) -> tuple[float, float]:
@@ -170,12 +170,12 @@ class Bench:
             dcp.load(load, storage_reader=dcp.FileSystemReader(self.base / "dcp"))
 
         def save(step: int) -> None:
-            checkpoint.save(self.base / "own", step, self.pieces(), {}, generation=0, keep_last=1)
+            checkpoint.save(self.base / "own", step, self.local_shards(), {}, generation=0, keep_last=1)
 
         def restore() -> None:
-            checkpoint.restore(self.base / "own", lambda state: self.pieces(load))
+            checkpoint.restore(self.base / "own", lambda state: self.local_shards(load))
 
-        checkpoint.save(self.base / "own", 0, self.pieces(), {}, generation=0)  # the layout is agreed on once
+        checkpoint.save(self.base / "own", 0, self.local_shards(), {}, generation=0)  # the layout is agreed on once
         found: dict[str, list[tuple[float, float]]] = {}
 
         def take(name: str, work: Callable[[], object]) -> None:
@@ -236,7 +236,7 @@ class Bench:
 
     def reshard(self) -> dict[str, float]:
         """Bytes read for a byte that is needed, when the checkpoint of two ranks goes onto other layouts."""
-        checkpoint.save(self.base / "reshard", 1, self.pieces(), {}, generation=0)
+        checkpoint.save(self.base / "reshard", 1, self.local_shards(), {}, generation=0)
         found = {}
         if self.rank == 0:
             counted = 0
@@ -253,13 +253,13 @@ class Bench:
                 for where in product(range(splits), range(tp)):
                     wanted = [self.part(key, tensor, (splits, tp), where) for key, tensor in self.state.items()]
                     checkpoint.load(self.base / "reshard/step-00000001", wanted)
-                    needed += sum(piece.data.nbytes for piece in wanted)
+                    needed += sum(local_shard.data.nbytes for local_shard in wanted)
                 found[f"data {splits} tensor {tp}"] = counted / needed
             DirectorySource.read = read  # type: ignore[method-assign]
         dist.barrier()
         return found
 
-    def part(self, key: str, tensor: DTensor, splits: tuple[int, int], where: tuple[int, int]) -> checkpoint.Piece:
+    def part(self, key: str, tensor: DTensor, splits: tuple[int, int], where: tuple[int, int]) -> checkpoint.LocalShard:
         """What a rank of another layout wants: rows over data ranks, and rows or columns over tensor ranks before that."""
         array, layer = key.split(".")
         rows, columns = tensor.shape
@@ -271,7 +271,9 @@ class Bench:
         else:
             first, count = part_of(rows, [splits[0]], [where[0]])
             offset, extent = (first, low), (count, length)
-        return checkpoint.Piece(array, (self.layers, rows, columns), (int(layer), *offset), torch.empty((1, *extent)), (1, 1, 1))
+        return checkpoint.LocalShard(
+            array, (self.layers, rows, columns), (int(layer), *offset), torch.empty((1, *extent)), (1, 1, 1)
+        )
 
 
 class NodeDaemon:
@@ -310,7 +312,7 @@ class NodeDaemon:
             session.write(path, {**common, "directory": str(directory), "tiers": tiers})
         dist.barrier()
         self.snapshots = checkpoint.Snapshots(path)
-        self.snapshots.start(self.bench.pieces())
+        self.snapshots.start(self.bench.local_shards())
         assert self.snapshots.ready()
         return self
 
@@ -346,9 +348,9 @@ class NodeDaemon:
         """Take one and wait until it is sealed; seconds that this rank stood still."""
         for tensor in self.bench.state.values():
             tensor.to_local()[0, 0] += 1
-        pieces = self.bench.pieces()
+        local_shards = self.bench.local_shards()
         dist.barrier()
-        result = self.snapshots.take(step, pieces, {}, frozenset(["ram"]), wait_s=10.0)
+        result = self.snapshots.take(step, local_shards, {}, frozenset(["ram"]), wait_s=10.0)
         assert result.copied
         if self.bench.rank == 0:
             self.wait_for(protocol.Held)

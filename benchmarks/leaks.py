@@ -107,9 +107,7 @@ def _look(run: Launcher) -> Counter[str]:
             name = name or ("snapshot daemon" if "checkpoint.daemon" in process.cmdline() else "driver")
             found[f"processes ({name})"] += 1
             if name not in kinds[1:]:
-                buffers = sum(
-                    "/buffer-" in file.path for file in process.open_files()
-                )  # as many as it works on: there are few buffers
+                buffers = sum("/buffer-" in file.path for file in process.open_files())  # there are few of them
                 found[f"descriptors ({name})"] += process.num_fds() - buffers
                 found[f"sockets ({name})"] += len(process.net_connections(kind="all"))
     found["files in RAM"] = len(_in_memory(run))

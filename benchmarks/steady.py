@@ -2,7 +2,7 @@
 
     python benchmarks/steady.py [--ranks 8] [--step-ms 65] [--seconds 20] [--turns 60] [--turn-s 5] [--json FILE]
 
-Processor time of agent, snapshot daemon and driver, as a share of a core: with ranks that only sleep, beat and report, so that it is the
+Processor time of agent, snapshot daemon and driver, as a share of a core: with ranks that only sleep, beat and report: it is the
 runtime alone that is measured.
 
 Tokens per second of the trainer under `resilient run` against torchrun: both are there all the time, and take turns of a few

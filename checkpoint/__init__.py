@@ -6,20 +6,20 @@ names every file with its size and checksum; one rename commits. It is there who
 changed is found.
 
     from pathlib import Path
-    from checkpoint import load, newest_good, pieces_of, save
+    from checkpoint import load, newest_good, local_shard_of, save
 
     root = Path("checkpoints")
-    pieces = [pieces_of(f"model/{name}", tensor) for name, tensor in model.state_dict().items()]
+    local_shards = [local_shard_of(f"model/{name}", tensor) for name, tensor in model.state_dict().items()]
 
-    save(root, step, pieces, {"samples": 6400}, generation=0, keep_last=3)     # on all ranks
+    save(root, step, local_shards, {"samples": 6400}, generation=0, keep_last=3)     # on all ranks
 
     path = newest_good(root)                                                   # on all ranks
     if path is not None:
-        state = load(path, pieces)                                             # fills the tensors in place
+        state = load(path, local_shards)                                             # fills the tensors in place
 
-A *piece* is what one rank holds of a global array. `pieces_of` makes one from a plain tensor or a DTensor, on any mesh,
-with uneven or empty shards; `Piece` can be filled in by hand for anything else. Whatever the pieces were when a checkpoint
-was written, it loads into any others that lie in the same global arrays: more ranks, fewer, or cut along another
+A *local shard* is what one rank holds of a global array. `local_shard_of` makes one from a plain tensor or a DTensor, on any mesh,
+with uneven or empty shards; `LocalShard` can be filled in by hand for anything else. Whatever the local shards were when a
+checkpoint was written, it loads into any others that lie in the same global arrays: more ranks, fewer, or cut along another
 dimension. Of the ranks that hold the same block each writes a share.
 
 A *generation* is the number of the attempt that writes: raise it with each restart (`checkpoint.fence.raise_fence`), and
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from checkpoint.dcp import ZarrReader, ZarrWriter
     from checkpoint.layout import ArrayInfo
     from checkpoint.loading import load, read_state
+    from checkpoint.local_shard import LocalShard, local_shard_of
     from checkpoint.newest import newest_good
-    from checkpoint.piece import Piece, pieces_of
     from checkpoint.pruning import prune
     from checkpoint.restoring import Restored, restore
     from checkpoint.saving import Saved, save
@@ -73,8 +73,8 @@ __all__ = [
     "DamagedCheckpoint",
     "Every",
     "Holding",
+    "LocalShard",
     "NoUsableCheckpoint",
-    "Piece",
     "Restored",
     "Saved",
     "SnapshotResult",
@@ -83,9 +83,9 @@ __all__ = [
     "ZarrReader",
     "ZarrWriter",
     "load",
+    "local_shard_of",
     "mean_time_between_failures",
     "newest_good",
-    "pieces_of",
     "prune",
     "read_state",
     "restore",
@@ -102,7 +102,7 @@ _LAZY = {
     "Clock": "checkpoint.tiers.cadence",
     "Every": "checkpoint.tiers.cadence",
     "Holding": "checkpoint.candidates",
-    "Piece": "checkpoint.piece",
+    "LocalShard": "checkpoint.local_shard",
     "Restored": "checkpoint.restoring",
     "Saved": "checkpoint.saving",
     "SnapshotResult": "checkpoint.tiers.snapshots",
@@ -112,7 +112,7 @@ _LAZY = {
     "load": "checkpoint.loading",
     "mean_time_between_failures": "checkpoint.tiers.cadence",
     "newest_good": "checkpoint.newest",
-    "pieces_of": "checkpoint.piece",
+    "local_shard_of": "checkpoint.local_shard",
     "prune": "checkpoint.pruning",
     "read_state": "checkpoint.loading",
     "restore": "checkpoint.restoring",

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from checkpoint.layout import ArrayInfo, Shape, Strip
-from checkpoint.piece import Piece
+from checkpoint.layout import ArrayInfo, ChunkRun, Shape
+from checkpoint.local_shard import LocalShard
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 Pairs = Iterator[tuple[Any, Any]]
@@ -21,47 +21,47 @@ Box = tuple[Shape, Shape]
 
 
 class Block:
-    """The tensor of a piece that is not empty, cut as the array's chunks are."""
+    """The tensor of a local shard that is not empty, cut as the array's chunks are."""
 
-    def __init__(self, piece: Piece, info: ArrayInfo) -> None:
+    def __init__(self, local_shard: LocalShard, info: ArrayInfo) -> None:
         self._info = info
-        self._offset = piece.offset
-        self._extent = piece.extent
-        self._data = piece.data.detach()
+        self._offset = local_shard.offset
+        self._extent = local_shard.extent
+        self._data = local_shard.data.detach()
         self._numbers: Numbers | None = None
         # Chunks wholly inside the block, along each dimension.
-        bounds = zip(info.chunk, piece.offset, piece.extent, strict=True)
+        bounds = zip(info.chunk, local_shard.offset, local_shard.extent, strict=True)
         self._inner = [(-(-offset // part), (offset + extent) // part) for part, offset, extent in bounds]
         if self._data.device.type == "cpu":
             self._numbers = _bits(self._data).numpy()  # which copies without starting torch's threads
 
-    def gather(self, strip: Strip, slots: torch.Tensor) -> None:
+    def gather(self, chunk_run: ChunkRun, slots: torch.Tensor) -> None:
         """Copy chunks into `slots` (bytes in host memory, as in the file), with zeros for what is beyond the block."""
-        boxes = list(strip.boxes())
+        boxes = list(chunk_run.boxes())
         if not all(self._has(place, counts) for place, counts in boxes):
             slots.zero_()
-        for target, source in self._pairs(strip, boxes, slots):
+        for target, source in self._pairs(chunk_run, boxes, slots):
             target[...] = source
 
-    def scatter(self, strip: Strip, slots: torch.Tensor) -> None:
+    def scatter(self, chunk_run: ChunkRun, slots: torch.Tensor) -> None:
         """Copy what chunks in `slots` (bytes in host memory, as in the file) and the block have in common into the tensor."""
-        for source, target in self.pairs(strip, slots):
+        for source, target in self.pairs(chunk_run, slots):
             target[...] = source
 
-    def pairs(self, strip: Strip, slots: torch.Tensor) -> Pairs:
+    def pairs(self, chunk_run: ChunkRun, slots: torch.Tensor) -> Pairs:
         """Views of the same elements in `slots` and in the block: NumPy's, or torch's where the block is on a GPU."""
-        return self._pairs(strip, strip.boxes(), slots)
+        return self._pairs(chunk_run, chunk_run.boxes(), slots)
 
-    def _pairs(self, strip: Strip, boxes: Iterable[Box], slots: torch.Tensor) -> Pairs:
+    def _pairs(self, chunk_run: ChunkRun, boxes: Iterable[Box], slots: torch.Tensor) -> Pairs:
         data = slots.numpy().data
         for place, counts in boxes:
             for corner, extent in [(place, counts)] if self._has(place, counts) else self._cut(place, counts):
-                number = self._info.locate(corner)[1] - strip.slot
+                number = self._info.locate(corner)[1] - chunk_run.slot
                 if self._numbers is not None and self._has(corner, extent):
                     yield self._in_slots(data, number, extent), self._in_block(corner, extent)
                     continue
                 for chunk in product(*(range(start, start + count) for start, count in zip(corner, extent, strict=True))):
-                    yield self._single(slots, self._info.locate(chunk)[1] - strip.slot, chunk)
+                    yield self._single(slots, self._info.locate(chunk)[1] - chunk_run.slot, chunk)
 
     def _cut(self, place: Shape, counts: Shape) -> Iterator[Box]:
         """A box of chunks in parts, at the first and the last chunk along each dimension that are wholly inside the block."""

@@ -34,10 +34,10 @@ from checkpoint.dcp_names import KEY, OBJECTS, PackedObject, array_name, fqn_of,
 from checkpoint.dcp_reading import ZarrReader
 from checkpoint.errors import CheckpointError
 from checkpoint.layout import ArrayInfo, Shape, Shard, arrange
+from checkpoint.local_shard import LocalShard
 from checkpoint.manifest import Manifest
 from checkpoint.naming import step_of, step_path, temporary_path
-from checkpoint.piece import Piece
-from checkpoint.plan import Claim
+from checkpoint.plan import ShardSpec
 from checkpoint.state import JSON
 from checkpoint.writing import Checksums, Task
 
@@ -130,7 +130,7 @@ class ZarrWriter(StorageWriter):
         if commit.good(self._root, self._known_step) is not None:
             _log.warning("%s is there already and sound; it is left as it is", self.checkpoint_id)
             return [replace(each, storage_data=None) for each in plans]
-        arrays = plan.plan(_claims(plans))
+        arrays = plan.plan(_specs(plans))
         # Copies without what has been worked out about them, for they travel.
         known = {fqn_of(info.name): replace(info) for info in arrays}
         ordered = []
@@ -175,14 +175,14 @@ class ZarrWriter(StorageWriter):
             self._arrays = None
 
     def _write(self, plan: SavePlan, planner: SavePlanner, orders: _Orders) -> tuple[_Written, int]:
-        pieces: list[tuple[Piece, ArrayInfo]] = []
+        local_shards: list[tuple[LocalShard, ArrayInfo]] = []
         objects: dict[str, PackedObject] = {}
         packed = bytearray()
         for item in plan.items:
             data = planner.resolve_data(item)
             if isinstance(data, torch.Tensor):
                 info = orders.arrays[item.index.fqn]
-                pieces.append((_piece(item, info, data), info))
+                local_shards.append((_local_shard(item, info, data), info))
             else:
                 objects[item.index.fqn] = PackedObject(orders.objects, len(packed), data.getbuffer().nbytes)
                 packed += data.getbuffer()
@@ -191,11 +191,11 @@ class ZarrWriter(StorageWriter):
             array = arrange(orders.objects, "uint8", (len(packed),), (max(1, len(packed)),))
             _create(self._temporary, array)
             contents = torch.frombuffer(packed, dtype=torch.uint8) if packed else torch.empty(0, dtype=torch.uint8)
-            pieces.append((Piece(array.name, array.shape, (0,), contents, array.chunk), array))
-        pinned = any(piece.data.is_cuda for piece, _ in pieces)
-        tasks = [task for piece, info in pieces for task in _tasks(piece, info)]
+            local_shards.append((LocalShard(array.name, array.shape, (0,), contents, array.chunk), array))
+        pinned = any(local_shard.data.is_cuda for local_shard, _ in local_shards)
+        tasks = [task for local_shard, info in local_shards for task in _tasks(local_shard, info)]
         checksums = writing.write(self._temporary, tasks, pinned=pinned)
-        size_bytes = sum(piece.data.nbytes for piece, _ in pieces)
+        size_bytes = sum(local_shard.data.nbytes for local_shard, _ in local_shards)
         return _Written(checksums, None if array is None else replace(array), objects), size_bytes
 
     def _publish(self, arrays: tuple[ArrayInfo, ...], planner_data: Any, shares: Sequence[_Written]) -> None:
@@ -216,51 +216,51 @@ class ZarrWriter(StorageWriter):
         shutil.rmtree(self._temporary, ignore_errors=True)
 
 
-def _claims(plans: Sequence[SavePlan]) -> list[list[Claim]]:
+def _specs(plans: Sequence[SavePlan]) -> list[list[ShardSpec]]:
     """What each rank is to write, in units that fit all of them."""
-    found: dict[str, list[tuple[int, Claim]]] = {}
+    found: dict[str, list[tuple[int, ShardSpec]]] = {}
     for rank, each in enumerate(plans):
         for item in each.items:
             if item.tensor_data is not None:
                 chunk, dtype = item.tensor_data.chunk, str(item.tensor_data.properties.dtype).removeprefix("torch.")
                 shape, offset, extent = tuple(item.tensor_data.size), tuple(chunk.offsets), tuple(chunk.sizes)
-                claim = Claim(array_name(item.index.fqn), dtype, shape, offset, extent, (), 0, 1)
-                found.setdefault(item.index.fqn, []).append((rank, claim))
-    claims: list[list[Claim]] = [[] for _ in plans]
+                spec = ShardSpec(array_name(item.index.fqn), dtype, shape, offset, extent, (), 0, 1)
+                found.setdefault(item.index.fqn, []).append((rank, spec))
+    specs: list[list[ShardSpec]] = [[] for _ in plans]
     for held in found.values():
-        unit = _unit([claim for _, claim in held])
-        for rank, claim in held:
-            claims[rank].append(replace(claim, unit=unit))
-    return claims
+        unit = _unit([spec for _, spec in held])
+        for rank, spec in held:
+            specs[rank].append(replace(spec, unit=unit))
+    return specs
 
 
-def _unit(claims: Sequence[Claim]) -> Shape:
+def _unit(specs: Sequence[ShardSpec]) -> Shape:
     """The greatest numbers of which all boundaries inside the array are multiples."""
-    full = [claim for claim in claims if math.prod(claim.extent)]
+    full = [spec for spec in specs if math.prod(spec.extent)]
     return tuple(
-        math.gcd(*(end for claim in full for end in (claim.offset[dim], claim.offset[dim] + claim.extent[dim]) if end < length))
+        math.gcd(*(end for spec in full for end in (spec.offset[dim], spec.offset[dim] + spec.extent[dim]) if end < length))
         or max(1, length)
-        for dim, length in enumerate(claims[0].shape)
+        for dim, length in enumerate(specs[0].shape)
     )
 
 
-def _piece(item: WriteItem, info: ArrayInfo, data: torch.Tensor) -> Piece:
+def _local_shard(item: WriteItem, info: ArrayInfo, data: torch.Tensor) -> LocalShard:
     assert item.tensor_data is not None
     chunk = item.tensor_data.chunk
-    piece = Piece(info.name, info.shape, tuple(chunk.offsets), data.detach(), info.chunk)
-    if (piece.dtype, piece.extent) != (info.dtype, tuple(chunk.sizes)):
+    local_shard = LocalShard(info.name, info.shape, tuple(chunk.offsets), data.detach(), info.chunk)
+    if (local_shard.dtype, local_shard.extent) != (info.dtype, tuple(chunk.sizes)):
         raise ValueError(
-            f"{item.index.fqn}: expected {info.dtype} {list(chunk.sizes)} as planned, and the planner gives {piece.dtype} "
-            f"{list(piece.extent)}"
+            f"{item.index.fqn}: expected {info.dtype} {list(chunk.sizes)} as planned, and the planner gives {local_shard.dtype} "
+            f"{list(local_shard.extent)}"
         )
-    return piece
+    return local_shard
 
 
-def _tasks(piece: Piece, info: ArrayInfo) -> Iterator[Task]:
-    if piece.data.numel():
-        block = Block(piece, info)
-        for strip in info.strips(piece.offset, piece.extent):
-            yield Task(strip, block)
+def _tasks(local_shard: LocalShard, info: ArrayInfo) -> Iterator[Task]:
+    if local_shard.data.numel():
+        block = Block(local_shard, info)
+        for chunk_run in info.chunk_runs(local_shard.offset, local_shard.extent):
+            yield Task(chunk_run, block)
 
 
 def _shards(arrays: Iterable[ArrayInfo]) -> list[Shard]:

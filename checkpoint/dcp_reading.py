@@ -1,6 +1,6 @@
 """Reading a checkpoint through torch.distributed.checkpoint.
 
-Owns the translation of DCP's load plans into pieces; `load` reads them, whatever layout wrote the checkpoint.
+Owns the translation of DCP's load plans into local shards; `load` reads them, whatever layout wrote the checkpoint.
 """
 
 import os
@@ -25,8 +25,8 @@ from checkpoint import manifest, metadata
 from checkpoint.dcp_names import PackedObject, described
 from checkpoint.layout import ArrayInfo
 from checkpoint.loading import load
+from checkpoint.local_shard import LocalShard
 from checkpoint.naming import step_of
-from checkpoint.piece import Piece
 
 _MORE_BYTES = 1 << 30
 
@@ -36,7 +36,7 @@ class _Read(NamedTuple):
 
     item: ReadItem
     target: torch.Tensor
-    piece: Piece
+    local_shard: LocalShard
 
 
 class ZarrReader(StorageReader):
@@ -96,10 +96,10 @@ class ZarrReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
         """Fill the tensors, and hand over the objects. Raises DamagedCheckpoint: the tensors' contents are undefined then."""
         for batch in self._batches([item for item in plan.items if item.type is LoadItemType.TENSOR], planner):
-            load(self._path, [read.piece for read in batch])
-            for item, target, piece in batch:
-                if piece.dtype != _dtype_name(target):
-                    target.copy_(piece.data)
+            load(self._path, [read.local_shard for read in batch])
+            for item, target, local_shard in batch:
+                if local_shard.dtype != _dtype_name(target):
+                    target.copy_(local_shard.data)
                 planner.commit_tensor(item, target)
         self._hand_over([item for item in plan.items if item.type is LoadItemType.BYTE_IO], planner)
         done: Future[None] = Future()
@@ -116,8 +116,8 @@ class ZarrReader(StorageReader):
             if _dtype_name(target) != info.dtype:
                 data = torch.empty(target.shape, dtype=getattr(torch, info.dtype))
                 more_bytes += data.nbytes
-            piece = Piece(info.name, info.shape, tuple(item.storage_offsets), data, (1,) * len(info.shape))
-            batch.append(_Read(item, target, piece))
+            local_shard = LocalShard(info.name, info.shape, tuple(item.storage_offsets), data, (1,) * len(info.shape))
+            batch.append(_Read(item, target, local_shard))
             if more_bytes >= _MORE_BYTES:
                 yield batch
                 batch, more_bytes = [], 0
@@ -134,7 +134,7 @@ class ZarrReader(StorageReader):
             first = min(place.offset_bytes for _, place in places)
             last = max(place.offset_bytes + place.size_bytes for _, place in places)
             packed = torch.empty(last - first, dtype=torch.uint8)
-            load(self._path, [Piece(array, self._arrays[array].shape, (first,), packed, (1,))])
+            load(self._path, [LocalShard(array, self._arrays[array].shape, (first,), packed, (1,))])
             view = packed.numpy().data
             for item, place in places:
                 start = place.offset_bytes - first

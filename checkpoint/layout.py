@@ -97,17 +97,17 @@ def _page_up(size_bytes: int) -> int:
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
-class Strip(NamedTuple):
+class ChunkRun(NamedTuple):
     """Chunks whose slots are neighbours in a shard file: `length` of them from `slot` on."""
 
     shard: "Shard"
     slot: int
     length: int
 
-    def part(self, first: int, last: int) -> "Strip":
+    def part(self, first: int, last: int) -> "ChunkRun":
         """What it has between two slots, the last one exclusive."""
         low, high = max(first, self.slot), min(last, self.slot + self.length)
-        return Strip(self.shard, low, max(0, high - low))
+        return ChunkRun(self.shard, low, max(0, high - low))
 
     def boxes(self) -> Iterator[tuple[Shape, Shape]]:
         """The same chunks as boxes: place of the first one in the grid of all chunks, chunks along each dimension."""
@@ -223,8 +223,8 @@ class ArrayInfo:
         """The chunks that a block touches, by their place in the grid of chunks, last dimension fastest."""
         return product(*self.span(offset, extent))
 
-    def strips(self, offset: Shape, extent: Shape) -> Iterator[Strip]:
-        """The chunks that a block touches, as strips as long as can be."""
+    def chunk_runs(self, offset: Shape, extent: Shape) -> Iterator[ChunkRun]:
+        """The chunks that a block touches, as runs as long as can be."""
         spans = self.span(offset, extent)
         if not all(spans):
             return
@@ -242,7 +242,7 @@ class ArrayInfo:
                 slot = 0
                 for number, count in enumerate(counts):
                     slot = slot * count + (lead[number] if number <= dim else 0)
-                yield Strip(self.shards[place], slot, math.prod(map(len, inside[dim:])) if inside else 1)
+                yield ChunkRun(self.shards[place], slot, math.prod(map(len, inside[dim:])) if inside else 1)
 
     def span(self, offset: Shape, extent: Shape) -> list[range]:
         """The chunks that a block touches along each dimension; none of an empty block."""

@@ -1,7 +1,7 @@
 """Loading: each rank reads what it needs, from whatever layout wrote it.
 
-Owns the path from the shard files into tensors: only chunks that a piece touches are read, neighbours together, each once; each
-is compared with its checksum, and a bad one is looked for in the next source. No communication takes place.
+Owns the path from the shard files into tensors: only chunks that a local shard touches are read, neighbours together, each once;
+each is compared with its checksum, and a bad one is looked for in the next source. No communication takes place.
 """
 
 import threading
@@ -15,9 +15,9 @@ import torch
 from checkpoint import direct, manifest, metadata, slots
 from checkpoint.block import Block
 from checkpoint.errors import CheckpointMismatch, DamagedCheckpoint
-from checkpoint.layout import Shard, Strip
+from checkpoint.layout import ChunkRun, Shard
+from checkpoint.local_shard import LocalShard
 from checkpoint.metadata import Contents
-from checkpoint.piece import Piece
 from checkpoint.source import DirectorySource, Source
 from checkpoint.state import JSON
 from checkpoint.threads import for_each
@@ -31,8 +31,8 @@ Seals = dict[str, dict[int, int]]
 class _Run(NamedTuple):
     """Slots that are neighbours in one source, to be read at once, and the blocks that want something of them."""
 
-    strip: Strip
-    wanted: Sequence[tuple[Strip, Block]]
+    chunk_run: ChunkRun
+    wanted: Sequence[tuple[ChunkRun, Block]]
     source: Source
 
 
@@ -41,24 +41,24 @@ def read_state(path: Path) -> Mapping[str, JSON]:
     return contents_of(path)[0].state
 
 
-def load(path: Path, pieces: Sequence[Piece], *, threads: int = THREADS) -> Mapping[str, JSON]:
-    """Fill the pieces' tensors in place from a checkpoint, whatever layout wrote it; return the state saved with it.
+def load(path: Path, local_shards: Sequence[LocalShard], *, threads: int = THREADS) -> Mapping[str, JSON]:
+    """Fill the local shards' tensors in place from a checkpoint, whatever layout wrote it; return the state saved with it.
 
     Args:
         path: a committed checkpoint.
-        pieces: what this rank wants; blocks may lie anywhere in their arrays, and overlap.
+        local_shards: what this rank wants; blocks may lie anywhere in their arrays, and overlap.
         threads: that read and check at the same time.
 
     Raises DamagedCheckpoint where what is read is not what was written (the tensors' contents are undefined then), and
     CheckpointMismatch, before any tensor changes, where an array is missing or has another shape or type.
     """
     with closing(Opened(path)) as opened:
-        opened.fill(pieces, threads=threads)
+        opened.fill(local_shards, threads=threads)
     return opened.contents.state
 
 
 class Opened:
-    """A committed checkpoint from which piece after piece is read, and its metadata once; threads may share it.
+    """A committed checkpoint from which one local shard after the other is read, and its metadata once; threads may share it.
 
     Raises DamagedCheckpoint.
     """
@@ -67,9 +67,9 @@ class Opened:
         self.path = path
         self.contents, self._source = contents_of(path)
 
-    def fill(self, pieces: Sequence[Piece], *, threads: int = THREADS) -> None:
-        """Fill the pieces' tensors in place. Raises as `load`."""
-        fill(self.path, self.contents, [self._source], pieces, threads=threads)
+    def fill(self, local_shards: Sequence[LocalShard], *, threads: int = THREADS) -> None:
+        """Fill the local shards' tensors in place. Raises as `load`."""
+        fill(self.path, self.contents, [self._source], local_shards, threads=threads)
 
     def close(self) -> None:
         """Give back what is open."""
@@ -82,48 +82,50 @@ def contents_of(path: Path) -> tuple[Contents, Source]:
     return metadata.read(path, files.get(metadata.NAME)), DirectorySource(path, files=files)
 
 
-def fill(path: Path, contents: Contents, sources: Sequence[Source], pieces: Sequence[Piece], *, threads: int = THREADS) -> Seals:
-    """Fill the pieces' tensors from the sources, the first that holds a chunk first; return the checksums of what was read.
+def fill(
+    path: Path, contents: Contents, sources: Sequence[Source], local_shards: Sequence[LocalShard], *, threads: int = THREADS
+) -> Seals:
+    """Fill the local shards' tensors from the sources, the first that holds a chunk first; return the checksums of what was read.
 
     Args:
         path: what messages call the checkpoint.
 
     Raises as `load`.
     """
-    for piece in pieces:
-        _check(path, contents, piece)
-    runs = list(_runs(path, contents, sources, [piece for piece in pieces if piece.data.numel()]))
-    reader = _Reader(sources, max((run.strip.length * run.strip.shard.array.slot_bytes for run in runs), default=0))
+    for local_shard in local_shards:
+        _check(path, contents, local_shard)
+    runs = list(_runs(path, contents, sources, [local_shard for local_shard in local_shards if local_shard.data.numel()]))
+    reader = _Reader(sources, max((run.chunk_run.length * run.chunk_run.shard.array.slot_bytes for run in runs), default=0))
     for_each(runs, reader.worker, min(threads, len(runs)), "checkpoint-load")
     return reader.seals
 
 
-def _check(path: Path, contents: Contents, piece: Piece) -> None:
-    info = contents.arrays.get(piece.array)
+def _check(path: Path, contents: Contents, local_shard: LocalShard) -> None:
+    info = contents.arrays.get(local_shard.array)
     if info is None:
         raise CheckpointMismatch(
-            f"{path} has no array {piece.array}; it has {len(contents.arrays)} others. "
+            f"{path} has no array {local_shard.array}; it has {len(contents.arrays)} others. "
             "Was it written for another model, or the array renamed?"
         )
-    if (info.shape, info.dtype) != (piece.shape, piece.dtype):
+    if (info.shape, info.dtype) != (local_shard.shape, local_shard.dtype):
         raise CheckpointMismatch(
-            f"{path}: array {piece.array}: expected {piece.dtype} {list(piece.shape)}, found {info.dtype} "
+            f"{path}: array {local_shard.array}: expected {local_shard.dtype} {list(local_shard.shape)}, found {info.dtype} "
             f"{list(info.shape)}. Load it into the model and precision that it was written for"
         )
 
 
-def _runs(path: Path, contents: Contents, sources: Sequence[Source], pieces: Sequence[Piece]) -> Iterator[_Run]:
+def _runs(path: Path, contents: Contents, sources: Sequence[Source], local_shards: Sequence[LocalShard]) -> Iterator[_Run]:
     """What to read, by file and offset."""
-    wanted: dict[Shard, list[tuple[Strip, Block]]] = {}
-    for piece in pieces:
-        info = contents.arrays[piece.array]
-        block = Block(piece, info)
-        for strip in info.strips(piece.offset, piece.extent):
-            wanted.setdefault(strip.shard, []).append((strip, block))
-    for shard, strips in wanted.items():
-        strips.sort(key=lambda each: each[0].slot)
+    wanted: dict[Shard, list[tuple[ChunkRun, Block]]] = {}
+    for local_shard in local_shards:
+        info = contents.arrays[local_shard.array]
+        block = Block(local_shard, info)
+        for chunk_run in info.chunk_runs(local_shard.offset, local_shard.extent):
+            wanted.setdefault(chunk_run.shard, []).append((chunk_run, block))
+    for shard, chunk_runs in wanted.items():
+        chunk_runs.sort(key=lambda each: each[0].slot)
         at_once = max(1, slots.RUN_BYTES // shard.array.slot_bytes)
-        for whole in _together(strip for strip, _ in strips):
+        for whole in _together(chunk_run for chunk_run, _ in chunk_runs):
             slot, end = whole.slot, whole.slot + whole.length
             while slot < end:
                 next_ones = whole.part(slot, slot + at_once)
@@ -133,28 +135,28 @@ def _runs(path: Path, contents: Contents, sources: Sequence[Source], pieces: Seq
                 if not count:
                     raise DamagedCheckpoint(path, f"{_chunk(shard, slot)} is nowhere to be had")
                 run = next_ones.part(slot, slot + count)
-                yield _Run(run, [each for each in strips if each[0].part(slot, slot + count).length], source)
+                yield _Run(run, [each for each in chunk_runs if each[0].part(slot, slot + count).length], source)
                 slot += count
 
 
-def _together(strips: Iterable[Strip]) -> Iterator[Strip]:
-    """Strips of one file, ascending, as few that have the same chunks; each chunk once."""
-    before: Strip | None = None
-    for strip in strips:
-        if before is not None and strip.slot <= before.slot + before.length:
-            end = max(before.slot + before.length, strip.slot + strip.length)
-            before = Strip(before.shard, before.slot, end - before.slot)
+def _together(chunk_runs: Iterable[ChunkRun]) -> Iterator[ChunkRun]:
+    """Runs of one file, ascending, as few that have the same chunks; each chunk once."""
+    before: ChunkRun | None = None
+    for chunk_run in chunk_runs:
+        if before is not None and chunk_run.slot <= before.slot + before.length:
+            end = max(before.slot + before.length, chunk_run.slot + chunk_run.length)
+            before = ChunkRun(before.shard, before.slot, end - before.slot)
         else:
             if before is not None:
                 yield before
-            before = strip
+            before = chunk_run
     if before is not None:
         yield before
 
 
 def _chunk(shard: Shard, slot: int) -> str:
     """What messages call a chunk."""
-    place, _ = next(Strip(shard, slot, 1).boxes())
+    place, _ = next(ChunkRun(shard, slot, 1).boxes())
     return f"chunk {place} of {shard.array.name} (slot {slot} of {shard.path})"
 
 
@@ -173,7 +175,7 @@ class _Reader:
 
         def read(run: _Run) -> None:
             try:
-                self._read(run.strip, run.wanted, run.source, buffer)
+                self._read(run.chunk_run, run.wanted, run.source, buffer)
             except DamagedCheckpoint as error:
                 if len(self._sources) == 1:
                     raise
@@ -183,20 +185,20 @@ class _Reader:
 
     def _one_by_one(self, run: _Run, buffer: torch.Tensor, error: DamagedCheckpoint) -> None:
         """Each chunk from the first source in which it is sound."""
-        shard = run.strip.shard
-        for slot in range(run.strip.slot, run.strip.slot + run.strip.length):
+        shard = run.chunk_run.shard
+        for slot in range(run.chunk_run.slot, run.chunk_run.slot + run.chunk_run.length):
             for source in self._sources:
                 try:
                     if source.holds(shard, slot):
-                        self._read(Strip(shard, slot, 1), run.wanted, source, buffer)
+                        self._read(ChunkRun(shard, slot, 1), run.wanted, source, buffer)
                         break
                 except DamagedCheckpoint as another:
                     error = another
             else:
                 raise error
 
-    def _read(self, strip: Strip, wanted: Sequence[tuple[Strip, Block]], source: Source, buffer: torch.Tensor) -> None:
-        shard, first, count = strip
+    def _read(self, chunk_run: ChunkRun, wanted: Sequence[tuple[ChunkRun, Block]], source: Source, buffer: torch.Tensor) -> None:
+        shard, first, count = chunk_run
         size = shard.array.slot_bytes
         whole = buffer[: count * size]
         view = whole.numpy().data

@@ -1,6 +1,6 @@
 """The plan of a save: one layout for every array, from what all ranks say they hold.
 
-Owns the agreement of all claims: that shapes and types are the same everywhere, that the blocks fill each array without gap
+Owns the agreement of all shard specs: that shapes and types are the same everywhere, that the blocks fill each array without gap
 or overlap, and that of each block's replicas every one is there once. Pure; knows neither torch nor files.
 """
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkpoint.errors import CheckpointError
-from checkpoint.layout import ArrayInfo, Shape, Strip, arrange
+from checkpoint.layout import ArrayInfo, ChunkRun, Shape, arrange
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A piece without its data: what one rank says it holds."""
+class ShardSpec:
+    """A local shard without its data: what one rank reports to hold."""
 
     array: str
     dtype: str
@@ -28,15 +28,15 @@ class Claim:
     replicas: int
 
 
-def plan(claims: Sequence[Sequence[Claim]]) -> tuple[ArrayInfo, ...]:
-    """The arrays, sorted by name, from the claims of each rank.
+def plan(specs: Sequence[Sequence[ShardSpec]]) -> tuple[ArrayInfo, ...]:
+    """The arrays, sorted by name, from the shard specs of each rank.
 
-    Raises CheckpointError naming array and ranks where the claims contradict each other or leave a gap.
+    Raises CheckpointError naming array and ranks where the shard specs contradict each other or leave a gap.
     """
-    by_array: dict[str, list[tuple[int, Claim]]] = {}
-    for rank, each in enumerate(claims):
-        for claim in each:
-            by_array.setdefault(claim.array, []).append((rank, claim))
+    by_array: dict[str, list[tuple[int, ShardSpec]]] = {}
+    for rank, each in enumerate(specs):
+        for spec in each:
+            by_array.setdefault(spec.array, []).append((rank, spec))
     names = set(by_array)
     for name in names:
         for end in (place for place, letter in enumerate(name) if letter == "/"):
@@ -45,37 +45,37 @@ def plan(claims: Sequence[Sequence[Claim]]) -> tuple[ArrayInfo, ...]:
     return tuple(_array(name, by_array[name]) for name in sorted(names))
 
 
-def share(info: ArrayInfo, ordinal: int, claim: Claim) -> Iterator[Strip]:
+def chunks_to_write(info: ArrayInfo, ordinal: int, spec: ShardSpec) -> Iterator[ChunkRun]:
     """The chunks of a block that this replica writes: of n replicas every one an n-th, in a row.
 
     Args:
         ordinal: the array's place among all arrays; it turns the distribution, so that arrays of few chunks are spread too.
     """
-    spans = info.span(claim.offset, claim.extent)
-    part = (claim.replica - ordinal - sum(each.start for each in spans)) % claim.replicas
+    spans = info.span(spec.offset, spec.extent)
+    part = (spec.replica - ordinal - sum(each.start for each in spans)) % spec.replicas
     count = math.prod(map(len, spans))
-    low, high = part * count // claim.replicas, (part + 1) * count // claim.replicas
+    low, high = part * count // spec.replicas, (part + 1) * count // spec.replicas
     begin = 0
-    for strip in info.strips(claim.offset, claim.extent):
-        mine = strip.part(strip.slot + low - begin, strip.slot + high - begin)
+    for chunk_run in info.chunk_runs(spec.offset, spec.extent):
+        mine = chunk_run.part(chunk_run.slot + low - begin, chunk_run.slot + high - begin)
         if mine.length:
             yield mine
-        begin += strip.length
+        begin += chunk_run.length
 
 
-def _array(name: str, claims: Sequence[tuple[int, Claim]]) -> ArrayInfo:
-    first_rank, first = claims[0]
-    for rank, claim in claims:
-        if (claim.shape, claim.dtype) != (first.shape, first.dtype):
+def _array(name: str, specs: Sequence[tuple[int, ShardSpec]]) -> ArrayInfo:
+    first_rank, first = specs[0]
+    for rank, spec in specs:
+        if (spec.shape, spec.dtype) != (first.shape, first.dtype):
             raise CheckpointError(
-                f"array {name} is {first.dtype} {first.shape} on rank {first_rank} and {claim.dtype} {claim.shape} on "
+                f"array {name} is {first.dtype} {first.shape} on rank {first_rank} and {spec.dtype} {spec.shape} on "
                 f"rank {rank}; the global shape must be the same everywhere"
             )
-    info = arrange(name, first.dtype, first.shape, _unit(first.shape, [claim for _, claim in claims]))
-    holders: dict[tuple[Shape, Shape], list[tuple[int, Claim]]] = {}
-    for rank, claim in claims:
-        if math.prod(claim.extent):
-            holders.setdefault((claim.offset, claim.extent), []).append((rank, claim))
+    info = arrange(name, first.dtype, first.shape, _unit(first.shape, [spec for _, spec in specs]))
+    holders: dict[tuple[Shape, Shape], list[tuple[int, ShardSpec]]] = {}
+    for rank, spec in specs:
+        if math.prod(spec.extent):
+            holders.setdefault((spec.offset, spec.extent), []).append((rank, spec))
     covered = np.zeros(info.grid, np.int32)
     for (offset, extent), held in holders.items():
         _check_replicas(name, offset, extent, held)
@@ -88,19 +88,19 @@ def _array(name: str, claims: Sequence[tuple[int, Claim]]) -> ArrayInfo:
     return info
 
 
-def _unit(shape: Shape, claims: Sequence[Claim]) -> Shape:
+def _unit(shape: Shape, specs: Sequence[ShardSpec]) -> Shape:
     """What all ranks' units have in common; a unit as long as the array binds nobody."""
     return tuple(
-        math.gcd(*(claim.unit[dim] for claim in claims if claim.unit[dim] < length)) or max(1, length)
+        math.gcd(*(spec.unit[dim] for spec in specs if spec.unit[dim] < length)) or max(1, length)
         for dim, length in enumerate(shape)
     )
 
 
-def _check_replicas(name: str, offset: Shape, extent: Shape, held: Sequence[tuple[int, Claim]]) -> None:
+def _check_replicas(name: str, offset: Shape, extent: Shape, held: Sequence[tuple[int, ShardSpec]]) -> None:
     expected = held[0][1].replicas
-    found = sorted((claim.replica, claim.replicas) for _, claim in held)
+    found = sorted((spec.replica, spec.replicas) for _, spec in held)
     if found != [(number, expected) for number in range(expected)]:
-        said = ", ".join(f"rank {rank} is {claim.replica} of {claim.replicas}" for rank, claim in held)
+        said = ", ".join(f"rank {rank} is {spec.replica} of {spec.replicas}" for rank, spec in held)
         raise CheckpointError(
             f"array {name}: the block of {extent} at {offset} has {len(held)} holders ({said}); each must be another one "
             "of as many replicas"

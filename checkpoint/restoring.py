@@ -15,14 +15,14 @@ from checkpoint.agreement import Ranks
 from checkpoint.candidates import Candidate
 from checkpoint.errors import CheckpointMismatch, DamagedCheckpoint, NoUsableCheckpoint
 from checkpoint.loading import Seals, contents_of, fill
+from checkpoint.local_shard import LocalShard
 from checkpoint.metadata import Contents
 from checkpoint.naming import step_path, steps
-from checkpoint.piece import Piece
 from checkpoint.source import DirectorySource, Source
 from checkpoint.state import JSON
 from checkpoint.verification import verify_rest
 
-PiecesFor = Callable[[Mapping[str, JSON]], Sequence[Piece]]
+LocalShardsFor = Callable[[Mapping[str, JSON]], Sequence[LocalShard]]
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class Restored:
 
 def restore(
     root: Path,
-    pieces: PiecesFor,
+    local_shards: LocalShardsFor,
     *,
     tier: str = "durable",
     held: Sequence[Candidate] = (),
     group: dist.ProcessGroup | None = None,
     on_reject: Callable[[int, str, str], None] | None = None,
 ) -> Restored | None:
-    """Fill the pieces' tensors from the newest step that is whole. Collective: all ranks return or raise alike.
+    """Fill the local shards' tensors from the newest step that is whole. Collective: all ranks return or raise alike.
 
     Args:
         root: of committed checkpoints, shared by all ranks.
-        pieces: this rank's, for a checkpoint with such a state.
+        local_shards: this rank's, for a checkpoint with such a state.
         tier: what `root` is called.
         held: steps of which nodes hold shards; the same steps in the same order on all ranks.
         group: as for `save`.
@@ -61,7 +61,7 @@ def restore(
     choices = [Candidate(step, tier, step_path(root, step)) for step in committed]
     rejected: list[tuple[int, str]] = []
     for choice in sorted([*held, *choices], key=lambda each: (-each.step, each.path is not None)):
-        attempt = _attempt(choice, pieces)
+        attempt = _attempt(choice, local_shards)
         outcomes: list[_Outcome] = ranks.all(_Outcome(attempt.reason, attempt.mismatch))
         if any(outcome.mismatch for outcome in outcomes):
             raise CheckpointMismatch(next(outcome.mismatch for outcome in outcomes if outcome.mismatch))
@@ -92,13 +92,13 @@ class _Attempt:
     seals: Seals = field(default_factory=dict)
 
 
-def _attempt(choice: Candidate, pieces: PiecesFor) -> _Attempt:
+def _attempt(choice: Candidate, local_shards: LocalShardsFor) -> _Attempt:
     """Fill this rank's tensors."""
     try:
         contents, sources = _sources(choice)
         try:
             where = choice.path or sources[0].path
-            return _Attempt(None, None, contents.state, fill(where, contents, sources, pieces(contents.state)))
+            return _Attempt(None, None, contents.state, fill(where, contents, sources, local_shards(contents.state)))
         finally:
             for source in sources:
                 source.close()

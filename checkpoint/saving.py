@@ -20,10 +20,10 @@ from checkpoint.agreement import Outcome, Ranks, results
 from checkpoint.block import Block
 from checkpoint.errors import CheckpointError
 from checkpoint.layout import ArrayInfo, Shard
+from checkpoint.local_shard import LocalShard
 from checkpoint.manifest import Manifest
 from checkpoint.naming import step_path, temporary_path
-from checkpoint.piece import Piece
-from checkpoint.plan import Claim
+from checkpoint.plan import ShardSpec
 from checkpoint.pruning import prune
 from checkpoint.state import JSON
 from checkpoint.writing import Checksums, Task
@@ -54,7 +54,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Layout:
-    """What depends on the pieces' shapes alone, and is kept from save to save."""
+    """What depends on the local shards' shapes alone, and is kept from save to save."""
 
     arrays: tuple[ArrayInfo, ...]
 
@@ -71,14 +71,14 @@ class Layout:
         return metadata.documents(self.arrays)
 
 
-_layouts: dict[bytes, tuple[bytes, Layout]] = {}  # own claims: everyone's claims, and what came of them
+_layouts: dict[bytes, tuple[bytes, Layout]] = {}  # own shard specs: everyone's shard specs, and what came of them
 _LAYOUTS_KEPT = 4
 
 
 def save(
     root: Path,
     step: int,
-    pieces: Sequence[Piece],
+    local_shards: Sequence[LocalShard],
     state: Mapping[str, JSON],
     *,
     generation: int,
@@ -91,7 +91,7 @@ def save(
     Args:
         root: where checkpoints are, on a file system that all ranks share.
         step: 0 to 99999999.
-        pieces: what this rank holds; over all ranks they fill every array exactly once, replicas aside.
+        local_shards: what this rank holds; over all ranks they fill every array exactly once, replicas aside.
         state: whatever else is needed to go on; rank 0's is written.
         generation: of the attempt that saves; an old one cannot commit.
         group: one that carries objects (gloo does); None for the default group, or for this process alone where
@@ -105,12 +105,12 @@ def save(
     began = time.monotonic()
     ranks = Ranks(group)
     try:
-        layout = agree(ranks, [claim(piece) for piece in pieces])
+        layout = agree(ranks, [spec_of(local_shard) for local_shard in local_shards])
         documents: dict[str, bytes] = {}  # rank 0's
         already = ranks.first(lambda: _open(root, step, generation, layout, state, documents))
         if already is not None:
             return _saved(root, began, already, already_there=True)
-        outcomes = ranks.to_first(Outcome(ranks.rank, lambda: _write(root, step, generation, layout, pieces)))
+        outcomes = ranks.to_first(Outcome(ranks.rank, lambda: _write(root, step, generation, layout, local_shards)))
         contents, fresh = ranks.first(lambda: _publish(root, step, generation, layout, documents, results(outcomes)))
     except CheckpointError as error:
         if ranks.rank == 0:
@@ -123,19 +123,21 @@ def save(
     return _saved(root, began, contents, already_there=not fresh)
 
 
-def claim(piece: Piece) -> Claim:
-    return Claim(piece.array, piece.dtype, piece.shape, piece.offset, piece.extent, piece.unit, piece.replica, piece.replicas)
+def spec_of(local_shard: LocalShard) -> ShardSpec:
+    """A local shard without its data."""
+    each = local_shard
+    return ShardSpec(each.array, each.dtype, each.shape, each.offset, each.extent, each.unit, each.replica, each.replicas)
 
 
-def agree(ranks: Ranks, claims: list[Claim]) -> Layout:
+def agree(ranks: Ranks, specs: list[ShardSpec]) -> Layout:
     """The layout of what all ranks hold. Nothing but a digest travels when it is that of an earlier save."""
-    own = hashlib.sha256(repr(claims).encode()).digest()
+    own = hashlib.sha256(repr(specs).encode()).digest()
     known = _layouts.get(own)
     shared = ranks.all((own, None if known is None else known[0]))
     together = hashlib.sha256(b"".join(each for each, _ in shared)).digest()
     if known is not None and all(earlier == together for _, earlier in shared):
         return known[1]
-    everyone = ranks.to_first(claims)
+    everyone = ranks.to_first(specs)
     layout = Layout(ranks.first(lambda: plan.plan(everyone)))
     _layouts[own] = (together, layout)
     if len(_layouts) > _LAYOUTS_KEPT:
@@ -155,15 +157,15 @@ def _open(
     return present
 
 
-def _write(root: Path, step: int, generation: int, layout: Layout, pieces: Sequence[Piece]) -> Checksums:
+def _write(root: Path, step: int, generation: int, layout: Layout, local_shards: Sequence[LocalShard]) -> Checksums:
     tasks = []
-    for piece in pieces:
-        if piece.data.numel():
-            ordinal = layout.ordinals[piece.array]
+    for local_shard in local_shards:
+        if local_shard.data.numel():
+            ordinal = layout.ordinals[local_shard.array]
             info = layout.arrays[ordinal]
-            block = Block(piece, info)
-            tasks += [Task(strip, block) for strip in plan.share(info, ordinal, claim(piece))]
-    pinned = any(piece.data.is_cuda for piece in pieces)
+            block = Block(local_shard, info)
+            tasks += [Task(chunk_run, block) for chunk_run in plan.chunks_to_write(info, ordinal, spec_of(local_shard))]
+    pinned = any(local_shard.data.is_cuda for local_shard in local_shards)
     return writing.write(temporary_path(root, step, generation), tasks, pinned=pinned)
 
 

@@ -1,6 +1,6 @@
 """Slots in memory as they lie in a shard file: chunk, checksum, zeros up to the next page.
 
-Owns what is written behind chunks, and the check of it. Touches no file. Needs no NumPy, so that the snapshot daemon starts without it.
+Owns what is written behind chunks, and the check of it. Touches no file. Needs no NumPy, so that the daemon starts without it.
 """
 
 import struct

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from checkpoint import direct
 from checkpoint.errors import DamagedCheckpoint
-from checkpoint.layout import Shard, Strip
+from checkpoint.layout import ChunkRun, Shard
 from checkpoint.manifest import FileEntry
 
 
@@ -25,12 +25,12 @@ class Source(ABC):
     def holds(self, shard: Shard, slot: int) -> bool:
         """Whether the chunk in a slot is to be had here."""
 
-    def stretch(self, strip: Strip) -> int:
-        """How many chunks of a strip are to be had here, from its first one on without a gap."""
-        for number in range(strip.length):
-            if not self.holds(strip.shard, strip.slot + number):
+    def stretch(self, chunk_run: ChunkRun) -> int:
+        """How many chunks of a run are to be had here, from its first one on without a gap."""
+        for number in range(chunk_run.length):
+            if not self.holds(chunk_run.shard, chunk_run.slot + number):
                 return number
-        return strip.length
+        return chunk_run.length
 
     @abstractmethod
     def read(self, shard: Shard, slot: int, target: memoryview) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from checkpoint import direct, points, slots
 from checkpoint.block import Block
-from checkpoint.layout import Strip
+from checkpoint.layout import ChunkRun
 from checkpoint.threads import for_each
 
 THREADS = 4
@@ -27,14 +27,14 @@ Checksums = dict[str, dict[int, int]]
 class Task(NamedTuple):
     """Chunks of one block to write."""
 
-    strip: Strip
+    chunk_run: ChunkRun
     block: Block
 
 
 class _Run(NamedTuple):
     """Slots that are neighbours in a file, to be written at once."""
 
-    strip: Strip
+    chunk_run: ChunkRun
     tasks: Sequence[Task]
 
 
@@ -51,15 +51,17 @@ def write(directory: Path, tasks: Sequence[Task], *, pinned: bool = False, threa
     checksums: Checksums = {}
     with ExitStack() as stack:
         files = {}
-        for shard in dict.fromkeys(run.strip.shard.path for run in runs):
+        for shard in dict.fromkeys(run.chunk_run.shard.path for run in runs):
             files[shard] = direct.open_to_write(directory / shard)
             stack.callback(os.close, files[shard])
-        writer = _Writer(files, max((_bytes(run.strip) for run in runs), default=0), pinned, max(1, len(runs) // 2))
+        writer = _Writer(files, max((_bytes(run.chunk_run) for run in runs), default=0), pinned, max(1, len(runs) // 2))
         for_each(runs, writer.worker, min(threads, len(runs)), "checkpoint-write")
         points.reached("chunks_written")
         for_each(files.values(), lambda: os.fsync, min(_FSYNC_THREADS, len(files)), "checkpoint-fsync")
-        for strip, sums in writer.written:
-            checksums.setdefault(strip.shard.path, {}).update(zip(range(strip.slot, strip.slot + strip.length), sums, strict=True))
+        for chunk_run, sums in writer.written:
+            checksums.setdefault(chunk_run.shard.path, {}).update(
+                zip(range(chunk_run.slot, chunk_run.slot + chunk_run.length), sums, strict=True)
+            )
     points.reached("chunks_durable")
     return checksums
 
@@ -67,19 +69,19 @@ def write(directory: Path, tasks: Sequence[Task], *, pinned: bool = False, threa
 def _runs(tasks: Sequence[Task]) -> Iterator[_Run]:
     """Chunks whose slots are neighbours, about slots.RUN_BYTES at once."""
     begun: list[Task] = []
-    for task in sorted(tasks, key=lambda task: (task.strip.shard.path, task.strip.slot)):
-        most = max(1, slots.RUN_BYTES // task.strip.shard.array.slot_bytes)
-        first, end = task.strip.slot, task.strip.slot + task.strip.length
+    for task in sorted(tasks, key=lambda task: (task.chunk_run.shard.path, task.chunk_run.slot)):
+        most = max(1, slots.RUN_BYTES // task.chunk_run.shard.array.slot_bytes)
+        first, end = task.chunk_run.slot, task.chunk_run.slot + task.chunk_run.length
         while first < end:
-            last = begun[-1].strip if begun else None
+            last = begun[-1].chunk_run if begun else None
             if last is not None:
-                room = most - (last.slot + last.length - begun[0].strip.slot)
-                if last.shard is not task.strip.shard or last.slot + last.length != first or room <= 0:
+                room = most - (last.slot + last.length - begun[0].chunk_run.slot)
+                if last.shard is not task.chunk_run.shard or last.slot + last.length != first or room <= 0:
                     yield _run(begun)
                     begun, room = [], most
             else:
                 room = most
-            part = task.strip.part(first, first + room)
+            part = task.chunk_run.part(first, first + room)
             begun.append(Task(part, task.block))
             first += part.length
     if begun:
@@ -87,12 +89,12 @@ def _runs(tasks: Sequence[Task]) -> Iterator[_Run]:
 
 
 def _run(tasks: Sequence[Task]) -> _Run:
-    shard, slot, _ = tasks[0].strip
-    return _Run(Strip(shard, slot, sum(task.strip.length for task in tasks)), tasks)
+    shard, slot, _ = tasks[0].chunk_run
+    return _Run(ChunkRun(shard, slot, sum(task.chunk_run.length for task in tasks)), tasks)
 
 
-def _bytes(strip: Strip) -> int:
-    return strip.length * strip.shard.array.slot_bytes
+def _bytes(chunk_run: ChunkRun) -> int:
+    return chunk_run.length * chunk_run.shard.array.slot_bytes
 
 
 class _Writer:
@@ -103,14 +105,14 @@ class _Writer:
         self._run_bytes = run_bytes
         self._pinned = pinned
         self._half = half
-        self.written: list[tuple[Strip, list[int]]] = []
+        self.written: list[tuple[ChunkRun, list[int]]] = []
 
     def worker(self) -> Callable[[_Run], None]:
         """What one thread does with a run. It raises OSError."""
         buffer = self._buffer()
 
         def write(run: _Run) -> None:
-            self.written.append((run.strip, self._write(run, buffer)))
+            self.written.append((run.chunk_run, self._write(run, buffer)))
             if len(self.written) == self._half:
                 points.reached("half_of_chunks_written")
 
@@ -118,15 +120,15 @@ class _Writer:
 
     def _write(self, run: _Run, buffer: torch.Tensor) -> list[int]:
         """Lay out a run and write it; its chunks' checksums."""
-        array = run.strip.shard.array
+        array = run.chunk_run.shard.array
         view = buffer.numpy().data
         sums: list[int] = []
-        for strip, block in run.tasks:
-            start = (strip.slot - run.strip.slot) * array.slot_bytes
-            end = start + _bytes(strip)
-            block.gather(strip, buffer[start:end])
+        for chunk_run, block in run.tasks:
+            start = (chunk_run.slot - run.chunk_run.slot) * array.slot_bytes
+            end = start + _bytes(chunk_run)
+            block.gather(chunk_run, buffer[start:end])
             sums += slots.seal(array, view[start:end])
-        direct.write(self._files[run.strip.shard.path], view[: _bytes(run.strip)], array.offset(run.strip.slot))
+        direct.write(self._files[run.chunk_run.shard.path], view[: _bytes(run.chunk_run)], array.offset(run.chunk_run.slot))
         return sums
 
     def _buffer(self) -> torch.Tensor:

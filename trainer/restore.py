@@ -49,11 +49,11 @@ def restore(path: Path) -> tuple[GPT, Config]:
         model.to_empty(device="cpu")
         if model.shape.tied:  # which moving to a device forgets
             model.head.weight = model.embedding.weight
-        pieces = []
+        local_shards = []
         for name, parameter in model.named_parameters():
             array, stack = array_of(name, model.shape.layers)
-            pieces.append(checkpoint.pieces_of(f"model/{array}", parameter, stack=stack))
-        checkpoint.load(path, pieces)
+            local_shards.append(checkpoint.local_shard_of(f"model/{array}", parameter, stack=stack))
+        checkpoint.load(path, local_shards)
     except (checkpoint.CheckpointError, KeyError, ValidationError) as error:
         raise RestoreError(f"{path} holds no model of this trainer: {error}") from error
     return model.eval(), config

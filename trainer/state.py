@@ -113,10 +113,10 @@ class TrainingState:
     def _snapshot(self, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> None:
         assert self._snapshots is not None
         with worker.phase("snapshot"):
-            pieces = [*self.arrays(), self._random_numbers(random_state())]
+            local_shards = [*self.arrays(), self._random_numbers(random_state())]
             changed = self._saved_step is not None and self.progress.skipped == 0 and not self._untouched
             result = self._snapshots.take(
-                self.progress.step, pieces, self._small(), tiers, changed=changed, wait_s=wait_s, again=again
+                self.progress.step, local_shards, self._small(), tiers, changed=changed, wait_s=wait_s, again=again
             )
         if result.copied:
             self._saved_step, self._untouched = self.progress.step, False
@@ -159,11 +159,11 @@ class TrainingState:
         numbers = torch.empty_like(random_state())
         arrays = self.arrays()
 
-        def pieces(state: Mapping[str, Any]) -> list[checkpoint.Piece]:
+        def local_shards(state: Mapping[str, Any]) -> list[checkpoint.LocalShard]:
             return [*arrays, self._random_numbers(numbers)] if state.get("layout") == self._layout() else arrays
 
         held = self._snapshots.session.candidates if self._snapshots is not None else ()
-        found = checkpoint.restore(self._root, pieces, tier=durable, held=held, on_reject=rejected)
+        found = checkpoint.restore(self._root, local_shards, tier=durable, held=held, on_reject=rejected)
         if found is None:
             initialize()
         else:
@@ -185,9 +185,9 @@ class TrainingState:
         for moments in self._optimizer.state.values():
             moments["step"].fill_(float(self.progress.step))
 
-    def arrays(self) -> list[checkpoint.Piece]:
+    def arrays(self) -> list[checkpoint.LocalShard]:
         """Everything that is saved of this rank, but its random numbers."""
-        pieces = []
+        local_shards = []
         shape, peer = self._stages[0].shape, self._ranks.embedding_peer
         for model in self._stages:
             for local_name, parameter in model.named_parameters():
@@ -197,14 +197,16 @@ class TrainingState:
                 twice = shape.tied and name == "embedding.weight" and peer is not None
                 which = {"replica": int(self._ranks.pp_rank > 0), "replicas": 2} if twice else {}
                 state = self._optimizer.state[parameter]
-                pieces.append(checkpoint.pieces_of(f"model/{array}", parameter, stack=stack, **which))
+                local_shards.append(checkpoint.local_shard_of(f"model/{array}", parameter, stack=stack, **which))
                 for moment in MOMENTS[self._config.optimizer.name]:
-                    pieces.append(checkpoint.pieces_of(f"optimizer/{moment}/{array}", state[moment], stack=stack, **which))
-        return pieces
+                    local_shards.append(
+                        checkpoint.local_shard_of(f"optimizer/{moment}/{array}", state[moment], stack=stack, **which)
+                    )
+        return local_shards
 
-    def _random_numbers(self, numbers: torch.Tensor) -> checkpoint.Piece:
+    def _random_numbers(self, numbers: torch.Tensor) -> checkpoint.LocalShard:
         world, rank = self._context.world_size, self._context.rank
-        return checkpoint.Piece("random/torch", (world, len(numbers)), (rank, 0), numbers.unsqueeze(0), unit=(1, len(numbers)))
+        return checkpoint.LocalShard("random/torch", (world, len(numbers)), (rank, 0), numbers.unsqueeze(0), unit=(1, len(numbers)))
 
     def _layout(self) -> dict[str, Any]:
         layout = self._ranks.layout

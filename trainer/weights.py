@@ -8,7 +8,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from checkpoint import pieces_of
+from checkpoint import local_shard_of
 from trainer.model import GPT
 from trainer.shape import GPTShape, Weight
 
@@ -20,12 +20,12 @@ def initialize(model: GPT, seed: int) -> None:
     known = {weight.name: weight for weight in model.shape.weights()}
     for local_name, parameter in model.named_parameters():
         weight = known[model.global_name(local_name)]
-        piece = pieces_of("x", parameter)
+        local_shard = local_shard_of("x", parameter)
         with torch.no_grad():
             if weight.kind in ("norm", "bias"):
-                piece.data.fill_(1.0 if weight.kind == "norm" else 0.0)
-            elif piece.data.numel():
-                _draw(piece.data, piece.offset, weight, model.shape, seed)
+                local_shard.data.fill_(1.0 if weight.kind == "norm" else 0.0)
+            elif local_shard.data.numel():
+                _draw(local_shard.data, local_shard.offset, weight, model.shape, seed)
 
 
 def _draw(part: Tensor, offset: tuple[int, ...], weight: Weight, shape: GPTShape, seed: int) -> None:

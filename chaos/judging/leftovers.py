@@ -60,7 +60,7 @@ def _traces(pid: int) -> list[bytes]:
 
 
 def files(run_dir: Path) -> list[str]:
-    """Pages and snapshot daemons' own files in RAM, what nodes hold on their tiers, and checkpoints that nobody finished writing."""
+    """Pages and daemons' own files in RAM, what nodes hold on their tiers, and checkpoints that nobody finished writing."""
     pages = page_directory(run_dir, 0)
     pattern = f"{pages.name.removesuffix('node0')}*"
     places = {pages.parent, Path(tempfile.gettempdir())}

@@ -15,7 +15,7 @@ from checkpoint import commit, direct, manifest, metadata, points, shard_manifes
 from checkpoint.commit import fsync_file
 from checkpoint.errors import CheckpointError, DamagedCheckpoint
 from checkpoint.fence import fsync_directory, guard, raise_fence
-from checkpoint.layout import ArrayInfo, Shard, Strip
+from checkpoint.layout import ArrayInfo, ChunkRun, Shard
 from checkpoint.manifest import Manifest
 from checkpoint.naming import stale, step_path, temporary_path
 from checkpoint.pruning import prune, remove
@@ -234,14 +234,14 @@ def _write_chunks(
     files = [_File(target / name, shards[name], node_shard.chunks.get(name, {}), partial(done, name)) for name in names]
     half = len(files) // 2
 
-    def runs() -> Iterator[tuple[_File, Strip | None]]:
+    def runs() -> Iterator[tuple[_File, ChunkRun | None]]:
         for number, file in enumerate(files):
             if number == half:
                 points.reached("half_of_copy_written")
             file.open()
             yield from ((file, run) for run in file.runs)
 
-    def write(item: tuple[_File, Strip | None]) -> None:
+    def write(item: tuple[_File, ChunkRun | None]) -> None:
         file, run = item
         if run is None:
             _write_head(file.fd, file.shard)
@@ -261,7 +261,7 @@ class _File:
 
     def __init__(self, path: Path, shard: Shard, sums: Mapping[int, int], done: Callable[[], None]) -> None:
         self.path, self.shard, self.sums = path, shard, sums
-        self.runs: list[Strip | None] = [None] if shard.array.sharded else []  # the head
+        self.runs: list[ChunkRun | None] = [None] if shard.array.sharded else []  # the head
         self.runs += _runs(shard, sorted(sums))
         self.fd = -1
         self._done = done
@@ -305,14 +305,14 @@ def _write_head(fd: int, shard: Shard) -> None:
     direct.write(fd, head, 0)
 
 
-def _runs(shard: Shard, held: list[int]) -> Iterator[Strip]:
+def _runs(shard: Shard, held: list[int]) -> Iterator[ChunkRun]:
     at_once = max(1, slots.RUN_BYTES // shard.array.slot_bytes)
     for first, count in runs(held):
         for start in range(first, first + count, at_once):
-            yield Strip(shard, start, min(at_once, first + count - start))
+            yield ChunkRun(shard, start, min(at_once, first + count - start))
 
 
-def _write_run(fd: int, source: Source, run: Strip, sums: Mapping[int, int], copy: Copy) -> None:
+def _write_run(fd: int, source: Source, run: ChunkRun, sums: Mapping[int, int], copy: Copy) -> None:
     if copy.cancelled.is_set():
         raise Cancelled
     shard, first, count = run

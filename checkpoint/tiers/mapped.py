@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,40 +11,40 @@ import torch
 
 from checkpoint import direct, plan
 from checkpoint.block import Block
-from checkpoint.layout import ArrayInfo, Shard, Strip
-from checkpoint.piece import Piece
-from checkpoint.saving import claim
+from checkpoint.layout import ArrayInfo, ChunkRun, Shard
+from checkpoint.local_shard import LocalShard
+from checkpoint.saving import spec_of
 
 
 @dataclass(frozen=True)
-class Share:
-    """The chunks of one piece that this rank writes."""
+class WritePlan:
+    """The chunks of one local shard that this rank writes."""
 
     info: ArrayInfo
-    strips: Sequence[Strip]
+    chunk_runs: Sequence[ChunkRun]
 
     @classmethod
-    def of(cls, piece: Piece, info: ArrayInfo, ordinal: int) -> "Share":
-        return cls(info, list(plan.share(info, ordinal, claim(piece))) if piece.data.numel() else [])
+    def of(cls, local_shard: LocalShard, info: ArrayInfo, ordinal: int) -> "WritePlan":
+        return cls(info, list(plan.chunks_to_write(info, ordinal, spec_of(local_shard))) if local_shard.data.numel() else [])
 
 
 class MappedBuffer:
-    """A buffer in this process: for every piece the tensors in shared memory that its chunks are copied to.
+    """A buffer in this process: for every local shard the tensors in shared memory that its chunks are copied to.
 
     Invariant: made for one directory as it was when it was mapped (`inode`); a buffer that is made anew is mapped anew.
     """
 
-    def __init__(self, directory: Path, shares: Sequence[Share]) -> None:
+    def __init__(self, directory: Path, write_plans: Sequence[WritePlan]) -> None:
         self.directory = directory
         self.inode = directory.stat().st_ino
-        self._shares = shares
+        self._write_plans = write_plans
         self._maps: dict[str, mmap.mmap] = {}
-        self._pairs: list[list[tuple[Any, Any]]] = [[] for _ in shares]
-        self._known: list[tuple[Any, ...]] = [() for _ in shares]
+        self._pairs: list[list[tuple[Any, Any]]] = [[] for _ in write_plans]
+        self._known: list[tuple[Any, ...]] = [() for _ in write_plans]
         self.size_bytes = 0
         self._pinned: list[int] = []
-        for share in shares:
-            for shard, slot, count in share.strips:
+        for write_plan in write_plans:
+            for shard, slot, count in write_plan.chunk_runs:
                 direct.populate(self._area(shard), shard.array.offset(slot), count * shard.array.slot_bytes)
 
     def _area(self, shard: Shard) -> mmap.mmap:
@@ -60,15 +60,19 @@ class MappedBuffer:
     def _pin(self) -> None:
         """Page-lock the buffer, so that a GPU copies into it by itself; where that is refused, copies take longer."""
         for shard, area in self._maps_of_shards():
-            strips = [strip for share in self._shares for strip in share.strips if strip.shard is shard]
-            start = shard.array.offset(min(strip.slot for strip in strips)) // direct.PAGE_BYTES * direct.PAGE_BYTES
-            size = shard.array.offset(max(strip.slot + strip.length for strip in strips)) - start
+            own = [run for run in self._chunk_runs() if run.shard is shard]
+            start = shard.array.offset(min(run.slot for run in own)) // direct.PAGE_BYTES * direct.PAGE_BYTES
+            size = shard.array.offset(max(run.slot + run.length for run in own)) - start
             address = torch.frombuffer(area, dtype=torch.uint8, offset=start).data_ptr()
             if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:  # type: ignore[no-untyped-call]
                 self._pinned.append(address)
 
+    def _chunk_runs(self) -> Iterator[ChunkRun]:
+        for write_plan in self._write_plans:
+            yield from write_plan.chunk_runs
+
     def _maps_of_shards(self) -> list[tuple[Shard, mmap.mmap]]:
-        shards = {strip.shard.path: strip.shard for share in self._shares for strip in share.strips}
+        shards = {run.shard.path: run.shard for run in self._chunk_runs()}
         return [(shards[path], area) for path, area in self._maps.items()]
 
     def close(self) -> None:
@@ -77,18 +81,19 @@ class MappedBuffer:
             torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
         self._pinned = []
 
-    def copy(self, pieces: Sequence[Piece]) -> None:
-        """Copy every piece's share."""
+    def copy(self, local_shards: Sequence[LocalShard]) -> None:
+        """Copy every local shard's chunks."""
         self.size_bytes = 0
-        onto_host = any(piece.data.is_cuda for piece in pieces)
+        onto_host = any(local_shard.data.is_cuda for local_shard in local_shards)
         if onto_host and not self._pinned:
             self._pin()
-        for number, (piece, share) in enumerate(zip(pieces, self._shares, strict=True)):
-            data = piece.data.detach()
+        for number, (local_shard, write_plan) in enumerate(zip(local_shards, self._write_plans, strict=True)):
+            data = local_shard.data.detach()
             key = (data.data_ptr(), data.dtype, data.stride(), data.device)
             if self._known[number] != key:
-                block = Block(piece, share.info) if share.strips else None
-                self._pairs[number] = [pair for strip in share.strips if block for pair in block.pairs(strip, self._slots(strip))]
+                block = Block(local_shard, write_plan.info) if write_plan.chunk_runs else None
+                runs = write_plan.chunk_runs
+                self._pairs[number] = [pair for run in runs if block for pair in block.pairs(run, self._slots(run))]
                 self._known[number] = key
             if data.is_cuda and self._pairs[number]:
                 targets, sources = zip(*self._pairs[number], strict=True)
@@ -100,8 +105,8 @@ class MappedBuffer:
         if onto_host:
             torch.cuda.synchronize()
 
-    def _slots(self, strip: Strip) -> torch.Tensor:
-        """The bytes of a strip's slots."""
-        array = strip.shard.array
-        size = strip.length * array.slot_bytes
-        return torch.frombuffer(self._area(strip.shard), dtype=torch.uint8, count=size, offset=array.offset(strip.slot))
+    def _slots(self, chunk_run: ChunkRun) -> torch.Tensor:
+        """The bytes of a run's slots."""
+        array = chunk_run.shard.array
+        size = chunk_run.length * array.slot_bytes
+        return torch.frombuffer(self._area(chunk_run.shard), dtype=torch.uint8, count=size, offset=array.offset(chunk_run.slot))

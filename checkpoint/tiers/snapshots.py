@@ -19,15 +19,14 @@ import torch.distributed as dist
 from checkpoint import points, shard_manifest, state
 from checkpoint.agreement import Ranks
 from checkpoint.framing import encode
-from checkpoint.piece import Piece
-from checkpoint.plan import Claim
+from checkpoint.local_shard import LocalShard
 from checkpoint.protocol import BufferBroken, LayoutAnnounced, LeasePassed, StateCopied, StepSkipped, WorkerNews
-from checkpoint.saving import agree, claim
+from checkpoint.saving import agree, spec_of
 from checkpoint.state import JSON
 from checkpoint.tiers import blueprint, session
 from checkpoint.tiers.cadence import Clock
 from checkpoint.tiers.lease import LINK, PREFIX, STATE, Lease, LeaseWord, buffer_path, index_of, layout_of
-from checkpoint.tiers.mapped import MappedBuffer, Share
+from checkpoint.tiers.mapped import MappedBuffer, WritePlan
 from checkpoint.tiers.session import CONTROL, Session
 
 READY_S = 60.0
@@ -69,29 +68,26 @@ class Snapshots:
         self._word = LeaseWord(self.session.directory / CONTROL)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._clock: Clock | None = None
-        self._claims: list[Claim] = []
-        self._shares: list[Share] = []
+        self._write_plans: list[WritePlan] = []
         self._buffers: dict[int, MappedBuffer] = {}
         self._used = -1  # number of the last lease that was used or passed
 
-    def start(self, pieces: Sequence[Piece]) -> None:
+    def start(self, local_shards: Sequence[LocalShard]) -> None:
         """Announce what will be copied; the daemon makes buffers for it meanwhile. Collective.
 
-        Raises CheckpointError where the ranks' pieces do not fit together.
+        Raises CheckpointError where the ranks' local shards do not fit together.
         """
         self._clock = Clock(self.session.every, self.session.mtbf_s, time.monotonic())
-        self._claims = [claim(piece) for piece in pieces]
-        layout = agree(self._ranks, self._claims)
+        layout = agree(self._ranks, [spec_of(local_shard) for local_shard in local_shards])
         directory = self.session.directory
         digest = blueprint.arrays_digest(layout.arrays)
         if self._local == 0 and not blueprint.arrays_path(directory, digest).exists():
             blueprint.write_arrays(directory, layout.arrays, layout.documents)
-        self._shares = [
-            Share.of(piece, layout.arrays[layout.ordinals[piece.array]], layout.ordinals[piece.array]) for piece in pieces
-        ]
+        ordinals = layout.ordinals
+        self._write_plans = [WritePlan.of(each, layout.arrays[ordinals[each.array]], ordinals[each.array]) for each in local_shards]
         slots: dict[str, list[int]] = {}
-        for share in self._shares:
-            for shard, slot, count in share.strips:
+        for write_plan in self._write_plans:
+            for shard, slot, count in write_plan.chunk_runs:
                 slots.setdefault(shard.path, []).extend(range(slot, slot + count))
         blueprint.write_slots(directory, self._ranks.rank, self.session.generation, digest, slots)
         self._buffers = {}
@@ -127,7 +123,7 @@ class Snapshots:
     def take(
         self,
         step: int,
-        pieces: Sequence[Piece],
+        local_shards: Sequence[LocalShard],
         small: Mapping[str, JSON],
         tiers: frozenset[str],
         *,
@@ -135,11 +131,11 @@ class Snapshots:
         wait_s: float = 0.0,
         again: bool = False,
     ) -> SnapshotResult:
-        """Copy the pieces' tensors; they may change again as soon as this returns.
+        """Copy the local shards' tensors; they may change again as soon as this returns.
 
         Args:
             step: that they are of.
-            pieces: as they were in `start`, with whatever tensors hold the values now.
+            local_shards: as they were in `start`, with whatever tensors hold the values now.
             small: the rest of the state, the same on all ranks.
             tiers: that are to have it.
             changed: whether anything but `small` has changed since the last snapshot; equal bytes are refused where it has.
@@ -157,7 +153,7 @@ class Snapshots:
             points.reached("snapshot_acquired")
             with suppress(FileNotFoundError):
                 (buffer.directory / shard_manifest.NAME).unlink()
-            buffer.copy(pieces)
+            buffer.copy(local_shards)
             if self._local == 0:
                 (buffer.directory / STATE).write_text(json.dumps(state.plain(small), ensure_ascii=False))
         except OSError as error:  # somebody has deleted it, or there is no room for a page
@@ -210,7 +206,7 @@ class Snapshots:
         if buffer is None or buffer.inode != path.stat().st_ino:
             if buffer is not None:
                 buffer.close()
-            buffer = self._buffers[index] = MappedBuffer(path, self._shares)
+            buffer = self._buffers[index] = MappedBuffer(path, self._write_plans)
         return buffer
 
     def _acquire(self, wait_s: float) -> int | None:

@@ -79,7 +79,7 @@ def _torch(path: Path, output: Path, only: Sequence[str], float32: bool, progres
     import torch
 
     from checkpoint.loading import Opened
-    from checkpoint.piece import Piece
+    from checkpoint.local_shard import LocalShard
     from checkpoint.tools import stream
 
     source = Opened(path)
@@ -90,7 +90,7 @@ def _torch(path: Path, output: Path, only: Sequence[str], float32: bool, progres
             raise Refusal("an array is called state, which is where the small state goes; leave it out with --only", WRONG)
         info = arrays[name]
         data = torch.empty(info.shape, dtype=getattr(torch, info.dtype))
-        source.fill([Piece(name, info.shape, (0,) * data.dim(), data, (1,) * data.dim())])
+        source.fill([LocalShard(name, info.shape, (0,) * data.dim(), data, (1,) * data.dim())])
         found[name] = data.float() if float32 and data.is_floating_point() else data
         progress(data.nbytes)
     torch.save({**found, "state": source.contents.state}, output)

@@ -12,7 +12,7 @@ import torch
 
 from checkpoint.layout import ArrayInfo, Shape
 from checkpoint.loading import Opened
-from checkpoint.piece import Piece
+from checkpoint.local_shard import LocalShard
 from checkpoint.tools.refusal import WRONG, Refusal
 
 BOX_BYTES = 32 << 20
@@ -60,7 +60,7 @@ def read(source: Opened, info: ArrayInfo, box: Box) -> torch.Tensor:
     """One box of an array, a tensor of the array's type. Raises DamagedCheckpoint."""
     offset, extent = box
     data = torch.empty(extent, dtype=getattr(torch, info.dtype))
-    source.fill([Piece(info.name, info.shape, offset, data, (1,) * len(extent))], threads=1)
+    source.fill([LocalShard(info.name, info.shape, offset, data, (1,) * len(extent))], threads=1)
     return data
 
 

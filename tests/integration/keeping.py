@@ -19,10 +19,10 @@ def train(config: worker.Config) -> None:
     dist.init_process_group("gloo")
     root, durable = config.checkpoint.tiers[-1].path, config.checkpoint.tiers[-1].name
     numbers = beginning(ctx.rank)
-    piece = checkpoint.Piece("numbers", (ctx.world_size, NUMBERS), (ctx.rank, 0), numbers.unsqueeze(0), unit=(1, NUMBERS))
+    shard = checkpoint.LocalShard("numbers", (ctx.world_size, NUMBERS), (ctx.rank, 0), numbers.unsqueeze(0), unit=(1, NUMBERS))
     snapshots = checkpoint.Snapshots(ctx.session)
     with worker.phase("load"):
-        found = checkpoint.restore(root, lambda state: [piece], tier=durable, held=snapshots.session.candidates, on_reject=_tell)
+        found = checkpoint.restore(root, lambda state: [shard], tier=durable, held=snapshots.session.candidates, on_reject=_tell)
     step = kept = found.step if found is not None else 0
     if ctx.rank == 0:
         worker.report({"step": step, "tier": found.tier if found is not None else durable}, event="resumed")
@@ -31,7 +31,7 @@ def train(config: worker.Config) -> None:
     def keep(tiers: frozenset[str], **how: Any) -> None:
         nonlocal kept
         with worker.phase("snapshot"):
-            if snapshots.take(step, [piece], {"step": step}, tiers, **how).copied:
+            if snapshots.take(step, [shard], {"step": step}, tiers, **how).copied:
                 kept = step
 
     while step < config.train.steps and worker.should_stop() is None:
@@ -47,7 +47,7 @@ def train(config: worker.Config) -> None:
         if not snapshots_started:
             snapshots_started = True
             with worker.phase("snapshot"):
-                snapshots.start([piece])
+                snapshots.start([shard])
                 snapshots.ready()
         if step < config.train.steps and (tiers := snapshots.due(step)):
             keep(tiers)

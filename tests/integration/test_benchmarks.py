@@ -42,7 +42,7 @@ SMALL = {
     "nodes": ("nodes.py --rounds 1", ["with a spare", "without a spare", "the return of the node"]),
     "steady": (
         "steady.py --ranks 2 --seconds 5 --turns 6 --turn-s 4",
-        ["agent", "snapshot daemon", "torchrun", "resilient", "ratio"],
+        ["agent", "daemon", "torchrun", "resilient", "ratio"],
     ),
     "many": ("many.py --agents 3 --kills 1 --rejoin-s 0", ["rank of node", "drained", "exit status 75"]),
     "model": ("trainer.py --part model --rounds 1", ["plain script, eager", "this trainer, compiled"]),

@@ -21,7 +21,7 @@ from custody_words import news, request
 from resilient.driver.custody import Custody, StoragePlan, TierPlan
 from resilient.driver.effects import Send, SetAside, WriteEvent
 
-from checkpoint import Piece, points, steps
+from checkpoint import LocalShard, points, steps
 from checkpoint.fence import raise_fence
 from checkpoint.framing import Decoder, Message, encode
 from checkpoint.protocol import BeginSession, DaemonNews, DaemonSettings, Inventory, TakeInventory, TierSettings
@@ -41,16 +41,16 @@ def values(name: str, step: int) -> torch.Tensor:
     return (torch.arange(count, dtype=torch.float32) * 0.5 + 1000.0 * step + len(name)).reshape(shape)
 
 
-def pieces(rank: int, world: int, step: int) -> list[Piece]:
+def local_shards(rank: int, world: int, step: int) -> list[LocalShard]:
     """A rank's part: rows of two arrays, and a copy of two others."""
     part = -(-ROWS // world)
     low, high = min(rank * part, ROWS), min((rank + 1) * part, ROWS)
     sharded = [
-        Piece(name, (ROWS, 64), (low, 0), values(name, step)[low:high].clone(), (part, 64))
+        LocalShard(name, (ROWS, 64), (low, 0), values(name, step)[low:high].clone(), (part, 64))
         for name in ("model/weight", "optimizer/moment")
     ]
     whole = [
-        Piece(
+        LocalShard(
             name,
             tuple(values(name, 0).shape),
             (0,) * values(name, 0).dim(),
@@ -110,7 +110,7 @@ def worker_child(pipe: Connection, store: str, path: str, root: str, rank: int, 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     snapshots = Snapshots(Path(path))
-    mine = pieces(rank, world, -1)
+    mine = local_shards(rank, world, -1)
     rejected: list[Any] = []
     found = restore(
         Path(root), lambda state: mine, held=snapshots.session.candidates, on_reject=lambda *each: rejected.append(each)
@@ -118,7 +118,7 @@ def worker_child(pipe: Connection, store: str, path: str, root: str, rank: int, 
     step = 0
     if found is not None:
         step = found.step
-        same = all(torch.equal(one.data, other.data) for one, other in zip(mine, pieces(rank, world, step), strict=True))
+        same = all(torch.equal(one.data, other.data) for one, other in zip(mine, local_shards(rank, world, step), strict=True))
         assert same and found.state["step"] == step, f"rank {rank}: what was restored is not step {step}"
     pipe.send((step, found.tier if found else None, rejected))
     snapshots.start(mine)
@@ -129,7 +129,7 @@ def worker_child(pipe: Connection, store: str, path: str, root: str, rank: int, 
         if order is None:
             break
         step, tiers, changed, wait_s = order
-        for one, other in zip(mine, pieces(rank, world, step if changed else step - 1), strict=True):
+        for one, other in zip(mine, local_shards(rank, world, step if changed else step - 1), strict=True):
             one.data.copy_(other.data)
         copied = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=wait_s).copied
         if wait_s == 0 and snapshots.left_out(copied):  # the last step

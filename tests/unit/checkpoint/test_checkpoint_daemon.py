@@ -17,7 +17,7 @@ import pytest
 import torch
 from lone_daemon import PATIENCE_S, TOKEN, LoneDaemon
 
-from checkpoint import Piece, Snapshots, points, shard_manifest, verify
+from checkpoint import LocalShard, Snapshots, points, shard_manifest, verify
 from checkpoint.daemon.buffers import Buffers
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.framing import encode
@@ -56,22 +56,22 @@ def base() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def pieces(step: int, rows: int = 8) -> list[Piece]:
+def local_shards(step: int, rows: int = 8) -> list[LocalShard]:
     """The state of the only rank after a step."""
-    return [Piece("model/weight", (rows, 64), (0, 0), torch.full((rows, 64), float(step)), (rows, 64))]
+    return [LocalShard("model/weight", (rows, 64), (0, 0), torch.full((rows, 64), float(step)), (rows, 64))]
 
 
 def worker(daemon: LoneDaemon, generation: int, rows: int = 8) -> Snapshots:
     """A worker that has announced its layout, and for which there are buffers."""
     snapshots = Snapshots(daemon.begin(generation))
-    snapshots.start(pieces(0, rows))
+    snapshots.start(local_shards(0, rows))
     assert snapshots.ready()
     return snapshots
 
 
 def take(daemon: LoneDaemon, snapshots: Snapshots, step: int) -> Held:
     """A snapshot, sealed."""
-    assert snapshots.take(step, pieces(step), {"step": step}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
+    assert snapshots.take(step, local_shards(step), {"step": step}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
     return daemon.wait_for(Held)
 
 
@@ -85,19 +85,19 @@ def job(kind: Any, tier: str, step: int, job_id: int = 7) -> StartJob:
 def test_buffers_made_for_the_workers_before_are_never_leased_to_those_of_the_next_generation(base: Path) -> None:
     with LoneDaemon(base, pause_at="buffer_ready") as daemon:
         daemon.start()
-        Snapshots(daemon.begin(1)).start(pieces(0, 8))
+        Snapshots(daemon.begin(1)).start(local_shards(0, 8))
         daemon.reached()  # a thread makes a buffer of the first layout
         session = daemon.begin(2)
         daemon.go()
         later = Snapshots(session)
-        later.start(pieces(0, 24))
+        later.start(local_shards(0, 24))
         generation, index = daemon.wait_for_lease()
         daemon.sync(2)
         layouts = {layout_of(buffer_path(daemon.ram, each)) for each in range(2)}
         assert generation == 2
         assert len(layouts) == 1 and layout_of(buffer_path(daemon.ram, index)) in layouts
         assert later.ready()
-        assert later.take(1, pieces(1, 24), {}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
+        assert later.take(1, local_shards(1, 24), {}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
         assert daemon.wait_for(Held).shard.size_bytes > 24 * 64 * 4
         assert not [news for news in daemon.news if isinstance(news, Skipped | TierTrouble)]
 
@@ -110,10 +110,10 @@ def test_a_worker_uses_leases_of_its_own_generation_only(base: Path) -> None:
         text = session.read_text().replace('"generation": 1', '"generation": 2')
         session.write_text(text)  # its daemon has not begun that session yet
         later = Snapshots(session)
-        later.start(pieces(0))
+        later.start(local_shards(0))
         assert LeaseWord(daemon.directory / "control").read().generation == 1
         assert not later.ready(patience_s=0.0)
-        assert not later.take(1, pieces(1), {}, frozenset(["ram"])).copied
+        assert not later.take(1, local_shards(1), {}, frozenset(["ram"])).copied
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -11,10 +11,10 @@ from pathlib import Path
 import crc32c
 import pytest
 import torch
-from checkpoint_pieces import pieces
+from checkpoint_state import local_shards
 from soak import soaked
 
-from checkpoint import DamagedCheckpoint, NoUsableCheckpoint, Piece, layout, load, newest_good, restore, save, verify
+from checkpoint import DamagedCheckpoint, LocalShard, NoUsableCheckpoint, layout, load, newest_good, restore, save, verify
 
 SHARD = "model/weight/c.0.0"  # an index, three slots of 32 bytes, a checksum and padding
 
@@ -26,7 +26,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "CHUNK_TARGET_BYTES", 32)
         for step in (1, 2):
-            save(root, step, pieces(float(step)), {"step": step}, generation=0)
+            save(root, step, local_shards(float(step)), {"step": step}, generation=0)
     return root
 
 
@@ -191,11 +191,11 @@ def test_every_flipped_byte_is_found(root: Path, count: int) -> None:
         with pytest.raises(DamagedCheckpoint):
             verify(path)
         rejected: list[int] = []
-        wanted = pieces(0.0)
+        wanted = local_shards(0.0)
         restored = restore(root, lambda state, wanted=wanted: wanted, on_reject=lambda step, *_, to=rejected: to.append(step))
         assert restored is not None
         assert (restored.step, rejected) == (1, [2]), file
-        assert all(torch.equal(one.data, other.data) for one, other in zip(wanted, pieces(1.0), strict=True))
+        assert all(torch.equal(one.data, other.data) for one, other in zip(wanted, local_shards(1.0), strict=True))
         file.write_bytes(before)
     verify(path)
 
@@ -215,8 +215,8 @@ def test_the_parts_of_a_verification_cover_every_file_once(root: Path) -> None:
         file.write_bytes(content)
 
 
-def load_everything(path: Path) -> list[Piece]:
-    found = [Piece(each.array, each.shape, each.offset, torch.zeros_like(each.data), each.unit) for each in pieces()]
+def load_everything(path: Path) -> list[LocalShard]:
+    found = [LocalShard(each.array, each.shape, each.offset, torch.zeros_like(each.data), each.unit) for each in local_shards()]
     load(path, found)
     return found
 
@@ -244,10 +244,10 @@ def test_loading_finds_the_damage_that_it_meets(root: Path, damage: Callable[[Pa
 def test_only_chunks_that_are_needed_are_read(root: Path) -> None:
     path = root / "step-00000002"
     flip(SHARD, 4096)(path)
-    last = pieces()[1]
-    rows = Piece(last.array, last.shape, last.offset, torch.zeros_like(last.data), last.unit)
+    last = local_shards()[1]
+    rows = LocalShard(last.array, last.shape, last.offset, torch.zeros_like(last.data), last.unit)
     load(path, [rows])
-    assert torch.equal(rows.data, pieces(2.0)[1].data)
+    assert torch.equal(rows.data, local_shards(2.0)[1].data)
 
 
 def test_when_none_is_good_each_one_is_named(root: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import zarr
-from checkpoint_pieces import pieces
 from checkpoint_processes import Child, kill_this_process, run_ranks
+from checkpoint_state import local_shards
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.api import CheckpointException
@@ -130,7 +130,7 @@ def test_every_key_has_a_name_of_its_own_that_zarr_takes(fqn: str) -> None:
 
 
 def test_a_checkpoint_of_save_is_read_by_its_names_and_into_another_type(root: Path) -> None:
-    path = save(root, 1, pieces(1.0), {"dcp_is": "not there"}, generation=0).path
+    path = save(root, 1, local_shards(1.0), {"dcp_is": "not there"}, generation=0).path
     found = {"model/weight": torch.zeros(6, 4, dtype=torch.float64), "optimizer/moment": torch.zeros(5)}
     dcp.load(found, storage_reader=ZarrReader(path))
     assert torch.equal(found["model/weight"], torch.arange(24.0).reshape(6, 4).double() + 1)
@@ -222,7 +222,7 @@ def test_ranks_that_do_not_speak_are_refused(root: Path) -> None:
 
 
 def test_another_use_of_the_state_is_told_apart(root: Path) -> None:
-    path = save(root, 1, pieces(), {"dcp": "mine"}, generation=0).path
+    path = save(root, 1, local_shards(), {"dcp": "mine"}, generation=0).path
     with pytest.raises(CheckpointMismatch, match="is not what ZarrWriter writes"):
         ZarrReader(path).read_metadata()
 

@@ -6,8 +6,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from checkpoint_pieces import pieces
 from checkpoint_processes import Child
+from checkpoint_state import local_shards
 from typer.testing import CliRunner
 
 from checkpoint import CheckpointError, StaleGeneration, points, prune, save, steps, verify
@@ -22,12 +22,12 @@ def test_the_fence_never_sinks(root: Path) -> None:
 
 
 def test_a_stale_generation_cannot_save(root: Path) -> None:
-    save(root, 1, pieces(), {}, generation=4)
+    save(root, 1, local_shards(), {}, generation=4)
     raise_fence(root, 5)
     with pytest.raises(StaleGeneration, match=r"generation 4 may not publish in .*generation 5 has taken over"):
-        save(root, 2, pieces(), {}, generation=4)
+        save(root, 2, local_shards(), {}, generation=4)
     assert steps(root) == [1]
-    save(root, 2, pieces(), {}, generation=5)
+    save(root, 2, local_shards(), {}, generation=5)
     assert steps(root) == [1, 2]
 
 
@@ -38,7 +38,7 @@ def raise_it(root: Path) -> None:
 def test_a_generation_that_becomes_stale_while_it_writes_cannot_commit(root: Path) -> None:
     points.arm("manifest_durable", lambda: raise_it(root))
     with pytest.raises(StaleGeneration):
-        save(root, 1, pieces(), {}, generation=0)
+        save(root, 1, local_shards(), {}, generation=0)
     assert steps(root) == []
     assert not list(root.glob("step-*")), "its unfinished directory is left"
 
@@ -48,7 +48,7 @@ def commit_until_stale(pipe: Connection, root: Path) -> None:
     try:
         while True:
             step += 1
-            save(root, step, pieces(), {}, generation=0)
+            save(root, step, local_shards(), {}, generation=0)
             pipe.send(step)
     except StaleGeneration:
         pipe.send("stale")
@@ -71,7 +71,7 @@ def stop_inside_the_guard(pipe: Connection, root: Path) -> None:
         pipe.recv()
 
     points.arm("fence_checked", wait)
-    save(root, 1, pieces(), {}, generation=0)
+    save(root, 1, local_shards(), {}, generation=0)
 
 
 def test_the_fence_waits_for_a_commit_that_is_under_way(root: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_fence_that_holds_no_number_stops_everyone(root: Path) -> None:
     raise_fence(root, 1)
     (root / ".fence").write_text("")
     with pytest.raises(CheckpointError, match="should hold the number of a generation"):
-        save(root, 1, pieces(), {}, generation=9)
+        save(root, 1, local_shards(), {}, generation=9)
     with pytest.raises(CheckpointError, match="should hold the number"):
         raise_fence(root, 9)
 
@@ -114,14 +114,14 @@ def test_a_newer_generation_clears_away_what_older_ones_left(root: Path) -> None
     root.mkdir()
     for name in ("step-00000007.g0.tmp", "step-00000009.g1.tmp", "step-00000007.g2.tmp", "step-00000009.g3.tmp", "mine.tmp"):
         (root / name / "model").mkdir(parents=True)
-    save(root, 1, pieces(), {}, generation=2)
+    save(root, 1, local_shards(), {}, generation=2)
     left = {path.name for path in root.iterdir() if path.is_dir()}
     assert left == {"step-00000001", "step-00000007.g2.tmp", "step-00000009.g3.tmp", "mine.tmp"}
 
 
 def test_saving_keeps_the_last_ones(root: Path) -> None:
     for step in range(1, 6):
-        save(root, step, pieces(), {}, generation=0, keep_last=2)
+        save(root, step, local_shards(), {}, generation=0, keep_last=2)
     assert steps(root) == [4, 5]
     assert {path.name for path in root.iterdir() if path.is_dir()} == {"step-00000004", "step-00000005"}
     verify(root / "step-00000004")
@@ -130,15 +130,15 @@ def test_saving_keeps_the_last_ones(root: Path) -> None:
 def test_saving_after_a_roll_back_keeps_what_it_has_written(root: Path) -> None:
     """Steps 10 and 20 are there and 20 is damaged; what began again at 10 saves 15."""
     for step in (10, 20):
-        save(root, step, pieces(), {}, generation=0)
+        save(root, step, local_shards(), {}, generation=0)
     (root / "step-00000020/manifest.json").unlink()
-    save(root, 15, pieces(), {}, generation=1, keep_last=1)
+    save(root, 15, local_shards(), {}, generation=1, keep_last=1)
     assert steps(root) == [15, 20]
 
 
 def test_pruning_keeps_the_newest_the_multiples_and_what_was_set_aside(root: Path) -> None:
     for step in (10, 20, 30, 40, 50):
-        save(root, step, pieces(), {}, generation=0)
+        save(root, step, local_shards(), {}, generation=0)
     (root / "step-00000010.damaged-1").mkdir()
     assert prune(root, keep_last=1, keep_every=20) == [10, 30]
     assert steps(root) == [20, 40, 50]
@@ -151,7 +151,7 @@ def test_pruning_keeps_the_newest_the_multiples_and_what_was_set_aside(root: Pat
 
 def test_a_stale_generation_cannot_prune(root: Path) -> None:
     for step in (1, 2):
-        save(root, step, pieces(), {}, generation=0)
+        save(root, step, local_shards(), {}, generation=0)
     raise_fence(root, 1)
     with pytest.raises(StaleGeneration):
         prune(root, keep_last=1, generation=0)
@@ -161,13 +161,13 @@ def test_a_stale_generation_cannot_prune(root: Path) -> None:
 def test_a_step_or_generation_without_a_name_is_refused(root: Path) -> None:
     for step, generation in ((-1, 0), (100_000_000, 0), (1, -1)):
         with pytest.raises(CheckpointError, match="is a number from 0"):
-            save(root, step, pieces(), {}, generation=generation)
+            save(root, step, local_shards(), {}, generation=generation)
 
 
 def test_the_command_line_lists_and_verifies(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     for step in (100, 200):
-        save(root, step, pieces(), {}, generation=3)
+        save(root, step, local_shards(), {}, generation=3)
     runner = CliRunner()
     verified = runner.invoke(app, ["verify", str(tmp_path)])
     assert verified.exit_code == 0

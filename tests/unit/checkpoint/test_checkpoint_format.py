@@ -12,7 +12,7 @@ import pytest
 import torch
 from crc32c import crc32c
 
-from checkpoint import Piece, load, newest_good, pieces_of, save, verify
+from checkpoint import LocalShard, load, local_shard_of, newest_good, save, verify
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -84,15 +84,15 @@ def test_what_is_written_by_the_book_is_read(root: Path) -> None:
     path = newest_good(root)
     assert path is not None
     found = torch.zeros(7, 5)
-    assert load(path, [pieces_of("model/weight", found)]) == {"by": "the book"}
+    assert load(path, [local_shard_of("model/weight", found)]) == {"by": "the book"}
     assert np.array_equal(found.numpy(), values)
 
 
 @pytest.mark.parametrize("chunk", [(7, 5), (3, 5), (3, 2)])
 def test_what_is_written_is_as_in_the_book(root: Path, chunk: tuple[int, int]) -> None:
     values = np.arange(35, dtype="<f4").reshape(7, 5)
-    piece = Piece("model/weight", (7, 5), (0, 0), torch.from_numpy(values), chunk)
-    saved = save(root, 12, [piece], {}, generation=0)
+    local_shard = LocalShard("model/weight", (7, 5), (0, 0), torch.from_numpy(values), chunk)
+    saved = save(root, 12, [local_shard], {}, generation=0)
     verify(saved.path)
     shard, chunks = shard_file(values, chunk)
     assert (saved.path / "model/weight/c.0.0").read_bytes() == shard

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import CheckpointError, crc, layout
-from checkpoint.layout import ArrayInfo, Strip, arrange, chunk_shape
-from checkpoint.piece import Piece, granule, part_of
-from checkpoint.plan import Claim, plan, share
+from checkpoint.layout import ArrayInfo, ChunkRun, arrange, chunk_shape
+from checkpoint.local_shard import LocalShard, granule, part_of
+from checkpoint.plan import ShardSpec, chunks_to_write, plan
 from checkpoint.retention import superseded
 
 MIB = 1 << 20
@@ -112,49 +112,49 @@ def test_nested_shards_are_those_of_torch_chunk(length: int, splits: list[int]) 
     check(torch.arange(length), [])
 
 
-def claim(offset: int, extent: int, replica: int = 0, replicas: int = 1, *, unit: int = 2, length: int = 8) -> Claim:
-    return Claim("w", "float32", (length,), (offset,), (extent,), (unit,), replica, replicas)
+def spec_of(offset: int, extent: int, replica: int = 0, replicas: int = 1, *, unit: int = 2, length: int = 8) -> ShardSpec:
+    return ShardSpec("w", "float32", (length,), (offset,), (extent,), (unit,), replica, replicas)
 
 
 @pytest.mark.parametrize(
-    ("claims", "message"),
+    ("specs", "message"),
     [
-        ([[claim(0, 4)], []], r"no rank holds the element at \(4,\)"),
-        ([[claim(0, 4)], [claim(2, 6)]], r"two different blocks hold the element at \(2,\)"),
-        ([[claim(0, 8)], [claim(0, 8)]], "2 holders .*each must be another one"),
-        ([[claim(0, 8, 0, 2)], []], "1 holders .*rank 0 is 0 of 2"),
-        ([[claim(0, 4)], [claim(0, 4, length=4)]], r"float32 \(8,\) on rank 0 and float32 \(4,\) on rank 1"),
-        ([[claim(0, 8), Claim("w/b", "int8", (), (), (), (), 0, 1)]], "w is an array, so w/b cannot be inside"),
+        ([[spec_of(0, 4)], []], r"no rank holds the element at \(4,\)"),
+        ([[spec_of(0, 4)], [spec_of(2, 6)]], r"two different blocks hold the element at \(2,\)"),
+        ([[spec_of(0, 8)], [spec_of(0, 8)]], "2 holders .*each must be another one"),
+        ([[spec_of(0, 8, 0, 2)], []], "1 holders .*rank 0 is 0 of 2"),
+        ([[spec_of(0, 4)], [spec_of(0, 4, length=4)]], r"float32 \(8,\) on rank 0 and float32 \(4,\) on rank 1"),
+        ([[spec_of(0, 8), ShardSpec("w/b", "int8", (), (), (), (), 0, 1)]], "w is an array, so w/b cannot be inside"),
     ],
 )
-def test_contradicting_claims_are_refused(claims: list[list[Claim]], message: str) -> None:
+def test_contradicting_shard_specs_are_refused(specs: list[list[ShardSpec]], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        plan(claims)
+        plan(specs)
 
 
 def test_units_that_differ_between_ranks_are_reconciled() -> None:
-    (info,) = plan([[claim(0, 6, unit=6, length=14)], [claim(6, 8, unit=2, length=14)]])
+    (info,) = plan([[spec_of(0, 6, unit=6, length=14)], [spec_of(6, 8, unit=2, length=14)]])
     assert info.chunk == (2,)
 
 
 @given(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.integers(0, 100))
 def test_replicas_share_a_block_evenly_and_write_each_chunk_once(replicas: int, rows: int, columns: int, ordinal: int) -> None:
     shape = (rows, columns)
-    held = [Claim("w", "int8", shape, (0, 0), shape, (1, 1), replica, replicas) for replica in range(replicas)]
+    held = [ShardSpec("w", "int8", shape, (0, 0), shape, (1, 1), replica, replicas) for replica in range(replicas)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "CHUNK_TARGET_BYTES", 1)
         (info,) = plan([[each] for each in held])
-    written = [list(share(info, ordinal, each)) for each in held]
+    written = [list(chunks_to_write(info, ordinal, each)) for each in held]
     assert sorted(chunk for each in written for chunk in chunks(each)) == sorted(info.touched((0, 0), shape))
-    counts = [sum(strip.length for strip in each) for each in written]
+    counts = [sum(chunk_run.length for chunk_run in each) for each in written]
     assert max(counts) - min(counts) <= 1
 
 
-def chunks(strips: Iterable[Strip]) -> list[tuple[int, ...]]:
+def chunks(chunk_runs: Iterable[ChunkRun]) -> list[tuple[int, ...]]:
     """Places in the grid of chunks."""
     found = []
-    for strip in strips:
-        for place, counts in strip.boxes():
+    for chunk_run in chunk_runs:
+        for place, counts in chunk_run.boxes():
             found += product(*(range(start, start + count) for start, count in zip(place, counts, strict=True)))
     return found
 
@@ -168,19 +168,22 @@ def test_strips_have_the_chunks_of_a_block_once_and_in_the_order_of_slots(
     info = ArrayInfo("a", "int8", shape, chunk, tuple(data.draw(st.integers(1, count)) for count, _ in grid))
     offset = tuple(data.draw(st.integers(0, length - 1)) for length in shape)
     extent = tuple(data.draw(st.integers(1, length - start)) for length, start in zip(shape, offset, strict=True))
-    strips = list(info.strips(offset, extent))
-    assert sorted(chunks(strips)) == sorted(info.touched(offset, extent))
-    for strip in strips:
-        parts = [strip.part(slot, slot + most) for slot in range(strip.slot, strip.slot + strip.length, most)]
-        assert [info.locate(each) for each in chunks(parts)] == [(strip.shard, strip.slot + n) for n in range(strip.length)]
+    chunk_runs = list(info.chunk_runs(offset, extent))
+    assert sorted(chunks(chunk_runs)) == sorted(info.touched(offset, extent))
+    for chunk_run in chunk_runs:
+        end = chunk_run.slot + chunk_run.length
+        parts = [chunk_run.part(slot, slot + most) for slot in range(chunk_run.slot, end, most)]
+        assert [info.locate(each) for each in chunks(parts)] == [
+            (chunk_run.shard, chunk_run.slot + n) for n in range(chunk_run.length)
+        ]
     if len(info.shards) == 1 and extent == shape:
-        assert len(strips) == 1
+        assert len(chunk_runs) == 1
 
 
 def test_small_arrays_of_many_layers_are_spread_over_replicas() -> None:
-    norms = [Claim("norm", "float32", (32, 64), (layer, 0), (1, 64), (1, 64), 0, 4) for layer in range(32)]
-    (info,) = plan([[Claim(**{**vars(each), "replica": rank}) for each in norms] for rank in range(4)])
-    assert sum(strip.length for each in norms for strip in share(info, 0, each)) == 8
+    norms = [ShardSpec("norm", "float32", (32, 64), (layer, 0), (1, 64), (1, 64), 0, 4) for layer in range(32)]
+    (info,) = plan([[ShardSpec(**{**vars(each), "replica": rank}) for each in norms] for rank in range(4)])
+    assert sum(chunk_run.length for each in norms for chunk_run in chunks_to_write(info, 0, each)) == 8
 
 
 @pytest.mark.parametrize(
@@ -200,12 +203,12 @@ def test_a_piece_that_does_not_fit_is_refused(
     array: str, shape: tuple[int, ...], offset: tuple[int, ...], extent: tuple[int, ...], unit: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        Piece(array, shape, offset, torch.zeros(extent), unit)
+        LocalShard(array, shape, offset, torch.zeros(extent), unit)
 
 
 def test_a_piece_of_a_type_that_cannot_be_stored_is_refused() -> None:
     with pytest.raises(ValueError, match="float8_e4m3fnuz cannot be stored; there are"):
-        Piece("a", (1,), (0,), torch.zeros(1, dtype=torch.float8_e4m3fnuz), (1,))
+        LocalShard("a", (1,), (0,), torch.zeros(1, dtype=torch.float8_e4m3fnuz), (1,))
 
 
 @pytest.mark.parametrize(

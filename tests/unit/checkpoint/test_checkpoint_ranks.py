@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from checkpoint import CheckpointError, Piece, direct, load, newest_good, pieces_of, points, save, steps, verify
+from checkpoint import CheckpointError, LocalShard, direct, load, local_shard_of, newest_good, points, save, steps, verify
 from checkpoint.saving import Saved
 
 ROWS = 10  # over 4 ranks: 3, 3, 3, 1; over 7: 2, 2, 2, 2, 2, 0, 0
@@ -28,11 +28,11 @@ def whole(name: str, *shape: int) -> torch.Tensor:
     return torch.rand(shape, generator=generator)
 
 
-def rows_of(rank: int, count: int) -> Piece:
+def rows_of(rank: int, count: int) -> LocalShard:
     """FSDP2's cut of 10 rows: ceil(10 / n) each, the last ranks fewer or none."""
     part = -(-ROWS // count)
     start = min(rank * part, ROWS)
-    return Piece("weight", (ROWS, 4), (start, 0), whole("weight", ROWS, 4)[start : start + part].clone(), (part, 4))
+    return LocalShard("weight", (ROWS, 4), (start, 0), whole("weight", ROWS, 4)[start : start + part].clone(), (part, 4))
 
 
 def save_rows(rank: int, root: Path, count: int) -> Saved:
@@ -43,7 +43,7 @@ def load_rows(rank: int, root: Path, count: int) -> bool:
     path = newest_good(root)
     assert path is not None
     expected = rows_of(rank, count)
-    found = Piece(expected.array, expected.shape, expected.offset, torch.zeros_like(expected.data), expected.unit)
+    found = LocalShard(expected.array, expected.shape, expected.offset, torch.zeros_like(expected.data), expected.unit)
     load(path, [found])
     return torch.equal(found.data, expected.data)
 
@@ -59,7 +59,7 @@ def test_a_rank_without_rows_takes_part(root: Path) -> None:
     assert len(rows_of(6, 7).data) == 0
     save(root, 1, [rows_of(rank, 7) for rank in range(7)], {}, generation=0)
     found = torch.zeros(ROWS, 4)
-    load(root / "step-00000001", [pieces_of("weight", found)])
+    load(root / "step-00000001", [local_shard_of("weight", found)])
     assert torch.equal(found, whole("weight", ROWS, 4))
 
 
@@ -80,9 +80,9 @@ def save_placed(rank: int, root: Path, shape: tuple[int, ...]) -> list[tuple[str
     written = []
     for name, (mesh, placements) in MESHES.items():
         tensor = distribute_tensor(whole(name, *shape), init_device_mesh("cpu", mesh), placements)
-        written.append(pieces_of(name, tensor))
+        written.append(local_shard_of(name, tensor))
     save(root, 1, written, {}, generation=0)
-    return [(piece.array, piece.unit) for piece in written]
+    return [(local_shard.array, local_shard.unit) for local_shard in written]
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (10, 7), (3, 2)])
@@ -102,7 +102,7 @@ def fsdp_on_tensor_parallel(rank: int, root: Path, rows: int) -> list[Any]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
     fully_shard(model, mesh=mesh["dp"])
-    written = [pieces_of(name, value) for name, value in model.named_parameters()]
+    written = [local_shard_of(name, value) for name, value in model.named_parameters()]
     path = save(root, 1, written, {}, generation=0).path
     group = zarr.open_group(path, mode="r")
     same = [bool(np.array_equal(np.asarray(group[name]), value.numpy())) for name, value in expected.items()]
@@ -118,7 +118,7 @@ def test_fsdp_on_tensor_parallel_rows_is_told_apart(root: Path, rows: int, offse
 def placement_that_cannot_be_saved(rank: int) -> str:
     tensor = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (2,)), [Partial()])
     try:
-        pieces_of("sum", tensor)
+        local_shard_of("sum", tensor)
     except ValueError as error:
         return str(error)
     return "accepted"
@@ -140,14 +140,14 @@ def replicas_share(rank: int, root: Path) -> int:
 
     setattr(direct, "write", counted)  # noqa: B010
     data = whole("weight", 64, 4)
-    save(root, 1, [Piece("weight", (64, 4), (0, 0), data, (8, 4), rank, 2)], {}, generation=0)
+    save(root, 1, [LocalShard("weight", (64, 4), (0, 0), data, (8, 4), rank, 2)], {}, generation=0)
     return written
 
 
 def test_replicas_write_half_each(root: Path) -> None:
     assert run_ranks(2, replicas_share, root) == [4 * 4096, 4 * 4096]
     found = torch.zeros(64, 4)
-    load(root / "step-00000001", [pieces_of("weight", found)])
+    load(root / "step-00000001", [local_shard_of("weight", found)])
     assert torch.equal(found, whole("weight", 64, 4))
 
 
@@ -175,8 +175,8 @@ def grow_on_rank_1(rank: int, root: Path) -> list[int]:
     told = []
     for step, rows in ((1, 4), (2, 8)):
         mine = whole("mine", 4, 4) if rank == 0 else whole("mine", rows, 4)
-        save(root, step, [Piece(f"array{rank}", tuple(mine.shape), (0, 0), mine, (4, 4))], {}, generation=0)
-        load(root / f"step-{step:08d}", [pieces_of("array1", torch.zeros(rows, 4))])
+        save(root, step, [LocalShard(f"array{rank}", tuple(mine.shape), (0, 0), mine, (4, 4))], {}, generation=0)
+        load(root / f"step-{step:08d}", [local_shard_of("array1", torch.zeros(rows, 4))])
         told.append(rows)
     return told
 
@@ -194,7 +194,7 @@ def reject(rank: int, root: Path) -> tuple[str | None, list[int]]:
 
 def test_all_ranks_choose_the_same_checkpoint_although_one_sees_the_damage(root: Path) -> None:
     for step in (1, 2):
-        save(root, step, [pieces_of(name, whole(name, 16, 16)) for name in "abcd"], {}, generation=0)
+        save(root, step, [local_shard_of(name, whole(name, 16, 16)) for name in "abcd"], {}, generation=0)
     shard = root / "step-00000002/d/c.0.0"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\1")
     assert run_ranks(2, reject, root) == [("step-00000001", [2]), ("step-00000001", [])]
@@ -233,9 +233,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def fill_the_disk(rank: int, root: Path) -> str:
     """Rank 1 holds far more than there is room for."""
     rows = [(0, 8), (8, 1024)][rank]
-    piece = Piece("big", (1032, 256), (rows[0], 0), torch.ones(rows[1], 256), (8, 256))
+    local_shard = LocalShard("big", (1032, 256), (rows[0], 0), torch.ones(rows[1], 256), (8, 256))
     try:
-        save(root, 2, [piece], {}, generation=0)
+        save(root, 2, [local_shard], {}, generation=0)
     except CheckpointError as error:
         return str(error)
     return "saved"

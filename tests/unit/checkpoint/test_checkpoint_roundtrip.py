@@ -14,12 +14,24 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from checkpoint_pieces import pieces
+from checkpoint_state import local_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from soak import soaked
 
-from checkpoint import CheckpointError, CheckpointMismatch, Piece, layout, load, pieces_of, points, read_state, save, steps, verify
+from checkpoint import (
+    CheckpointError,
+    CheckpointMismatch,
+    LocalShard,
+    layout,
+    load,
+    local_shard_of,
+    points,
+    read_state,
+    save,
+    steps,
+    verify,
+)
 from checkpoint.saving import Saved
 
 DTYPES = [
@@ -73,10 +85,12 @@ def check_a_cut(
         box = tuple(slice(low, high) for low, high in block)
         view = whole[box]
         written.append(
-            Piece("group/array", shape, tuple(low for low, _ in block), view.clone() if data.draw(st.booleans()) else view, unit)
+            LocalShard(
+                "group/array", shape, tuple(low for low, _ in block), view.clone() if data.draw(st.booleans()) else view, unit
+            )
         )
     if 0 in shape:
-        written = [Piece("group/array", shape, (0,) * len(shape), whole, unit)]
+        written = [LocalShard("group/array", shape, (0,) * len(shape), whole, unit)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "CHUNK_TARGET_BYTES", target)
         patch.setattr(layout, "SHARD_LIMIT_BYTES", shard)
@@ -90,8 +104,8 @@ def check_a_cut(
     load(
         saved.path,
         [
-            Piece("group/array", shape, tuple(low for low, _ in rectangle), inside, (1,) * len(shape)),
-            pieces_of("group/array", everything),
+            LocalShard("group/array", shape, tuple(low for low, _ in rectangle), inside, (1,) * len(shape)),
+            local_shard_of("group/array", everything),
         ],
     )
     assert same(inside, whole[box])
@@ -126,7 +140,7 @@ def _numpy(data: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def test_zarr_itself_finds_a_flipped_bit(root: Path, small_chunks: None) -> None:
-    saved = save(root, 1, pieces(), {}, generation=0)
+    saved = save(root, 1, local_shards(), {}, generation=0)
     shard = saved.path / "model/weight/c.0.0"
     content = bytearray(shard.read_bytes())
     content[4096] ^= 1
@@ -137,22 +151,22 @@ def test_zarr_itself_finds_a_flipped_bit(root: Path, small_chunks: None) -> None
 
 def test_stacked_layers_are_one_array_and_can_be_read_one_by_one(root: Path) -> None:
     layers = [torch.randn(3, 5) for _ in range(4)]
-    written = [pieces_of("blocks.weight", layer, stack=(index, 4)) for index, layer in enumerate(layers)]
+    written = [local_shard_of("blocks.weight", layer, stack=(index, 4)) for index, layer in enumerate(layers)]
     saved = save(root, 1, written, {}, generation=0)
     assert array(saved.path, "blocks.weight").shape == (4, 3, 5)
     third = torch.zeros(3, 5)
-    load(saved.path, [pieces_of("blocks.weight", third, stack=(2, 4))])
+    load(saved.path, [local_shard_of("blocks.weight", third, stack=(2, 4))])
     assert torch.equal(third, layers[2])
 
 
 def test_parameters_are_filled_in_place(root: Path) -> None:
     model = torch.nn.Linear(7, 3)
     expected = {name: value.clone() for name, value in model.state_dict().items()}
-    saved = save(root, 1, [pieces_of(name, value) for name, value in model.named_parameters()], {}, generation=0)
+    saved = save(root, 1, [local_shard_of(name, value) for name, value in model.named_parameters()], {}, generation=0)
     with torch.no_grad():
         model.weight.zero_()
         model.bias.zero_()
-    load(saved.path, [pieces_of(name, value) for name, value in model.named_parameters()])
+    load(saved.path, [local_shard_of(name, value) for name, value in model.named_parameters()])
     assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
     assert model.weight.requires_grad
 
@@ -166,7 +180,7 @@ def test_state_comes_back_and_is_what_zarr_shows(root: Path) -> None:
         "nothing": None,
         "nested": {"yes": True},
     }
-    saved = save(root, 40, pieces(), state, generation=3)
+    saved = save(root, 40, local_shards(), state, generation=3)
     assert read_state(saved.path) == state == load(saved.path, [])
     attributes = open_plainly(saved.path).attrs["resilient"]
     assert attributes == {"version": 1, "step": 40, "generation": 3, "state": state}
@@ -182,35 +196,35 @@ def test_state_comes_back_and_is_what_zarr_shows(root: Path) -> None:
 )
 def test_a_state_that_json_cannot_say_is_refused(root: Path, state: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        save(root, 1, pieces(), state, generation=0)
+        save(root, 1, local_shards(), state, generation=0)
     assert not list(root.glob("step-*"))
 
 
 def test_what_save_reports_is_what_is_there(root: Path) -> None:
-    saved = save(root, 7, pieces(), {}, generation=0)
+    saved = save(root, 7, local_shards(), {}, generation=0)
     files = [path for path in saved.path.rglob("*") if path.is_file()]
     assert saved == Saved(root / "step-00000007", 7, sum(path.stat().st_size for path in files), len(files), saved.write_s, False)
     assert steps(root) == [7]
 
 
 def test_a_missing_array_is_said(root: Path) -> None:
-    saved = save(root, 1, pieces(), {}, generation=0)
+    saved = save(root, 1, local_shards(), {}, generation=0)
     with pytest.raises(CheckpointMismatch, match=r"has no array model/bias; it has 2 others"):
-        load(saved.path, [pieces_of("model/bias", torch.zeros(3))])
+        load(saved.path, [local_shard_of("model/bias", torch.zeros(3))])
 
 
 @pytest.mark.parametrize("other", [torch.zeros(6, 5), torch.zeros(6, 4, dtype=torch.float64)])
 def test_another_shape_or_type_is_said_before_anything_changes(root: Path, other: torch.Tensor) -> None:
-    saved = save(root, 1, pieces(), {}, generation=0)
+    saved = save(root, 1, local_shards(), {}, generation=0)
     moment = torch.full((5,), 9.0)
     with pytest.raises(CheckpointMismatch, match=r"expected float\d+ \[6, \d\], found float32 \[6, 4\]"):
-        load(saved.path, [pieces_of("optimizer/moment", moment), pieces_of("model/weight", other)])
+        load(saved.path, [local_shard_of("optimizer/moment", moment), local_shard_of("model/weight", other)])
     assert moment.eq(9.0).all()
 
 
 def test_a_step_that_is_there_and_sound_is_left_as_it_is(root: Path) -> None:
-    first = save(root, 1, pieces(1.0), {"first": True}, generation=0)
-    again = save(root, 1, pieces(1.0), {"first": False}, generation=1)
+    first = save(root, 1, local_shards(1.0), {"first": True}, generation=0)
+    again = save(root, 1, local_shards(1.0), {"first": False}, generation=1)
     assert again.already_there
     assert not first.already_there
     assert (again.path, again.bytes, again.files) == (first.path, first.bytes, first.files)
@@ -220,10 +234,10 @@ def test_a_step_that_is_there_and_sound_is_left_as_it_is(root: Path) -> None:
 
 def test_a_step_that_is_there_and_damaged_is_set_aside(root: Path) -> None:
     for number in (1, 2):
-        saved = save(root, 1, pieces(), {"number": number}, generation=0)
+        saved = save(root, 1, local_shards(), {"number": number}, generation=0)
         assert not saved.already_there
         (saved.path / "model/weight/c.0.0").unlink()
-    save(root, 1, pieces(), {"number": 3}, generation=0)
+    save(root, 1, local_shards(), {"number": 3}, generation=0)
     assert read_state(saved.path) == {"number": 3}
     assert sorted(path.name for path in root.glob("step-*")) == [
         "step-00000001",
@@ -236,10 +250,10 @@ def test_a_step_that_is_there_and_damaged_is_set_aside(root: Path) -> None:
 def test_a_step_that_another_process_commits_meanwhile_is_left_as_it_is(root: Path) -> None:
     def overtake() -> None:
         points.disarm()
-        save(root, 1, pieces(), {"first": True}, generation=0)
+        save(root, 1, local_shards(), {"first": True}, generation=0)
 
     points.arm("chunks_durable", overtake)
-    saved = save(root, 1, pieces(), {"first": False}, generation=1)
+    saved = save(root, 1, local_shards(), {"first": False}, generation=1)
     assert saved.already_there
     assert read_state(saved.path) == {"first": True}
     assert [path.name for path in root.glob("step-*")] == ["step-00000001"]
@@ -255,17 +269,17 @@ def test_a_system_call_may_do_less_than_it_was_asked_to(root: Path, monkeypatch:
     monkeypatch.setattr(os, "pwrite", write_less)
     monkeypatch.setattr(os, "preadv", read_less)
     values = torch.randn(40, 3)
-    saved = save(root, 1, [Piece("a", (40, 3), (0, 0), values, (8, 3))], {}, generation=0)
+    saved = save(root, 1, [LocalShard("a", (40, 3), (0, 0), values, (8, 3))], {}, generation=0)
     verify(saved.path)
     found = torch.zeros(40, 3)
-    load(saved.path, [pieces_of("a", found)])
+    load(saved.path, [local_shard_of("a", found)])
     assert torch.equal(found, values)
 
 
 def test_other_arrays_than_last_time_are_written_as_they_are(root: Path) -> None:
-    """The layout is kept from save to save; it must not outlive a change of the pieces."""
-    save(root, 1, [pieces_of("a", torch.ones(3))], {}, generation=0)
-    saved = save(root, 2, [pieces_of("a", torch.ones(4)), pieces_of("b", torch.ones(2))], {}, generation=0)
+    """The layout is kept from save to save; it must not outlive a change of the local shards."""
+    save(root, 1, [local_shard_of("a", torch.ones(3))], {}, generation=0)
+    saved = save(root, 2, [local_shard_of("a", torch.ones(4)), local_shard_of("b", torch.ones(2))], {}, generation=0)
     assert sorted(open_plainly(saved.path)) == ["a", "b"]
     assert array(saved.path, "a").shape == (4,)
 
@@ -273,7 +287,7 @@ def test_other_arrays_than_last_time_are_written_as_they_are(root: Path) -> None
 def test_a_gpt_needs_few_files(root: Path) -> None:
     """20 arrays of weights with two moments each, whatever the number of layers and ranks."""
     written = [
-        pieces_of(f"{part}/blocks.{number}", torch.zeros(2, 2), stack=(layer, 3))
+        local_shard_of(f"{part}/blocks.{number}", torch.zeros(2, 2), stack=(layer, 3))
         for part in ("model", "optimizer/exp_avg", "optimizer/exp_avg_sq")
         for number in range(20)
         for layer in range(3)
@@ -291,7 +305,7 @@ def test_importing_the_package_imports_neither_torch_nor_zarr() -> None:
     assert json.loads(done.stdout) == []
 
 
-def test_a_keeper_imports_no_torch() -> None:
-    script = "import sys, checkpoint.tiers.keeper; print('torch' in sys.modules)"
+def test_the_snapshot_daemon_imports_no_torch() -> None:
+    script = "import sys, checkpoint.daemon.daemon; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "False"

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from checkpoint_pieces import pieces
+from checkpoint_state import local_shards
 from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import checkpoint
-from checkpoint import CheckpointMismatch, Piece, layout, save, steps, verify
+from checkpoint import CheckpointMismatch, LocalShard, layout, save, steps, verify
 from checkpoint.cli import app
 from checkpoint.tools import diff, export, stream
 from checkpoint.tools.diff import MISSING, Comparison, Tolerance, differing_state
@@ -42,11 +42,11 @@ def told(*arguments: object, code: int = 0) -> Any:
     return json.loads(result.stdout)
 
 
-def whole(name: str, data: torch.Tensor, unit: tuple[int, ...] | None = None) -> Piece:
-    return Piece(name, tuple(data.shape), (0,) * data.dim(), data, unit or tuple(max(1, length) for length in data.shape))
+def whole(name: str, data: torch.Tensor, unit: tuple[int, ...] | None = None) -> LocalShard:
+    return LocalShard(name, tuple(data.shape), (0,) * data.dim(), data, unit or tuple(max(1, length) for length in data.shape))
 
 
-def pair(tmp_path: Path, a: Sequence[Piece], b: Sequence[Piece]) -> tuple[Path, Path]:
+def pair(tmp_path: Path, a: Sequence[LocalShard], b: Sequence[LocalShard]) -> tuple[Path, Path]:
     return save(tmp_path / "a", 1, a, {}, generation=0).path, save(tmp_path / "b", 1, b, {}, generation=0).path
 
 
@@ -67,7 +67,7 @@ def part(root: Path, step: int, node: int, nodes: int) -> None:
 def campaign(tmp_path: Path) -> Path:
     """A run directory with two tiers: parts in a node's RAM, and whole checkpoints, one of which is damaged."""
     for step in (100, 200, 300):
-        save(tmp_path / "checkpoints", step, pieces(float(step)), {"step": step}, generation=1)
+        save(tmp_path / "checkpoints", step, local_shards(float(step)), {"step": step}, generation=1)
     (tmp_path / "checkpoints/step-00000200/manifest.json").unlink()
     part(tmp_path / "node0", 350, 0, 2)
     (tmp_path / "node0/step-00000360").mkdir()
@@ -153,7 +153,7 @@ def test_verify_has_nothing_to_do_without_whole_checkpoints(campaign: Path, tmp_
 
 
 def test_progress_counts_every_byte(root: Path, small_chunks: None) -> None:
-    saved = save(root, 1, [*pieces(), whole("scalar", torch.tensor(1.0))], {}, generation=0)
+    saved = save(root, 1, [*local_shards(), whole("scalar", torch.tensor(1.0))], {}, generation=0)
     read: list[int] = []
     verify(saved.path, progress=read.append)
     assert sum(read) == saved.bytes - (saved.path / "manifest.json").stat().st_size
@@ -317,7 +317,7 @@ def test_diff_of_names_shapes_scalars_and_empty_arrays(tmp_path: Path) -> None:
 
 def test_diff_shows_the_state_which_does_not_count(tmp_path: Path) -> None:
     states: list[dict[str, Any]] = [{"a": 1, "in": {"b": [1], "c": 1, "d": None}}, {"a": 1, "in": {"b": [2], "c": 1.0}}]
-    a, b = (save(tmp_path / f"{number}", 1, pieces(), state, generation=0).path for number, state in enumerate(states))
+    a, b = (save(tmp_path / f"{number}", 1, local_shards(), state, generation=0).path for number, state in enumerate(states))
     found = told("diff", a, b)
     assert found["state"]["in.b"] == {"a": {"value": [1]}, "b": {"value": [2]}}
     assert found["state"]["in.d"] == {"a": {"value": None}, "b": {}}
@@ -326,7 +326,7 @@ def test_diff_shows_the_state_which_does_not_count(tmp_path: Path) -> None:
 
 
 def test_diff_takes_the_newest_and_finds_damage(campaign: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    other = save(tmp_path_factory.mktemp("other"), 7, pieces(300.0), {}, generation=0).path
+    other = save(tmp_path_factory.mktemp("other"), 7, local_shards(300.0), {}, generation=0).path
     assert told("diff", campaign, other)["a"].endswith("step-00000300")
     flip(other / "model/weight/c.0.0", 5000 - 5000 % 4096)
     result = run("diff", campaign, other)
@@ -360,11 +360,11 @@ def test_boxes_follow_chunks_where_they_fit() -> None:
 
 @pytest.fixture
 def mixed(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint of several types, in small chunks and two pieces."""
+    """A checkpoint of several types, in small chunks and two local shards."""
     with monkeypatch.context() as patch:
         patch.setattr(layout, "CHUNK_TARGET_BYTES", 256)
         written = [
-            *pieces(0.5),
+            *local_shards(0.5),
             whole("model/half", torch.linspace(-3, 3, 1000).bfloat16().reshape(50, 20), (10, 5)),
             whole("model/bits", torch.arange(6).to(torch.uint16)),
             whole("model/double", torch.linspace(0, 1, 7, dtype=torch.float64)),

@@ -10,7 +10,7 @@ from trainer_ranks import trained, write_config, write_dataset
 from typer.testing import CliRunner
 
 import trainer
-from checkpoint import CheckpointMismatch, DamagedCheckpoint, pieces_of, save
+from checkpoint import CheckpointMismatch, DamagedCheckpoint, local_shard_of, save
 from checkpoint.tools.export import EXPORTERS
 from resilient.worker import Config
 from trainer.cli import app
@@ -139,7 +139,7 @@ def test_the_exporter_for_checkpoints_writes_what_the_command_writes(run_dir: Pa
     (tmp_path / "step-00000001").mkdir()
     with pytest.raises(DamagedCheckpoint):
         export_checkpoint(tmp_path / "step-00000001", tmp_path / "none")
-    save(tmp_path, 2, [pieces_of("model/x", torch.zeros(2))], {}, generation=0)
+    save(tmp_path, 2, [local_shard_of("model/x", torch.zeros(2))], {}, generation=0)
     with pytest.raises(CheckpointMismatch, match="holds no model"):
         export_checkpoint(tmp_path / "step-00000002", tmp_path / "none")
     assert not (tmp_path / "none").exists()

@@ -1,4 +1,4 @@
-"""Pieces: what one rank holds of the global arrays.
+"""Local shards: what one rank holds of the global arrays.
 
 Owns the translation from tensors, plain or distributed, to blocks of global arrays. Touches no file.
 """
@@ -17,7 +17,7 @@ from checkpoint.layout import Shape
 
 
 @dataclass(frozen=True)
-class Piece:
+class LocalShard:
     """One rank's block of a global array. Raises ValueError where its parts do not fit together.
 
     Attributes:
@@ -74,10 +74,10 @@ class Piece:
 _RESERVED = ("zarr.json", "manifest.json")
 
 
-def pieces_of(
+def local_shard_of(
     name: str, tensor: torch.Tensor, *, stack: tuple[int, int] | None = None, replica: int = 0, replicas: int = 1
-) -> Piece:
-    """The piece that this rank holds of a tensor; it shares the tensor's memory.
+) -> LocalShard:
+    """The local shard that this rank holds of a tensor; it shares the tensor's memory.
 
     Args:
         name: of the array.
@@ -101,7 +101,7 @@ def pieces_of(
         index, count = stack
         local = local.unsqueeze(0)
         shape, offset, unit = (count, *shape), (index, *offset), (1, *unit)
-    return Piece(name, shape, offset, local, unit, replica, replicas)
+    return LocalShard(name, shape, offset, local, unit, replica, replicas)
 
 
 def _placed(name: str, tensor: DTensor) -> tuple[Shape, Shape, int, int]:
