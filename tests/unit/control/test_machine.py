@@ -122,13 +122,15 @@ class Job(RuleBasedStateMachine):
         starts = [(each.node, each.message) for each in effects if isinstance(each, Send) and isinstance(each.message, Start)]
         if starts:
             self.check_starts(starts, effects)
-        if any(isinstance(each, Send) and isinstance(each.message, Stop) for each in effects):
+        stopped = any(isinstance(each, Send) and isinstance(each.message, Stop) for each in effects)
+        if stopped and self.core.state in (State.GATHERING, State.FENCING):  # a job that ends forgets what is durable
             self.holding = True
         for each in effects:
             if isinstance(each, WriteEvent) and each.event == "generation_started" and each.fields["resumed_step"] is not None:
                 self.holding = False
             if isinstance(each, RequestDaemon) and isinstance(each.request, Retain):
-                assert not self.holding, "a daemon is told what to forget before the ranks go on"
+                ends = self.core.state in (State.SAVING, State.FINISHED)
+                assert ends or not self.holding, "a daemon is told what to forget before the ranks go on"
 
     def check_starts(self, starts: list[tuple[int, Start]], effects: list[Effect]) -> None:
         (generation,) = {start.generation for _, start in starts}
