@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from resilient import plan
 from resilient.config import Config
-from resilient.config.timeouts import JUDGING_S, STOPPED_S, out_of_order, timeouts
+from resilient.config.timeouts import JUDGING_S, PING_S, STOPPED_S, out_of_order, timeouts
 
 seconds = st.floats(2.0, 5000.0)
 
@@ -67,11 +67,28 @@ def test_the_watchdog_always_speaks_before_a_collective(floor_s: float, more_s: 
     assert not list(out_of_order(asked))
     assert STOPPED_S < found.soft_s < found.hard_s < found.hard_s + JUDGING_S <= found.collective_s
     assert found.link_grace_s + JUDGING_S <= found.collective_s
-    assert found.fence_s < found.lost_s
+
+
+@pytest.mark.parametrize("fence_s", ["auto", 5.0, 600.0])
+def test_when_a_node_is_lost_has_nothing_to_do_with_when_an_agent_gives_its_driver_up(fence_s: Any):
+    found = timeouts(config(nodes=2, fence_s=fence_s, link_grace_s=5.0))
+    assert (found.lost_s, found.lost_with_spare_s) == (35.0, 8.0)
+    asked = timeouts(config(fence_s=fence_s, lost_s=12.0))
+    assert (asked.lost_s, asked.lost_with_spare_s) == (12.0, 12.0)
+
+
+def test_an_agent_keeps_training_while_its_driver_is_away_for_two_minutes():
+    assert timeouts(config()).fence_s > 120.0 + 2 * PING_S
+    assert timeouts(config()).link_grace_s < timeouts(config()).fence_s
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("auto", 900.0), (60.0, 60.0)])
+def test_how_long_a_run_directory_that_cannot_be_written_is_borne(given: Any, seconds: float):
+    assert timeouts(config(run_dir_patience_s=given)).run_dir_patience_s == seconds
 
 
 def test_the_plan_shows_the_ladder_from_the_shortest_to_the_longest():
     rungs = plan.ladder(config(drain_s=7.0, network={"collective_timeout_s": 1234.0}))
     shown = [float(re.match(r" *([\d.]+) s  ", str(text))[1]) for text in rungs.values()]  # type: ignore[index]
-    assert shown == sorted(shown) and len(shown) == 10
+    assert shown == sorted(shown) and len(shown) == 11
     assert rungs["collective"].startswith("  1234.0 s") and rungs["drain on SIGTERM, Ctrl-C"].startswith("     7.0 s")

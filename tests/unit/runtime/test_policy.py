@@ -47,6 +47,7 @@ def spoilt(times: int, *checkpoints: int, fault: Fault = bad) -> Situation:
 
 
 ROWS = [
+    (situation(replace(FAULT, kind="storage", cause="run directory", ranks=()), draining=True), "degrade"),
     (situation(replace(lost, cause=UNFIT), draining=True), "exclude_node"),
     (situation(replace(lost, ranks=()), draining=True), "restart_agent"),
     (situation(draining=True), "finish_drain"),

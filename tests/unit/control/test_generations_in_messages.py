@@ -1,0 +1,59 @@
+"""What speaks of a generation that is over is ignored, except records and news of the snapshot daemon."""
+
+import pytest
+from play import Play, beat, shard
+
+from checkpoint.protocol import Held
+from resilient.faults import WorkerEnd
+from resilient.outbox import AcknowledgeRecords, WriteEvent, WriteMetrics
+from resilient.protocol.messages import AgentMessage, Inspected, Inspection, Proposed, Record, Report, Started, WorkerEnded
+
+OLD = [
+    WorkerEnded(generation=5, end=WorkerEnd(1, 1, 77, -9, 9.0, 7, "step"), stopped=False),
+    Proposed(generation=5, checked=40),
+    Started(generation=5, pids={0: 7}),
+    Inspected(generation=5, ranks={0: Inspection(state="T", cpu=0.0, stacks="")}),
+    Report(generation=5, heartbeats={0: beat(400, 9.0), 1: beat(400, 9.0, silent_s=700.0, state="T")}),
+    Report(generation=7, heartbeats={0: beat(400, 9.0)}),
+]
+
+
+@pytest.fixture
+def sixth(play: Play) -> Play:
+    """The sixth generation runs."""
+    play.exit(1)
+    play.again()
+    assert play.generation == 6
+    return play
+
+
+@pytest.mark.parametrize("message", OLD, ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize("draining", [False, True])
+def test_what_is_said_of_another_generation_has_no_effect(sixth: Play, message: AgentMessage, draining: bool):
+    if draining:
+        sixth.do("stop", "SIGTERM")
+    assert not sixth.tell(0, message) and not sixth.tell(1, message)
+
+
+def test_records_are_written_under_their_own_generation_and_acknowledged(sixth: Play):
+    records = (Record(0, 9.0, None, {"step": 7}), Record(0, 9.1, "eval", {"step": 7}), Record(0, 9.2, "resumed", {"step": 7}))
+    assert sixth.tell(0, Report(generation=5, records=records)) == [
+        WriteMetrics({"step": 7}, 5, 9.0),
+        WriteEvent("eval", {"step": 7}, 5, 9.1, "n0"),
+        AcknowledgeRecords(0, 3),
+    ]
+    sixth.resumed(3)
+    assert sixth.events("generation_started")[-1]["resumed_step"] == 3
+
+
+def test_news_of_a_daemon_count_whenever_they_come(sixth: Play):
+    for node in (0, 1):
+        sixth.tell(node, Report(generation=5, news=(Held(generation=5, shard=shard(9, node)),)))
+    assert [event["step"] for event in sixth.events("snapshot")] == [9]
+
+
+def test_a_proposal_that_is_answered_for_another_generation_arms_nobody(sixth: Play):
+    sixth.do("stop", "SIGTERM")
+    sixth.tell(0, Proposed(generation=5, checked=41))
+    assert not sixth.tell(1, Proposed(generation=6, checked=42))
+    assert sixth.tell(0, Proposed(generation=6, checked=43))
