@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO, cast
 
 from checkpoint.naming import steps
 from resilient import ledger, storage
@@ -151,10 +152,10 @@ def _printing_in_background(display: Display) -> Iterator[None]:
     logged = PatientStream(sys.stderr)
     handlers = [each for each in logging.getLogger().handlers if isinstance(each, logging.StreamHandler)]
     streams = [each.stream for each in handlers]
-    console.file = said
+    console.file = cast(TextIO, said)
     for each in handlers:
         if each.stream is sys.stderr:
-            each.setStream(logged)
+            each.setStream(cast(TextIO, logged))
     try:
         yield
     finally:

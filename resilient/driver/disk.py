@@ -49,9 +49,11 @@ class DiskProcess:
             case DiskSettings():
                 self._settings = request
                 self._thread = DiskThread(request, os.getppid(), self.tell)
-            case WriteItems(items=items) if self._thread is not None:
+            case WriteItems(items=items):
+                assert self._thread is not None, "settings come first"
                 self._thread.put(items)
-            case TakeInLeft() | CloseFiles() if self._thread is not None:
+            case TakeInLeft() | CloseFiles():
+                assert self._thread is not None, "settings come first"
                 self._thread.call(request)
             case _:
                 work = threading.Thread(target=lambda: self.tell(answered(request, self._settings.run_dir)), daemon=True)

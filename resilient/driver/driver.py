@@ -223,12 +223,12 @@ class Driver:
 
     # -- news for the core ---------------------------------------------------------------------------------------------
 
-    def _turn(self, handler: Callable[..., None], *news: object, **more: object) -> None:
-        """Tell the core of something, now, and do what it wants done."""
+    def _turn(self, handler: Callable[..., None], *news: object, at: float | None = None, **more: object) -> None:
+        """Tell the core of something, and do what it wants done. Args: at: unix seconds; None: now."""
         if self._finished.done():
             return
         try:
-            handler(*news, clock.now(), self._outbox, **more)
+            handler(*news, clock.now() if at is None else at, self._outbox, **more)
         except Exception as error:  # noqa: BLE001 - whatever a core raises is a defect, and no node's fault
             self._outbox.take()
             self._on_defect(error)

@@ -129,7 +129,7 @@ def expected_losses() -> list[float]:
 
 
 def undisturbed(run: Campaign, *, since_t: float, until_t: float) -> None:
-    """One generation, every step once and in order with the right number, also those of the time in which nothing could be written."""
+    """One generation, every step once and in order with the right number, also while nothing could be written."""
     metrics = whole(run, "metrics.jsonl")
     assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
     assert [line["loss"] for line in metrics] == expected_losses()
@@ -139,8 +139,6 @@ def undisturbed(run: Campaign, *, since_t: float, until_t: float) -> None:
     assert [event["generation"] for event in events if event["event"] == "generation_started"] == [1]
     faults = [event for event in events if event["event"] == "fault"]
     assert {event["kind"] for event in faults} == {"storage"}, faults
-    told = [event["t"] for event in events if event["event"] in ("committed", "snapshot")]
-    assert len(told) == len(set((e["event"], e["t"], e.get("tier"), e["step"], e["host"]) for e in events if e["t"] in told))
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -195,4 +193,4 @@ def test_a_driver_that_is_stopped_for_a_while_ends_no_generation(two_nodes: Call
     assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
     assert {line["generation"] for line in metrics} == {1}
     assert [line for line in metrics if since_t + 1 < line["t"] < until_t]
-    assert not [event for event in run.events("fault")]
+    assert not run.events("fault")
