@@ -148,7 +148,7 @@ def _printing_in_background(display: Display) -> Iterator[None]:
     """Nobody waits for the terminal, or for the file that stands for it, while the event loop runs."""
     console = display.console
     before = console.file
-    said = PatientStream(before)
+    said = PatientStream(cast(TextIO, before))
     logged = PatientStream(sys.stderr)
     handlers = [each for each in logging.getLogger().handlers if isinstance(each, logging.StreamHandler)]
     streams = [each.stream for each in handlers]

@@ -14,7 +14,7 @@ import threading
 from checkpoint.framing import Decoder, Message, encode
 from resilient.driver.calls import answered
 from resilient.driver.disk_thread import DiskThread
-from resilient.protocol.disk import CloseFiles, DiskRequest, DiskSettings, TakeInLeft, WriteItems
+from resilient.protocol.disk import CloseFiles, DiskRequest, DiskSettings, Serving, TakeInLeft, WriteItems
 
 ORPHAN_S = 5.0  # what is to be written after the driver's end
 RECEIVE_BYTES = 1 << 18
@@ -48,6 +48,7 @@ class DiskProcess:
         match request:
             case DiskSettings():
                 self._settings = request
+                self.tell(Serving())
                 self._thread = DiskThread(request, os.getppid(), self.tell)
             case WriteItems(items=items):
                 assert self._thread is not None, "settings come first"

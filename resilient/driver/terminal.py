@@ -7,7 +7,7 @@ out.
 import io
 import threading
 from collections import deque
-from typing import IO
+from typing import TextIO
 
 KEPT_CHARACTERS = 1 << 20
 
@@ -21,7 +21,7 @@ class PatientStream(io.TextIOBase):
         stream: where the text goes in the end.
     """
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._waiting: deque[str] = deque()
         self._size = 0
