@@ -16,8 +16,8 @@ from keeping import advance, beginning
 
 pytestmark = [MOUNTS, pytest.mark.alone]
 
-STEPS = 600
 STEP_S = 0.05
+SHORT = 150  # steps; the start of a campaign takes longer
 
 
 def command(*words: object) -> None:
@@ -89,7 +89,7 @@ def disk(volume: Callable[..., Path]) -> Iterator[Path]:
 def two_nodes(campaign: Callable[..., Campaign], disk: Path, ram: Path, tmp_path: Path) -> Callable[..., Campaign]:
     """Two nodes whose snapshots go to RAM, each with a copy on the other node, and to a durable tier outside the run directory."""
 
-    def make(**changes: Any) -> Campaign:
+    def make(steps: int = SHORT, **changes: Any) -> Campaign:
         tiers = [
             {"name": "ram", "path": str(ram), "every_steps": 1, "keep_last": 2, "replicas": 1},
             {"name": "durable", "path": str(tmp_path / "durable"), "keep_last": 3},
@@ -100,7 +100,7 @@ def two_nodes(campaign: Callable[..., Campaign], disk: Path, ram: Path, tmp_path
             entrypoint="keeping:train",
             args={"step_s": STEP_S},
             cluster={"nodes": 2, "procs_per_node": 1, "device": "cpu"},
-            train={"steps": STEPS},
+            train={"steps": steps},
             checkpoint={"every_steps": 50, "tiers": tiers},
             **changes,
         )
@@ -118,21 +118,21 @@ def whole(run: Campaign, name: str) -> list[dict[str, Any]]:
     return lines
 
 
-def expected_losses() -> list[float]:
+def expected_losses(steps: int) -> list[float]:
     numbers = [beginning(rank) for rank in range(2)]
     found = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         found.append((numbers[0].sum() + numbers[1].sum()).item())
         for each in numbers:
             advance(each)
     return found
 
 
-def undisturbed(run: Campaign, *, since_t: float, until_t: float) -> None:
+def undisturbed(run: Campaign, steps: int, *, since_t: float, until_t: float) -> None:
     """One generation, every step once and in order with the right number, also while nothing could be written."""
     metrics = whole(run, "metrics.jsonl")
-    assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
-    assert [line["loss"] for line in metrics] == expected_losses()
+    assert [line["step"] for line in metrics] == list(range(1, steps + 1))
+    assert [line["loss"] for line in metrics] == expected_losses(steps)
     assert {line["generation"] for line in metrics} == {1}
     assert len([line for line in metrics if since_t < line["t"] < until_t]) > 0.5 * (until_t - since_t) / (2 * STEP_S)
     events = whole(run, "events.jsonl")
@@ -147,7 +147,8 @@ def test_a_run_directory_that_does_not_work_for_a_while_costs_nothing(
     two_nodes: Callable[..., Campaign], disk: Path, kind: str, for_s: float
 ):
     begin, end = FAULTS[kind]
-    run = two_nodes().start()
+    steps = SHORT + int(for_s / STEP_S)
+    run = two_nodes(steps).start()
     run.reach(random.randrange(5, 60))
     since_t = time.time()
     begin(disk)
@@ -155,7 +156,7 @@ def test_a_run_directory_that_does_not_work_for_a_while_costs_nothing(
     until_t = time.time()
     end(disk)
     assert run.wait() == 0, run.output + run.logs()
-    undisturbed(run, since_t=since_t + 1, until_t=until_t)
+    undisturbed(run, steps, since_t=since_t + 1, until_t=until_t)
     assert run.output.count("training goes on") == 1 and "works again" in run.output
 
 
@@ -173,15 +174,16 @@ def test_a_stop_while_the_run_directory_does_not_work_drains_and_the_next_run_ha
     end(disk)
     assert run.start().wait() == 0, run.output + run.logs()
     metrics = whole(run, "metrics.jsonl")
-    assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
-    assert [line["loss"] for line in metrics] == expected_losses()
+    assert [line["step"] for line in metrics] == list(range(1, SHORT + 1))
+    assert [line["loss"] for line in metrics] == expected_losses(SHORT)
     assert sorted({line["generation"] for line in metrics}) == [1, 2]
     (drained,) = [event for event in whole(run, "events.jsonl") if event["event"] == "drain"]
     assert [line["step"] for line in metrics if line["generation"] == 1] == list(range(1, drained["step"] + 1))
 
 
 def test_a_driver_that_is_stopped_for_a_while_ends_no_generation(two_nodes: Callable[..., Campaign]):
-    run = two_nodes().start()
+    steps = SHORT + int(10.0 / STEP_S)
+    run = two_nodes(steps).start()
     run.reach(random.randrange(5, 60))
     since_t = time.time()
     run.signal(signal.SIGSTOP)
@@ -190,7 +192,7 @@ def test_a_driver_that_is_stopped_for_a_while_ends_no_generation(two_nodes: Call
     run.signal(signal.SIGCONT)
     assert run.wait() == 0, run.output + run.logs()
     metrics = whole(run, "metrics.jsonl")
-    assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
+    assert [line["step"] for line in metrics] == list(range(1, steps + 1))
     assert {line["generation"] for line in metrics} == {1}
     assert [line for line in metrics if since_t + 1 < line["t"] < until_t]
     assert not run.events("fault")
