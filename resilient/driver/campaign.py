@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO, cast
 
 from checkpoint.naming import steps
 from resilient import ledger, storage
@@ -147,14 +148,14 @@ def _printing_in_background(display: Display) -> Iterator[None]:
     """Nobody waits for the terminal, or for the file that stands for it, while the event loop runs."""
     console = display.console
     before = console.file
-    said = PatientStream(before)
+    said = PatientStream(cast(TextIO, before))
     logged = PatientStream(sys.stderr)
     handlers = [each for each in logging.getLogger().handlers if isinstance(each, logging.StreamHandler)]
     streams = [each.stream for each in handlers]
-    console.file = said
+    console.file = cast(TextIO, said)
     for each in handlers:
         if each.stream is sys.stderr:
-            each.setStream(logged)
+            each.setStream(cast(TextIO, logged))
     try:
         yield
     finally:

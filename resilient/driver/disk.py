@@ -14,7 +14,7 @@ import threading
 from checkpoint.framing import Decoder, Message, encode
 from resilient.driver.calls import answered
 from resilient.driver.disk_thread import DiskThread
-from resilient.protocol.disk import CloseFiles, DiskRequest, DiskSettings, TakeInLeft, WriteItems
+from resilient.protocol.disk import CloseFiles, DiskRequest, DiskSettings, Serving, TakeInLeft, WriteItems
 
 ORPHAN_S = 5.0  # what is to be written after the driver's end
 RECEIVE_BYTES = 1 << 18
@@ -48,10 +48,13 @@ class DiskProcess:
         match request:
             case DiskSettings():
                 self._settings = request
+                self.tell(Serving())
                 self._thread = DiskThread(request, os.getppid(), self.tell)
-            case WriteItems(items=items) if self._thread is not None:
+            case WriteItems(items=items):
+                assert self._thread is not None, "settings come first"
                 self._thread.put(items)
-            case TakeInLeft() | CloseFiles() if self._thread is not None:
+            case TakeInLeft() | CloseFiles():
+                assert self._thread is not None, "settings come first"
                 self._thread.call(request)
             case _:
                 work = threading.Thread(target=lambda: self.tell(answered(request, self._settings.run_dir)), daemon=True)

@@ -5,7 +5,6 @@ Nothing here waits: what is sent is buffered, what comes back is passed on, and 
 
 import asyncio
 import logging
-import os
 import socket
 import subprocess
 import sys
@@ -22,6 +21,12 @@ RESTART_S = 1.0
 NOT_ANSWERED = "the run directory does not answer"
 
 
+def report(task: asyncio.Task[None], defect: Callable[[BaseException], None]) -> None:
+    """Tell of the error that a task has ended with, if it has."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        defect(error)
+
+
 class DiskClient:
     """Invariant: a call is in `_calls` until it is answered, given up, or its process has died.
 
@@ -29,12 +34,20 @@ class DiskClient:
         settings: of the disk process.
         hear: gets its news, except answers.
         started: called whenever a process was started; what an earlier one had not written is to be sent again.
+        defect: called with an error that nobody has thought of.
     """
 
-    def __init__(self, settings: DiskSettings, hear: Callable[[DiskNews], None], started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        settings: DiskSettings,
+        hear: Callable[[DiskNews], None],
+        started: Callable[[], None],
+        defect: Callable[[BaseException], None],
+    ) -> None:
         self._settings = settings
         self._hear = hear
         self._started = started
+        self._defect = defect
         self._calls: dict[int, asyncio.Future[Answer]] = {}
         self._numbers = count(1)
         self._process: subprocess.Popen[bytes] | None = None
@@ -45,6 +58,7 @@ class DiskClient:
     def start(self) -> None:
         """Start it; returns at once."""
         self._serving = asyncio.create_task(self._serve())
+        self._serving.add_done_callback(lambda task: report(task, self._defect))
 
     @property
     def pid(self) -> int | None:
@@ -53,16 +67,14 @@ class DiskClient:
     async def _serve(self) -> None:
         while True:
             here, there = socket.socketpair()
-            with there:
-                os.set_inheritable(self._settings.lock_fd, True)
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "resilient.driver.disk", str(there.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    pass_fds=(there.fileno(), self._settings.lock_fd),
-                    start_new_session=True,  # signals to the terminal's processes are the driver's alone
-                )
+            try:
+                with there:
+                    self._process = self._spawn(there)
+            except OSError as error:  # no process or no memory is to be had
+                log.error("the disk process cannot be started: %s", error)
+                here.close()
+                await asyncio.sleep(RESTART_S)
+                continue
             reader, self._writer = await asyncio.open_connection(sock=here)
             complaints = asyncio.create_task(self._pass_on_complaints(self._process))
             self.send(self._settings)
@@ -78,6 +90,16 @@ class DiskClient:
             log.error("the disk process (pid %d) has died; another one goes on", self._process.pid)
             self._process.poll()
             await asyncio.sleep(RESTART_S)
+
+    def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "resilient.driver.disk", str(connection.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(connection.fileno(), self._settings.lock_fd),
+            start_new_session=True,  # signals to the terminal's processes are the driver's alone
+        )
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
         decoder: Decoder[DiskNews] = Decoder(DiskNews)

@@ -11,8 +11,6 @@ import secrets
 import signal
 import traceback
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict
-from importlib.metadata import version
 from typing import Any
 
 from resilient import clock, ledger
@@ -23,6 +21,7 @@ from resilient.driver import server
 from resilient.driver.agents import launcher_of
 from resilient.driver.display import Display, duration
 from resilient.driver.durable import Durable
+from resilient.driver.job import description
 from resilient.driver.launch import AgentAhead, Launcher, LocalLauncher
 from resilient.driver.lease import LEASE_S
 from resilient.driver.server import Server
@@ -59,7 +58,6 @@ from resilient.protocol.messages import (
     Stop,
 )
 from resilient.slurm.allocation import Allocation
-from resilient.version import commit
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +111,7 @@ class Driver:
         self._chain = chain
         self._ahead = ahead
         self._secret = secrets.token_hex(16)
-        self._writer = Writer(settings, spill, Listeners(self._on_trouble, self._on_well, self._on_taken_over))
+        self._writer = Writer(settings, spill, Listeners(self._on_trouble, self._on_well, self._on_taken_over, self._on_defect))
         self._durable = Durable(config, allocation, chain, self._writer, display.note)
         heard = server.Listeners(self._on_connected, self._on_message, self._on_ended)
         self._server = Server(self._secret, lambda: self._coordinator.generation, heard)
@@ -154,7 +152,7 @@ class Driver:
             self._soon(self._stops.watch())
         if self._chain is not None:
             self._soon(self._durable.ensure_successor())
-        self._write_event(WriteEvent("run_started", self._description(), self._coordinator.generation))
+        self._write_event(WriteEvent("run_started", description(self._config, self._layout), self._coordinator.generation))
         self._turn(self._coordinator.begin)
         finish = await self._finished
         return finish.code, await self._end(finish)
@@ -198,17 +196,6 @@ class Driver:
             note=self._display.note,
         )
 
-    def _description(self) -> dict[str, object]:
-        return {
-            "name": self._config.name,
-            "run_dir": str(self._config.run_dir),
-            "pid": os.getpid(),
-            "version": version("resilient"),
-            "commit": commit(),
-            "target_step": self._config.train.steps,
-            "layout": asdict(self._layout),
-        }
-
     def _soon(self, work: Coroutine[Any, Any, None], name: str | None = None) -> None:
         """Run a task beside the others; an error in it is a defect."""
 
@@ -223,12 +210,12 @@ class Driver:
 
     # -- news for the core ---------------------------------------------------------------------------------------------
 
-    def _turn(self, handler: Callable[..., None], *news: object, **more: object) -> None:
-        """Tell the core of something, now, and do what it wants done."""
+    def _turn(self, handler: Callable[..., None], *news: object, at: float | None = None, **more: object) -> None:
+        """Tell the core of something, and do what it wants done. Args: at: unix seconds; None: now."""
         if self._finished.done():
             return
         try:
-            handler(*news, clock.now(), self._outbox, **more)
+            handler(*news, clock.now() if at is None else at, self._outbox, **more)
         except Exception as error:  # noqa: BLE001 - whatever a core raises is a defect, and no node's fault
             self._outbox.take()
             self._on_defect(error)
@@ -305,7 +292,6 @@ class Driver:
     async def _tick(self) -> None:
         hosts = dict(enumerate(self._allocation.hosts)) if self._allocation is not None else {}
         while True:
-            self._writer.tick()
             self._turn(self._coordinator.tick)
             waited_for = self._starting.text(hosts, self._preparation.done)
             if waited_for is not None:
@@ -399,4 +385,10 @@ class Driver:
         self._alive.add((node, incarnation))
         self._server.expect(node, incarnation)
         self._starting.reached(node, Stage.STARTS)
-        self._soon(self._launcher.launch(node, incarnation, prepare=self._preparation.launched(node)), "launch")
+        self._soon(self._start_agent(node, incarnation, self._preparation.launched(node)), "launch")
+
+    async def _start_agent(self, node: int, incarnation: int, prepare: bool) -> None:
+        try:
+            await self._launcher.launch(node, incarnation, prepare=prepare)
+        except OSError as error:  # no process is to be had, or its log cannot be opened
+            self._on_ended(node, incarnation, f"it could not be started: {error}")

@@ -1,5 +1,8 @@
 """What the config comes to for the control core: its `Job`, with what earlier jobs have found out."""
 
+import os
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 
 from checkpoint.naming import steps
@@ -12,6 +15,7 @@ from resilient.control.stragglers import Rules
 from resilient.policy import Budget
 from resilient.rollback import Void
 from resilient.snapshots import StoragePlan, TierPlan
+from resilient.version import commit
 
 
 def job_of(config: Config, layout: Layout, kept: storage.Storage, *, tiers_vanish: bool) -> Job:
@@ -37,6 +41,19 @@ def job_of(config: Config, layout: Layout, kept: storage.Storage, *, tiers_vanis
         tiers_vanish=tiers_vanish,
         run_dir_patience_s=limits.run_dir_patience_s,
     )
+
+
+def description(config: Config, layout: Layout) -> dict[str, object]:
+    """What the ledger says of a job when it starts."""
+    return {
+        "name": config.name,
+        "run_dir": str(config.run_dir),
+        "pid": os.getpid(),
+        "version": version("resilient"),
+        "commit": commit(),
+        "target_step": config.train.steps,
+        "layout": asdict(layout),
+    }
 
 
 def budget(config: Config) -> Budget:

@@ -24,9 +24,13 @@ SIGNAL_PATIENCE_S = 3.0  # for Slurm's answer when a signal has come, before the
 
 
 class Turn(Protocol):
-    """Calls a method of the coordinator with news, the present time and an outbox, and carries out what is in that afterwards."""
+    """Calls a method of the coordinator with news, a time and an outbox, and carries out what is in that afterwards.
 
-    def __call__(self, handler: Callable[..., None], *news: object, **more: object) -> None: ...
+    Args:
+        at: unix seconds; None: the present time.
+    """
+
+    def __call__(self, handler: Callable[..., None], *news: object, at: float | None = None, **more: object) -> None: ...
 
 
 class Stops:
@@ -113,7 +117,7 @@ class Stops:
             assert stop.until_t is not None
             until_t = stop.until_t if self._asked_drain_s is None else min(stop.until_t, now + self._asked_drain_s)
             self._note(f"{stop.name.replace('_', ' ')}: {stop.detail}: stopping at the next step")
-            self._turn(self._coordinator.run_out, stop.kind, stop.detail, until_t=until_t + ahead_s)
+            self._turn(self._coordinator.run_out, stop.kind, stop.detail, at=now + ahead_s, until_t=until_t + ahead_s)
             return
         if self._coordinator.draining:  # agents were told as well, and Slurm says it more than once
             if stop.until_t is not None:
@@ -123,4 +127,4 @@ class Stops:
         until_t = now + (self._asked_drain_s or max(self._drain_s, 2 * estimate_s if estimate_s is not None else 0.0))
         until_t = until_t if stop.until_t is None else min(until_t, stop.until_t)
         self._note(f"{stop.name}: stopping at the next step, within {max(0.0, until_t - now):.0f} s")
-        self._turn(self._coordinator.stop, stop.name, until_t=until_t + ahead_s)
+        self._turn(self._coordinator.stop, stop.name, at=now + ahead_s, until_t=until_t + ahead_s)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from resilient import clock, ledger
-from resilient.driver.disk_client import DiskClient
+from resilient.driver.disk_client import DiskClient, report
 from resilient.driver.lease import RENEW_S
 from resilient.driver.spill_file import SpillFile
 from resilient.protocol.disk import (
@@ -24,6 +24,7 @@ from resilient.protocol.disk import (
     DiskSettings,
     Item,
     Renewed,
+    Serving,
     TakeInLeft,
     TakenOver,
     WriteFailed,
@@ -34,11 +35,13 @@ from resilient.protocol.disk import (
 
 log = logging.getLogger(__name__)
 
+TICK_S = 0.1
 SPILL_AFTER_S = 1.0
 MEMORY_BYTES = 8 << 20
 IN_FLIGHT_BYTES = 1 << 20  # to the disk process at a time
 STALL_S = 2.0  # without an answer of the run directory
 START_S = 20.0  # of the disk process, on a machine where all processes start at once
+FLUSH_LOOK_S = 0.02
 AWAY_S = 1.0  # between two ticks: this process was stopped, and answers may lie in its sockets
 
 
@@ -50,11 +53,13 @@ class Listeners:
         trouble: what is wrong, and since when, unix seconds.
         well: for how many seconds it was.
         taken_over: who has the lease now.
+        defect: an error that nobody has thought of; nothing is written any more.
     """
 
     trouble: Callable[[str, float], None]
     well: Callable[[float], None]
     taken_over: Callable[[str], None]
+    defect: Callable[[BaseException], None]
 
 
 class Writer:
@@ -65,7 +70,7 @@ class Writer:
     """
 
     def __init__(self, settings: DiskSettings, spill: SpillFile, listeners: Listeners) -> None:
-        self._disk = DiskClient(settings, self._hear, self._started)
+        self._disk = DiskClient(settings, self._hear, self._started, listeners.defect)
         self.spill = spill
         self._listeners = listeners
         self._items: deque[Item] = deque()
@@ -80,6 +85,7 @@ class Writer:
         self._failed: str | None = None  # what the disk process has told
         self._trouble_t: float | None = None  # unix seconds: since when there is trouble
         self._spill_failed = False
+        self._ticking: asyncio.Task[None] | None = None
 
     # -- what is to be written -----------------------------------------------------------------------------------------
 
@@ -114,9 +120,17 @@ class Writer:
         """Start the disk process; what agents have left is taken in first."""
         self._answered_t = time.monotonic() + START_S
         self._disk.start()
+        self._ticking = asyncio.create_task(self._tick_on())
+        self._ticking.add_done_callback(lambda task: report(task, self._listeners.defect))
+
+    async def _tick_on(self) -> None:
+        while True:
+            self.tick()
+            await asyncio.sleep(TICK_S)
 
     def _started(self) -> None:
         self._sent = self._written
+        self._failed = None
         self.spill.rewind()
         self._disk.send(TakeInLeft(call=0))
         self._feed()
@@ -144,7 +158,7 @@ class Writer:
             case Written(number=number):
                 self._answered_t = time.monotonic()
                 self._on_written(number)
-            case Renewed():
+            case Renewed() | Serving():
                 self._answered_t = time.monotonic()
             case WriteFailed(detail=detail):
                 self._failed = detail
@@ -227,12 +241,11 @@ class Writer:
 
     async def flush(self, patience_s: float) -> bool:
         """Whether all that was given is in the run directory; waits for that, as long as the run directory gets on."""
-        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         last = self._next - 1
         deadline = time.monotonic() + patience_s
         seen = self._written
         while self._written < last and time.monotonic() < deadline:
-            await asyncio.wait([reached], timeout=0.02)
+            await asyncio.sleep(FLUSH_LOOK_S)
             if self._written > seen:
                 seen, deadline = self._written, time.monotonic() + patience_s
         return self._written >= last
@@ -249,6 +262,7 @@ class Writer:
             done = (await self.call(lambda number: TakeInLeft(call=number), patience_s)).error is None
         if done:
             done = (await self.call(lambda number: CloseFiles(call=number), patience_s)).error is None
+        self._stop_ticking()
         if self._items:
             self.spill_now()
         await self._disk.close()
@@ -259,8 +273,13 @@ class Writer:
 
     async def abandon(self) -> None:
         """Another driver has the lease: nothing more is written. What is in the spill file waits for the next one here."""
+        self._stop_ticking()
         self.spill.close()
         await self._disk.close()
+
+    def _stop_ticking(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
 
     @property
     def disk_pid(self) -> int | None:

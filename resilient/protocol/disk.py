@@ -137,6 +137,10 @@ DiskRequest = DiskSettings | WriteItems | Call
 # -- disk process to driver -----------------------------------------------------------------------------------------------
 
 
+class Serving(Message, frozen=True):
+    """The process has started; said first."""
+
+
 class Written(Message, frozen=True):
     """All items up to this number are in the run directory."""
 
@@ -178,4 +182,4 @@ class Answer(Message, frozen=True):
     renamed: tuple[tuple[int, str], ...] = ()
 
 
-DiskNews = Written | Renewed | WriteFailed | WriteWorks | TakenOver | Answer
+DiskNews = Serving | Written | Renewed | WriteFailed | WriteWorks | TakenOver | Answer

@@ -96,6 +96,7 @@ class Writing:
         self.troubles: list[str] = []
         self.wells: list[float] = []
         self.taken_over: list[str] = []
+        self.defects: list[BaseException] = []
         self.step = 0
         self.kept = 0
         self.turns = 0
@@ -105,7 +106,9 @@ class Writing:
             lock_fd=self.lease.lock_fd,
             scalars=ScalarSettings(queue_size=1, interval=1) if scalars else None,
         )
-        heard = Listeners(lambda detail, _: self.troubles.append(detail), self.wells.append, self.taken_over.append)
+        heard = Listeners(
+            lambda detail, _: self.troubles.append(detail), self.wells.append, self.taken_over.append, self.defects.append
+        )
         self.writer = Writer(settings, self.spill, heard)
 
     def put(self, size: int = 0) -> None:

@@ -2,21 +2,24 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 import pytest
-from resilient.driver.coordinator import Coordinator, Job, State
-from resilient.driver.custody import StoragePlan, TierPlan
-from resilient.driver.drain import Drain
-from resilient.driver.effects import Effect, WriteEvent
-from resilient.driver.watchdog import Limits
 
+from checkpoint.protocol import Inventory
+from resilient.control import Coordinator, Job
+from resilient.control.coordinator import State
+from resilient.control.drain import Drain
+from resilient.control.learning import Limits
 from resilient.driver import stops
 from resilient.driver.stops import Stops
+from resilient.outbox import Effect, Outbox, WriteEvent
 from resilient.policy import Budget
+from resilient.protocol.messages import Hello, Ready
 from resilient.slurm.deadline import END_S, KILL_WAIT_S
+from resilient.snapshots import StoragePlan, TierPlan
 
 
 class Play:
@@ -31,7 +34,7 @@ class Play:
             spares=0,
             rejoin_s=20.0,
             procs_per_node=1,
-            storage=StoragePlan(TierPlan("ram", 1), (), TierPlan("scratch", 3), 2),
+            storage=StoragePlan(TierPlan("ram", 1), (), TierPlan("scratch", 3), buffers=2),
             budget=Budget(30, 3),
             drain_s=25.0,
             silence_s=30.0,
@@ -42,21 +45,23 @@ class Play:
         )
         self.coordinator = Coordinator(job, last_generation=0)
         now = time.time()
-        self.coordinator.begin(now)
-        self.coordinator.prepared(now)
-        for message in (
-            {"type": "hello", "host": "n1", "addr": "10.0.0.1", "token": ""},
-            {"type": "ready", "store_port": 5000, "storage": {"parts": [], "address": "10.0.0.1:9"}},
-        ):
-            self.coordinator.message({"node": 0, **message}, now)
+        self.turn(self.coordinator.begin, at=now)
+        self.turn(self.coordinator.prepared, at=now)
+        hello = Hello(generation=0, node=0, incarnation=1, token="", host="n1", addr="10.0.0.1", t=now)
+        held = Inventory(generation=0, address="10.0.0.1:9", shards=())
+        for message in (hello, Ready(generation=0, store_port=5000, inventory=held)):
+            self.turn(self.coordinator.on_message, 0, message, at=now)
+        self.turn(self.coordinator.fence_raised, 1, None, at=now)
         assert self.coordinator.state is State.RUNNING
         self.end_t = now + left_s
         slurm.set([{"id": "7", "name": "x", "state": "RUNNING", "end": clock(self.end_t)}])
         defaults = {"asked_lead_s": None, "asked_drain_s": None, "drain_s": 25.0, "end_t": None}
-        self.stops = Stops(self.coordinator, "7", **{**defaults, **settings}, do=self.do, note=self.notes.append)
+        self.stops = Stops(self.coordinator, "7", **{**defaults, **settings}, turn=self.turn, note=self.notes.append)
 
-    def do(self, effects: Iterable[Effect]) -> None:
-        self.effects += effects
+    def turn(self, handler: Callable[..., None], *news: object, at: float | None = None, **more: object) -> None:
+        out = Outbox()
+        handler(*news, time.time() if at is None else at, out, **more)
+        self.effects += out.take()
 
     def signal(self, name: str) -> None:
         asyncio.run(self.stops.signalled(name))
@@ -77,8 +82,9 @@ class Play:
 
     @property
     def drain(self) -> Drain:
-        assert self.coordinator._drain is not None
-        return self.coordinator._drain
+        drain = self.coordinator._core.shutdown.drain
+        assert drain is not None
+        return drain
 
 
 def clock(t: float) -> str:

@@ -1,0 +1,198 @@
+"""A run directory that stalls, is full, read-only or gone while a campaign runs: training goes on, and no line is missing."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from campaigns import MOUNTS, Campaign, wait_for
+from keeping import advance, beginning
+
+pytestmark = [MOUNTS, pytest.mark.alone]
+
+STEP_S = 0.05
+SHORT = 150  # steps; the start of a campaign takes longer
+
+
+def command(*words: object) -> None:
+    subprocess.run([str(word) for word in words], check=True, capture_output=True)
+
+
+def freeze(path: Path) -> None:
+    command("fsfreeze", "-f", path)
+
+
+def thaw(path: Path) -> None:
+    command("fsfreeze", "-u", path)
+
+
+def fill(path: Path) -> None:
+    with (path / "filling").open("ab", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                continue
+
+
+def empty(path: Path) -> None:
+    (path / "filling").unlink()
+
+
+def make_read_only(path: Path) -> None:
+    """For all that is opened from now on: a remount is refused while files are open for writing."""
+    command("mount", "--bind", path, path)
+    command("mount", "-o", "remount,bind,ro", path)
+
+
+def unmount(path: Path) -> None:
+    command("umount", "-l", path)
+
+
+def mount(path: Path) -> None:
+    command("mount", "-o", "loop", path.with_name(path.name.replace("volume", "image")), path)
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
+    "frozen": (freeze, thaw),
+    "full": (fill, empty),
+    "read_only": (make_read_only, unmount),
+    "unmounted": (unmount, mount),
+}
+
+
+@pytest.fixture
+def ram() -> Iterator[Path]:
+    path = Path(f"/dev/shm/resilient-test-{os.getpid()}-{random.randrange(1 << 30)}")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def disk(volume: Callable[..., Path]) -> Iterator[Path]:
+    """The file system of the run directory; whatever a test did to it is undone."""
+    path = volume(32)
+    yield path
+    subprocess.run(["fsfreeze", "-u", str(path)], check=False, capture_output=True)
+    if not path.is_mount():
+        mount(path)  # which the fixture unmounts
+
+
+@pytest.fixture
+def two_nodes(campaign: Callable[..., Campaign], disk: Path, ram: Path, tmp_path: Path) -> Callable[..., Campaign]:
+    """Two nodes whose snapshots go to RAM, each with a copy on the other node, and to a durable tier outside the run directory."""
+
+    def make(steps: int = SHORT, **changes: Any) -> Campaign:
+        tiers = [
+            {"name": "ram", "path": str(ram), "every_steps": 1, "keep_last": 2, "replicas": 1},
+            {"name": "durable", "path": str(tmp_path / "durable"), "keep_last": 3},
+        ]
+        run = campaign(
+            tmp_path / "campaign",
+            run_dir=str(disk / "run"),
+            entrypoint="keeping:train",
+            args={"step_s": STEP_S},
+            cluster={"nodes": 2, "procs_per_node": 1, "device": "cpu"},
+            train={"steps": steps},
+            checkpoint={"every_steps": 50, "tiers": tiers},
+            **changes,
+        )
+        run.run_dir = disk / "run"
+        return run
+
+    return make
+
+
+def whole(run: Campaign, name: str) -> list[dict[str, Any]]:
+    """The lines of a file, none of which may be cut short."""
+    text = (run.run_dir / name).read_text()
+    lines = run.metrics() if name == "metrics.jsonl" else run.events()
+    assert text.endswith("\n") and text.count("\n") == len(lines)
+    return lines
+
+
+def expected_losses(steps: int) -> list[float]:
+    numbers = [beginning(rank) for rank in range(2)]
+    found = []
+    for _ in range(steps):
+        found.append((numbers[0].sum() + numbers[1].sum()).item())
+        for each in numbers:
+            advance(each)
+    return found
+
+
+def undisturbed(run: Campaign, steps: int, *, since_t: float, until_t: float) -> None:
+    """One generation, every step once and in order with the right number, also while nothing could be written."""
+    metrics = whole(run, "metrics.jsonl")
+    assert [line["step"] for line in metrics] == list(range(1, steps + 1))
+    assert [line["loss"] for line in metrics] == expected_losses(steps)
+    assert {line["generation"] for line in metrics} == {1}
+    assert len([line for line in metrics if since_t < line["t"] < until_t]) > 0.5 * (until_t - since_t) / (2 * STEP_S)
+    events = whole(run, "events.jsonl")
+    assert [event["generation"] for event in events if event["event"] == "generation_started"] == [1]
+    faults = [event for event in events if event["event"] == "fault"]
+    assert {event["kind"] for event in faults} == {"storage"}, faults
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("for_s", [8.0, pytest.param(48.0, marks=pytest.mark.soak)])
+def test_a_run_directory_that_does_not_work_for_a_while_costs_nothing(
+    two_nodes: Callable[..., Campaign], disk: Path, kind: str, for_s: float
+):
+    begin, end = FAULTS[kind]
+    steps = SHORT + int(for_s / STEP_S)
+    run = two_nodes(steps).start()
+    run.reach(random.randrange(5, 60))
+    since_t = time.time()
+    begin(disk)
+    time.sleep(for_s)  # as long as the fault lasts
+    until_t = time.time()
+    end(disk)
+    assert run.wait() == 0, run.output + run.logs()
+    undisturbed(run, steps, since_t=since_t + 1, until_t=until_t)
+    assert run.output.count("training goes on") == 1 and "works again" in run.output
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_stop_while_the_run_directory_does_not_work_drains_and_the_next_run_has_every_line(
+    two_nodes: Callable[..., Campaign], disk: Path, kind: str
+):
+    begin, end = FAULTS[kind]
+    run = two_nodes().start()
+    run.reach(random.randrange(5, 60))
+    begin(disk)
+    wait_for(lambda: "training goes on" in run._printed(), "it is told that the run directory does not work")
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output
+    end(disk)
+    assert run.start().wait() == 0, run.output + run.logs()
+    metrics = whole(run, "metrics.jsonl")
+    assert [line["step"] for line in metrics] == list(range(1, SHORT + 1))
+    assert [line["loss"] for line in metrics] == expected_losses(SHORT)
+    assert sorted({line["generation"] for line in metrics}) == [1, 2]
+    (drained,) = [event for event in whole(run, "events.jsonl") if event["event"] == "drain"]
+    assert [line["step"] for line in metrics if line["generation"] == 1] == list(range(1, drained["step"] + 1))
+
+
+def test_a_driver_that_is_stopped_for_a_while_ends_no_generation(two_nodes: Callable[..., Campaign]):
+    steps = SHORT + int(10.0 / STEP_S)
+    run = two_nodes(steps).start()
+    run.reach(random.randrange(5, 60))
+    since_t = time.time()
+    run.signal(signal.SIGSTOP)
+    time.sleep(10.0)  # as long as the driver is away
+    until_t = time.time()
+    run.signal(signal.SIGCONT)
+    assert run.wait() == 0, run.output + run.logs()
+    metrics = whole(run, "metrics.jsonl")
+    assert [line["step"] for line in metrics] == list(range(1, steps + 1))
+    assert {line["generation"] for line in metrics} == {1}
+    assert [line for line in metrics if since_t + 1 < line["t"] < until_t]
+    assert not run.events("fault")
