@@ -202,7 +202,7 @@ class Transfers:
         if job is None:
             return None
         job.waiting.discard(news.shard)
-        why = Unwanted.CANCELLED if news.cancelled else Unwanted.FAILED
+        why = Unwanted.CANCELLED if news.cancelled else Unwanted.SUPERSEDED if news.superseded else Unwanted.FAILED
         self._cancel(job, why, generation, out, reason=news.reason)
         return self._over(job)
 
