@@ -130,16 +130,10 @@ class LocalLauncher:
         environ = {**self._command.environ, TOKEN_VARIABLE: f"{self._command.token}.{incarnation}"}
         log = self._command.run_dir / "logs" / f"agent{node}.log"
         process = self._ahead.become(arguments, environ, log) if self._ahead is not None else None
+        if process is None:  # as one ahead, too: it opens its log itself, and a run directory that stands still does not hold us up
+            process = AgentAhead().become(arguments, environ, log)
         if process is None:
-            with log.open("ab") as output:
-                process = subprocess.Popen(
-                    [*AGENT, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env={**os.environ, **environ},
-                    start_new_session=True,
-                )
+            raise OSError("it ended before it was told what to do")
         self._processes[node] = process
         task = asyncio.create_task(self._watch(node, incarnation, process))
         self._watchers.add(task)
