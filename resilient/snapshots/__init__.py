@@ -336,7 +336,9 @@ class Custody:
         self._left_out, self._told = set(), {}
         self._members = tuple(members)
         domains = [self.plan.domains[node] for node in members] if self.plan.domains else None
-        self._buddies = buddies(len(self._members), domains)
+        count = len(self._members)
+        ring = tuple((number + 1) % count if count > 1 else None for number in range(count))
+        self._buddies = buddies(count, domains) if domains is not None else ring
         self._decided = 0
         effects: list[Effect] = []
         for tier, job in list(self._jobs.items()):
