@@ -1,7 +1,7 @@
 """What the coordinator makes of the health of nodes."""
 
+from control_play import Play
 from msgspec import structs
-from play import Play
 
 from checkpoint.protocol import Sync
 from resilient.control.coordinator import State
