@@ -199,7 +199,7 @@ def drive(directory: Path) -> None:
     _own_core(0)
     from resilient.campaign import machine_layout
     from resilient.config import load
-    from resilient.driver import driver
+    from resilient.driver import agents, campaign
     from resilient.driver.display import Display
 
     class NobodyStarts:
@@ -216,9 +216,9 @@ def drive(directory: Path) -> None:
         async def close(self, grace_s: float) -> None:
             pass
 
-    driver.LocalLauncher = NobodyStarts  # type: ignore[misc, assignment]
+    agents.LocalLauncher = NobodyStarts  # type: ignore[misc, assignment]
     config = load(directory / "config.yaml", [])
-    code, message = driver.run_campaign(config, machine_layout(config), Display("none", config.train.steps))
+    code, message = campaign.run_campaign(config, machine_layout(config), Display("none", config.train.steps))
     sys.stdout.write(f"{code!r}: {message}\n")
 
 
