@@ -64,6 +64,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 PING_S = 1.0
 SHUTDOWN_S = 3.0
+KILL_S = 8.0  # for agents that did not end by themselves
 FLUSH_S = 5.0  # for a run directory that does not get on at the end
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -164,7 +165,12 @@ class Driver:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._launcher.close(0.0 if self._taken_over else SHUTDOWN_S)
+        grace_s = 0.0 if self._taken_over else SHUTDOWN_S
+        try:
+            async with asyncio.timeout(grace_s + KILL_S):
+                await self._launcher.close(grace_s)
+        except TimeoutError:
+            log.warning("agents that wait for a file system cannot be killed, and end when it answers")
         self._server.close()
         if self._taken_over:
             await self._writer.abandon()
