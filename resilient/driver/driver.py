@@ -160,8 +160,8 @@ class Driver:
 
     async def _end(self, finish: Finish) -> str:
         """End the agents, and have everything written that can be; what a person should know."""
-        launching = [task for task in self._tasks if task.get_name() == "launch"]
-        await asyncio.wait(launching, timeout=SHUTDOWN_S) if launching else None
+        if launching := [task for task in self._tasks if task.get_name() == "launch"]:
+            await asyncio.wait(launching, timeout=SHUTDOWN_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -333,8 +333,8 @@ class Driver:
         """Stop at once, and leave everything to the other one."""
         if not self._finished.done():
             self._taken_over = True
-            message = f"{self._config.run_dir} was taken over by {owner}, which had not heard of this driver for {LEASE_S:.0f} s"
-            self._finished.set_result(Finish(Exit.UNUSABLE, message))
+            why = f"{self._config.run_dir} was taken over by {owner}, which had not heard of this driver for {LEASE_S:.0f} s"
+            self._finished.set_result(Finish(Exit.UNUSABLE, why))
 
     # -- effects -------------------------------------------------------------------------------------------------------
 
@@ -371,13 +371,11 @@ class Driver:
         self._display.event(entry)
         if effect.event == "generation_started":
             self._starting.over()
-        reasons = self._durable.blamed(entry)
-        if reasons:
+        if reasons := self._durable.blamed(entry):
             self._soon(self._durable.avoid(reasons))
 
     async def _raise_fence(self, effect: RaiseFence) -> None:
-        error = await self._durable.raise_fence(effect)
-        if error is not None:
+        if (error := await self._durable.raise_fence(effect)) is not None:
             log.warning("the checkpoint fence could not be raised: %s", error)
         self._turn(self._coordinator.fence_raised, effect.generation, error)
 
