@@ -3,10 +3,11 @@
 import asyncio
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -25,8 +26,10 @@ TROUBLES: dict[str, tuple[Callable[[Volume], None], Callable[[Volume], None], st
 
 
 @pytest.fixture
-def spill_dir(tmp_path: Path) -> Path:
-    return Path("/dev/shm") / f"resilient-test-{os.getpid()}-{tmp_path.name}"
+def spill_dir(tmp_path: Path) -> Iterator[Path]:
+    path = Path("/dev/shm") / f"resilient-test-{os.getpid()}-{tmp_path.name}"
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 async def close(work: Writing, patience_s: float = 20.0) -> bool:
