@@ -39,6 +39,7 @@ from resilient.protocol.messages import (
     Hello,
     Imported,
     Ping,
+    PreparationEnded,
     Ready,
     Record,
     Report,
@@ -121,6 +122,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         try:
             return _measured(args, Simulated(agents), psutil.Process(driver.pid))
         except BaseException:
+            log.flush()
             sys.stderr.write((directory / "driver.log").read_text()[-8000:])
             raise
         finally:
@@ -143,6 +145,8 @@ class Simulated:
             told: dict[str, Any] = json.loads(line)
             if told["what"] == wanted:
                 return told
+            if told["what"] == "lost":
+                raise SystemExit(f"the driver has closed the connection of node {told['node']}")
         raise SystemExit("the simulated agents have ended")
 
     def ask(self, command: str) -> None:
@@ -197,6 +201,8 @@ def _spent_s(process: psutil.Process) -> float:
 def drive(directory: Path) -> None:
     """The real driver, with agents that somebody else starts."""
     _own_core(0)
+    from rich.console import Console
+
     from resilient.campaign import machine_layout
     from resilient.config import load
     from resilient.driver import agents, campaign
@@ -218,7 +224,9 @@ def drive(directory: Path) -> None:
 
     agents.LocalLauncher = NobodyStarts  # type: ignore[misc, assignment]
     config = load(directory / "config.yaml", [])
-    code, message = campaign.run_campaign(config, machine_layout(config), Display("none", config.train.steps))
+    code, message = campaign.run_campaign(
+        config, machine_layout(config), Display("none", config.train.steps, console=Console(stderr=True))
+    )
     sys.stdout.write(f"{code!r}: {message}\n")
 
 
@@ -258,6 +266,8 @@ class Node(asyncio.Protocol):
             )
         )
         self._send(Imported(generation=0))
+        if self.number == 0:
+            self._send(PreparationEnded(generation=0))
         self._ready()
 
     def connection_lost(self, error: Exception | None) -> None:
