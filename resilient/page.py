@@ -32,7 +32,7 @@ NO_TARGET = -3
 
 _MAGIC = 0x52455349_00000001
 _HEADER_BYTES = 4096
-_RING_BYTES = 1 << 20
+_RING_BYTES = 8 << 20  # of which nothing is taken but what was written; a driver may be away for minutes, and steps be short
 _REASON_AT, _REASON_BYTES = 2048, 128
 
 # Words of eight bytes; the comment says who writes.
