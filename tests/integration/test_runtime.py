@@ -470,8 +470,9 @@ def test_a_stop_that_also_reaches_the_processes_of_a_node_that_starts_up_is_no_f
     assert not run.events("fault")
 
 
-def test_a_node_that_dies_while_it_prepares_is_followed_by_another(counting: Counting):
-    run = counting(cluster={"nodes": 2, "procs_per_node": 1}, steps=5, args={"prepare_s": 3.0}).start()
+def test_a_node_that_dies_while_it_prepares_is_followed_by_another(counting: Counting, tmp_path: Path):
+    done = tmp_path / "prepared"  # no second preparation is seen unless the first one lasts until its node is killed
+    run = counting(cluster={"nodes": 2, "procs_per_node": 1}, steps=5, args={"prepare_until": str(done)}).start()
 
     def preparing() -> psutil.Process | None:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -484,6 +485,7 @@ def test_a_node_that_dies_while_it_prepares_is_followed_by_another(counting: Cou
     wait_for(lambda: not first.is_running(), "the end of the process")
     again = wait_for(preparing, "the preparation on the other node")
     assert run.agents()[1] in again.parents()
+    done.touch()
     assert run.wait() == 0, run.output + run.logs()
     whole(run, 5)
 

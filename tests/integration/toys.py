@@ -24,8 +24,11 @@ def _save(path: Path, step: int) -> None:
 
 
 def prepare(config: worker.Config, progress: object) -> None:
-    """args: prepare_s: how long it takes."""
+    """args: prepare_s: how long it takes; prepare_until: a file that it waits for."""
     time.sleep(config.args.get("prepare_s", 0))
+    until = config.args.get("prepare_until")
+    while until is not None and not Path(until).exists():
+        time.sleep(0.01)
 
 
 def count(config: worker.Config) -> None:
