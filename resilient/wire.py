@@ -173,3 +173,7 @@ class Line:
             self._kept = 0
         if message["type"] != "kept":
             self._writer.write(encode(message))
+
+    def close(self) -> None:
+        """Hang up: what was sent goes first."""
+        self._writer.close()

@@ -289,7 +289,7 @@ class Driver:
     def _on_ended(self, node: int, incarnation: int, detail: str) -> None:
         if (node, incarnation) in self._alive:
             self._alive.discard((node, incarnation))
-            self._lines.pop(node, None)
+            self._hang_up(node)
             self._starting.ready(node)
             other = self._preparation.lost(node, self._lines)
             if other is not None:
@@ -507,12 +507,18 @@ class Driver:
             self._soon(self._succession.avoid_bad_nodes())
 
     def _launch(self, node: int) -> None:
-        self._lines.pop(node, None)
+        self._hang_up(node)
         self._alive.discard((node, self._incarnations[node]))
         self._incarnations[node] += 1
         self._alive.add((node, self._incarnations[node]))
         self._starting.reached(node, Stage.STARTS)
         self._soon(self._launcher.launch(node, self._incarnations[node], prepare=self._preparation.launched(node)))
+
+    def _hang_up(self, node: int) -> None:
+        """End the connection of a node's agent; one that is still there ends its workers, and itself."""
+        line = self._lines.pop(node, None)
+        if line is not None:
+            line.close()
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> None:
         """A task that ends by itself; the run's end waits for it."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from resilient.logs.paths import agent_log
 from resilient.wire import TOKEN_VARIABLE
 
 AGENT = (sys.executable, "-m", "resilient.agent")
@@ -37,20 +38,22 @@ class AgentCommand:
     environ: Mapping[str, str]
     log_level: str
 
-    def arguments(self, node: int, addr: str, *, prepare: bool) -> list[str]:
+    def arguments(self, node: int | None, addr: str, *, prepare_node: int | None) -> list[str]:
         """What stands behind AGENT on the command line of a node's agent.
 
         Args:
+            node: index of its node; None: it finds out, as one of many of a step.
             addr: at which other nodes reach it; empty: it finds out.
-            prepare: whether it runs the entry point's preparation.
+            prepare_node: the node whose agent runs the entry point's preparation; None: another one does, or it was run.
         """
         return [
-            *["--driver", self.driver, "--node", str(node)],
+            *["--driver", self.driver],
+            *(["--node", str(node)] if node is not None else []),
             *["--procs", str(self.procs), "--run-dir", str(self.run_dir), "--run-id", self.run_id],
             *["--entrypoint", self.entrypoint, "--fence-s", str(self.fence_s), "--log-level", self.log_level],
             *["--health-s", str(self.health_s), "--world", str(self.world), "--device", self.device],
             *(["--addr", addr] if addr else []),
-            *(["--prepare"] if prepare else []),
+            *(["--prepare-node", str(prepare_node)] if prepare_node is not None else []),
         ]
 
 
@@ -58,7 +61,12 @@ class Launcher(Protocol):
     """How agents come to run on nodes; each tells by a callback that an agent has ended."""
 
     async def launch(self, node: int, incarnation: int, *, prepare: bool) -> None:
-        """Start the agent of a node; an earlier one that is still there is ended first. Args: prepare: see AgentCommand."""
+        """Start the agent of a node; an earlier one that is still there is ended before the new one does anything.
+
+        Args:
+            incarnation: how many agents this node has had with this one.
+            prepare: whether this agent runs the entry point's preparation.
+        """
 
     async def close(self, grace_s: float) -> None:
         """Wait until the agents have ended by themselves, at most `grace_s`, then end those that are left."""
@@ -126,9 +134,10 @@ class LocalLauncher:
     async def launch(self, node: int, incarnation: int, *, prepare: bool) -> None:
         """Start the agent of a node; an earlier one that is still there is killed first."""
         await self._kill(node)
-        arguments = [*self._command.arguments(node, self.addr, prepare=prepare), "--parent", str(os.getpid())]
+        command = self._command.arguments(node, self.addr, prepare_node=node if prepare else None)
+        arguments = [*command, "--parent", str(os.getpid())]
         environ = {**self._command.environ, TOKEN_VARIABLE: f"{self._command.token}.{incarnation}"}
-        log = self._command.run_dir / "logs" / f"agent{node}.log"
+        log = agent_log(self._command.run_dir, node)
         process = self._ahead.become(arguments, environ, log) if self._ahead is not None else None
         if process is None:
             with log.open("ab") as output:
