@@ -28,6 +28,7 @@ from resilient import clock, spill, storage
 from resilient.agent import memory, preparation
 from resilient.agent.forkserver import ForkServer, ForkServerGone
 from resilient.agent.links import LinkWatch, interface_of, interfaces_of, ports_of
+from resilient.agent.logs import NodeOutput
 from resilient.agent.memory import keeper_directory, page_directory, salvaged
 from resilient.agent.rendezvous import CalledOff, DriverRendezvous, Generation
 from resilient.agent.standby import Standbys
@@ -35,6 +36,7 @@ from resilient.agent.storage import KeeperProcess
 from resilient.agent.workers import Workers
 from resilient.faults import INCIDENTS, WorkerEnd
 from resilient.health.node import NodeCheck, NodeSpec, tiers_of
+from resilient.logs.paths import generation_directory, node_log
 from resilient.network import dump_files
 from resilient.page import AgentPage
 from resilient.wire import Connection, Disconnected, Message
@@ -84,6 +86,7 @@ class NodeAgent(LocalElasticAgent):
     Args:
         connection: to the driver.
         control: to the template; see `resilient.agent.forkserver`.
+        output: reads what ranks print.
         outcome: what the preparation writes to, where the template forks it.
     """
 
@@ -92,11 +95,13 @@ class NodeAgent(LocalElasticAgent):
         settings: AgentSettings,
         connection: Connection,
         control: socket.socket,
+        output: NodeOutput,
         outcome: PipeEnd | None = None,
     ) -> None:
         self._settings = settings
         self._config = settings.run_dir / "config.yaml"
         self._connection = connection
+        self._output = output
         self._inbox: deque[Message] = deque()
         self._heard_t = time.monotonic()
         self._workers: Workers | None = None
@@ -166,8 +171,6 @@ class NodeAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         told = self._rendezvous_handler.current
         assert told is not None
-        log_dir = self._settings.run_dir / "logs" / f"g{told.generation}"
-        log_dir.mkdir(parents=True, exist_ok=True)
         self._keeper.begin(
             generation=told.generation,
             node_rank=told.node_rank,
@@ -180,7 +183,8 @@ class NodeAgent(LocalElasticAgent):
             self._settings.node,
             [self._environ(told, worker_group, local) for local in range(self._settings.procs)],
             pages=self._pages,
-            log_dir=log_dir,
+            output=self._output,
+            log_file=node_log(self._settings.run_dir, told.generation, self._settings.node),
             config=self._config,
             entrypoint=self._settings.entrypoint,
             standbys=self._standbys,
@@ -219,6 +223,7 @@ class NodeAgent(LocalElasticAgent):
         if self._preparation is not None:
             self._preparation.close()
         self._fork_server.close()
+        self._output.close_pipes()  # they are in the directory of the pages
         with contextlib.suppress(OSError):
             memory.forget_record(self._settings.run_dir, self._settings.node)
             self._pages.rmdir()
@@ -253,7 +258,7 @@ class NodeAgent(LocalElasticAgent):
             **({"GLOO_SOCKET_IFNAME": self._interface} if self._interface and "GLOO_SOCKET_IFNAME" not in os.environ else {}),
             GUARD_VARIABLE: json.dumps(told.guard),
             COLLECTIVE_TIMEOUT_VARIABLE: str(told.collective_timeout_s),
-            **dump_files(os.environ, self._settings.run_dir / "logs" / f"g{told.generation}"),
+            **dump_files(os.environ, generation_directory(self._settings.run_dir, told.generation)),
         }
 
     def _ready(self, store_port: int) -> Generation:

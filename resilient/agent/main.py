@@ -73,10 +73,16 @@ def main() -> int:
     outcome, its = Pipe() if args.prepare_node == args.node else (None, None)
     control = _fork_template(args, its)
     from resilient.agent.agent import NodeAgent  # after the fork, beside the template's imports: it makes threads and connections
+    from resilient.agent.logs import NodeOutput
 
     gc.enable()
-    with Connection(parse_addresses(args.driver), timeout_s=CONNECT_S) as connection:
-        agent = NodeAgent(_settings(args, token, args.addr or connection.own_address()), connection, control, outcome)
+    with (
+        NodeOutput() as output,
+        Connection(parse_addresses(args.driver), timeout_s=CONNECT_S) as connection,
+        output.logging_to(agent_log(args.run_dir, args.node)),
+    ):
+        settings = _settings(args, token, args.addr or connection.own_address())
+        agent = NodeAgent(settings, connection, control, output, outcome)
         if args.parent is not None:
             # Not SIGKILL from here on: an agent that has lost its driver ends its workers and keeps what they have reported.
             die_with_parent(args.parent, signal.SIGTERM)

@@ -18,7 +18,8 @@ from resilient.agent import lastwords, looks, recorder
 from resilient.agent.bootstrap import WorkerSpec
 from resilient.agent.effort import OwnTime
 from resilient.agent.forkserver import Forked
-from resilient.agent.memory import page_name
+from resilient.agent.logs import NodeOutput, RankOutput
+from resilient.agent.memory import page_name, pipe_name
 from resilient.agent.oom import OomWatch
 from resilient.agent.standby import Standbys
 from resilient.faults import Raised, WorkerEnd
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 # A killed process that is not gone after so long sits in the kernel (state D); it is left behind rather than waited for.
 REAP_S = 10.0
 SILENT_S = 1.0  # once a worker has given no sign for so long, the states of the processes are told
-TAIL_BYTES = 8192  # of a failed worker's log, which may tell what its exception does not
+LAST_WORDS_S = 0.4  # for the output of the workers that have ended to be read, and as long again for it to be written
 
 
 @dataclass(eq=False)
@@ -39,7 +40,7 @@ class Rank:
     rank: int
     process: Forked
     page: AgentPage
-    log: Path
+    output: RankOutput
     own: OwnTime
     records: list[Record] = field(default_factory=list)
     raised: Raised | None = None
@@ -84,7 +85,8 @@ class Workers:
         node: index of the node, for the reports.
         environs: environment of each local rank; RANK names the global one.
         pages: existing directory in RAM for the pages.
-        log_dir: existing directory for `rank<r>.log`.
+        output: reads what the ranks print.
+        log_file: where their lines are written.
         config: the resolved config's file.
         entrypoint: see `resilient.entry`.
         standbys: that become these ranks, as far as there are any.
@@ -96,7 +98,8 @@ class Workers:
         environs: Sequence[Mapping[str, str]],
         *,
         pages: Path,
-        log_dir: Path,
+        output: NodeOutput,
+        log_file: Path,
         config: Path,
         entrypoint: str,
         standbys: Standbys,
@@ -104,15 +107,18 @@ class Workers:
         self._node = node
         self._watched_t = 0.0
         self._underway = False
+        self._output = output
         self._oom = OomWatch()
         self._told_stacks: set[int] = set()  # by the last look
         self._ranks: list[Rank] = []
         for environ in environs:
             number = int(environ["RANK"])
-            page = AgentPage(pages / page_name(int(environ[worker.GENERATION_VARIABLE]), number))
+            generation = int(environ[worker.GENERATION_VARIABLE])
+            page = AgentPage(pages / page_name(generation, number))
+            printed = output.open(number, pages / pipe_name(generation, number), log_file)
             spec = WorkerSpec(
                 environ={**environ, worker.PAGE_VARIABLE: str(page.path)},
-                log=log_dir / f"rank{number}.log",
+                output=printed.pipe,
                 stacks=_stacks_of(page),
                 record=_record_of(page),
                 config=config,
@@ -120,7 +126,7 @@ class Workers:
             )
             process = standbys.start(spec)
             assert process.pid is not None
-            self._ranks.append(Rank(number, process, page, spec.log, OwnTime(process.pid)))
+            self._ranks.append(Rank(number, process, page, printed, OwnTime(process.pid)))
 
     @property
     def pids(self) -> dict[int, int]:
@@ -142,11 +148,16 @@ class Workers:
         now = clock.now()
         ready = set(wait(self.sentinels(), timeout=0))
         ended = [rank for rank in self._ranks if rank.end is None and rank.process.sentinel in ready]
-        return [self._finish(rank, now) for rank in ended]
+        deadline = time.monotonic() + LAST_WORDS_S
+        found = [self._finish(rank, now, deadline) for rank in ended]
+        if any(end.failed for end in found):
+            self._output.flush(LAST_WORDS_S)
+        return found
 
-    def _finish(self, rank: Rank, now: float) -> WorkerEnd:
+    def _finish(self, rank: Rank, now: float, deadline: float) -> WorkerEnd:
         rank.process.join()
         _kill_tree(rank.process.pid, leader=False)
+        self._output.end(rank.output)
         rank.collect()
         pulse = rank.page.pulse()
         rank.end = WorkerEnd(
@@ -158,7 +169,7 @@ class Workers:
             step=pulse.step,
             phase=pulse.phase,
             raised=rank.raised,
-            log=_tail(rank.log) if rank.process.exitcode != 0 else "",
+            log=rank.output.last_words(max(0.0, deadline - time.monotonic())) if rank.process.exitcode != 0 else "",
             oom=self._oom.ended(rank.process.pid or 0) if rank.process.exitcode == -signal.SIGKILL else None,
         )
         return rank.end
@@ -244,6 +255,7 @@ class Workers:
             rank.process.join(max(0.0, deadline - time.monotonic()))
             if rank.process.exitcode is None:
                 log.error("rank %d (process %s) does not die; leaving it behind", rank.rank, rank.process.pid)
+            self._output.end(rank.output)
             rank.collect()
         return all(rank.process.exitcode is not None for rank in alive)
 
@@ -267,16 +279,6 @@ def _stacks_of(page: AgentPage) -> Path:
 
 def _record_of(page: AgentPage) -> Path:
     return page.path.with_suffix(".record")
-
-
-def _tail(log_file: Path) -> str:
-    """The last lines of a log; nothing where it cannot be read."""
-    try:
-        with log_file.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return stream.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _kill_tree(pid: int | None, *, leader: bool = True) -> None:

@@ -310,6 +310,7 @@ class Driver:
                     if incarnation < 0:
                         break
                     self._lines[node] = Line(writer)
+                    self._launcher.connected(node)
                     self._starting.reached(node, Stage.IMPORTS)
                     if self._preparation.connected(node):
                         self._lines[node].send({"type": "prepare"})

@@ -68,6 +68,9 @@ class Launcher(Protocol):
             prepare: whether this agent runs the entry point's preparation.
         """
 
+    def connected(self, node: int) -> None:
+        """The agent of a node that was launched has connected."""
+
     async def close(self, grace_s: float) -> None:
         """Wait until the agents have ended by themselves, at most `grace_s`, then end those that are left."""
 
@@ -153,6 +156,9 @@ class LocalLauncher:
         task = asyncio.create_task(self._watch(node, incarnation, process))
         self._watchers.add(task)
         task.add_done_callback(self._watchers.discard)
+
+    def connected(self, node: int) -> None:
+        """The end of its process is told whether it has or not."""
 
     async def _watch(self, node: int, incarnation: int, process: subprocess.Popen[bytes]) -> None:
         code = await _end_of(process)

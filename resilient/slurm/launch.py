@@ -129,6 +129,11 @@ class SlurmLauncher:
             *self._extra,
         ]
 
+    def connected(self, node: int) -> None:
+        """The agent of a node that was launched has connected."""
+        for step in self._steps:
+            step.connected(node)
+
     async def _give_up(self, node: int) -> None:
         """Tell nothing more of a node's present agent; a step of it alone is ended."""
         for step in self._steps:

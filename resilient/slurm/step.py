@@ -2,6 +2,12 @@
 
 Owns the srun process. A task of a step of many may end while the others go on, and srun itself lives until the last one has ended;
 so what srun says of its tasks is read, and each node whose task has ended is told once.
+
+Once the agents of a step of many have connected, their connections say how they are, and its srun is held (SIGSTOP) until the end.
+For srun ends the whole step, whatever `--no-kill` says, when a node of it is up again before Slurm has called it down: slurmctld
+tells it that the step is missing there, and it finds its connection broken ("Aborting, io error and missing step"). Nothing in a
+running step needs srun: an agent writes its own log, and what is sent to srun waits in its sockets. An srun that is held ends with the
+driver: it is a process group of the driver's session, and the kernel hangs up on those that are orphaned while they are stopped.
 """
 
 import asyncio
@@ -40,7 +46,8 @@ def ends_in(line: str) -> tuple[list[str], str] | None:
 class Step:
     """A step that was started.
 
-    Invariant: `seats` holds the hosts whose agents have not been told as ended, nor given up.
+    Invariant: `seats` holds the hosts whose agents have not been told as ended, nor given up; srun is held only while all of them
+    have connected.
 
     Args:
         process: the srun, whose standard error is a pipe.
@@ -53,6 +60,8 @@ class Step:
     ) -> None:
         self._process = process
         self.seats = dict(seats)
+        self._awaited = set(seats) if len(seats) > 1 else None  # hosts without a connection yet; None: it is never held
+        self._held = False
         self._ended = ended
         self._reader = asyncio.create_task(self._read())
         self._watcher = asyncio.create_task(self._watch())
@@ -65,14 +74,14 @@ class Step:
         seats: Mapping[str, Seat],
         ended: Callable[[int, int, str], None],
     ) -> "Step":
-        """Run srun in a session of its own. Raises OSError if it cannot be started."""
+        """Run srun, out of reach of a terminal's signals. Raises OSError if it cannot be started."""
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             env=dict(environ),
-            start_new_session=True,
+            process_group=0,
             limit=_LINE_BYTES,
         )
         return cls(process, seats, ended)
@@ -82,7 +91,30 @@ class Step:
         hosts = [host for host, seat in self.seats.items() if seat.node == node]
         for host in hosts:
             del self.seats[host]
+            self._await_no_more(host)
         return bool(hosts)
+
+    def connected(self, node: int) -> None:
+        """The agent of a node has connected."""
+        for host in [host for host, seat in self.seats.items() if seat.node == node]:
+            self._await_no_more(host)
+
+    def release(self) -> None:
+        """Have srun go on, if it is held; it is not held again."""
+        self._awaited = None
+        if self._held:
+            self._held = False
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGCONT)
+
+    def _await_no_more(self, host: str) -> None:
+        if self._awaited is None:
+            return
+        self._awaited.discard(host)
+        if not self._awaited and not self._held and not self.over:
+            self._held = True
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGSTOP)
 
     async def wait(self) -> None:
         """Until srun has ended."""
@@ -97,6 +129,7 @@ class Step:
         """Have srun end the step, and do not wait longer than `GRACE_S` for it."""
         if self.over:
             return
+        self.release()
         with suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -107,7 +140,8 @@ class Step:
             await self._process.wait()
 
     def close(self) -> None:
-        """Tell nothing any more."""
+        """Tell nothing any more, and let srun see the end of its tasks."""
+        self.release()
         self._reader.cancel()
         self._watcher.cancel()
 
@@ -125,6 +159,7 @@ class Step:
             for host in found[0] if found is not None else ():
                 seat = self.seats.pop(host, None)
                 if seat is not None and found is not None:
+                    self._await_no_more(host)
                     self._ended(seat.node, seat.incarnation, f"its task on {host} ended: {found[1]}")
 
     async def _watch(self) -> None:

@@ -164,11 +164,10 @@ def alive(process: psutil.Process) -> bool:
 
 
 def _environ_of(pid: int) -> int | None:
-    """The rank whose log this process writes to; None if it is no worker. (A forked worker's environ is its server's.)"""
-    target = Path(f"/proc/{pid}/fd/1").readlink()
-    name = target.name
+    """The rank whose pipe this process prints to; None if it is no worker. (A forked worker's environ is its server's.)"""
+    name = Path(f"/proc/{pid}/fd/1").readlink().name
     if name.startswith("rank") and os.getsid(pid) == pid:
-        return int(name.removeprefix("rank").removesuffix(".log"))
+        return int(name.removeprefix("rank").partition(".")[0])
     return None
 
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -171,6 +172,64 @@ def test_all_agents_of_a_step_whose_srun_was_killed_have_ended(steps: Steps):
 
     asyncio.run(play())
     assert steps.ended == [(node, 1, f"its step on {JOB.hosts[node]} ended by SIGKILL") for node in (0, 1, 3)]
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_the_srun_of_a_step_of_many_is_held_once_all_agents_have_connected_and_goes_on_at_the_end(steps: Steps):
+    """As it is, it would end the step when a node is up again before Slurm has called it down."""
+
+    async def play() -> None:
+        launcher = steps.launcher()
+        await asyncio.gather(*(launcher.launch(node, 1, prepare=False) for node in range(4)))
+        ((_, _, first),) = await steps.called(1)
+        for node in range(2):
+            launcher.connected(node)
+        await launcher.launch(3, 2, prepare=False)
+        _, (_, _, second) = await steps.called(2)
+        assert state_of(first) != "T"
+        launcher.connected(3)
+        assert state_of(first) != "T"
+        launcher.connected(2)
+        await until(lambda: state_of(first) == "T")
+        assert state_of(second) != "T"  # of one node: it can end no other
+        await launcher.close(0.0)
+        for pid in (first, second):
+            assert not Path(f"/proc/{pid}").exists()
+
+    asyncio.run(play())
+    assert steps.ended == []
+
+
+HOLDS = """
+import asyncio, sys, time
+from resilient.slurm.roster import Seat
+from resilient.slurm.step import Step
+async def main():
+    step = await Step.start([sys.argv[1]], {}, {"n1": Seat(0, 1), "n2": Seat(1, 1)}, print)
+    for node in range(2):
+        step.connected(node)
+    time.sleep(600)
+asyncio.run(main())
+"""
+
+
+def test_an_srun_that_is_held_does_not_outlive_a_driver_that_is_killed(steps: Steps):
+    driver = subprocess.Popen([sys.executable, "-c", HOLDS, str(steps.directory / "srun")], env={"PYTHONPATH": ":".join(sys.path)})
+
+    async def play() -> None:
+        # Held before it could run a line; its parent tells of it.
+        children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children")
+        await until(lambda: bool(children.read_text().split()))
+        pid = int(children.read_text())
+        await until(lambda: state_of(pid) == "T")
+        driver.kill()
+        driver.wait()
+        await until(lambda: not Path(f"/proc/{pid}").exists() or state_of(pid) == "Z")
+
+    asyncio.run(play())
 
 
 def test_a_step_that_cannot_be_started_is_told_of_every_node(steps: Steps):
