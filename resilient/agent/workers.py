@@ -105,6 +105,7 @@ class Workers:
         standbys: Standbys,
     ) -> None:
         self._node = node
+        self._world = int(environs[0]["WORLD_SIZE"])
         self._watched_t = 0.0
         self._underway = False
         self._output = output
@@ -225,7 +226,7 @@ class Workers:
             if rank.end is None
         }
         try:
-            lastwords.take(witnesses, folder, f"node{self._node}.txt")
+            lastwords.take(witnesses, folder, self._node, world=self._world)
         except OSError as error:
             log.warning("the last words of the workers could not be left in %s: %s", folder, error)
 

@@ -40,6 +40,7 @@ SETTLE_S = 0.5  # how long a failure that blames a peer waits for that peer's ow
 LINK_MEMORY_S = 15.0  # a stall that began so soon after a link came back may be its doing
 LOOK_AGAIN_S = 5.0  # at ranks that wait for a link
 UNHEARD_S = 2 * TOLD_S  # without a word of an agent: the way to it is broken, or it is gone
+MOST_STACKS = 64  # files of ranks in the folder of an incident
 RESERVE_S = 1.0  # of a drain, for what is neither copying nor writing
 
 
@@ -601,7 +602,9 @@ class Coordinator:
         why = None if outage is None else str(outage)
         if unheard := self._unheard(fault, now):
             fault, why = replace(fault, kind="link_down", detail=f"{fault.detail}; {unheard}"), unheard
-        for rank, each in sorted(looks.items()):
+        # Of a large world not every rank: the suspects first.
+        shown = sorted(looks, key=lambda rank: (rank not in fault.ranks, rank))[:MOST_STACKS]
+        for rank, each in ((rank, looks[rank]) for rank in sorted(shown)):
             about = f"rank {rank}: state {each['state'] or 'none'}, {each['cpu']:.0%} of a core\n\n"
             yield WriteText(f"{INCIDENTS}/{fault.fault_id}/rank{rank}.txt", about + each["stacks"])
         yield from self._fault(fault, now - fault.detect_s, now, why)

@@ -39,6 +39,7 @@ from resilient.driver.stragglers import Rules
 from resilient.driver.tensorboard import ScalarWriter
 from resilient.driver.watchdog import Limits
 from resilient.exits import EnvironmentUnusable, Exit
+from resilient.logs.packing import Packer
 from resilient.policy import Budget
 from resilient.slurm import badnodes, container
 from resilient.slurm.allocation import Allocation
@@ -134,6 +135,7 @@ class Driver:
         self._starting = Starting()
         self._faults: list[Mapping[str, Any]] = []  # as the ledger has them
         self._judged = True  # the last one: whether a node is at fault
+        self._packer = Packer(config.run_dir)
         self._pending: set[asyncio.Task[None]] = set()
         self._finished: asyncio.Future[Finish] | None = None
 
@@ -162,6 +164,7 @@ class Driver:
                 if not self._taken_over:
                     take_in(self._run_dir, self._ledger)
                 server.close()
+                self._packer.close()
                 if self._scalars is not None:
                     self._scalars.close()
         if self._taken_over:
@@ -480,6 +483,7 @@ class Driver:
         self._display.event(line)
         if event.event == "generation_started":
             self._starting.over()
+            self._packer.begin()
         if event.event == "fault":
             self._faults.append(line)
             self._judged = False

@@ -6,8 +6,8 @@ so what srun says of its tasks is read, and each node whose task has ended is to
 Once the agents of a step of many have connected, their connections say how they are, and its srun is held (SIGSTOP) until the end.
 For srun ends the whole step, whatever `--no-kill` says, when a node of it is up again before Slurm has called it down: slurmctld
 tells it that the step is missing there, and it finds its connection broken ("Aborting, io error and missing step"). Nothing in a
-running step needs srun: an agent writes its own log, and what is sent to srun waits in its sockets. An srun that is held ends with the
-driver: it is a process group of the driver's session, and the kernel hangs up on those that are orphaned while they are stopped.
+running step needs srun: an agent writes its own log, and what is sent to srun waits in its sockets. An srun that is held ends with
+the driver: it is a process group of the driver's session, and the kernel hangs up on groups that are orphaned while they are held.
 """
 
 import asyncio

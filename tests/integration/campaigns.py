@@ -19,6 +19,7 @@ import zarr
 
 from resilient import ledger
 from resilient.agent.memory import agent_record
+from resilient.logs.reading import Wanted, lines
 
 T = TypeVar("T")
 
@@ -146,6 +147,11 @@ class Campaign:
     def logs(self) -> str:
         parts = [f"--- {p}\n{p.read_text()[-3000:]}" for p in sorted(self.run_dir.glob("logs/**/*.log"))]
         return "\n".join(parts)
+
+    def printed(self, rank: int, generation: int = 1) -> str:
+        """What a rank has printed in a generation, without times."""
+        found = lines(self.run_dir, generation, Wanted(rank=rank))
+        return "\n".join(line.split("] ", 1)[1] for line in found if f"[rank {rank}] " in line)
 
     def losses(self) -> dict[int, set[str]]:
         """Every loss that was written for a step, as text, so that equal means equal to the last bit."""
