@@ -1,4 +1,4 @@
-"""Ends: of a generation's workers, of what they print, and of what the driver has not acknowledged. What is waited for, and for how long."""
+"""Ends: of workers, of what they print, and of what the driver has not acknowledged. What is waited for, and for how long."""
 
 import logging
 import socket
