@@ -250,6 +250,7 @@ class Driver:
         self._turn(self._coordinator.stop, sig.name)
 
     def _on_connected(self, node: int, hello: Hello) -> None:
+        self._launcher.connected(node)
         self._starting.reached(node, Stage.IMPORTS)
         if self._preparation.connected(node):
             self._server.send(node, Prepare(generation=self._coordinator.generation))
@@ -370,6 +371,7 @@ class Driver:
         self._display.event(entry)
         if effect.event == "generation_started":
             self._starting.over()
+            self._soon(self._durable.pack_logs())
         if reasons := self._durable.blamed(entry):
             self._soon(self._durable.avoid(reasons))
 
@@ -389,10 +391,5 @@ class Driver:
         self._alive.add((node, incarnation))
         self._server.expect(node, incarnation)
         self._starting.reached(node, Stage.STARTS)
-        self._soon(self._start_agent(node, incarnation, self._preparation.launched(node)), "launch")
-
-    async def _start_agent(self, node: int, incarnation: int, prepare: bool) -> None:
-        try:
-            await self._launcher.launch(node, incarnation, prepare=prepare)
-        except OSError as error:  # no process is to be had, or its log cannot be opened
-            self._on_ended(node, incarnation, f"it could not be started: {error}")
+        launching = self._launcher.launch(node, incarnation, prepare=self._preparation.launched(node))
+        self._soon(launching, "launch")
