@@ -43,6 +43,11 @@ def ends_in(line: str) -> tuple[list[str], str] | None:
         return None
 
 
+def _hear_hang_ups() -> None:
+    """For the process that becomes srun: under `nohup` it would ignore hang-ups, and outlive the driver while it is held."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Step:
     """A step that was started.
 
@@ -82,6 +87,7 @@ class Step:
             stderr=asyncio.subprocess.PIPE,
             env=dict(environ),
             process_group=0,
+            preexec_fn=_hear_hang_ups,
             limit=_LINE_BYTES,
         )
         return cls(process, seats, ended)

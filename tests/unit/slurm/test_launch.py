@@ -216,8 +216,11 @@ asyncio.run(main())
 """
 
 
-def test_an_srun_that_is_held_does_not_outlive_a_driver_that_is_killed(steps: Steps):
-    driver = subprocess.Popen([sys.executable, "-c", HOLDS, str(steps.directory / "srun")], env={"PYTHONPATH": ":".join(sys.path)})
+@pytest.mark.parametrize("before", [[], ["nohup"]], ids=["", "nohup"])
+def test_an_srun_that_is_held_does_not_outlive_a_driver_that_is_killed(steps: Steps, before: list[str]):
+    driver = subprocess.Popen(
+        [*before, sys.executable, "-c", HOLDS, str(steps.directory / "srun")], env={"PYTHONPATH": ":".join(sys.path)}
+    )
 
     async def play() -> None:
         # Held before it could run a line; its parent tells of it.
