@@ -41,6 +41,7 @@ RUNS = (
     Run("start", "start.py", quick=("--rounds", "1")),
     Run("recovery", "recovery.py", ("--stops", "20"), ("--kills", "1", "--stops", "1", "--rounds", "1"), peers=True),
     Run("nodes", "nodes.py", quick=("--rounds", "1")),
+    Run("control_plane", "control_plane.py", quick=("--ranks", "64", "--seconds", "3", "--deaths", "1")),
     Run("steady", "steady.py", quick=("--ranks", "2", "--seconds", "3", "--turns", "6", "--turn-s", "1")),
     Run("checkpoint", "checkpoint.py", quick=("--mib", "48", "--rounds", "1", "--steps", "30")),
     Run("trainer", "trainer.py", quick=("--rounds", "1")),

@@ -24,26 +24,30 @@ from pathlib import Path
 from typing import Any
 
 import figures
+import msgspec
 import psutil
 
 sys.path.remove(str(Path(__file__).parent))  # where benchmarks/checkpoint.py would be the package `checkpoint`
 
-from checkpoint.framing import Decoder, encode
+from checkpoint.framing import Decoder, Message, encode
 from checkpoint.protocol import Held, Inventory, NodeShard, Replicate, Retain, SnapshotKey, Sync, Synced
 from resilient.faults import WorkerEnd
 from resilient.protocol.messages import (
     Alive,
+    Arm,
     DaemonRequests,
-    DriverMessage,
     Heartbeat,
     Hello,
     Imported,
+    Inspect,
     Ping,
+    PreparationEnded,
+    Propose,
     Ready,
     Record,
+    RecordsWritten,
     Report,
     Shutdown,
-    Start,
     Started,
     Stop,
     WorkerEnded,
@@ -121,6 +125,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         try:
             return _measured(args, Simulated(agents), psutil.Process(driver.pid))
         except BaseException:
+            log.flush()
             sys.stderr.write((directory / "driver.log").read_text()[-8000:])
             raise
         finally:
@@ -143,6 +148,8 @@ class Simulated:
             told: dict[str, Any] = json.loads(line)
             if told["what"] == wanted:
                 return told
+            if told["what"] == "lost":
+                raise SystemExit(f"the driver has closed the connection of node {told['node']}")
         raise SystemExit("the simulated agents have ended")
 
     def ask(self, command: str) -> None:
@@ -164,7 +171,11 @@ def _measured(args: argparse.Namespace, agents: Simulated, driver: psutil.Proces
     deaths = []
     for number in range(args.deaths):
         agents.ask(f"kill {(number * 7919 + 3) % (args.ranks // PROCS)}")
+        spent_s = _spent_s(driver)
         killed, started = agents.next("killed"), agents.next("all_started")
+        first_s, last_s = started["first_t"] - killed["t"], started["last_t"] - killed["t"]
+        spent_s = _spent_s(driver) - spent_s
+        sys.stdout.write(f"death: first start after {first_s:.2f} s, last {last_s:.2f}; the driver computed {spent_s:.2f} s\n")
         deaths.append(started["last_t"] - killed["t"])
         rss = max(rss, driver.memory_info().rss)
         time.sleep(SETTLE_S)
@@ -197,9 +208,11 @@ def _spent_s(process: psutil.Process) -> float:
 def drive(directory: Path) -> None:
     """The real driver, with agents that somebody else starts."""
     _own_core(0)
+    from rich.console import Console
+
     from resilient.campaign import machine_layout
     from resilient.config import load
-    from resilient.driver import driver
+    from resilient.driver import agents, campaign
     from resilient.driver.display import Display
 
     class NobodyStarts:
@@ -216,9 +229,11 @@ def drive(directory: Path) -> None:
         async def close(self, grace_s: float) -> None:
             pass
 
-    driver.LocalLauncher = NobodyStarts  # type: ignore[misc, assignment]
+    agents.LocalLauncher = NobodyStarts  # type: ignore[misc, assignment]
     config = load(directory / "config.yaml", [])
-    code, message = driver.run_campaign(config, machine_layout(config), Display("none", config.train.steps))
+    code, message = campaign.run_campaign(
+        config, machine_layout(config), Display("none", config.train.steps, console=Console(stderr=True))
+    )
     sys.stdout.write(f"{code!r}: {message}\n")
 
 
@@ -230,10 +245,26 @@ def _own_core(number: int) -> None:
 # -- the agents' process -------------------------------------------------------------------------------------------------
 
 
+class LightStart(Message, frozen=True, tag="start"):
+    """`Start`, of which the candidates are received and not unpacked: two thousand agents have a core in common here."""
+
+    generation: int
+    node_rank: int
+    nodes: int
+    master_addr: str
+    master_port: int
+    collective_timeout_s: float
+    report_s: float
+    mtbf_s: float
+    candidates: msgspec.Raw = msgspec.Raw()
+    go_back_to: int | None = None
+    skip: tuple[tuple[int, int], ...] = ()
+
+
 class Node(asyncio.Protocol):
     """One simulated agent."""
 
-    decoder: Decoder[DriverMessage] = Decoder(DriverMessage)
+    decoder: Decoder[Any] = Decoder(LightStart | Stop | Propose | Arm | Inspect | RecordsWritten | Ping | DaemonRequests | Shutdown)
 
     def __init__(self, world: "World", number: int) -> None:
         self._world, self.number = world, number
@@ -258,6 +289,8 @@ class Node(asyncio.Protocol):
             )
         )
         self._send(Imported(generation=0))
+        if self.number == 0:
+            self._send(PreparationEnded(generation=0))
         self._ready()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -269,9 +302,9 @@ class Node(asyncio.Protocol):
             self._world.received += 1
             self._on(self.decoder.decode(line))
 
-    def _on(self, message: DriverMessage) -> None:
+    def _on(self, message: Message) -> None:
         match message:
-            case Start():
+            case LightStart():
                 self.generation, self.node_rank, self.nodes, self.running = (
                     message.generation,
                     message.node_rank,
@@ -351,17 +384,17 @@ class World:
         self.nodes, self.token = nodes, token
         self.sent = self.received = self.steps = self.done = 0
         self.generation = 0
-        self.last_t = self.hello_t = 0.0
+        self.first_t = self.last_t = self.hello_t = 0.0
         self._running: list[Node] = []
         self.agents: list[Node] = []
 
     def started(self, node: Node) -> None:
         self.last_t = time.time()
         if node.generation != self.generation:
-            self.generation, self._running = node.generation, []
+            self.generation, self._running, self.first_t = node.generation, [], self.last_t
         self._running.append(node)
         if len(self._running) == self.nodes:
-            report("all_started", last_t=self.last_t, hello_t=self.hello_t, generation=self.generation)
+            report("all_started", first_t=self.first_t, last_t=self.last_t, hello_t=self.hello_t, generation=self.generation)
 
     def lost(self, number: int) -> None:
         report("lost", node=number)

@@ -108,7 +108,7 @@ def _run(config: Path, given: list[str], ahead: "AgentAhead | None") -> Exit:
     elif code is Exit.STOPPED:
         console.print("The same command goes on from here.")
     elif code is Exit.GAVE_UP:
-        typer.echo(f"resilient: logs of all ranks are in {loaded.run_dir / 'logs'}", err=True)
+        typer.echo(f"resilient: `resilient logs {loaded.run_dir}` shows what the ranks printed", err=True)
     return code
 
 
@@ -174,6 +174,28 @@ def status(
     if watch:
         watch_forever(run_dir)
     show(run_dir, as_json=as_json)
+
+
+@app.command()
+def logs(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")],
+    rank: Annotated[int | None, typer.Option("--rank", metavar="RANK", min=0, help="Of this rank only.")] = None,
+    node: Annotated[int | None, typer.Option("--node", metavar="NODE", min=0, help="Of this node only.")] = None,
+    generation: Annotated[int | None, typer.Option("--generation", metavar="N", min=1, help="In place of the newest.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="From then on: 10m, 2h, 14:30, '2026-01-31 14:30'.")
+    ] = None,
+) -> None:
+    """Show what ranks have printed, line by line with time and rank; packed generations, too."""
+    from resilient.logs import command
+    from resilient.logs.reading import Wanted
+
+    try:
+        since = command.since(since)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--since") from None
+    command.show(run_dir, Wanted(rank, node, since), generation, following=follow)
 
 
 @app.command()

@@ -182,7 +182,7 @@ def place(traceback: str) -> str:
 def _logs(faults: Sequence[Line]) -> list[str]:
     found: list[str] = []
     for fault in faults:
-        found += [f"logs/g{fault['generation']}/rank{rank}.log" for rank in fault["ranks"][:4]]
+        found += [f"logs/g{fault['generation']}/node{node}.log" for node in fault["nodes"][:4]] if fault["ranks"] else []
         if fault["kind"] in ("hang", "stopped", "collective_timeout"):
             found.append(f"incidents/{fault['fault_id']}/")
         found += [f"logs/agent{node}.log" for node in fault["nodes"]] if fault["kind"] == "node_lost" else []

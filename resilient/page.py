@@ -32,7 +32,7 @@ NO_TARGET = -3
 
 _MAGIC = 0x52455349_00000001
 _HEADER_BYTES = 4096
-_RING_BYTES = 1 << 20
+RING_BYTES = 8 << 20  # of which nothing is taken but what was written; a driver may be away for minutes, and steps be short
 _REASON_AT, _REASON_BYTES = 2048, 128
 
 # Words of eight bytes; the comment says who writes.
@@ -83,7 +83,7 @@ def _fence() -> None:
 
 class _Mapped:
     def __init__(self, fd: int) -> None:
-        self._map = mmap.mmap(fd, _HEADER_BYTES + _RING_BYTES)
+        self._map = mmap.mmap(fd, _HEADER_BYTES + RING_BYTES)
         self._whole = memoryview(self._map)
         self._words = self._whole[:_HEADER_BYTES].cast("q")
         self._times = self._whole[:_HEADER_BYTES].cast("d")
@@ -122,7 +122,7 @@ class _Mapped:
         return records
 
     def _read(self, at: int, size: int) -> bytes:
-        start = at % _RING_BYTES
+        start = at % RING_BYTES
         first = bytes(self._ring[start : start + size])
         return first if len(first) == size else first + bytes(self._ring[: size - len(first)])
 
@@ -167,7 +167,7 @@ class AgentPage(_Mapped):
         self.path = path
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(fd, _HEADER_BYTES + _RING_BYTES)
+            os.ftruncate(fd, _HEADER_BYTES + RING_BYTES)
             super().__init__(fd)
         finally:
             os.close(fd)
@@ -266,7 +266,7 @@ class WorkerPage(_Mapped):
             payload = marshal.dumps((clock.now(), event, {key: _plain(value) for key, value in fields.items()}))
         size = len(payload)
         head = self._words[_HEAD]
-        if head + 4 + size - self._words[_TAIL] > _RING_BYTES and not self._wait_for_room(head + 4 + size):
+        if head + 4 + size - self._words[_TAIL] > RING_BYTES and not self._wait_for_room(head + 4 + size):
             self._words[_DROPPED] += 1
             self._full_at = self._words[_TAIL]
             return
@@ -278,15 +278,15 @@ class WorkerPage(_Mapped):
     def _wait_for_room(self, end: int) -> bool:
         # Once it was in vain, waiting is not tried again before something has moved.
         deadline = time.monotonic() + (0.0 if self._full_at == self._words[_TAIL] else self.full_wait_s)
-        while end - self._words[_TAIL] > _RING_BYTES:
+        while end - self._words[_TAIL] > RING_BYTES:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.001)
         return True
 
     def _write(self, at: int, data: bytes) -> None:
-        start = at % _RING_BYTES
-        room = _RING_BYTES - start
+        start = at % RING_BYTES
+        room = RING_BYTES - start
         if len(data) <= room:
             self._ring[start : start + len(data)] = data
         else:

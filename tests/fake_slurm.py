@@ -76,6 +76,7 @@ if __name__ == "__main__":
     if Path(sys.argv[0]).name == "srun":  # every node is this machine
         if "sh" in sys.argv:
             os.execv("/bin/sh", sys.argv[sys.argv.index("sh") :])
+        os.environ["SLURMD_NODENAME"] = option(sys.argv, "--nodelist")  # a step of one node
         os.execv(sys.executable, [sys.executable, *sys.argv[sys.argv.index("-m") :]])
     with (STATE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -24,11 +24,12 @@ from resilient import storage
 from resilient.agent import memory, node_check, preparation
 from resilient.agent.daemon import DaemonProcess
 from resilient.agent.driver import Driver, gone
-from resilient.agent.ending import end_workers, leave_records, leave_salvaged
+from resilient.agent.ending import end_output, end_workers, leave_records, leave_salvaged
 from resilient.agent.environment import environment_of, token_of
 from resilient.agent.forkserver import ForkServer, ForkServerGone
 from resilient.agent.limits import CLEAR_S, INVENTORY_S, JOIN_S, LOOK_S, QUIET_S, RUN_DIR_S, STORE_TRY_S
 from resilient.agent.links import interface_of
+from resilient.agent.logs import NodeOutput
 from resilient.agent.loop import Loop
 from resilient.agent.memory import daemon_directory, page_directory
 from resilient.agent.node_events import NodeEvents
@@ -39,6 +40,7 @@ from resilient.agent.standby import Standbys
 from resilient.agent.watch import Watch
 from resilient.agent.workers import Workers
 from resilient.health.node import NodeCheck
+from resilient.logs.paths import generation_directory, node_log
 from resilient.protocol.connection import Connection
 from resilient.protocol.messages import (
     AgentMessage,
@@ -69,6 +71,7 @@ class NodeAgent(LocalElasticAgent):
     Args:
         connection: to the driver.
         control: to the template; see `resilient.agent.forkserver`.
+        output: reads what ranks print.
         outcome: what the preparation writes to, where the template forks it.
     """
 
@@ -77,9 +80,11 @@ class NodeAgent(LocalElasticAgent):
         settings: AgentSettings,
         connection: Connection,
         control: socket.socket,
+        output: NodeOutput,
         outcome: PipeEnd | None = None,
     ) -> None:
         self._settings = settings
+        self._output = output
         self._token, self._incarnation = token_of(settings.token)
         self._storage = storage.read(settings.run_dir)
         self._pages = page_directory(settings.run_dir, settings.node)
@@ -174,9 +179,6 @@ class NodeAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         start, settings = self._rendezvous_handler.current, self._settings
         assert start is not None
-        log_dir = settings.log_dir(start.generation)
-        made = self._loop.in_thread(lambda: log_dir.mkdir(parents=True, exist_ok=True), "logs")
-        self._loop.wait_until(made.done, RUN_DIR_S)
         try:
             self._daemon.begin(start, renew=self._left_behind)
         except ValueError as error:
@@ -191,7 +193,7 @@ class NodeAgent(LocalElasticAgent):
                 run_id=settings.run_id,
                 session=self._daemon.session_path,
                 interface=self._interface,
-                log_dir=log_dir,
+                log_dir=generation_directory(settings.run_dir, start.generation),
             )
             for local in range(settings.procs)
         ]
@@ -199,7 +201,8 @@ class NodeAgent(LocalElasticAgent):
             settings.node,
             environs,
             pages=self._pages,
-            log_dir=log_dir,
+            output=self._output,
+            log_file=node_log(settings.run_dir, start.generation, settings.node),
             config=settings.config,
             entrypoint=settings.entrypoint,
             standbys=self._standbys,
@@ -247,6 +250,7 @@ class NodeAgent(LocalElasticAgent):
         self._end_check()
         self._preparations.close()
         self._fork_server.close()
+        end_output(self._output, self._loop)
         with contextlib.suppress(OSError):
             memory.forget_record(self._settings.run_dir, self._settings.node)
             self._pages.rmdir()

@@ -1,7 +1,7 @@
 """What a worker process does before and after the entry point.
 
-Runs in the forked child. It shields the worker from signals that are for the driver, sends its output to the rank's log, and
-leaves the exception that ended it on the page before anything is torn down.
+Runs in the forked child. It shields the worker from signals that are for the driver, sends its output to the agent, and leaves the
+exception that ended it on the page before anything is torn down.
 """
 
 import importlib
@@ -24,10 +24,10 @@ _SHIELDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that a worker is told: its environment, its log, and what to call."""
+    """All that a worker is told: its environment, the named pipe that it prints to, and what to call."""
 
     environ: Mapping[str, str]
-    log: Path
+    output: Path
     stacks: Path
     record: Path
     config: Path
@@ -54,7 +54,7 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
     Args:
         config: where it has been read already.
     """
-    _redirect(spec.log)
+    _redirect(spec.output)
     inspection.answer_with_stacks(spec.stacks)
     recorder.answer_with_record(spec.record)
     os.environ.update(spec.environ)
@@ -106,8 +106,8 @@ def _unshield() -> None:
         signal.signal(sig, signal.SIG_DFL)
 
 
-def _redirect(log: Path) -> None:
-    fd = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+def _redirect(output: Path) -> None:
+    fd = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)

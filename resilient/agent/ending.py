@@ -1,4 +1,4 @@
-"""Ends: of a generation's workers, and of what the driver has not acknowledged. What is waited for, and for how long."""
+"""Ends: of workers, of what they print, and of what the driver has not acknowledged. What is waited for, and for how long."""
 
 import logging
 import socket
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from resilient import spill
-from resilient.agent.limits import KILL_S, SPILL_S
+from resilient.agent.limits import KILL_S, OUTPUT_END_S, OUTPUT_LOOK_S, SPILL_S
+from resilient.agent.logs import NodeOutput
 from resilient.agent.loop import Loop
 from resilient.agent.memory import Salvaged
 from resilient.agent.reports import record_of
@@ -29,6 +30,13 @@ def end_workers(workers: Killable, loop: Loop, limit_s: float = KILL_S) -> bool:
     workers.kill()
     loop.wait_for_all(workers.sentinels, limit_s)
     return not workers.left_behind()
+
+
+def end_output(output: NodeOutput, loop: Loop) -> None:
+    """Run turns of the loop until all that workers have printed is read; their pipes beside the heartbeat regions are gone then."""
+    output.end_all()
+    if not loop.wait_until(lambda: output.over, OUTPUT_END_S, poll_s=OUTPUT_LOOK_S):
+        log.warning("the output of the workers was not read to its end within %.0f s", OUTPUT_END_S)
 
 
 def leave_records(run_dir: Path, records: Mapping[int, Sequence[Record]], loop: Loop, limit_s: float = SPILL_S) -> bool:

@@ -6,14 +6,17 @@ must be continued for it.
 """
 
 import shutil
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from resilient.agent import inspection, recorder
+from resilient.logs import archive
 
 WINDOW_S = 0.4  # in which records are expected
+APART = 64  # ranks of a world up to which each has files of its own in the folder; in a larger one a node has one file
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,27 @@ class Witness:
     stacks: Path | None
 
 
-def take(witnesses: Mapping[int, Witness], folder: Path, name: str) -> None:
-    """Leave in the folder, which is made if need be, what the workers have to say, and a list of it under this name.
+def take(witnesses: Mapping[int, Witness], folder: Path, node: int, *, world: int) -> None:
+    """Leave in the folder, which is made if need be, what the workers of a node have to say, and a list of it: `node<n>.txt`.
+
+    Args:
+        world: ranks of all nodes; where they are many, all that a node leaves is one file, `node<n>.tar.zst`.
 
     Raises:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if world <= APART:
+        _take(witnesses, folder, f"node{node}.txt")
+        return
+    with tempfile.TemporaryDirectory() as name:
+        apart = Path(name) / f"node{node}"
+        apart.mkdir()
+        _take(witnesses, apart, f"node{node}.txt")
+        archive.add(folder / f"node{node}.tar.zst", [apart])
+
+
+def _take(witnesses: Mapping[int, Witness], folder: Path, name: str) -> None:
     stopped = {rank for rank, each in witnesses.items() if inspection.state_of(each.pid) == "T"}
     awake = {rank: each for rank, each in witnesses.items() if rank not in stopped}
     for each in awake.values():

@@ -29,8 +29,14 @@ INSPECT_S = 5.0
 """An inspection of the workers; it takes less than half a second where the machine is well."""
 LAST_WORDS_S = 3.0
 """What workers that hang say before they are killed; half a second, and then it is written to the run directory."""
+OUTPUT_S = 0.4
+"""What a worker that has ended has printed is read to its end; another process may hold its pipe open."""
+OUTPUT_LOOK_S = 0.005
+"""Between two looks whether it is."""
+OUTPUT_END_S = 2.0
+"""At the agent's end: all that workers have printed is read, and their pipes are given back."""
 RUN_DIR_S = 1.0
-"""What the agent does in the run directory while others wait for it: a directory that is made, records of a killed agent."""
+"""What the agent does in the run directory while others wait for it: records of a killed agent are left there."""
 SPILL_S = 30.0
 """At the agent's end: records that the driver has not acknowledged are written to the run directory. What is not written by then
 stays in RAM, where the node's next agent finds it."""

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection as PipeEnd
 from multiprocessing.connection import Pipe
 from pathlib import Path
@@ -17,10 +18,14 @@ from typing import TYPE_CHECKING
 
 from resilient import clock, entry
 from resilient.agent import NAME, preload, preparation
-from resilient.agent.logs import write_in_thread
+from resilient.agent.predecessor import end_predecessors
+from resilient.exits import EnvironmentUnusable
 from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_process
+from resilient.logs.paths import agent_log
 from resilient.protocol.connection import TOKEN_VARIABLE, Connection, parse_addresses
 from resilient.slurm.headless import see_to_the_job
+from resilient.slurm.roster import VARIABLE as ROSTER_VARIABLE
+from resilient.slurm.roster import seat_of
 
 if TYPE_CHECKING:
     from resilient.agent.settings import AgentSettings
@@ -42,23 +47,42 @@ def main() -> int:
     if args.ahead:
         importlib.import_module("torch")
         args = _orders()
+    token = os.environ.pop(TOKEN_VARIABLE, "")  # for this process alone, not for what it starts
+    earlier: list[int] = []
+    if args.node is None:
+        try:
+            seat = seat_of(os.environ, socket.gethostname())
+        except EnvironmentUnusable as error:
+            sys.stderr.write(f"{error}\n")
+            return error.code
+        args.node, token = seat.node, f"{token}.{seat.incarnation}"
+        os.environ.pop(ROSTER_VARIABLE)
+        with suppress(OSError):  # then it is Slurm's to keep
+            _write_to(agent_log(args.run_dir, args.node))
+        earlier = end_predecessors(args.run_dir)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("torch").setLevel(logging.WARNING)
-    token = os.environ.pop(TOKEN_VARIABLE, "")  # for this process alone, not for what it starts
+    for pid in earlier:
+        logging.getLogger(__name__).warning("process %d, the agent before this one, was still there", pid)
     os.environ.setdefault("RES_OPTIONS", RESOLVER)
     os.environ.update(clock.environment())  # on a machine of its own, an agent and its workers go by one clock
     # All ranks of the group are alike, which spares torchelastic a round through the store.
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
     importlib.import_module("torch")
     gc.freeze()
-    outcome, its = Pipe() if args.prepare else (None, None)
+    outcome, its = Pipe() if args.prepare_node == args.node else (None, None)
     control = _fork_template(args, its)
     from resilient.agent.agent import NodeAgent  # after the fork, beside the template's imports: it makes threads and connections
+    from resilient.agent.logs import NodeOutput
 
     gc.enable()
-    write_in_thread()
-    with Connection(parse_addresses(args.driver), timeout_s=CONNECT_S) as connection:
-        agent = NodeAgent(_settings(args, token, args.addr or connection.own_address()), connection, control, outcome)
+    with (
+        NodeOutput() as output,
+        output.logging_to(agent_log(args.run_dir, args.node)),
+        Connection(parse_addresses(args.driver), timeout_s=CONNECT_S) as connection,
+    ):
+        settings = _settings(args, token, args.addr or connection.own_address())
+        agent = NodeAgent(settings, connection, control, output, outcome)
         if args.parent is not None:
             # Not SIGKILL from here on: an agent that has lost its driver ends its workers and keeps what they have reported.
             die_with_parent(args.parent, signal.SIGTERM)
@@ -106,7 +130,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     needed = "--ahead" not in words
     parser.add_argument("--ahead", action="store_true", help="import torch, then read the other arguments from the standard input")
     parser.add_argument("--driver", required=needed, metavar="HOST:PORT[,…]", help="addresses of the driver, best first")
-    parser.add_argument("--node", type=int, required=needed, help="index of this node")
+    parser.add_argument("--node", type=int, help=f"index of this node; else {ROSTER_VARIABLE} tells it by the name of the host")
     parser.add_argument("--procs", type=int, required=needed, help="workers on this node")
     parser.add_argument("--run-dir", type=Path, required=needed)
     parser.add_argument("--run-id", required=needed)
@@ -115,7 +139,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--health-s", type=float, default=0.0, help="what the check of this node may take; 0: none is made")
     parser.add_argument("--world", type=int, default=1, help="ranks of all nodes")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="what ranks compute on")
-    parser.add_argument("--prepare", action="store_true", help="call the entry point's prepare(config, progress), once")
+    parser.add_argument("--prepare-node", type=int, help="whose agent calls the entry point's prepare(config, progress), once")
     parser.add_argument("--addr", help="address at which the other nodes reach this one; else the one that leads to the driver")
     parser.add_argument("--parent", type=int, help="end when this parent process does")
     parser.add_argument("--log-level", default="INFO")
@@ -129,13 +153,19 @@ def _orders() -> argparse.Namespace:
         os._exit(0)
     orders = json.loads(told)
     os.environ.update(orders["environ"])
-    fd = os.open(orders["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, each in ((nothing, 0), (fd, 1), (fd, 2)):
-        os.dup2(source, each)
-    os.close(fd)
+    os.dup2(nothing, 0)
     os.close(nothing)
+    _write_to(Path(orders["log"]))
     return _arguments(orders["arguments"])
+
+
+def _write_to(path: Path) -> None:
+    """Append what this process and its children print to a file."""
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    for each in (1, 2):
+        os.dup2(fd, each)
+    os.close(fd)
 
 
 def _settings(args: argparse.Namespace, token: str, addr: str) -> "AgentSettings":

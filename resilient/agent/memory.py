@@ -1,7 +1,7 @@
 """What a node has in RAM beside its tiers: a directory for the heartbeat regions of its ranks, and one for its snapshot daemon.
 
-Both are found by run directory and node. Beside the regions stands which process is the agent: what it has forked shares its
-command line, and an agent that was started ahead does not name its run there.
+Both are found by run directory and node. Beside the regions are the pipes that the ranks print to, and a file that says which
+process is the agent: what it has forked shares its command line, and an agent that was started ahead does not name its run there.
 """
 
 import contextlib
@@ -37,6 +37,11 @@ def _in_memory(run_dir: Path, what: str) -> Path:
 
 def page_name(generation: int, rank: int) -> str:
     return f"g{generation}-rank{rank}"
+
+
+def pipe_name(generation: int, rank: int) -> str:
+    """Of the pipe that a rank prints to."""
+    return f"rank{rank}.g{generation}.output"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,3 @@ class AgentSettings:
     def config(self) -> Path:
         """The resolved config's file."""
         return self.run_dir / "config.yaml"
-
-    def log_dir(self, generation: int) -> Path:
-        """Where the ranks of a generation leave what they print."""
-        return self.run_dir / "logs" / f"g{generation}"

@@ -19,7 +19,8 @@ from resilient.agent import inspection, lastwords, recorder
 from resilient.agent.bootstrap import WorkerSpec
 from resilient.agent.effort import OwnTime
 from resilient.agent.forkserver import Forked
-from resilient.agent.memory import page_name
+from resilient.agent.logs import NodeOutput, RankOutput
+from resilient.agent.memory import page_name, pipe_name
 from resilient.agent.oom import OomWatch
 from resilient.agent.standby import Standbys
 from resilient.faults import Raised, WorkerEnd
@@ -29,7 +30,6 @@ from resilient.protocol.messages import Heartbeat, Inspection
 log = logging.getLogger(__name__)
 
 SILENT_S = 1.0  # once a worker has shown no activity for so long, the states of the processes are reported
-TAIL_BYTES = 8192  # of a failed worker's log, which may say what its exception does not
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class Rank:
     rank: int
     process: Forked
     page: AgentPage
-    log: Path
+    output: RankOutput
     own: OwnTime
     records: list[Record] = field(default_factory=list)
     raised: Raised | None = None
@@ -61,7 +61,8 @@ class Workers:
         node: index of the node, for the reports.
         environs: environment of each local rank; RANK names the global one.
         pages: existing directory in RAM for the heartbeat regions.
-        log_dir: existing directory for `rank<r>.log`.
+        output: reads what the ranks print.
+        log_file: where their lines are written.
         config: the resolved config's file.
         entrypoint: see `resilient.entry`.
         standbys: that become these ranks, as far as there are any.
@@ -73,23 +74,29 @@ class Workers:
         environs: Sequence[Mapping[str, str]],
         *,
         pages: Path,
-        log_dir: Path,
+        output: NodeOutput,
+        log_file: Path,
         config: Path,
         entrypoint: str,
         standbys: Standbys,
     ) -> None:
         self._node = node
+        self._world_size = int(environs[0]["WORLD_SIZE"])
+        self._output = output
         self._watched_t = 0.0
         self._underway = False
         self._oom = OomWatch()
         self._known_stacks: set[int] = set()  # ranks whose stacks the last inspection found
         self._ranks: list[Rank] = []
+        self._ending: list[Rank] = []  # whose processes have ended, and whose ends were not told yet
         for environ in environs:
             number = int(environ["RANK"])
-            page = AgentPage(pages / page_name(int(environ[worker.GENERATION_VARIABLE]), number))
+            generation = int(environ[worker.GENERATION_VARIABLE])
+            page = AgentPage(pages / page_name(generation, number))
+            printed = output.open(number, pages / pipe_name(generation, number), log_file)
             spec = WorkerSpec(
                 environ={**environ, worker.PAGE_VARIABLE: str(page.path)},
-                log=log_dir / f"rank{number}.log",
+                output=printed.pipe,
                 stacks=_stacks_of(page),
                 record=_record_of(page),
                 config=config,
@@ -97,7 +104,7 @@ class Workers:
             )
             process = standbys.start(spec)
             assert process.pid is not None
-            self._ranks.append(Rank(number, process, page, spec.log, OwnTime(process.pid)))
+            self._ranks.append(Rank(number, process, page, printed, OwnTime(process.pid)))
 
     @property
     def pids(self) -> dict[int, int]:
@@ -114,16 +121,24 @@ class Workers:
         """File descriptors that become readable when a worker that still runs ends."""
         return [rank.process.sentinel for rank in self._ranks if rank.end is None]
 
-    def reap(self) -> list[WorkerEnd]:
-        """The workers that have ended since the last call, their regions read to the end."""
-        now = clock.now()
+    def note_ends(self) -> bool:
+        """Note the workers that have ended, and kill what they have started; whether all that they have printed was read."""
         ready = set(wait(self.sentinels(), timeout=0))
-        ended = [rank for rank in self._ranks if rank.end is None and rank.process.sentinel in ready]
-        return [self._finish(rank, now) for rank in ended]
+        for rank in self._ranks:
+            if rank.end is None and rank.process.sentinel in ready and rank not in self._ending:
+                _kill_tree(rank.process.pid, leader=False)
+                self._output.end(rank.output)
+                self._ending.append(rank)
+        return all(rank.output.over for rank in self._ending)
+
+    def reap(self) -> list[WorkerEnd]:
+        """The workers whose ends were noted since the last call, their regions read to the end."""
+        now = clock.now()
+        ending, self._ending = self._ending, []
+        return [self._finish(rank, now) for rank in ending]
 
     def _finish(self, rank: Rank, now: float) -> WorkerEnd:
         rank.process.join()
-        _kill_tree(rank.process.pid, leader=False)
         rank.collect()
         pulse = rank.page.pulse()
         rank.end = WorkerEnd(
@@ -135,7 +150,7 @@ class Workers:
             step=pulse.step,
             phase=pulse.phase,
             raised=rank.raised,
-            log=_tail(rank.log) if rank.process.exitcode != 0 else "",
+            log=rank.output.tail() if rank.process.exitcode != 0 else "",
             oom=self._oom.ended(rank.process.pid or 0) if rank.process.exitcode == -signal.SIGKILL else None,
         )
         return rank.end
@@ -191,7 +206,7 @@ class Workers:
             if rank.end is None
         }
         try:
-            lastwords.take(witnesses, folder, f"node{self._node}.txt")
+            lastwords.take(witnesses, folder, self._node, world=self._world_size)
         except OSError as error:
             log.warning("the last words of the workers could not be left in %s: %s", folder, error)
 
@@ -233,11 +248,12 @@ class Workers:
         for rank in self._ranks:
             _stacks_of(rank.page).unlink(missing_ok=True)
             recorder.forget(_record_of(rank.page))
+            self._output.end(rank.output)
             rank.page.close(keep_file=keep_records)
             rank.own.close()
             with contextlib.suppress(ValueError):  # still running: it was left behind
                 rank.process.close()
-        self._ranks = []
+        self._ranks, self._ending = [], []
         self._oom.close()
 
 
@@ -253,16 +269,6 @@ def _stacks_of(page: AgentPage) -> Path:
 
 def _record_of(page: AgentPage) -> Path:
     return page.path.with_suffix(".record")
-
-
-def _tail(log_file: Path) -> str:
-    """The last lines of a log; nothing where it cannot be read."""
-    try:
-        with log_file.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return stream.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _kill_tree(pid: int | None, *, leader: bool = True) -> None:

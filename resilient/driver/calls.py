@@ -1,4 +1,4 @@
-"""What the disk process does once, when asked: fence, quarantine, bad nodes, chain, diagnosis. Each in its own thread."""
+"""What the disk process does once, when asked: fence, quarantine, bad nodes, chain, diagnosis, old logs. Each in its own thread."""
 
 import asyncio
 import errno
@@ -8,6 +8,7 @@ from resilient.protocol.disk import (
     Answer,
     Call,
     Diagnose,
+    PackLogs,
     QuarantineCheckpoints,
     RaiseDurableFence,
     RememberBadNodes,
@@ -19,12 +20,13 @@ def answered(call: Call, run_dir: str) -> Answer:
     """Do it, and say how it went. What is needed for it is imported only now."""
     from checkpoint.errors import CheckpointError
     from resilient.exits import ForeseenError
+    from resilient.logs.archive import DamagedArchive
 
     try:
         return _do(call, Path(run_dir))
     except OSError as error:
         return Answer(call=call.call, error=str(error))
-    except (CheckpointError, ForeseenError, ValueError) as error:
+    except (CheckpointError, ForeseenError, DamagedArchive, ValueError) as error:
         return Answer(call=call.call, error=str(error))
 
 
@@ -45,6 +47,10 @@ def _do(call: Call, run_dir: Path) -> Answer:
             badnodes.remember(run_dir, call.reasons, now=call.now, for_s=call.for_s)
         case SeeToSuccessor():
             return Answer(call=call.call, text=asyncio.run(_see_to_successor(call, run_dir)))
+        case PackLogs():
+            from resilient.logs import packing
+
+            packing.pack(run_dir)
         case Diagnose():
             return Answer(call=call.call, text=_diagnose(call, run_dir))
     return Answer(call=call.call)

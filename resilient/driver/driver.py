@@ -64,6 +64,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 PING_S = 1.0
 SHUTDOWN_S = 3.0
+KILL_S = 8.0  # for agents that did not end by themselves
 FLUSH_S = 5.0  # for a run directory that does not get on at the end
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -159,12 +160,17 @@ class Driver:
 
     async def _end(self, finish: Finish) -> str:
         """End the agents, and have everything written that can be; what a person should know."""
-        launching = [task for task in self._tasks if task.get_name() == "launch"]
-        await asyncio.wait(launching, timeout=SHUTDOWN_S) if launching else None
+        if launching := [task for task in self._tasks if task.get_name() == "launch"]:
+            await asyncio.wait(launching, timeout=SHUTDOWN_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._launcher.close(0.0 if self._taken_over else SHUTDOWN_S)
+        grace_s = 0.0 if self._taken_over else SHUTDOWN_S
+        try:
+            async with asyncio.timeout(grace_s + KILL_S):
+                await self._launcher.close(grace_s)
+        except TimeoutError:
+            log.warning("agents that wait for a file system cannot be killed, and end when it answers")
         self._server.close()
         if self._taken_over:
             await self._writer.abandon()
@@ -244,6 +250,7 @@ class Driver:
         self._turn(self._coordinator.stop, sig.name)
 
     def _on_connected(self, node: int, hello: Hello) -> None:
+        self._launcher.connected(node)
         self._starting.reached(node, Stage.IMPORTS)
         if self._preparation.connected(node):
             self._server.send(node, Prepare(generation=self._coordinator.generation))
@@ -326,8 +333,8 @@ class Driver:
         """Stop at once, and leave everything to the other one."""
         if not self._finished.done():
             self._taken_over = True
-            message = f"{self._config.run_dir} was taken over by {owner}, which had not heard of this driver for {LEASE_S:.0f} s"
-            self._finished.set_result(Finish(Exit.UNUSABLE, message))
+            why = f"{self._config.run_dir} was taken over by {owner}, which had not heard of this driver for {LEASE_S:.0f} s"
+            self._finished.set_result(Finish(Exit.UNUSABLE, why))
 
     # -- effects -------------------------------------------------------------------------------------------------------
 
@@ -364,13 +371,12 @@ class Driver:
         self._display.event(entry)
         if effect.event == "generation_started":
             self._starting.over()
-        reasons = self._durable.blamed(entry)
-        if reasons:
+            self._soon(self._durable.pack_logs())
+        if reasons := self._durable.blamed(entry):
             self._soon(self._durable.avoid(reasons))
 
     async def _raise_fence(self, effect: RaiseFence) -> None:
-        error = await self._durable.raise_fence(effect)
-        if error is not None:
+        if (error := await self._durable.raise_fence(effect)) is not None:
             log.warning("the checkpoint fence could not be raised: %s", error)
         self._turn(self._coordinator.fence_raised, effect.generation, error)
 
@@ -385,10 +391,5 @@ class Driver:
         self._alive.add((node, incarnation))
         self._server.expect(node, incarnation)
         self._starting.reached(node, Stage.STARTS)
-        self._soon(self._start_agent(node, incarnation, self._preparation.launched(node)), "launch")
-
-    async def _start_agent(self, node: int, incarnation: int, prepare: bool) -> None:
-        try:
-            await self._launcher.launch(node, incarnation, prepare=prepare)
-        except OSError as error:  # no process is to be had, or its log cannot be opened
-            self._on_ended(node, incarnation, f"it could not be started: {error}")
+        launching = self._launcher.launch(node, incarnation, prepare=self._preparation.launched(node))
+        self._soon(launching, "launch")

@@ -1,4 +1,5 @@
-"""Effects that take their time on a file system that may hang: the fence, quarantine, nodes to avoid, the chain, the diagnosis.
+"""Effects that take their time on a file system that may hang: the fence, quarantine, nodes to avoid, the chain, old logs, the
+diagnosis.
 
 Carried out by the disk process. Whoever waits for one of these is a task of its own, never the event loop; each wait has an end.
 """
@@ -13,7 +14,7 @@ from resilient.config import Config
 from resilient.driver.writer import Writer
 from resilient.exits import Exit
 from resilient.outbox import Finish, Quarantine, RaiseFence
-from resilient.protocol.disk import Diagnose, QuarantineCheckpoints, RaiseDurableFence, RememberBadNodes, SeeToSuccessor
+from resilient.protocol.disk import Diagnose, PackLogs, QuarantineCheckpoints, RaiseDurableFence, RememberBadNodes, SeeToSuccessor
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.blame import nodes_at_fault
 
@@ -38,6 +39,7 @@ class Durable:
     note: Callable[[str], None]
     _faults: list[Mapping[str, Any]] = field(default_factory=list)  # as the ledger has them
     _judged: bool = True  # the last one: whether a node is at fault
+    _packing: bool = False
 
     async def raise_fence(self, effect: RaiseFence) -> str | None:
         """Close the durable tier to older generations; why that was not done."""
@@ -92,6 +94,18 @@ class Durable:
         self.note(f"the next jobs do without {', '.join(reasons)} for {hours:g} hours")
         if self.chain is not None:
             await self._successor("avoid_bad_nodes", FOR_EVER_S)
+
+    async def pack_logs(self) -> None:
+        """Pack the logs and incidents of old generations, unless that is being done; however long it takes."""
+        if self._packing:
+            return
+        self._packing = True
+        try:
+            answer = await self.writer.call(lambda number: PackLogs(call=number), FOR_EVER_S)
+        finally:
+            self._packing = False
+        if answer.error is not None:
+            log.warning("old logs could not be packed: %s", answer.error)
 
     async def ensure_successor(self) -> None:
         """Once, however long it takes: whoever cancels the next job by hand wants it gone."""

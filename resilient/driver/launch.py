@@ -10,11 +10,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from resilient.logs.paths import agent_log
 from resilient.protocol.connection import TOKEN_VARIABLE
 
 AGENT = (sys.executable, "-m", "resilient.agent")
@@ -37,20 +40,22 @@ class AgentCommand:
     environ: Mapping[str, str]
     log_level: str
 
-    def arguments(self, node: int, addr: str, *, prepare: bool) -> list[str]:
+    def arguments(self, node: int | None, addr: str, *, prepare_node: int | None) -> list[str]:
         """What stands behind AGENT on the command line of a node's agent.
 
         Args:
+            node: index of its node; None: it finds out, as one of many of a step.
             addr: at which other nodes reach it; empty: it finds out.
-            prepare: whether it runs the entry point's preparation.
+            prepare_node: the node whose agent runs the entry point's preparation; None: another one does, or it was run.
         """
         return [
-            *["--driver", self.driver, "--node", str(node)],
+            *["--driver", self.driver],
+            *(["--node", str(node)] if node is not None else []),
             *["--procs", str(self.procs), "--run-dir", str(self.run_dir), "--run-id", self.run_id],
             *["--entrypoint", self.entrypoint, "--fence-s", str(self.fence_s), "--log-level", self.log_level],
             *["--health-s", str(self.health_s), "--world", str(self.world), "--device", self.device],
             *(["--addr", addr] if addr else []),
-            *(["--prepare"] if prepare else []),
+            *(["--prepare-node", str(prepare_node)] if prepare_node is not None else []),
         ]
 
 
@@ -58,7 +63,17 @@ class Launcher(Protocol):
     """How agents come to run on nodes; each tells by a callback that an agent has ended."""
 
     async def launch(self, node: int, incarnation: int, *, prepare: bool) -> None:
-        """Start the agent of a node; an earlier one that is still there is ended first. Args: prepare: see AgentCommand."""
+        """Start the agent of a node; an earlier one that is still there is ended before the new one does anything.
+
+        One that cannot be started is told as one that has ended.
+
+        Args:
+            incarnation: how many agents this node has had with this one.
+            prepare: whether this agent runs the entry point's preparation.
+        """
+
+    def connected(self, node: int) -> None:
+        """The agent of a node that was launched has connected."""
 
     async def close(self, grace_s: float) -> None:
         """Wait until the agents have ended by themselves, at most `grace_s`, then end those that are left."""
@@ -108,6 +123,8 @@ class AgentAhead:
 class LocalLauncher:
     """Agents as processes of this machine, each in a session of its own, none of which outlives the driver.
 
+    Invariant: of the launches of a node, only the last one that was asked for starts a process.
+
     Args:
         command: see AgentCommand.
         ended: called with node, incarnation and a description when an agent's process has ended.
@@ -120,24 +137,54 @@ class LocalLauncher:
         self._command = command
         self._ended = ended
         self._ahead = ahead
+        self._wanted: dict[int, int] = {}  # incarnation by node
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._watchers: set[asyncio.Task[None]] = set()
 
     async def launch(self, node: int, incarnation: int, *, prepare: bool) -> None:
         """Start the agent of a node; an earlier one that is still there is killed first."""
+        self._wanted[node] = incarnation
         await self._kill(node)
-        arguments = [*self._command.arguments(node, self.addr, prepare=prepare), "--parent", str(os.getpid())]
+        command = self._command.arguments(node, self.addr, prepare_node=node if prepare else None)
+        arguments = [*command, "--parent", str(os.getpid())]
         environ = {**self._command.environ, TOKEN_VARIABLE: f"{self._command.token}.{incarnation}"}
-        log = self._command.run_dir / "logs" / f"agent{node}.log"
+        log = agent_log(self._command.run_dir, node)
         process = self._ahead.become(arguments, environ, log) if self._ahead is not None else None
-        if process is None:  # as one ahead, too: it opens its log itself, and a run directory that stands still does not hold us up
-            process = AgentAhead().become(arguments, environ, log)
         if process is None:
-            raise OSError("it ended before it was told what to do")
+            try:
+                process = await self._start(node, incarnation, arguments, environ, log)
+            except OSError as error:  # no process is to be had, or its log cannot be opened
+                self._ended(node, incarnation, f"it could not be started: {error}")
+                return
+            if process is None:
+                return
         self._processes[node] = process
         task = asyncio.create_task(self._watch(node, incarnation, process))
         self._watchers.add(task)
         task.add_done_callback(self._watchers.discard)
+
+    async def _start(
+        self, node: int, incarnation: int, arguments: Sequence[str], environ: Mapping[str, str], log: Path
+    ) -> subprocess.Popen[bytes] | None:
+        """The process of an agent; None if another one was asked for while its log was being opened. Raises OSError."""
+        output = await _opened(log)
+        try:
+            if self._wanted[node] != incarnation:
+                return None
+            # Not in the thread: a process whose parent's thread ends is told that its parent has.
+            return subprocess.Popen(
+                [*AGENT, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **environ},
+                start_new_session=True,
+            )
+        finally:
+            os.close(output)
+
+    def connected(self, node: int) -> None:
+        """The end of its process is told whether it has or not."""
 
     async def _watch(self, node: int, incarnation: int, process: subprocess.Popen[bytes]) -> None:
         code = await _end_of(process)
@@ -173,3 +220,29 @@ async def _end_of(process: subprocess.Popen[bytes]) -> int:
             loop.remove_reader(fd)
             os.close(fd)
     return process.wait()
+
+
+async def _opened(log: Path) -> int:
+    """A descriptor that appends to a log. On a file system that stands still a thread waits, and keeps nobody. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    opened: asyncio.Future[int] = loop.create_future()
+
+    def settle(fd: int, error: OSError | None) -> None:
+        if error is not None and not opened.done():
+            opened.set_exception(error)
+        elif not opened.done():
+            opened.set_result(fd)
+        elif error is None:
+            os.close(fd)  # nobody waits for it any more
+
+    def work() -> None:
+        fd, failed = -1, None
+        try:
+            fd = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            failed = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, fd, failed)
+
+    threading.Thread(target=work, name="agent-log", daemon=True).start()
+    return await opened

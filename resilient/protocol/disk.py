@@ -119,6 +119,12 @@ class Diagnose(Message, frozen=True):
     traceback: str = ""
 
 
+class PackLogs(Message, frozen=True):
+    """Pack what is old of logs and incidents; at most one at a time. It may be killed at any moment, and nothing is lost."""
+
+    call: int
+
+
 class TakeInLeft(Message, frozen=True):
     """Append the records that agents have left in the run directory. Done at the start, and at the end once agents are gone."""
 
@@ -131,7 +137,7 @@ class CloseFiles(Message, frozen=True):
     call: int
 
 
-Call = RaiseDurableFence | QuarantineCheckpoints | RememberBadNodes | SeeToSuccessor | Diagnose | TakeInLeft | CloseFiles
+Call = RaiseDurableFence | QuarantineCheckpoints | RememberBadNodes | SeeToSuccessor | Diagnose | PackLogs | TakeInLeft | CloseFiles
 DiskRequest = DiskSettings | WriteItems | Call
 
 # -- disk process to driver -----------------------------------------------------------------------------------------------

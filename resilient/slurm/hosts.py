@@ -1,8 +1,9 @@
-"""Slurm's compressed lists of host names, written out, without asking scontrol. Pure."""
+"""Slurm's compressed lists of host names, written out and folded, without asking scontrol. Pure."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+_NUMBERED = re.compile(r"(.*?)(\d+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -15,6 +16,31 @@ def expand(text: str) -> list[str]:
         ValueError: it is no such list.
     """
     return [name for part in _parts(text) for name in _names(part)]
+
+
+def fold(names: Iterable[str]) -> str:
+    """The list as Slurm writes it, such as `jwb[0001-0003,0007],login1`; `expand` gives the names back in the same order."""
+    parts: list[tuple[str, list[tuple[str, str]]]] = []  # a prefix, and the first and last number of each range
+    for name in names:
+        found = _NUMBERED.fullmatch(name)
+        prefix, number = (found[1], found[2]) if found is not None else (name, "")
+        if not number or not parts or parts[-1][0] != prefix or not parts[-1][1]:
+            parts.append((prefix, [(number, number)] if number else []))
+            continue
+        ranges = parts[-1][1]
+        first, last = ranges[-1]
+        if len(last) == len(number) and int(number) == int(last) + 1:
+            ranges[-1] = (first, number)
+        else:
+            ranges.append((number, number))
+    return ",".join(_folded(prefix, ranges) for prefix, ranges in parts)
+
+
+def _folded(prefix: str, ranges: list[tuple[str, str]]) -> str:
+    texts = [first if first == last else f"{first}-{last}" for first, last in ranges]
+    if len(texts) == 1 and "-" not in texts[0]:
+        return prefix + texts[0]
+    return f"{prefix}[{','.join(texts)}]" if texts else prefix
 
 
 def _parts(text: str) -> Iterator[str]:

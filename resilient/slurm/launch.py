@@ -1,24 +1,31 @@
-"""Agents as steps of the job: one srun for each node.
+"""Agents as tasks of steps of the job.
 
-Owns the srun processes. A step ends when its agent does; an agent that does not end, or a node that does not answer, is left to
-Slurm after its srun was told to end the step.
+The launches that are asked for at one moment are one step: the first of all nodes, then of those that are replaced or started anew.
+A task cannot be ended alone. An agent whose node gets another one loses its connection, and is ended by its successor on the same
+node if it is still there (`resilient.agent.predecessor`); an agent on a node that does not answer is left to Slurm.
+
+Owns the steps (`resilient.slurm.step`).
 """
 
 import asyncio
 import os
-import signal
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 import psutil
 
 from resilient.driver.launch import AGENT, AgentCommand
+from resilient.logs.paths import step_log
 from resilient.protocol.connection import TOKEN_VARIABLE
+from resilient.slurm import roster
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.container import outside
+from resilient.slurm.hosts import fold
+from resilient.slurm.roster import Seat
+from resilient.slurm.step import Step
 
-GRACE_S = 5.0  # for srun to end its step
+COLLECT_S = 0.005  # launches that follow each other within that time are one step
 
 # Options that a step would take over from the job or from a step around it, where the command line does not say otherwise.
 _INHERITED = (
@@ -32,14 +39,13 @@ class SlurmLauncher:
     """Arguments as for `LocalLauncher`.
 
     Args:
-        nodes: names of the nodes, by index, with the CPUs that the job has there.
-        cpu_bind, gpus_per_task: of the step, as srun takes them.
+        allocation: names of the nodes, by index, with the CPUs that the job has there.
+        cpu_bind, gpus_per_task: of a step, as srun takes them.
         extra: more options for srun, from the config.
         inside: turns an agent's command line into one that runs it in a container.
     """
 
     addr = ""  # an agent finds out at which address the others reach it
-    one_machine = False
 
     def __init__(
         self,
@@ -59,83 +65,89 @@ class SlurmLauncher:
         self._gpus = [] if gpus_per_task is None else ["--gpus-per-task", str(gpus_per_task)]
         self._extra = list(extra)
         self._inside = inside
-        self._processes: dict[int, asyncio.subprocess.Process] = {}
-        self._watchers: set[asyncio.Task[None]] = set()
+        self._due: dict[int, int] = {}  # incarnation by node
+        self._preparing: int | None = None  # the node that is to prepare, of those that are due
+        self._steps: list[Step] = []
 
-    def _arguments(self, node: int) -> list[str]:
+    async def launch(self, node: int, incarnation: int, *, prepare: bool) -> None:
+        """Start the agent of a node, in one step with the others that are asked for at the same moment."""
+        await self._give_up(node)
+        self._due[node] = incarnation
+        if prepare:
+            self._preparing = node
+        if len(self._due) > 1:
+            return  # whoever was first starts it too
+        await asyncio.sleep(COLLECT_S)
+        due, preparing = self._due, self._preparing
+        self._due, self._preparing = {}, None
+        await asyncio.gather(*(self._start(nodes, due, preparing) for nodes in self._alike(due)))
+
+    def _alike(self, nodes: Mapping[int, int]) -> list[list[int]]:
+        """The nodes in groups that can be one step: of one component, with equally many CPUs."""
         allocation = self._allocation
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for node in sorted(nodes):
+            component = allocation.components[node] if allocation.components else 0
+            groups[component, allocation.cpus[node]].append(node)
+        return list(groups.values())
+
+    async def _start(self, nodes: Sequence[int], due: Mapping[int, int], preparing: int | None) -> None:
+        seats = {self._allocation.hosts[node]: Seat(node, due[node]) for node in nodes}
+        command = self._command
+        environ = {
+            **_own(outside(os.environ)),
+            **command.environ,
+            TOKEN_VARIABLE: command.token,
+            roster.VARIABLE: roster.write(seats),
+        }
+        agent = command.arguments(None, self.addr, prepare_node=preparing if preparing in nodes else None)
+        try:
+            step = await Step.start([*self._arguments(nodes), *self._inside([*AGENT, *agent])], environ, seats, self._ended)
+        except OSError as error:
+            for seat in seats.values():
+                self._ended(seat.node, seat.incarnation, f"srun cannot be started: {error.strerror}")
+            return
+        self._steps = [*(each for each in self._steps if not each.over), step]
+
+    def _arguments(self, nodes: Sequence[int]) -> list[str]:
+        """The command line of srun, up to the program. Args: nodes: alike."""
+        allocation, count = self._allocation, len(nodes)
+        name = f"agent{nodes[0]}" if count == 1 else "agents"
+        # What comes before an agent has its own log: a shell without the program, an interpreter without its library.
+        log = str(step_log(self._command.run_dir, name)).replace("%", "%%")
         return [
-            *["srun", "--jobid", allocation.job_id, "--job-name", f"agent{node}"],
-            *["--nodelist", allocation.hosts[node], "--nodes", "1", "--ntasks", "1", "--cpus-per-task", str(allocation.cpus[node])],
-            *[
-                "--overlap",
-                "--mem",
-                "0",
-                "--cpu-bind",
-                self._cpu_bind,
-                "--no-kill",
-                "--kill-on-bad-exit=0",
-                "--input",
-                "none",
-                "--quiet",
-            ],
+            *["srun", "--jobid", allocation.job_id, "--job-name", name],
+            *["--nodelist", fold(allocation.hosts[node] for node in nodes)],
+            *["--nodes", str(count), "--ntasks", str(count), "--ntasks-per-node", "1"],
+            *["--cpus-per-task", str(allocation.cpus[nodes[0]]), "--overlap", "--mem", "0", "--cpu-bind", self._cpu_bind],
+            # The step goes on whatever becomes of one of its tasks or nodes, and as long as one of them does.
+            *["--no-kill", "--kill-on-bad-exit=0", "--wait=0"],
+            *["--input", "none", "--output", log, "--open-mode", "append", "--label", "--quiet"],
             *["--export", "ALL", "--chdir", os.getcwd()],  # noqa: PTH109 - the shell's name for it, not where links lead
-            *(["--het-group", str(allocation.components[node])] if allocation.components else []),
+            *(["--het-group", str(allocation.components[nodes[0]])] if allocation.components else []),
             *self._gpus,
             *self._extra,
         ]
 
-    async def launch(self, node: int, incarnation: int, *, prepare: bool) -> None:
-        """Start the agent of a node; an earlier one that is still there is ended first."""
-        await self._kill(node)
-        command = self._command
-        log = os.open(command.run_dir / "logs" / f"agent{node}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._arguments(node),
-                *self._inside([*AGENT, *command.arguments(node, self.addr, prepare=prepare)]),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**_own(outside(os.environ)), **command.environ, TOKEN_VARIABLE: f"{command.token}.{incarnation}"},
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._ended(node, incarnation, f"srun cannot be started: {error.strerror}")
-            return
-        finally:
-            os.close(log)
-        self._processes[node] = process
-        task = asyncio.create_task(self._watch(node, incarnation, process))
-        self._watchers.add(task)
-        task.add_done_callback(self._watchers.discard)
+    def connected(self, node: int) -> None:
+        """The agent of a node that was launched has connected."""
+        for step in self._steps:
+            step.connected(node)
 
-    async def _watch(self, node: int, incarnation: int, process: asyncio.subprocess.Process) -> None:
-        code = await process.wait()
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        self._ended(node, incarnation, f"its step on {self._allocation.hosts[node]} ended by {how}")
-
-    async def _kill(self, node: int) -> None:
-        process = self._processes.pop(node, None)
-        if process is None or process.returncode is not None:
-            return
-        with suppress(ProcessLookupError):
-            process.terminate()  # srun ends the step
-        try:
-            await asyncio.wait_for(process.wait(), GRACE_S)
-        except TimeoutError:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+    async def _give_up(self, node: int) -> None:
+        """Tell nothing more of a node's present agent; a step of it alone is ended."""
+        for step in self._steps:
+            if step.give_up(node) and not step.seats:
+                await step.end()
 
     async def close(self, grace_s: float) -> None:
         """Wait until the agents have ended by themselves, at most `grace_s`, then end the steps that are left."""
-        waits = [asyncio.ensure_future(process.wait()) for process in self._processes.values()]
+        for step in self._steps:
+            step.close()
+        waits = [asyncio.ensure_future(step.wait()) for step in self._steps if not step.over]
         if waits:
             await asyncio.wait(waits, timeout=grace_s)
-        await asyncio.gather(*(self._kill(node) for node in list(self._processes)))
-        for task in list(self._watchers):
-            task.cancel()
+        await asyncio.gather(*(step.end() for step in self._steps), *waits)
 
 
 def _own(environ: Mapping[str, str]) -> dict[str, str]:

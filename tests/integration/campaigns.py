@@ -19,6 +19,7 @@ import zarr
 
 from resilient import ledger
 from resilient.agent.memory import agent_record
+from resilient.logs.reading import Wanted, lines
 
 T = TypeVar("T")
 
@@ -147,6 +148,11 @@ class Campaign:
         parts = [f"--- {p}\n{p.read_text()[-3000:]}" for p in sorted(self.run_dir.glob("logs/**/*.log"))]
         return "\n".join(parts)
 
+    def printed(self, rank: int, generation: int = 1) -> str:
+        """What a rank has printed in a generation, without times."""
+        found = lines(self.run_dir, generation, Wanted(rank=rank))
+        return "\n".join(line.split("] ", 1)[1] for line in found if f"[rank {rank}] " in line)
+
     def losses(self) -> dict[int, set[str]]:
         """Every loss that was written for a step, as text, so that equal means equal to the last bit."""
         values: dict[int, set[str]] = {}
@@ -164,11 +170,10 @@ def alive(process: psutil.Process) -> bool:
 
 
 def _environ_of(pid: int) -> int | None:
-    """The rank whose log this process writes to; None if it is no worker. (A forked worker's environ is its server's.)"""
-    target = Path(f"/proc/{pid}/fd/1").readlink()
-    name = target.name
+    """The rank whose pipe this process prints to; None if it is no worker. (A forked worker's environ is its server's.)"""
+    name = Path(f"/proc/{pid}/fd/1").readlink().name
     if name.startswith("rank") and os.getsid(pid) == pid:
-        return int(name.removeprefix("rank").removesuffix(".log"))
+        return int(name.removeprefix("rank").partition(".")[0])
     return None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from campaigns import MOUNTS, Campaign, wait_for
+from hands import strike
 from keeping import advance, beginning
 
 pytestmark = [MOUNTS, pytest.mark.alone]
@@ -212,3 +213,16 @@ def test_a_driver_that_is_stopped_for_a_while_ends_no_generation(two_nodes: Call
     assert {line["generation"] for line in metrics} == {1}
     assert [line for line in metrics if since_t + 1 < line["t"] < until_t]
     assert not run.events("fault")
+
+
+@pytest.mark.parametrize("fault", ["run_dir_stall", "run_dir_full", "run_dir_read_only"])
+def test_a_fault_of_the_run_directory_that_is_injected_costs_nothing_and_is_undone(two_nodes: Callable[..., Campaign], fault: str):
+    steps = SHORT + int(8.0 / STEP_S)
+    run = two_nodes(steps).start()
+    run.reach(random.randrange(5, 60))
+    since_t = time.time()
+    strike(run, fault, for_s=8.0)
+    until_t = time.time()
+    assert run.wait() == 0, run.output + run.logs()
+    undisturbed(run, steps, since_t=since_t, until_t=until_t)
+    assert run.output.count("training goes on") == 1 and "works again" in run.output

@@ -42,7 +42,7 @@ def test_a_run_without_faults_reaches_its_target(counting: Counting):
     assert names[-1] == "run_finished"
     assert run.events("run_finished")[0]["exit_code"] == 0
     assert not run.events("fault")
-    assert "starts after step 0" in (run.run_dir / "logs/g1/rank1.log").read_text()
+    assert "starts after step 0" in run.printed(1)
 
 
 def test_killed_workers_cost_a_generation_each_and_nothing_else(counting: Counting, rounds: int):
@@ -331,7 +331,7 @@ def test_every_rank_finds_the_environment_of_communication(counting: Counting, m
     assert run.run() == 0, run.output + run.logs()
     logs = run.run_dir / "logs" / "g1"
     for rank in range(2):
-        found = json.loads((logs / f"rank{rank}.log").read_text())
+        found = json.loads(run.printed(rank))
         assert found == dict(zip(names, ["22", "6", "lo", f"{logs}/nccl_trace_rank_"], strict=True))
 
 
@@ -340,7 +340,7 @@ def test_no_process_group_times_out_before_the_watchdog_has_spoken(counting: Cou
     run = counting("tell_timeouts", network=network, resilience={"hang_ceiling_s": 100.0})
     assert run.run() == 0, run.output + run.logs()
     for rank in range(2):
-        found = json.loads((run.run_dir / "logs" / "g1" / f"rank{rank}.log").read_text())
+        found = json.loads(run.printed(rank))
         assert found == {"groups": [waits_s] * 3, "asked": waits_s}
 
 
@@ -365,7 +365,7 @@ def test_a_script_without_any_call_is_restarted_too(campaign: Callable[..., Camp
     run = campaign(entrypoint="plain.py 3", cluster={"procs_per_node": 2, "device": "cpu"})
     assert run.run() == 0, run.output + run.logs()
     assert [fault["detail"] for fault in run.events("fault")] == ["exit code 3"] and run.events("fault")[0]["ranks"] == [1]
-    assert "the second time" in (run.run_dir / "logs/g2/rank0.log").read_text()
+    assert "the second time" in run.printed(0, 2)
 
 
 PLAIN = """

@@ -15,6 +15,7 @@ from campaigns import MODEL, PATIENCE_S, ROOT, STEPS, Campaign, wait_for
 from chaos.lab.host import namespaces
 from chaos.lab.lab import Lab
 from chaos.lab.shape import PREFIX, Place, Shape, SlurmTimes
+from resilient.slurm.hosts import expand
 
 TOYS = Path(__file__).parents[1] / "integration"
 CODE = f"{TOYS}:{ROOT}"  # where Python finds what is tested, and entry points of tests
@@ -127,10 +128,16 @@ class Job(Campaign):
         on(self.lab, "ctl", "scancel", "--batch", f"--signal={sig.name.removeprefix('SIG')}", self.job_id)
 
     def hosts(self) -> dict[int, str]:
-        """The host of each node that has an agent."""
+        """The host of each node that has had an agent in a step that is there, the batch host first as in every job here."""
+        steps = self.steps()
+        found = dict(enumerate(sorted(host for name, hosts in steps if name == "agents" for host in hosts)))
+        return found | {int(name[5:]): host for name, hosts in steps if name[5:].isdigit() for host in hosts}
+
+    def steps(self) -> list[tuple[str, list[str]]]:
+        """The job's steps with agents that are there: name and hosts."""
         told = self.lab.controller.ask("squeue", "--noheader", "--steps", "--job", self.job_id, "--format", "%j %N") or ""
         pairs = [line.split() for line in told.splitlines()]
-        return {int(name.removeprefix("agent")): host for name, host in pairs if name.startswith("agent")}
+        return [(name, expand(hosts)) for name, hosts in pairs if name.startswith("agent")]
 
 
 @pytest.fixture

@@ -56,6 +56,16 @@ def running(lab: Lab, host: str) -> list[int]:
     return found
 
 
+def steps_of_srun(lab: Lab, host: str) -> list[int]:
+    """Ids of the processes of srun on a host, without those that an srun has forked for itself."""
+    found = {}
+    for pid in running(lab, host):
+        with suppress(OSError):
+            name, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+            found |= {pid: int(fields.split()[1])} if name.endswith("(srun") else {}
+    return [pid for pid, parent in found.items() if parent not in found]
+
+
 def workers(lab: Lab, host: str) -> list[int]:
     """Ids of the ranks' processes on a host."""
     found = []
@@ -83,6 +93,8 @@ def test_one_job_computes_on_three_hosts_what_one_machine_does(lab: Lab, job: Jo
     run = job(cluster={"spares": 1})
     run.start().reach(5)
     assert run.hosts() == {**HOSTS, 3: "n4"}
+    assert run.steps() == [("agents", ["n1", "n2", "n3", "n4"])]
+    assert len(steps_of_srun(lab, "n1")) == 1
     assert run.wait() == 0, told(run)
     same(run, twin)
     assert members(run) == [["n1", "n2", "n3"]]

@@ -14,13 +14,15 @@ from chaos.lab.shape import address
 
 DRIVER = """
 import asyncio, sys, time
+from checkpoint.framing import encode
 from resilient.protocol.connection import outlast_outages
+from resilient.protocol.messages import Ping
 async def serve(reader, writer):
     if RESEND:
         outlast_outages(writer.get_extra_info("socket"))
     async def ping():
         while True:
-            writer.write(b'{"type": "ping"}\\n')
+            writer.write(encode(Ping(generation=0)))
             await asyncio.sleep(0.25)
     asyncio.ensure_future(ping())
     async for line in reader:
@@ -31,20 +33,16 @@ async def main():
 asyncio.run(main())
 """
 AGENT = """
-import socket, sys, time
-from resilient.protocol import connection as wire
+import select, sys, time
+from resilient.protocol import connection as protocol
+from resilient.protocol.messages import Alive
 if not RESEND:
-    wire.outlast_outages = lambda _: None
-connection = wire.Connection([(sys.argv[1], 7777)], timeout_s=60.0)
-connection._socket.settimeout(0.25)
+    protocol.outlast_outages = lambda _: None
+connection = protocol.Connection([(sys.argv[1], 7777)], timeout_s=60.0)
 while True:
-    connection.send({"type": "alive"})
-    try:
-        while connection.receive():
-            print(f"down {time.time()}", flush=True)
-    except wire.Disconnected as error:
-        if "timed out" not in str(error):
-            raise
+    connection.send(Alive(generation=0))
+    if select.select([connection], [], [], 0.25)[0] and connection.receive():
+        print(f"down {time.time()}", flush=True)
 """
 # Long enough for pauses that double to have grown to more than ten seconds, of which several are left.
 OUTAGE_S = 14.0

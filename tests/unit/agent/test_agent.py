@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import psutil
 import pytest
 from parts import PATIENCE_S, FakeDriver
 
+from checkpoint.tiers import session
 from resilient import storage
 from resilient.agent.memory import daemon_directory, page_directory
 from resilient.config import Config
@@ -54,7 +56,13 @@ raise SystemExit(3)
 
 
 class Node:
-    """An agent's process, and this test as its driver."""
+    """An agent's process, and this test as its driver.
+
+    Attributes:
+        early: reports of the newest generation that came before its `Started`: a standby may be faster than that.
+    """
+
+    early: list[Report]
 
     def __init__(self, tmp_path: Path) -> None:
         self.run_dir = tmp_path / "run"
@@ -95,13 +103,15 @@ class Node:
                 skip=((5, 6),),
             )
         )
-        started, _ = self.driver.until(Started)
+        started, before = self.driver.until(Started)
+        self.early = [message for message in before if isinstance(message, Report)]
         return ready, started
 
     def close(self) -> None:
         self.driver.close()
         self.process.kill()
         self.process.wait()
+        shutil.rmtree(daemon_directory(self.run_dir, 0), ignore_errors=True)  # it stays for the next job
 
 
 @pytest.fixture
@@ -126,7 +136,7 @@ def test_an_agent_says_who_it_is_runs_generations_and_reports_what_becomes_of_th
     resumed: set[int] = set()
     steps: dict[int, list[int]] = {0: [], 1: []}
     while min(map(len, steps.values())) < 20:
-        report, others = node.driver.until(Report)
+        report, others = (node.early.pop(0), []) if node.early else node.driver.until(Report)
         assert report.generation == 1
         assert all(isinstance(each, LinksChanged) for each in others), "an agent on a busy machine may see TCP retransmit"
         for record in report.records:
@@ -157,7 +167,7 @@ def test_an_agent_says_who_it_is_runs_generations_and_reports_what_becomes_of_th
     _, started = node.start(2)
     end, before = node.driver.until(WorkerEnded)
     assert (end.end.rank, end.end.exitcode, end.generation, end.stopped) == (1, 3, 2, False)
-    told = [record.rank for report in before if isinstance(report, Report) for record in report.records]
+    told = [record.rank for report in [*node.early, *before] if isinstance(report, Report) for record in report.records]
     assert 1 in told, "its records go before its end"
     node.driver.send(Arm(generation=1, target=1), Stop(generation=1))  # of a generation that is over: nobody minds
     node.driver.until(Report)
@@ -179,4 +189,5 @@ def test_an_agent_whose_driver_is_gone_ends_with_its_workers_and_leaves_what_the
     assert node.process.wait(PATIENCE_S) == 0
     assert not psutil.wait_procs(workers, PATIENCE_S)[1]
     assert list((node.run_dir / ".spill").glob("*-g1-0.jsonl"))
-    assert not list(daemon_directory(node.run_dir, 0).glob("*.sock"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as worker, pytest.raises(ConnectionRefusedError):  # no daemon is there
+        worker.connect(str(daemon_directory(node.run_dir, 0) / session.SOCKET))

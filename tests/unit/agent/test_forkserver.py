@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 import time
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
 import pytest
+from forked_targets import answer, fail, leave, sleep
 from parts import Talk
 
 from resilient.agent import forkserver
@@ -17,22 +18,6 @@ from resilient.agent.forkserver import Forked, ForkServer, ForkServerGone
 from resilient.protocol.messages import Alive, Ping
 
 PATIENCE_S = 30.0
-
-
-def leave(status: object) -> None:
-    raise SystemExit(status)
-
-
-def answer(orders: Connection) -> None:
-    orders.send((os.getppid(), orders.recv()))
-
-
-def sleep(_: object = None) -> None:
-    time.sleep(600)
-
-
-def fail() -> None:
-    raise ValueError("as it was told to")
 
 
 def run(server: ForkServer, target: object, *args: object, name: str = "") -> Forked:

@@ -151,7 +151,7 @@ def test_the_record_of_ranks_that_wait_for_each_other_is_left_in_torchs_own_form
     while " in all_reduce\n" not in inspection.inspect({0: (ranks[0][0].pid, ranks[0][1].stacks or Path())})[0].stacks:
         pass  # until it is in the second one
     for _ in range(2):  # asked again, they say it again
-        lastwords.take({rank: witness for rank, (_, witness) in enumerate(ranks)}, tmp_path / "incident", "node0.txt")
+        lastwords.take({rank: witness for rank, (_, witness) in enumerate(ranks)}, tmp_path / "incident", 0, world=4)
     entries = [pickle.loads((tmp_path / f"incident/gloo_trace_rank_{rank}").read_bytes())["entries"] for rank in range(2)]
     assert [[entry["input_sizes"] for entry in each] for each in entries] == [[[[3]], [[5]]], [[[3]]]]
     said = (tmp_path / "incident/node0.txt").read_text().splitlines()
@@ -165,7 +165,7 @@ def test_a_rank_without_a_record_is_said_to_be_that(start: Start, tmp_path: Path
     monkeypatch.setattr(lastwords, "WINDOW_S", 20.0)
     process, witness = start("count")
     ready(process)
-    lastwords.take({0: witness}, tmp_path / "incident", "node0.txt")
+    lastwords.take({0: witness}, tmp_path / "incident", 0, world=4)
     assert (tmp_path / "incident/node0.txt").read_text() == "rank 0: flight recorder: torch has none here\n"
     assert process.poll() is None
 
@@ -176,7 +176,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for(start: Start, tmp_path: P
     computing, began_s = psutil.Process(process.pid), psutil.Process(process.pid).cpu_times().user
     while computing.cpu_times().user < began_s + 0.1:  # what it says before that it may still answer
         time.sleep(0.01)
-    lastwords.take({1: witness}, tmp_path / "incident", "node0.txt")
+    lastwords.take({1: witness}, tmp_path / "incident", 0, world=4)
     said = (tmp_path / "incident/node0.txt").read_text()
     assert said == f"rank 1: flight recorder: none, it did not answer within {lastwords.WINDOW_S:g} s\n"
     assert process.poll() is None
@@ -195,7 +195,7 @@ def test_a_stopped_process_says_where_it_was_and_does_not_go_on(start: Start, tm
     stop(process)
     assert witness.stacks is not None
     before = int((witness.stacks.parent / "count").read_text() or 0)
-    lastwords.take({3: witness}, tmp_path / "incident", "node0.txt")
+    lastwords.take({3: witness}, tmp_path / "incident", 0, world=4)
     assert stopped(process)
     assert " in count\n" in (tmp_path / "incident/rank3.stopped.txt").read_text()
     assert (
@@ -224,7 +224,7 @@ def test_what_was_known_of_a_stopped_process_is_not_asked_again(start: Start, tm
     process, witness = start("count")
     ready(process)
     stop(process)
-    lastwords.take({3: Witness(witness.pid, witness.record, None)}, tmp_path / "incident", "node0.txt")
+    lastwords.take({3: Witness(witness.pid, witness.record, None)}, tmp_path / "incident", 0, world=4)
     assert sorted(path.name for path in (tmp_path / "incident").iterdir()) == ["node0.txt"]
 
 

@@ -24,7 +24,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def spec(tmp_path: Path) -> WorkerSpec:
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nprint(os.getpid(), os.environ['RANK'], os.getsid(0), *sys.argv[1:])\n")
-    where = (tmp_path / "log", tmp_path / "stacks", tmp_path / "record", tmp_path / "config.yaml")
+    (tmp_path / "output").touch()
+    where = (tmp_path / "output", tmp_path / "stacks", tmp_path / "record", tmp_path / "config.yaml")
     return WorkerSpec({"RANK": "3", "WORLD_SIZE": "4"}, *where, f"{script} word")
 
 
@@ -46,8 +47,8 @@ def ran(standbys: Standbys, spec: WorkerSpec) -> list[str]:
     """What the rank has printed."""
     process = standbys.start(spec)
     process.join(PATIENCE_S)
-    assert process.exitcode == 0, spec.log.read_text()
-    return spec.log.read_text().split()
+    assert process.exitcode == 0, spec.output.read_text()
+    return spec.output.read_text().split()
 
 
 def gone(pid: int) -> bool:
@@ -56,13 +57,13 @@ def gone(pid: int) -> bool:
 
 def test_a_standby_becomes_the_rank(standbys: Standbys, spec: WorkerSpec):
     pid = waiting(standbys)
-    assert not spec.log.exists()
+    assert not spec.output.read_text()
     assert ran(standbys, spec) == [str(pid), "3", str(pid), "word"]
     assert standbys.missing([3], 4) == 3
 
 
 def test_without_a_standby_a_rank_is_forked(standbys: Standbys, spec: WorkerSpec):
-    assert ran(standbys, spec)[1:] == ["3", spec.log.read_text().split()[0], "word"]
+    assert ran(standbys, spec)[1:] == ["3", spec.output.read_text().split()[0], "word"]
 
 
 @pytest.mark.parametrize("sig", [signal.SIGSTOP, signal.SIGKILL])

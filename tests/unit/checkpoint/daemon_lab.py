@@ -1,4 +1,4 @@
-"""Nodes on this machine: a real snapshot daemon and a real worker each, commanded by the real custody; any of them may be killed.
+"""Nodes on this machine: a real snapshot daemon and worker each, commanded by the real snapshot core; any of them may be killed.
 
 The worker's state is a function of the step alone, so that what is restored can be compared to the last bit.
 """
@@ -17,21 +17,24 @@ from typing import Any
 
 import torch
 from checkpoint_processes import Child, kill_this_process
-from custody_words import news, request
-from resilient.driver.custody import Custody, StoragePlan, TierPlan
-from resilient.driver.effects import Send, SetAside, WriteEvent
 
 from checkpoint import LocalShard, points, steps
 from checkpoint.fence import raise_fence
 from checkpoint.framing import Decoder, Message, encode
 from checkpoint.protocol import BeginSession, DaemonNews, DaemonSettings, Inventory, TakeInventory, TierSettings
-from checkpoint.tiers import session
 from checkpoint.voiding import set_aside
+from resilient.agent.daemon import write_session
+from resilient.outbox import Outbox, RequestDaemon, WriteEvent
+from resilient.protocol.messages import Start
 from resilient.rollback import Void
+from resilient.snapshots import Snapshots as SnapshotCore
+from resilient.snapshots import StoragePlan, TierPlan
 
 ROWS = 12
 TOKEN = "of the lab"
 PATIENCE_S = 60.0
+TIERS = {"tiers": [{"name": "ram", "every_steps": 1, "every_s": None}]}
+"""Those that workers have a cadence for, as `resilient.storage` describes them."""
 
 
 def values(name: str, step: int) -> torch.Tensor:
@@ -237,17 +240,18 @@ class Lab:
         self.voids: tuple[Void, ...] = ()
         self.deaths = 0
         self.restart_daemons = True
-        self.custody = self._custody()
+        self.gathering = True  # inventories are those that a generation begins with
+        self.core = self._core()
 
-    def _custody(self) -> Custody:
+    def _core(self) -> SnapshotCore:
         memory, nvme = TierPlan("ram", self.buffers - 2, self.replicas), TierPlan("nvme", 2, self.replicas)
         found = tuple(steps(self.root))
         durable = max(found, default=0)
-        return Custody(StoragePlan(memory, (nvme,), TierPlan("durable", 3), self.buffers, (), durable, found, self.voids))
+        return SnapshotCore(StoragePlan(memory, (nvme,), TierPlan("durable", 3), self.buffers, (), durable, found, self.voids))
 
     def boot(self) -> None:
         """Everything is started anew, as after a crash of all."""
-        self.custody = self._custody()
+        self.core, self.gathering = self._core(), True
         for node in self.nodes:
             node.session = None
             node.start()
@@ -257,22 +261,30 @@ class Lab:
         """A generation: workers restore; what each of them says. One of them dies at the point `armed`."""
         self.generation += 1
         raise_fence(self.root, self.generation)
-        self.custody.hold()
+        self.core.hold()
+        self.gathering = True
         for node in self.nodes:
             node.inventoried = False
             node.send(TakeInventory(generation=self.generation))
         self.wait(lambda: all(node.inventoried for node in self.nodes), "inventories")
-        self._do(self.custody.begin(self.generation, range(self.count)))
-        common = {"generation": self.generation, "nodes": self.count, "ranks": 1, "mtbf_s": 1e5}
+        self.gathering = False
+        self._begin()
+        candidates = self.core.candidates()
         store = self.base / f"store-{self.generation}"
         for node in self.nodes:
             path = node.directory / "session.json"
-            candidates = self.custody.candidates(node.index)
-            for candidate in candidates:
-                for holding in candidate["holdings"]:
-                    holding["token"] = TOKEN
-            own = {**common, "node": node.index, "first_rank": node.index, "directory": str(node.directory / "k")}
-            session.write(path, {**own, "tiers": [{"name": "ram", "every_steps": 1}], "candidates": candidates})
+            start = Start(
+                generation=self.generation,
+                node_rank=node.index,
+                nodes=self.count,
+                master_addr="",
+                master_port=0,
+                collective_timeout_s=PATIENCE_S,
+                report_s=1.0,
+                mtbf_s=1e5,
+                candidates=candidates,
+            )
+            write_session(path, start, TIERS, node=node.index, procs=1, directory=node.directory / "k", token=TOKEN)
             node.session = BeginSession(
                 generation=self.generation, node_rank=node.index, nodes=self.count, first_rank=node.index, ranks=1
             )
@@ -280,10 +292,27 @@ class Lab:
             point = armed if node.index == 0 else None
             self.workers.append(Child(worker_child, str(store), str(path), str(self.root), node.index, self.count, point))
         said = [self._from(worker) for worker in self.workers]
-        self._do(self.custody.resumed(said[0][0], time.time()))
+        out = Outbox()
+        self.core.resumed(said[0][0], time.time(), out)
+        self._do(out)
         for worker in self.workers:
             self._from(worker)
         return said
+
+    def _begin(self) -> None:
+        """What is invalidated is quarantined behind the fence, before a generation of all nodes begins."""
+        out = Outbox()
+        invalidated = self.core.invalidated_due()
+        if invalidated:
+            set_aside(
+                self.root,
+                lambda step, generation: any(each.covers(step, generation) for each in invalidated),
+                "rolled-back",
+                generation=self.generation,
+            )
+        self.core.begin(self.generation, range(self.count), out)
+        self.core.quarantine_done(out)
+        self._do(out)
 
     def _from(self, worker: Child) -> Any:
         """What a worker says, while the daemons' news come in."""
@@ -315,7 +344,7 @@ class Lab:
             node.stop()
 
     def pump(self, timeout_s: float) -> None:
-        """Take what daemons report, start those anew that have died, and do what custody wants."""
+        """Take what daemons report, start those anew that have died, and do what the core wants."""
         for key, _ in self.selector.select(timeout_s):
             node: Node = key.data
             said = node.receive()
@@ -327,30 +356,39 @@ class Lab:
                 return  # what was ready may be closed by now
             for each in said:
                 self.said.append(each)
-                if isinstance(each, Inventory) and not node.inventoried:
+                out = Outbox()
+                if isinstance(each, Inventory):
                     node.inventoried = True
-                    if self.custody.heard(node.index, news(each), time.time()) and node.session is None:
-                        continue
-                self._do(self.custody.heard(node.index, news(each), time.time()))
+                if isinstance(each, Inventory) and self.gathering:
+                    self.core.inventory(node.index, each)
+                else:
+                    self.core.on_news(node.index, each, time.time(), out)
+                self._do(out)
 
-    def _do(self, effects: list[Any]) -> None:
-        for effect in effects:
-            if isinstance(effect, Send):
-                if self.nodes[effect.node].daemon is not None:
-                    self.nodes[effect.node].send(request(effect.message["order"], self.generation))
-            elif isinstance(effect, WriteEvent):
-                self.events.append(effect)
-            elif isinstance(effect, SetAside):
-                set_aside(self.root, self._void, "rolled-back", generation=effect.generation)
-
-    def _void(self, step: int, generation: int) -> bool:
-        return any(void.covers(step, generation) for void in self.voids)
+    def _do(self, out: Outbox) -> None:
+        for effect in out.take():
+            match effect:
+                case RequestDaemon():
+                    if self.nodes[effect.node].daemon is not None:
+                        self.nodes[effect.node].send(effect.request)
+                case WriteEvent():
+                    self.events.append(effect)
+                case _:
+                    raise AssertionError(f"the snapshot core wants {effect}")
 
     def roll_back(self, step: int) -> None:
         """As the coordinator does when the numbers are bad; the ledger remembers it in `voids`."""
         self.voids = (*self.voids, Void(self.generation, step))
-        self.custody.hold()
-        self._do(self.custody.roll_back(step, "of the lab"))
+        out = Outbox()
+        self.core.hold()
+        self.core.roll_back(step, "of the lab", out)
+        self._do(out)
+
+    def save_newest(self) -> None:
+        """Make the newest snapshot durable, whatever the cadence."""
+        out = Outbox()
+        self.core.save_newest(time.time(), out)
+        self._do(out)
 
     def wait(self, what: Callable[[], Any], why: str) -> None:
         deadline = time.monotonic() + PATIENCE_S

@@ -288,8 +288,8 @@ def test_a_slow_durable_tier_takes_the_newest_step_and_drops_what_is_superseded(
     taken = [nodes.step(step, ("ram", "durable")) for step in range(1, 30)]
     assert all(taken)  # one buffer is being flushed, the two others take turns
     nodes.wait_durable(2)
-    nodes._do(nodes.custody.save_newest(time.time()))
-    nodes.wait(lambda: not nodes.custody.behind, "the newest step")
+    nodes.save_newest()
+    nodes.wait(lambda: not nodes.core.behind, "the newest step")
     assert steps(nodes.root)[-1] == 29 and len(steps(nodes.root)) <= 3
     committed = [e.fields["step"] for e in nodes.events if e.event == "committed"]
     assert committed == sorted(committed) and len(committed) < 20

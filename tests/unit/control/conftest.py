@@ -1,7 +1,7 @@
 """What tests of the control core share."""
 
 import pytest
-from play import Play
+from control_play import Play
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """A driver that was away: it counts nobody's silence in that time."""
 
 import pytest
-from play import Play, beat
+from control_play import Play, beat
 from test_coordinator import VICTIM
 
 from resilient.control.attendance import AWAY_S, Attendance

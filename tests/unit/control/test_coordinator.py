@@ -1,6 +1,6 @@
 """Courses of events played through the coordinator, without a process: generations, faults, the end."""
 
-from play import Play
+from control_play import Play
 
 from resilient.config.timeouts import FENCE_RAISE_S
 from resilient.control.coordinator import State

@@ -1,6 +1,6 @@
 """Between the last `Ready` and the first `Start`: the fence, and what is quarantined behind it."""
 
-from play import Play, shard
+from control_play import Play, shard
 from test_roll_back import durable, spoilt
 
 from checkpoint.protocol import Discard

@@ -1,9 +1,11 @@
 """What the coordinator makes of the health of nodes."""
 
+import pytest
+from control_play import Play
 from msgspec import structs
-from play import Play
 
 from checkpoint.protocol import Sync
+from resilient.control import fitness
 from resilient.control.coordinator import State
 from resilient.exits import Exit
 from resilient.outbox import Effect, Finish
@@ -11,6 +13,25 @@ from resilient.protocol.messages import Health, HealthFinding, Started
 
 WRONG = HealthFinding(check="matmul 0", verdict="fail", text="core 3 computes wrong")
 FULL = HealthFinding(check="tier nvme", verdict="warn", text="only 3 inodes are free")
+
+
+def test_a_node_without_findings_needs_no_word():
+    assert fitness.judge("node 1", Health(generation=0, took_s=0.2, findings=()), 0.3) == fitness.Fitness(None, None)
+
+
+def test_a_warning_is_told_and_a_failure_keeps_the_node_out():
+    warned = fitness.judge("node 1", Health(generation=0, took_s=0.2, findings=(FULL,)), 0.0)
+    assert warned.unfit is None and warned.event is not None and warned.event["ok"]
+    failed = fitness.judge("node 1", Health(generation=0, took_s=0.2, findings=(FULL, WRONG)), 0.0)
+    assert failed.unfit == "node 1 failed its health check: matmul 0: core 3 computes wrong"
+    assert failed.event is not None and len(failed.event["findings"]) == 2
+
+
+@pytest.mark.parametrize(("skew_s", "ok"), [(3.0, True), (-3000.0, False)])
+def test_the_driver_compares_clocks(skew_s: float, ok: bool):
+    found = fitness.judge("node 1", Health(generation=0, took_s=0.2, findings=()), skew_s)
+    assert found.event is not None and found.event["findings"][0]["check"] == "clock"
+    assert (found.unfit is None) is ok
 
 
 def health(play: Play, node: int, *findings: HealthFinding) -> list[Effect]:

@@ -1,9 +1,9 @@
 """What speaks of a generation that is over is ignored, except records and news of the snapshot daemon."""
 
 import pytest
-from play import Play, beat, shard
+from control_play import Play, beat, shard
 
-from checkpoint.protocol import Held
+from checkpoint.protocol import Held, TierTrouble
 from resilient.faults import WorkerEnd
 from resilient.outbox import AcknowledgeRecords, WriteEvent, WriteMetrics
 from resilient.protocol.messages import AgentMessage, Inspected, Inspection, Proposed, Record, Report, Started, WorkerEnded
@@ -49,7 +49,10 @@ def test_records_are_written_under_their_own_generation_and_acknowledged(sixth: 
 def test_news_of_a_daemon_count_whenever_they_come(sixth: Play):
     for node in (0, 1):
         sixth.tell(node, Report(generation=5, news=(Held(generation=5, shard=shard(9, node)),)))
-    assert [event["step"] for event in sixth.events("snapshot")] == [9]
+    assert sixth.coordinator.snapshots.checkpoints == [9], "the next generation may go on from it"
+    trouble = TierTrouble(generation=5, tier="scratch", detail="No space left on device")
+    effects = sixth.tell(0, Report(generation=5, news=(trouble,)))
+    assert [fault["kind"] for fault in sixth.events("fault", effects)] == ["storage"]
 
 
 def test_a_proposal_that_is_answered_for_another_generation_arms_nobody(sixth: Play):

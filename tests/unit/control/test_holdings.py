@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from play import Play, about, candidates, flush, inventory, shard
+from control_play import Play, about, candidates, flush, inventory, shard
 
 from checkpoint.protocol import DriverRequest, Flushed, Held, NoRoom, Replicate, Retain, StartJob, TierTrouble
 from resilient.control.coordinator import State
@@ -283,7 +283,11 @@ def test_what_a_new_daemon_does_not_have_is_let_go_by_the_others(play):
     for step in (7, 8):
         play.held(0, step)
     effects = play.news(1, inventory(1, [shard(8, 1)], port=10))
-    assert play.requests(Retain, effects)[-1][1].left_out == (7,)
+    first, *_, last = [order for node, order in play.requests(Retain, effects) if node == 0]
+    assert first.left_out == (7,)
+    # The new daemon has the shard that was missing of step 8, so that 8 is complete and 7 is behind what is open.
+    assert (last.steps, last.upto, last.left_out) == ((8,), 8, ())
+    assert [event["step"] for event in play.events("snapshot", effects)] == [8]
 
 
 def test_a_step_that_was_left_out_and_taken_again_counts(play):

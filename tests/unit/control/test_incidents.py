@@ -1,8 +1,8 @@
 """Ranks that do not get on, links, stragglers: what is found, and what is done about it."""
 
 import pytest
+from control_play import Play, beat
 from msgspec import structs
-from play import Play, beat
 
 from resilient.control.coordinator import State
 from resilient.control.inspection import PATIENCE_S

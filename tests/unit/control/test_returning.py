@@ -1,6 +1,6 @@
 """Nodes that leave, return, and stand in for each other."""
 
-from play import Play, shard
+from control_play import Play, shard
 
 from checkpoint.protocol import SnapshotKey
 from resilient.control.coordinator import State

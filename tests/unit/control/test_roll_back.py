@@ -1,6 +1,6 @@
 """Roll-backs, from the fault to the start behind them."""
 
-from play import Play, candidates, shard
+from control_play import Play, candidates, shard
 
 from checkpoint.protocol import Discard, Held
 from resilient.config.timeouts import FENCE_RAISE_S

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from play import Play, beat
+from control_play import Play, beat
 
 from resilient.control.coordinator import State
 from resilient.control.inspection import NODES_ASKED

@@ -1,7 +1,7 @@
 """Stops, drains, and how long they may take."""
 
 import pytest
-from play import flush
+from control_play import flush
 
 from resilient.control.coordinator import State
 from resilient.exits import Exit

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from play import beat
+from control_play import beat
 
 from resilient.config.timeouts import STOPPED_S, TOLD_S
 from resilient.control.judgement import culprit, doing, innermost

@@ -3,10 +3,11 @@
 import asyncio
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from volumes import MOUNTS, Volume, Writing, volume
 
 from resilient.driver import spill_file
 from resilient.driver.lease import LEASE
+from resilient.protocol.disk import PackLogs
 
 TROUBLES: dict[str, tuple[Callable[[Volume], None], Callable[[Volume], None], str]] = {
     "frozen": (Volume.freeze, Volume.thaw, "does not answer"),
@@ -25,8 +27,10 @@ TROUBLES: dict[str, tuple[Callable[[Volume], None], Callable[[Volume], None], st
 
 
 @pytest.fixture
-def spill_dir(tmp_path: Path) -> Path:
-    return Path("/dev/shm") / f"resilient-test-{os.getpid()}-{tmp_path.name}"
+def spill_dir(tmp_path: Path) -> Iterator[Path]:
+    path = Path("/dev/shm") / f"resilient-test-{os.getpid()}-{tmp_path.name}"
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 async def close(work: Writing, patience_s: float = 20.0) -> bool:
@@ -218,5 +222,26 @@ def test_who_finds_that_the_lease_was_taken_over_writes_nothing_more(tmp_path: P
         assert path.exists()
         work.lease.leave()
         spill_file.take_in(work.run_dir, spill_dir)
+
+    asyncio.run(run())
+
+
+def test_old_logs_are_packed_by_the_disk_process_and_what_is_no_archive_is_told(tmp_path: Path, spill_dir: Path):
+    async def run() -> None:
+        work = Writing(tmp_path / "run", spill_dir)
+        logs = work.run_dir / "logs"
+        for generation in range(1, 26):
+            (logs / f"g{generation}").mkdir(parents=True)
+            (logs / f"g{generation}" / "node0.log").write_text(f"{generation}\n")
+        work.writer.start()
+        answer = await work.writer.call(lambda number: PackLogs(call=number), 30.0)
+        assert answer.error is None
+        left = sorted(path.name for path in logs.iterdir())
+        assert "g0001-g0100.tar.zst" in left and "g5" not in left and "g25" in left
+        (logs / "g0001-g0100.tar.zst").write_text("something else, of some length")
+        (logs / "g1").mkdir()
+        answer = await work.writer.call(lambda number: PackLogs(call=number), 30.0)
+        assert answer.error is not None and "no archive of folders" in answer.error
+        assert await close(work)
 
     asyncio.run(run())

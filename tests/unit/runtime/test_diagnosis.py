@@ -65,7 +65,7 @@ def test_who_where_and_the_line_of_ones_own_code():
     assert found.place == "/home/ada/model.py:88 in forward"
     assert found.traceback == TRACEBACK.rstrip()
     assert found.checkpoint == 10
-    assert found.logs == ["logs/g1/rank3.log", "logs/g2/rank3.log", "logs/g3/rank3.log"]
+    assert found.logs == ["logs/g1/node1.log", "logs/g2/node1.log", "logs/g3/node1.log"]
 
 
 def test_what_was_tried_is_a_row_for_each_fault():
@@ -148,7 +148,7 @@ def test_the_page_holds_all_and_the_short_form_the_end_of_the_traceback():
         found.place,
         TRACEBACK.strip(),
         "g2-2",
-        "logs/g3/rank3.log",
+        "logs/g3/node1.log",
         *found.advice,
     ):
         assert words in text

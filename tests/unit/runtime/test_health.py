@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from resilient.driver import fitness
 from resilient.health import disk, gpus, interfaces, machine
 from resilient.health.clock import Skew, judge_skew
 from resilient.health.disk import Look, TierSpec
@@ -328,29 +327,6 @@ def test_a_node_looks_at_its_own_tiers():
         ]
     }
     assert [str(tier.path) for tier in tiers_of(stored, 1)] == ["/dev/shm/a/node1", "/scratch/checkpoints"]
-
-
-def health(*findings: Finding) -> dict[str, object]:
-    return {"took_s": 0.2, "findings": [vars(each) for each in findings]}
-
-
-def test_a_node_without_findings_needs_no_word():
-    assert fitness.judge("node 1", health(), 0.3) == fitness.Fitness(None, None)
-
-
-def test_a_warning_is_told_and_a_failure_keeps_the_node_out():
-    warned = fitness.judge("node 1", health(finding("tier nvme", "warn", "is full")), 0.0)
-    assert warned.unfit is None and warned.event is not None and warned.event["ok"]
-    failed = fitness.judge("node 1", health(finding("tier nvme", "warn", "is full"), finding("matmul 0", "fail", "is wrong")), 0.0)
-    assert failed.unfit == "node 1 failed its health check: matmul 0: is wrong"
-    assert failed.event is not None and len(failed.event["findings"]) == 2
-
-
-@pytest.mark.parametrize(("skew_s", "ok"), [(3.0, True), (-3000.0, False)])
-def test_the_driver_compares_clocks(skew_s: float, ok: bool):
-    found = fitness.judge("node 1", health(), skew_s)
-    assert found.event is not None and found.event["findings"][0]["check"] == "clock"
-    assert (found.unfit is None) is ok
 
 
 def test_good_rows_of_ranks_are_shown_as_one_and_bad_ones_by_themselves():

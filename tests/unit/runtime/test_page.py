@@ -11,7 +11,7 @@ import pytest
 from soak import soaked
 
 from resilient import worker
-from resilient.page import NOT_BEATEN, NOT_CHECKED, PHASES, AgentPage, WorkerPage, salvage
+from resilient.page import NOT_BEATEN, NOT_CHECKED, PHASES, RING_BYTES, AgentPage, WorkerPage, salvage
 
 spawn = multiprocessing.get_context("spawn")
 
@@ -46,7 +46,7 @@ def test_the_agent_sees_what_the_worker_beats(pages):
 
 def test_a_file_that_is_no_page_is_refused(tmp_path: Path):
     other = tmp_path / "other"
-    other.write_bytes(b"\0" * (4096 + (1 << 20)))
+    other.write_bytes(b"\0" * (4096 + RING_BYTES))
     with pytest.raises(ValueError, match="not a page"):
         WorkerPage(other)
 
@@ -55,7 +55,7 @@ def test_reports_arrive_whole_and_in_order_however_often_the_ring_wraps(pages):
     agent, page = pages
     sent, got = [], []
     for number in range(3000):
-        fields = {"step": number, "loss": math.pi * number, "text": "x" * (number % 1500)}
+        fields = {"step": number, "loss": math.pi * number, "text": "x" * (8 * (number % 1500))}
         page.report(None if number % 2 else "snapshot", fields)
         sent.append(fields)
         if number % 97 == 0:
@@ -82,11 +82,12 @@ def test_the_time_that_samples_take_adds_up(pages, monkeypatch: pytest.MonkeyPat
 def test_a_full_ring_drops_and_counts_instead_of_blocking_for_ever(pages):
     agent, page = pages
     page.full_wait_s = 0.0
-    for _ in range(1100):
-        page.report(None, {"text": "x" * 1024})
+    count = RING_BYTES // 65_536 + 100
+    for _ in range(count):
+        page.report(None, {"text": "x" * 65_536})
     assert agent.pulse().dropped > 0
     got = agent.drain()
-    assert len(got) + agent.pulse().dropped == 1100
+    assert len(got) + agent.pulse().dropped == count
     agent.keep(got[-1].end)
     page.report(None, {"step": 1})
     assert agent.drain()[0].fields == {"step": 1}

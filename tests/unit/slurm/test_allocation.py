@@ -1,21 +1,16 @@
 """What Slurm's environment tells of a job, without Slurm."""
 
-import asyncio
-import itertools
-import json
-import sys
-from pathlib import Path
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from resilient.campaign import allocation_of, fitted, machine_layout
 from resilient.config import Config
-from resilient.driver.launch import AgentCommand
 from resilient.exits import EnvironmentUnusable
 from resilient.protocol.connection import parse_addresses
 from resilient.slurm.allocation import Allocation
-from resilient.slurm.hosts import counts, expand
-from resilient.slurm.launch import SlurmLauncher, addresses
+from resilient.slurm.hosts import counts, expand, fold
+from resilient.slurm.launch import addresses
 
 ENVIRON = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-3,7]", "SLURM_JOB_CPUS_PER_NODE": "48(x3),24", "SLURMD_NODENAME": "n2"}
 
@@ -34,6 +29,27 @@ ENVIRON = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-3,7]", "SLURM_JOB_CP
 )
 def test_a_host_list_is_written_out_in_its_order(text, names):
     assert expand(text) == names
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["n1"], "n1"),
+        (["n2", "n1", "n3", "n4"], "n[2,1,3-4]"),
+        (["jwb0009", "jwb0010", "jwb0011"], "jwb[0009-0011]"),
+        (["n8", "n9", "n10", "n11"], "n[8-9,10-11]"),
+        (["r1n08", "r1n09", "r2n08"], "r1n[08-09],r2n08"),
+        (["a.site.eu", "b.site.eu"], "a.site.eu,b.site.eu"),
+        ([], ""),
+    ],
+)
+def test_names_are_folded_as_slurm_writes_them(names, text):
+    assert fold(names) == text
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,3}[0-9]{0,4}(\.eu)?", fullmatch=True)))
+def test_a_folded_list_is_the_same_names_in_the_same_order(names):
+    assert expand(fold(names)) == names
 
 
 @pytest.mark.parametrize("text", ["n[1-2", "n1]", "n[a-b]", "n[[1]]", "a,,b"])
@@ -180,66 +196,3 @@ def test_addresses_are_written_so_that_an_agent_can_read_them():
     assert addresses("n1", 80, suffix="i")[0] == "n1i:80"
     assert all("127.0.0.1" not in each for each in addresses("n1", 80))
     assert addresses("n1", 80, interface="no-such-interface") == []
-
-
-def test_an_agent_is_a_step_on_its_own_node_with_all_of_its_cpus_and_no_option_inherited(tmp_path: Path, monkeypatch):
-    """A real process in the place of srun writes down how it was called."""
-    srun = tmp_path / "srun"
-    srun.write_text(f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n")
-    srun.chmod(0o755)
-    (tmp_path / "logs").mkdir()
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("SLURM_NTASKS", "4")
-    monkeypatch.setenv("SLURM_CPU_BIND_TYPE", "mask_cpu")
-    monkeypatch.setenv("SRUN_CPUS_PER_TASK", "1")
-    monkeypatch.setenv("SLURM_GPUS", "16")
-    monkeypatch.setenv("SLURM_THREADS_PER_CORE", "1")
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
-    environ = {"OMP_NUM_THREADS": "12"}
-    command = AgentCommand("n2:80", 4, tmp_path, "x", "trainer.main:train", 30.0, 30.0, 16, "cpu", "secret", environ, "INFO")
-    ended: list[tuple[int, int, str]] = []
-
-    async def play() -> None:
-        allocation = Allocation.of(ENVIRON, "n2")
-        launcher = SlurmLauncher(command, lambda *news: ended.append(news), allocation=allocation, extra=["--gres=gpu:4"])
-        await launcher.launch(3, 1, prepare=False)
-        while not ended:
-            await asyncio.sleep(0.01)
-        await launcher.close(1.0)
-
-    asyncio.run(play())
-    called, environ = json.loads((tmp_path / "logs/agent3.log").read_text())
-    options = dict(itertools.pairwise(called))
-    assert (options["--nodelist"], options["--cpus-per-task"], options["--cpu-bind"]) == ("n7", "24", "none")
-    assert {"--overlap", "--no-kill", "--gres=gpu:4"} <= set(called)
-    assert called[called.index("-m") + 1] == "resilient.agent"
-    assert not {"--parent", "--prepare"} & set(called)
-    inherited = {"SLURM_NTASKS", "SLURM_CPU_BIND_TYPE", "SRUN_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_THREADS_PER_CORE"}
-    assert not inherited & environ.keys()
-    assert not {"--het-group", "--gpus-per-task"} & set(called)
-    assert (environ["SLURM_JOB_ID"], environ["OMP_NUM_THREADS"], environ["RESILIENT_TOKEN"]) == ("77", "12", "secret.1")
-    assert ended == [(3, 1, "its step on n7 ended by exit code 0")]
-
-
-def test_a_step_says_its_component_its_binding_and_its_gpus(tmp_path: Path, monkeypatch):
-    srun = tmp_path / "srun"
-    srun.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
-    srun.chmod(0o755)
-    (tmp_path / "logs").mkdir()
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    command = AgentCommand("n2:80", 4, tmp_path, "x", "trainer.main:train", 30.0, 30.0, 16, "cpu", "secret", {}, "INFO")
-    ended = asyncio.Event()
-
-    async def play() -> None:
-        job = Allocation.of(HET, "n1")
-        launcher = SlurmLauncher(command, lambda *_: ended.set(), allocation=job, cpu_bind="cores", gpus_per_task=4)
-        await launcher.launch(2, 1, prepare=True)
-        await ended.wait()
-        await launcher.close(1.0)
-
-    asyncio.run(play())
-    called = json.loads((tmp_path / "logs/agent2.log").read_text())
-    options = dict(itertools.pairwise(called))
-    assert "--prepare" in called
-    assert (options["--het-group"], options["--nodelist"], options["--cpus-per-task"]) == ("1", "g2", "48")
-    assert (options["--cpu-bind"], options["--gpus-per-task"]) == ("cores", "4")

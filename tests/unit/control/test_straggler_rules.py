@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from play import beat
+from control_play import beat
 
 from resilient.control.liveness import WARM_STEPS
 from resilient.control.stragglers import WINDOWS, Episode, Rules, Stragglers

@@ -8,10 +8,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from control_play import beat, inventory, job, shard
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from play import beat, inventory, job, shard
 
 from checkpoint.protocol import (
     Committed,

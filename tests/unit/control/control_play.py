@@ -211,8 +211,9 @@ class Play:
     def generation(self) -> int:
         return self.coordinator.generation
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return [dict(e.fields) for e in self.effects if isinstance(e, WriteEvent) and e.event == name]
+    def events(self, name: str, effects: list[Effect] | None = None) -> list[dict[str, Any]]:
+        every = self.effects if effects is None else effects
+        return [dict(e.fields) for e in every if isinstance(e, WriteEvent) and e.event == name]
 
     def sent(self, kind: type, effects: list[Effect] | None = None) -> list[Any]:
         """Each with `node` and `message`."""

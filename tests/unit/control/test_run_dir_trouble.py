@@ -1,7 +1,7 @@
 """A run directory that cannot be written: training goes on, for as long as that is borne."""
 
 import pytest
-from play import Play
+from control_play import Play
 
 from resilient.control.coordinator import State
 from resilient.exits import Exit

@@ -1,0 +1,175 @@
+"""The logs of ranks, read back: files of nodes and archives, as lines in the order of their times."""
+
+import heapq
+import io
+import re
+import resource
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from resilient.exits import EnvironmentUnusable
+from resilient.logs import archive, packing
+from resilient.logs.archive import DamagedArchive
+from resilient.logs.paths import DIRECTORY, generation_directory
+
+_NODE_LOG = re.compile(r"node(\d+)\.log")
+_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (?:\[rank (\d+)\] )?")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines are wanted; None: all.
+
+    Attributes:
+        since: a time as the lines have it; earlier ones are not wanted.
+    """
+
+    rank: int | None = None
+    node: int | None = None
+    since: str | None = None
+
+    def takes(self, line: str) -> bool:
+        """Whether this line is wanted."""
+        found = _LINE.match(line)
+        time, rank = (found[1], found[2]) if found is not None else ("", None)
+        if self.rank is not None and rank is not None and int(rank) != self.rank:
+            return False
+        return self.since is None or time >= self.since
+
+
+def generations(run_dir: Path) -> list[int]:
+    """The generations that have logs, packed ones among them."""
+    directory = run_dir / DIRECTORY
+    found = {packing.generation_of(folder) for folder in packing.folders(directory)}
+    for path in directory.glob("g*.tar.zst"):
+        with suppress(DamagedArchive):
+            found |= {packing.generation_of(Path(each.name)) for each in archive.contents(path)}
+    return sorted(found)
+
+
+def lines(run_dir: Path, generation: int, wanted: Wanted) -> Iterator[str]:
+    """The wanted lines of a generation, without their ends, by time.
+
+    Raises:
+        EnvironmentUnusable: it has no logs, or they cannot be read.
+    """
+    try:
+        folder = generation_directory(run_dir, generation)
+        if not folder.is_dir():
+            yield from _packed(run_dir, generation, wanted)
+            return
+        with ExitStack() as stack:
+            paths = {node: path for path in folder.iterdir() if (node := _node_of(path.name)) is not None}
+            _allow_files(len(paths))
+            files = [stack.enter_context(path.open("rb")) for node, path in sorted(paths.items()) if wanted.node in (None, node)]
+            yield from _merged(files, wanted)
+    except (OSError, DamagedArchive) as error:
+        raise EnvironmentUnusable(f"the logs of generation {generation} cannot be read: {error}") from error
+
+
+def _packed(run_dir: Path, generation: int, wanted: Wanted) -> Iterator[str]:
+    path = packing.archive_of(run_dir / DIRECTORY, generation)
+    found = [each for each in archive.contents(path) if each.name == f"g{generation}"]
+    if not found:
+        raise EnvironmentUnusable(f"there are no logs of generation {generation} in {run_dir / DIRECTORY}; {_there(run_dir)}")
+    files: dict[str, bytes] = {}
+    for each in found:  # more than one where somebody was late: with all that was there, or with what came after
+        for name, content in archive.read(path, each):
+            before = files.get(name, b"")
+            files[name] = content if content.startswith(before) else before + content
+    nodes = {node: io.BytesIO(files[name]) for name in files if (node := _node_of(name)) is not None}
+    yield from _merged([file for node, file in sorted(nodes.items()) if wanted.node in (None, node)], wanted)
+
+
+def _there(run_dir: Path) -> str:
+    found = generations(run_dir)
+    return f"there are those of {found[0]} to {found[-1]}" if found else "nothing has been started yet"
+
+
+def _node_of(name: str) -> int | None:
+    match = _NODE_LOG.fullmatch(name)
+    return int(match[1]) if match is not None else None
+
+
+def _merged(files: Iterable[BinaryIO], wanted: Wanted) -> Iterator[str]:
+    for _, line in heapq.merge(*map(_timed, files), key=lambda item: item[0]):
+        if wanted.takes(line):
+            yield line
+
+
+def _timed(file: BinaryIO) -> Iterator[tuple[str, str]]:
+    """Each line with its time; one that has none goes with the one before."""
+    time = ""
+    for raw in file:
+        line = text(raw)
+        found = _LINE.match(line)
+        time = found[1] if found is not None else time
+        yield time, line
+
+
+def text(raw: bytes) -> str:
+    """A line as it can be shown."""
+    return raw.rstrip(b"\n").decode(errors="replace")
+
+
+def _allow_files(count: int) -> None:
+    """Have this process open so many files, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, count + 64)), hard))
+
+
+class Follower:
+    """The lines that come to the logs of the newest generation, whichever that is.
+
+    Invariant: a line is given once, when it has its end; what was there before is given by the first call.
+
+    Args:
+        generation: to stay with; None: the newest, and those that follow it.
+    """
+
+    def __init__(self, run_dir: Path, wanted: Wanted, generation: int | None) -> None:
+        self._run_dir, self._wanted, self._generation = run_dir, wanted, generation
+        self._current = generation
+        self._places: dict[Path, int] = {}
+
+    def more(self) -> list[str]:
+        """What has come since the last call. Raises OSError."""
+        found = self._read()
+        newest = packing.folders(self._run_dir / DIRECTORY)[-1:]
+        if self._generation is None and newest and packing.generation_of(newest[0]) != self._current:
+            self._current = packing.generation_of(newest[0])
+            self._places = {}
+            found += self._read()
+        return found
+
+    def _read(self) -> list[str]:
+        if self._current is None:
+            return []
+        found: list[tuple[str, str]] = []
+        folder = generation_directory(self._run_dir, self._current)
+        with suppress(FileNotFoundError):  # not made yet, or packed in this moment
+            for path in sorted(folder.iterdir()):
+                node = _node_of(path.name)
+                if node is not None and self._wanted.node in (None, node):
+                    found += self._new(path)
+        return [line for _, line in sorted(found, key=lambda item: item[0]) if self._wanted.takes(line)]
+
+    def _new(self, path: Path) -> Iterator[tuple[str, str]]:
+        with path.open("rb") as file:
+            file.seek(self._places.get(path, 0))
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._places[path] = self._places.get(path, 0) + len(whole)
+        return _timed(io.BytesIO(whole))
+
+
+def follow(follower: Follower, show: Callable[[str], None], pause: Callable[[], None]) -> None:
+    """Show the lines as they come, until `pause` ends it."""
+    while True:
+        for line in follower.more():
+            show(line)
+        pause()

@@ -1,0 +1,177 @@
+"""One step of the job: an srun with the agents of one node or of many.
+
+Owns the srun process. A task of a step of many may end while the others go on, and srun itself lives until the last one has ended;
+so what srun says of its tasks is read, and each node whose task has ended is told once.
+
+Once the agents of a step of many have connected, their connections say how they are, and its srun is held (SIGSTOP) until the end.
+For srun ends the whole step, whatever `--no-kill` says, when a node of it is up again before Slurm has called it down: slurmctld
+tells it that the step is missing there, and it finds its connection broken ("Aborting, io error and missing step"). Nothing in a
+running step needs srun: an agent writes its own log, and what is sent to srun waits in its sockets. An srun that is held ends with
+the driver: it is a process group of the driver's session, and the kernel hangs up on groups that are orphaned while they are held.
+"""
+
+import asyncio
+import logging
+import re
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from resilient.slurm.hosts import expand
+from resilient.slurm.roster import Seat
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 5.0  # for srun to end its step
+LAST_WORDS_S = 1.0  # for what srun has said before it ended
+_LINE_BYTES = 1 << 20  # of a line of srun
+
+# srun: error: n[2-3]: tasks 1-2: Exited with exit code 1
+_TASK = re.compile(r"srun: error: (?P<hosts>\S+): tasks? [\d,-]+: (?P<how>.+)")
+# srun: error: Node failure on n3; srun: error: Task launch for StepId=1.0 failed on node n3: Communication connection failure
+_NODE = re.compile(r"srun: error: (?P<how>.*(?:Node failure on|failed on node) (?P<hosts>[^\s:]+).*)")
+
+
+def ends_in(line: str) -> tuple[list[str], str] | None:
+    """The hosts whose tasks have ended, and how, if that is what this line of srun says."""
+    found = _TASK.match(line) or _NODE.match(line)
+    if found is None:
+        return None
+    try:
+        return expand(found["hosts"].rstrip(",")), found["how"]
+    except ValueError:
+        return None
+
+
+def _hear_hang_ups() -> None:
+    """For the process that becomes srun: under `nohup` it would ignore hang-ups, and outlive the driver while it is held."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+class Step:
+    """A step that was started.
+
+    Invariant: `seats` holds the hosts whose agents have not been told as ended, nor given up; srun is held only while all of them
+    have connected.
+
+    Args:
+        process: the srun, whose standard error is a pipe.
+        seats: by host name.
+        ended: called with node, incarnation and a description, once for each host in `seats`.
+    """
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, seats: Mapping[str, Seat], ended: Callable[[int, int, str], None]
+    ) -> None:
+        self._process = process
+        self.seats = dict(seats)
+        self._awaited = set(seats) if len(seats) > 1 else None  # hosts without a connection yet; None: it is never held
+        self._held = False
+        self._ended = ended
+        self._reader = asyncio.create_task(self._read())
+        self._watcher = asyncio.create_task(self._watch())
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        seats: Mapping[str, Seat],
+        ended: Callable[[int, int, str], None],
+    ) -> "Step":
+        """Run srun, out of reach of a terminal's signals. Raises OSError if it cannot be started."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(environ),
+            process_group=0,
+            preexec_fn=_hear_hang_ups,
+            limit=_LINE_BYTES,
+        )
+        return cls(process, seats, ended)
+
+    def give_up(self, node: int) -> bool:
+        """Tell nothing more of this node; whether it was one of the step."""
+        hosts = [host for host, seat in self.seats.items() if seat.node == node]
+        for host in hosts:
+            del self.seats[host]
+            self._await_no_more(host)
+        return bool(hosts)
+
+    def connected(self, node: int) -> None:
+        """The agent of a node has connected."""
+        for host in [host for host, seat in self.seats.items() if seat.node == node]:
+            self._await_no_more(host)
+
+    def release(self) -> None:
+        """Have srun go on, if it is held; it is not held again."""
+        self._awaited = None
+        if self._held:
+            self._held = False
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGCONT)
+
+    def _await_no_more(self, host: str) -> None:
+        if self._awaited is None:
+            return
+        self._awaited.discard(host)
+        if not self._awaited and not self._held and not self.over:
+            self._held = True
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGSTOP)
+
+    async def wait(self) -> None:
+        """Until srun has ended."""
+        await self._process.wait()
+
+    @property
+    def over(self) -> bool:
+        """Whether srun has ended."""
+        return self._process.returncode is not None
+
+    async def end(self) -> None:
+        """Have srun end the step, and do not wait longer than `GRACE_S` for it."""
+        if self.over:
+            return
+        self.release()
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), GRACE_S)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    def close(self) -> None:
+        """Tell nothing any more, and let srun see the end of its tasks."""
+        self.release()
+        self._reader.cancel()
+        self._watcher.cancel()
+
+    async def _read(self) -> None:
+        assert self._process.stderr is not None
+        while True:
+            try:
+                line = (await self._process.stderr.readline()).decode(errors="replace")
+            except ValueError:
+                continue  # longer than any line of srun; it was dropped
+            if not line:
+                return
+            log.warning("%s", line.rstrip())
+            found = ends_in(line.rstrip())
+            for host in found[0] if found is not None else ():
+                seat = self.seats.pop(host, None)
+                if seat is not None and found is not None:
+                    self._await_no_more(host)
+                    self._ended(seat.node, seat.incarnation, f"its task on {host} ended: {found[1]}")
+
+    async def _watch(self) -> None:
+        code = await self._process.wait()
+        await asyncio.wait([self._reader], timeout=LAST_WORDS_S)
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        left, self.seats = self.seats, {}
+        for host, seat in left.items():
+            self._ended(seat.node, seat.incarnation, f"its step on {host} ended by {how}")

@@ -1,0 +1,21 @@
+"""What the tests of the fork server have it call. A forked process imports this module, so it imports next to nothing."""
+
+import os
+import time
+from multiprocessing.connection import Connection
+
+
+def leave(status: object) -> None:
+    raise SystemExit(status)
+
+
+def answer(orders: Connection) -> None:
+    orders.send((os.getppid(), orders.recv()))
+
+
+def sleep(_: object = None) -> None:
+    time.sleep(600)
+
+
+def fail() -> None:
+    raise ValueError("as it was told to")

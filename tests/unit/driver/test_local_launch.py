@@ -1,0 +1,79 @@
+"""Agents as processes of this machine: a log that cannot be opened keeps neither the event loop nor anybody else."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resilient.driver import launch
+from resilient.driver.launch import AgentCommand, LocalLauncher
+
+PATIENCE_S = 30.0
+
+
+class Local:
+    """A launcher whose agents are processes that say who they are in their log, and end."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(launch, "AGENT", ("/bin/sh", "-c", 'echo "agent $RESILIENT_TOKEN"'))
+        self.log = directory / "logs" / "agent0.log"
+        self.log.parent.mkdir()
+        self.ended: list[tuple[int, int, str]] = []
+        command = AgentCommand("n2:80", 4, directory, "x", "trainer.main:train", 30.0, 30.0, 16, "cpu", "t0ken", {}, "INFO")
+        self.launcher = LocalLauncher(command, lambda *news: self.ended.append(news))
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Local:
+    return Local(tmp_path, monkeypatch)
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not what():
+            await asyncio.sleep(0.01)
+
+
+def test_an_agent_whose_log_stands_still_keeps_nobody_and_starts_when_it_goes_on(local: Local):
+    os.mkfifo(local.log)  # to open it waits until somebody reads
+
+    async def play() -> str:
+        launching = asyncio.create_task(local.launcher.launch(0, 1, prepare=False))
+        again = asyncio.create_task(local.launcher.launch(0, 2, prepare=False))
+        await asyncio.sleep(0)  # the event loop goes on
+        assert not launching.done() and not again.done()
+        reader = os.open(local.log, os.O_RDONLY | os.O_NONBLOCK)
+        await asyncio.gather(launching, again)
+        await until(lambda: bool(local.ended))
+        text = os.read(reader, 1 << 16).decode()
+        os.close(reader)
+        await local.launcher.close(0.0)
+        return text
+
+    assert asyncio.run(play()) == "agent t0ken.2\n", "the one that was asked for last, and no other"
+    assert [(node, incarnation) for node, incarnation, _ in local.ended] == [(0, 2)]
+
+
+def test_a_driver_ends_although_the_log_of_an_agent_stands_still(local: Local):
+    os.mkfifo(local.log)
+
+    async def play() -> None:
+        launching = asyncio.create_task(local.launcher.launch(0, 1, prepare=False))
+        await asyncio.sleep(0)
+        launching.cancel()
+        await asyncio.gather(launching, return_exceptions=True)
+        await local.launcher.close(0.0)
+
+    asyncio.run(play())  # waits for the threads of the loop's own executor, if there were any
+    os.close(os.open(local.log, os.O_RDONLY | os.O_NONBLOCK))  # lets the thread go
+    assert not local.ended
+
+
+def test_an_agent_whose_log_cannot_be_opened_has_ended(local: Local):
+    local.log.mkdir()
+    asyncio.run(local.launcher.launch(0, 7, prepare=False))
+    ((node, incarnation, detail),) = local.ended
+    assert (node, incarnation) == (0, 7)
+    assert "it could not be started" in detail and "agent0.log" in detail

@@ -1,0 +1,136 @@
+"""`resilient logs`: which lines it shows, in which order, and what it says where there are none."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from resilient import ledger
+from resilient.cli import app, guarded
+from resilient.logs import packing
+from resilient.logs.since import point
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Two generations of two nodes with two ranks each, and older ones that are packed."""
+    (tmp_path / ledger.EVENTS).touch()
+    for generation in range(1, 5):
+        folder = tmp_path / "logs" / f"g{generation}"
+        folder.mkdir(parents=True)
+        for node in range(2):
+            lines = [
+                f"2026-01-31 12:0{generation}:{10 * number + 5 * node + rank % 2:02}.000 [rank {rank}] {generation} {number}\n"
+                for number in range(3)
+                for rank in (2 * node, 2 * node + 1)
+            ]
+            (folder / f"node{node}.log").write_text("".join(lines))
+    (tmp_path / "logs" / "g4" / "nccl_trace_rank_0").write_bytes(b"\x80 no text")
+    packing.pack_folders(tmp_path / "logs", packing.Rule(folders=2, files=1000))
+    return tmp_path
+
+
+@pytest.fixture
+def command(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs `resilient logs`: exit code, output and errors."""
+
+    def run(*words: str, where: Path | None = None) -> tuple[int, str, str]:
+        try:
+            code = guarded(lambda: app(["logs", str(where or run_dir), *words], standalone_mode=True))
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def texts(out: str) -> list[str]:
+    return [line.split("] ", 1)[0].split("[")[1] + ": " + line.split("] ", 1)[1] for line in out.splitlines()]
+
+
+def test_the_newest_generation_is_shown_with_the_lines_of_all_ranks_by_their_times(command: Command):
+    code, out, _ = command()
+    assert code == 0
+    assert texts(out) == [f"rank {rank}: 4 {number}" for number in range(3) for rank in range(4)]
+    assert out.splitlines()[0] == "2026-01-31 12:04:00.000 [rank 0] 4 0"
+
+
+@pytest.mark.parametrize("generation", [1, 3], ids=["packed", "plain"])
+def test_a_rank_a_node_and_a_generation_can_be_asked_for(command: Command, generation: int):
+    _, out, _ = command("--rank", "3", "--generation", str(generation))
+    assert texts(out) == [f"rank 3: {generation} {number}" for number in range(3)]
+    _, out, _ = command("--node", "1", "--generation", str(generation))
+    assert {text.partition(":")[0] for text in texts(out)} == {"rank 2", "rank 3"}
+
+
+def test_lines_from_a_point_in_time_on(command: Command):
+    _, out, _ = command("--since", "2026-01-31 12:04:20", "--rank", "0")
+    assert texts(out) == ["rank 0: 4 2"]
+    code, _, err = command("--since", "soon")
+    assert code == 2
+    assert "10m" in err and "14:30" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("90s", "2026-01-31 11:58:30"),
+        ("1.5h", "2026-01-31 10:30:00"),
+        ("2d", "2026-01-29 12:00:00"),
+        ("09:15", "2026-01-31 09:15:00"),
+        ("2026-01-30", "2026-01-30 00:00:00"),
+        ("2026-01-30T08:00:01", "2026-01-30 08:00:01"),
+    ],
+)
+def test_points_in_time(text: str, found: str):
+    assert str(point(text, datetime(2026, 1, 31, 12))) == found
+
+
+def test_what_is_not_there_is_told_with_what_is(command: Command, tmp_path: Path):
+    code, _, err = command("--generation", "9")
+    assert code == 69
+    assert "no logs of generation 9" in err and "there are those of 1 to 4" in err
+    code, out, err = command("--rank", "17")
+    assert (code, out) == (0, "")
+    assert "generation 4 has no such lines" in err
+    code, _, err = command(where=tmp_path / "logs")
+    assert code == 69
+    assert "is not a run directory" in err
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / ledger.EVENTS).touch()
+    code, _, err = command(where=tmp_path / "empty")
+    assert code == 69
+    assert "nothing has been started yet" in err
+
+
+def test_following_goes_on_with_what_comes_and_into_the_next_generation_until_ctrl_c(run_dir: Path):
+    words = [sys.executable, "-m", "resilient", "logs", str(run_dir), "--rank", "1", "--follow"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline().split("] ")[1] for _ in range(3)] == ["4 0\n", "4 1\n", "4 2\n"]
+        with (run_dir / "logs" / "g4" / "node0.log").open("a") as log:
+            log.write("2026-01-31 12:05:00.000 [rank 0] not this\n2026-01-31 12:05:00.000 [rank 1] in ")
+            log.flush()
+            log.write("two\n")
+        assert process.stdout.readline() == "2026-01-31 12:05:00.000 [rank 1] in two\n"
+        (run_dir / "logs" / "g5").mkdir()
+        (run_dir / "logs" / "g5" / "node0.log").write_text("2026-01-31 12:06:00.000 [rank 1] new\n")
+        assert process.stdout.readline() == "2026-01-31 12:06:00.000 [rank 1] new\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 0
+        assert process.stderr is not None and process.stderr.read() == ""
+
+
+def test_the_command_is_completed_as_the_others_are():
+    environ = {**os.environ, "_RESILIENT_COMPLETE": "complete_bash", "COMP_WORDS": "resilient logs --ra", "COMP_CWORD": "2"}
+    code = "import sys; sys.argv = ['resilient']; from resilient.cli import app; app(prog_name='resilient')"
+    shown = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert "--rank" in shown.stdout, shown.stderr

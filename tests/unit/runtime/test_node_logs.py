@@ -1,0 +1,219 @@
+"""The output of ranks on its way to the node's log: real pipes, and files that cannot be written."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resilient.agent import logs
+from resilient.agent.logs import NodeOutput, RankOutput
+
+PATIENCE_S = 30.0
+LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \[rank (\d+)\] (.*)")
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def output() -> Iterator[NodeOutput]:
+    with NodeOutput() as made:
+        yield made
+
+
+class Rank:
+    """Prints to a pipe as a rank does."""
+
+    def __init__(self, output: NodeOutput, directory: Path, number: int = 3, log: Path | None = None) -> None:
+        self.log = log or directory / "logs" / "g1" / "node0.log"
+        self.output, self.read = output, output.open(number, directory / f"rank{number}.output", self.log)
+        self.fd = os.open(self.read.pipe, os.O_WRONLY)
+
+    def print(self, text: str | bytes) -> None:
+        data = text.encode() if isinstance(text, str) else text
+        while data:
+            data = data[os.write(self.fd, data) :]
+
+    def end(self) -> None:
+        os.close(self.fd)
+        self.output.end(self.read)
+
+
+def last_words(read: RankOutput) -> str:
+    wait_for(lambda: read.over)
+    return read.tail()
+
+
+def texts(log: Path) -> list[tuple[int, str]]:
+    """Rank and text of each line; every line has both."""
+    found = []
+    for line in log.read_bytes().decode(errors="replace").split("\n")[:-1]:
+        match = LINE.fullmatch(line)
+        assert match is not None, line
+        found.append((int(match[1]), match[2]))
+    return found
+
+
+def lines_of(rank: Rank, count: int) -> list[str]:
+    wait_for(lambda: rank.log.exists() and rank.log.read_bytes().count(b"\n") >= count)
+    return [text for _, text in texts(rank.log)]
+
+
+def test_every_line_has_its_time_and_its_rank(output: NodeOutput, tmp_path: Path):
+    ranks = [Rank(output, tmp_path, number) for number in (3, 12)]
+    for number in range(200):
+        for rank in ranks:
+            rank.print(f"line {number}\n")
+    for rank in ranks:
+        rank.end()
+        assert last_words(rank.read).endswith("line 198\nline 199\n")
+    assert output.flush(PATIENCE_S)
+    found = texts(ranks[0].log)
+    for rank in (3, 12):
+        assert [text for number, text in found if number == rank] == [f"line {number}" for number in range(200)]
+    assert not ranks[0].read.pipe.exists()
+
+
+def test_what_a_process_printed_last_before_it_was_killed_is_there(output: NodeOutput, tmp_path: Path):
+    read = output.open(0, tmp_path / "pipe", tmp_path / "log")
+    code = "import os, sys; print('first'); print('last', end='', flush=True); os.kill(os.getpid(), 9)"
+    with read.pipe.open("wb") as pipe:
+        assert subprocess.run([sys.executable, "-c", code], stdout=pipe, check=False).returncode == -9
+    output.end(read)
+    assert last_words(read) == "first\nlast"
+    assert output.flush(PATIENCE_S)
+    assert [text for _, text in texts(tmp_path / "log")] == ["first", "last"]
+
+
+def test_a_line_without_an_end_is_written_when_nothing_more_comes(output: NodeOutput, tmp_path: Path):
+    rank = Rank(output, tmp_path)
+    rank.print("loading ... ")
+    assert lines_of(rank, 1) == ["loading ... "]
+    rank.print("done\n")
+    assert lines_of(rank, 2) == ["loading ... ", "done"]
+    rank.end()
+
+
+def test_long_lines_progress_bars_and_bytes_that_are_no_text_are_lines_too(output: NodeOutput, tmp_path: Path):
+    rank = Rank(output, tmp_path)
+    long = "x" * (3 * logs.LINE_BYTES) + "y"
+    rank.print(f"{long}\n\r 10 %\r")
+    assert lines_of(rank, 5)[:4] == [*["x" * logs.LINE_BYTES] * 3, "y"]
+    rank.print("\n 20 %\r\n\n")
+    rank.print(b"\xff\x00\xfe\n")
+    rank.end()
+    found = lines_of(rank, 9)
+    assert found[4:6] == ["", " 10 %"]
+    assert found[-3:] == [" 20 %", "", "\ufffd\x00\ufffd"]
+
+
+def test_only_the_end_of_what_a_rank_printed_is_kept_in_memory(output: NodeOutput, tmp_path: Path):
+    rank = Rank(output, tmp_path)
+    rank.print("a" * 100_000 + "\n" + "b" * (logs.TAIL_BYTES - 1) + "\n")
+    rank.end()
+    assert last_words(rank.read) == "b" * (logs.TAIL_BYTES - 1) + "\n"
+
+
+def test_a_child_that_holds_the_pipe_keeps_nobody(output: NodeOutput, tmp_path: Path):
+    rank = Rank(output, tmp_path)
+    rank.print("mine\n")
+    held = os.dup(rank.fd)
+    rank.end()
+    wait_for(lambda: not rank.read.pipe.exists())  # given up
+    assert rank.read.tail() == "mine\n"
+    os.close(held)
+
+
+def test_lines_that_come_late_are_in_the_log_of_their_own_generation(output: NodeOutput, tmp_path: Path):
+    old, new = (Rank(output, tmp_path, number, tmp_path / f"g{number}" / "node0.log") for number in (1, 2))
+    new.print("new\n")
+    assert lines_of(new, 1) == ["new"]
+    old.print("late\n")
+    assert lines_of(old, 1) == ["late"]
+    for rank in (old, new):
+        rank.end()
+    assert lines_of(new, 1) == ["new"]
+
+
+@pytest.fixture
+def stalled(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], bytes]]]:
+    """A log that takes nothing, since it is a pipe that nobody reads, and what reads it to its end."""
+    path = tmp_path / "stalled"
+    os.mkfifo(path)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or its opening alone would wait
+
+    def read() -> bytes:
+        try:
+            return os.read(fd, 1 << 20)
+        except BlockingIOError:
+            return b""
+
+    yield path, read
+    os.close(fd)
+
+
+def test_a_log_that_takes_nothing_does_not_stop_a_rank_and_says_afterwards_what_is_missing(
+    tmp_path: Path, stalled: tuple[Path, Callable[[], bytes]]
+):
+    log, read = stalled
+    with NodeOutput() as output:
+        rank = Rank(output, tmp_path, log=log)
+        count = 3 * logs.BUFFER_BYTES // 100
+        for number in range(count):  # would hang here
+            rank.print(f"{number:0100}\n")
+        rank.end()
+        assert last_words(rank.read).endswith(f"{count - 1:0100}\n")
+        assert not output.flush(0.0)
+        data = b""
+        while not output.flush(0.01):
+            data += read()
+        while more := read():
+            data += more
+    lines = data.decode().splitlines()
+    (gap,) = [index for index, line in enumerate(lines) if "dropped while the log could not be written" in line]
+    dropped = int(lines[gap].split("... ")[1].split()[0])
+    written = [int(match[2]) for line in lines if (match := LINE.fullmatch(line))]
+    assert written == [*range(gap), *range(gap + dropped, count)]
+    assert sum(map(len, lines[gap:])) > logs.BUFFER_BYTES // 2
+
+
+def test_a_rank_and_the_end_of_an_agent_wait_for_no_log_that_stays_stalled(
+    tmp_path: Path, stalled: tuple[Path, Callable[[], bytes]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(logs, "CLOSE_S", 0.1)
+    with NodeOutput() as output:
+        rank = Rank(output, tmp_path, log=stalled[0])
+        for _ in range(1000):
+            rank.print("x" * 1000 + "\n")
+        rank.end()
+        assert last_words(rank.read).endswith("x\n")
+    assert stalled[1]()
+
+
+def test_a_directory_that_cannot_be_written_is_tried_again(output: NodeOutput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logs, "RETRY_S", 0.01)
+    (tmp_path / "logs").write_text("a file where a directory should be")
+    rank = Rank(output, tmp_path)
+    rank.print("kept\n")
+    rank.end()
+    assert last_words(rank.read) == "kept\n"
+    assert not output.flush(0.1)
+    (tmp_path / "logs").unlink()
+    assert output.flush(PATIENCE_S)
+    assert lines_of(rank, 1) == ["kept"]
+
+
+def test_a_pipe_that_a_killed_agent_left_is_made_anew(tmp_path: Path):
+    (tmp_path / "pipe").write_text("of another one")
+    read = RankOutput(0, tmp_path / "pipe", tmp_path / "log")
+    assert read.pipe.is_fifo()
+    read.close()
