@@ -182,6 +182,22 @@ def test_a_stop_while_the_run_directory_does_not_work_drains_and_the_next_run_ha
     assert [line["step"] for line in metrics if line["generation"] == 1] == list(range(1, drained["step"] + 1))
 
 
+def test_an_agent_that_is_replaced_while_the_run_directory_stands_still_keeps_the_driver_waiting_for_nothing(
+    two_nodes: Callable[..., Campaign], disk: Path
+):
+    run = two_nodes().start()
+    run.reach(random.randrange(5, 60))
+    agent = run.agents()[1]
+    (run.run_dir / "logs" / "agent1.log").unlink()  # the next one makes its own, which a frozen file system does not let it
+    freeze(disk)
+    agent.kill()
+    wait_for(lambda: "training goes on" in run._printed(), "the driver tells that the run directory does not work", 60.0)
+    thaw(disk)
+    assert run.wait() == 0, run.output + run.logs()
+    metrics = whole(run, "metrics.jsonl")
+    assert {line["step"]: line["loss"] for line in metrics} == dict(enumerate(expected_losses(SHORT), 1))
+
+
 def test_a_driver_that_is_stopped_for_a_while_ends_no_generation(two_nodes: Callable[..., Campaign]):
     steps = SHORT + int(10.0 / STEP_S)
     run = two_nodes(steps).start()
