@@ -146,6 +146,7 @@ class DriverRendezvous(RendezvousHandler):
 
     def _join(self) -> tuple[Start, TCPStore]:
         self._store = None  # closes the port of the generation before: a rank left over from it talks to nobody
+
         def open_own_store() -> TCPStore:  # by this name the log tells of tries in vain
             return self._call(_open_store)
 
