@@ -146,7 +146,11 @@ class DriverRendezvous(RendezvousHandler):
 
     def _join(self) -> tuple[Start, TCPStore]:
         self._store = None  # closes the port of the generation before: a rank left over from it talks to nobody
-        own = _retrying(self._timeout_s, self._pause)(self._call, _open_store)
+
+        def open_own_store() -> TCPStore:  # by this name the log tells of tries in vain
+            return self._call(_open_store)
+
+        own = _retrying(self._timeout_s, self._pause)(open_own_store)
         start = self._ready(own.port)
         if start.node_rank == 0:
             return start, own

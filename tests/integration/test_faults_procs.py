@@ -349,7 +349,7 @@ def test_a_generation_for_which_no_port_is_free_waits_for_one(counting: Counting
         wait_for(lambda: ports() != before, "the ports to be taken")
         os.kill(run.workers()[1], signal.SIGKILL)
         wait_for(lambda: run.events("fault"), "the word of the worker's end")
-        wait_for(lambda: "_open_store" in (run.run_dir / "logs/agent0.log").read_text(), "a try in vain")
+        wait_for(lambda: "open_own_store" in (run.run_dir / "logs/agent0.log").read_text(), "a try in vain")
         sent.kill()
         wait_for(lambda: ports() == before, "the guard of the hand that was killed")
     calm(run, 1, 10)
