@@ -226,6 +226,9 @@ def drive(directory: Path) -> None:
         async def launch(self, node: int, incarnation: int, *, prepare: bool) -> None:
             pass
 
+        def connected(self, node: int) -> None:
+            pass
+
         async def close(self, grace_s: float) -> None:
             pass
 
