@@ -60,9 +60,7 @@ def _take(witnesses: Mapping[int, Witness], folder: Path, name: str) -> None:
         lines[rank] = f"where it was stopped: rank{rank}.stopped.txt; "
     for rank in stopped:
         lines[rank] = lines.get(rank, "") + "flight recorder: not asked, the process is stopped"
-    deadline = time.monotonic() + WINDOW_S
-    while time.monotonic() < deadline and not all(each.record.exists() for each in awake.values()):
-        time.sleep(0.002)
+    recorder.wait_for_answers([each.record for each in awake.values()], time.monotonic() + WINDOW_S)
     for rank, each in awake.items():
         lines[rank] = _record(rank, each.record, folder)
     (folder / name).write_text("".join(f"rank {rank}: {line}\n" for rank, line in sorted(lines.items())))

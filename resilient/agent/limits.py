@@ -26,7 +26,8 @@ agents at once is slow."""
 CLEAR_S = 60.0
 """The daemon's answer that it has deleted what nobody needs any more, at the end of a campaign."""
 INSPECT_S = 5.0
-"""An inspection of the workers; it takes less than half a second where the machine is well."""
+"""An inspection of the workers; it takes less than half a second where the machine is well, and a second more for a rank that does
+not let go of its interpreter."""
 LAST_WORDS_S = 3.0
 """What workers that hang say before they are killed; half a second, and then it is written to the run directory."""
 OUTPUT_S = 0.4

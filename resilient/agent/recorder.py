@@ -11,7 +11,8 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,12 @@ def ask(pid: int, path: Path) -> None:
     forget(path)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, RECORDER_SIGNAL)
+
+
+def wait_for_answers(paths: Collection[Path], until: float) -> None:
+    """Wait until all workers that leave their records here have answered, at most until then, as `time.monotonic` counts."""
+    while time.monotonic() < until and not all(path.exists() for path in paths):
+        time.sleep(0.002)
 
 
 def answers(path: Path) -> Mapping[str, Path]:

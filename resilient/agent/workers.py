@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
@@ -30,6 +31,7 @@ from resilient.protocol.messages import Heartbeat, Inspection
 log = logging.getLogger(__name__)
 
 SILENT_S = 1.0  # once a worker has shown no activity for so long, the states of the processes are reported
+RECORDS_S = 1.5  # in which the flight recorders of an inspection are expected: the machine may be busy
 
 
 @dataclass(eq=False)
@@ -189,10 +191,14 @@ class Workers:
         """What the workers that run are doing, by global rank; takes a moment."""
         running = [rank for rank in self._ranks if rank.end is None and max(rank.page.pulse().beat_t, rank.page.pulse().phase_t)]
         awake = [rank for rank in running if inspection.state_of(rank.process.pid or 0) != "T"]
+        asked_t = time.monotonic()
         for rank in awake:
             recorder.ask(rank.process.pid or 0, _record_of(rank.page))
         found = inspection.inspect({rank.rank: (rank.process.pid or 0, _stacks_of(rank.page)) for rank in running})
         self._known_stacks = {rank for rank, each in found.items() if each.stacks}
+        # The one whose record is missing is taken for one that waits in no collective, and nobody can say who has gone astray.
+        able = [_record_of(rank.page) for rank in awake if found[rank.rank].state in ("R", "S")]
+        recorder.wait_for_answers(able, asked_t + RECORDS_S)
         standings = {rank.rank: recorder.standing_of(_record_of(rank.page)) for rank in awake}
         return {rank: msgspec.structs.replace(each, standing=standings.get(rank)) for rank, each in found.items()}
 
