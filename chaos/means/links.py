@@ -10,6 +10,8 @@ from dataclasses import dataclass
 Command = tuple[str, ...]
 DEVICE = "eth0"  # of every host
 TRAFFIC = ("INPUT", "OUTPUT")
+BURST_S = 0.02  # a cap lets through what it would have let through in that time, at once
+LEAST_BURST_BYTES = 4000  # two packets of the usual size; larger ones are cut up by the queue
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ def cut_off_from_port(namespace: str, mark: int, number: int) -> Iterator[Change
 def capped(namespace: str, device: str, mark: int, mbit_per_s: float) -> Change:
     """What leaves by a device goes no faster."""
     handle = ("qdisc", "add", "dev", device, "root", "handle", f"{mark:x}:")
-    limits = ("tbf", "rate", f"{mbit_per_s * 1e6:.0f}bit", "burst", "32kb", "latency", "400ms")
+    burst_bytes = max(LEAST_BURST_BYTES, round(mbit_per_s * 1e6 / 8 * BURST_S))
+    limits = ("tbf", "rate", f"{mbit_per_s * 1e6:.0f}bit", "burst", f"{burst_bytes}b", "latency", "400ms")
     return Change(("tc", "-n", namespace, *handle, *limits), ("tc", "-n", namespace, handle[0], "del", *handle[2:]))
 
 

@@ -178,7 +178,7 @@ def test_without_a_spare_fewer_hosts_go_on_and_one_that_boots_is_taken_in_again(
         steps=100_000,
         cluster={"min_nodes": 2},
         checkpoint=tiers(NEVER),
-        resilience={"fence_s": 4, "link_grace_s": 4, "rejoin_s": 0},
+        resilience={"fence_s": 4, "lost_s": 8, "link_grace_s": 4, "rejoin_s": 0},  # before Slurm takes the host from the job
     )
     run.start().reach(15)
     wait_for(lambda: replicated(lab, 10), "replicas of what was computed")

@@ -131,7 +131,7 @@ SHORT = [
     ("link_down", "n1", {"seconds": 2}, "carrier_downs"),  # of the driver's host
     ("link_flap", "n3", {"times": 2, "down_s": 0.5, "up_s": 1.0}, "carrier_downs"),
     ("packet_loss", "n2", {"share": 0.1, "seconds": 2}, "dropped_packets"),
-    ("bandwidth_cap", "n2", {"mbit_per_s": 0.1, "seconds": 2}, "held_back_packets"),
+    ("bandwidth_cap", "n2", {"mbit_per_s": 0.1, "seconds": 4}, "held_back_packets"),
     ("one_way_drop", "n2", {"seconds": 2}, "dropped_packets"),
     ("one_way_drop", "n3", {"seconds": 2, "lost": "out"}, "dropped_packets"),
     ("coordinator_unreachable", "n3", {"seconds": 3}, "dropped_packets"),
