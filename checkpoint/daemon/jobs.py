@@ -23,6 +23,7 @@ from checkpoint.daemon.shards import Lookup, OpenShard, Superseded, node_shard
 from checkpoint.daemon.snapshots import Snapshots
 from checkpoint.daemon.tasks import Tasks
 from checkpoint.errors import CheckpointError
+from checkpoint.handshake import DAEMON_DAEMON
 from checkpoint.manifest import Manifest
 from checkpoint.protocol import (
     Committed,
@@ -131,7 +132,7 @@ class Jobs:
 
     def __init__(self, settings: DaemonSettings, snapshots: Snapshots, report: Callable[[DaemonNews], None]) -> None:
         self._node = settings.node
-        self._token = settings.token
+        self._key = settings.keys[DAEMON_DAEMON]
         self._snapshots = snapshots
         self._report = report
         self._tiers = {each.name: Tier(each.name, Path(each.path), each, Pace(each.max_bytes_per_s)) for each in settings.tiers}
@@ -261,7 +262,7 @@ class Jobs:
     def _hold(self, tier: Tier, job: TierJob) -> tuple[ShardManifest, Path]:
         transfer = Copy(tier.pace, job.cancelled, job.progress)
         if isinstance(job.request, Replicate):
-            return transfers.replicate(job.request, self._token, job.root, transfer)
+            return transfers.replicate(job.request, self._key, job.root, transfer)
         return transfers.copy(job.request, job.lookup, job.root, transfer)
 
     async def _flush(self, tier: Tier, job: TierJob, request: StartJob, began: float) -> DaemonNews:

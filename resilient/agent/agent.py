@@ -19,6 +19,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
+from checkpoint.handshake import daemon_keys
 from checkpoint.protocol import Clear, DaemonNews, Inventory
 from resilient import storage
 from resilient.agent import memory, node_check, preparation
@@ -112,7 +113,7 @@ class NodeAgent(LocalElasticAgent):
             node=settings.node,
             procs=settings.procs,
             host=settings.addr,
-            token=self._token,
+            keys=daemon_keys(self._token),
             on_news=self._on_news,
         )
         self._check: NodeCheck | None = None
@@ -158,7 +159,6 @@ class NodeAgent(LocalElasticAgent):
                 generation=0,
                 node=settings.node,
                 incarnation=self._incarnation,
-                token=self._token,
                 host=socket.gethostname(),
                 addr=settings.addr,
                 t=time.time(),

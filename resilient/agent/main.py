@@ -73,13 +73,18 @@ def main() -> int:
     outcome, its = Pipe() if args.prepare_node == args.node else (None, None)
     control = _fork_template(args, its)
     from resilient.agent.agent import NodeAgent  # after the fork, beside the template's imports: it makes threads and connections
+    from resilient.agent.environment import token_of
     from resilient.agent.logs import NodeOutput
 
     gc.enable()
+    secret, incarnation = token_of(token)
+    patience_s = max(CONNECT_S, args.fence_s)  # a driver that was stopped answers when it goes on
     with (
         NodeOutput() as output,
         output.logging_to(agent_log(args.run_dir, args.node)),
-        Connection(parse_addresses(args.driver), timeout_s=CONNECT_S) as connection,
+        Connection(
+            parse_addresses(args.driver), token=secret, node=args.node, incarnation=incarnation, timeout_s=patience_s
+        ) as connection,
     ):
         settings = _settings(args, token, args.addr or connection.own_address())
         agent = NodeAgent(settings, connection, control, output, outcome)

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -36,7 +36,7 @@ class AgentCommand:
     health_s: float
     world: int
     device: str
-    token: str
+    token: str = field(repr=False)
     environ: Mapping[str, str]
     log_level: str
 
