@@ -18,7 +18,7 @@ import secrets
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -36,6 +36,7 @@ HANDSHAKE_BYTES = 4096
 """Of all that a client says before it is let in, and of what a server answers."""
 
 NONCE_BYTES = 16
+POLL_S = 0.5
 REMEMBERED = 1 << 16  # nonces of clients, by a server
 
 
@@ -156,11 +157,22 @@ class Server:
         return self._peer
 
 
-def authenticate(connection: socket.socket, key: str, role: str, subject: str = "", *, timeout_s: float) -> None:
+def authenticate(
+    connection: socket.socket,
+    key: str,
+    role: str,
+    subject: str = "",
+    *,
+    timeout_s: float,
+    given_up: Callable[[], bool] = lambda: False,
+) -> None:
     """Prove to a server who this is, and have it prove itself. The socket's timeout is `timeout_s` afterwards.
 
+    Args:
+        given_up: asked twice a second, whether nobody waits for it any more.
+
     Raises:
-        OSError: the server has not answered in that time, or has hung up.
+        OSError: the server has not answered in that time, or has hung up; or nobody waits any more.
         Refused: it does not know the key.
     """
     deadline = time.monotonic() + timeout_s
@@ -172,10 +184,13 @@ def authenticate(connection: socket.socket, key: str, role: str, subject: str = 
         if len(answer) >= HANDSHAKE_BYTES:
             raise Refused(f"its answer is longer than {HANDSHAKE_BYTES} bytes")
         left_s = deadline - time.monotonic()
-        if left_s <= 0:
+        if left_s <= 0 or given_up():
             raise TimeoutError(f"no answer within {timeout_s:.0f} s")
-        connection.settimeout(left_s)
-        data = connection.recv(HANDSHAKE_BYTES - len(answer))
+        connection.settimeout(min(left_s, POLL_S))
+        try:
+            data = connection.recv(HANDSHAKE_BYTES - len(answer))
+        except TimeoutError:
+            continue
         if not data:
             raise ConnectionResetError("it has hung up instead of an answer")
         answer += data

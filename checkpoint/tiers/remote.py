@@ -131,7 +131,7 @@ class RemoteShard(Source):
             connection = self._own.connection = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets.append(connection)
-            authenticate(connection, self._key, self._role, timeout_s=TIMEOUT_S)
+            authenticate(connection, self._key, self._role, timeout_s=TIMEOUT_S, given_up=self._cancelled.is_set)
             connection.settimeout(POLL_S)
         return connection
 
