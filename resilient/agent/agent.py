@@ -34,7 +34,7 @@ from resilient.agent.logs import NodeOutput
 from resilient.agent.loop import Loop
 from resilient.agent.memory import daemon_directory, page_directory
 from resilient.agent.node_events import NodeEvents
-from resilient.agent.rendezvous import CalledOff, DriverRendezvous
+from resilient.agent.rendezvous import CalledOff, DriverRendezvous, store_prefix
 from resilient.agent.reports import Reports
 from resilient.agent.settings import AgentSettings
 from resilient.agent.standby import Standbys
@@ -105,7 +105,9 @@ class NodeAgent(LocalElasticAgent):
         self._ending = False
         self._clear: tuple[str, ...] = ()
         self._interface = interface_of(settings.addr)
-        self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready, self._pause, JOIN_S, self._call)
+        self._rendezvous_handler = DriverRendezvous(
+            settings.run_id, settings.addr, self._token, self._ready, self._pause, JOIN_S, self._call
+        )
         self._daemon = DaemonProcess(
             self._loop,
             self._storage,
@@ -193,6 +195,7 @@ class NodeAgent(LocalElasticAgent):
                 run_id=settings.run_id,
                 session=self._daemon.session_path,
                 interface=self._interface,
+                store_prefix=store_prefix(self._token, start.generation),
                 log_dir=generation_directory(settings.run_dir, start.generation),
             )
             for local in range(settings.procs)
