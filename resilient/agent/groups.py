@@ -25,12 +25,14 @@ def meet_below(prefix: str) -> None:
 
     A program of its own that a script starts joins where torchrun's environment says, without the prefix, and so do all its like.
     """
-    module = importlib.import_module("torch.distributed.rendezvous")  # torch.distributed has a function of that name
-    handlers = module._rendezvous_handlers
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    # By name, for torch.distributed has a function that is called the same.
+    handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     joined = handlers["env"]
 
     def join(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
         for store, rank, world_size in joined(url, **options):
-            yield module.PrefixStore(prefix, store), rank, world_size
+            yield PrefixStore(prefix, store), rank, world_size
 
     handlers["env"] = join

@@ -16,6 +16,7 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from checkpoint import descriptors
 from resilient import clock, entry
 from resilient.agent import NAME, preload, preparation
 from resilient.agent.predecessor import end_predecessors
@@ -40,6 +41,7 @@ def main() -> int:
     """Run an agent until the driver ends the run, is gone, or has been silent for too long."""
     leave_stops_to_the_driver()  # until the agent can tell it of them
     name_process(NAME)
+    descriptors.raise_limit()  # others connect to the store, which closes nothing by itself
     gc.disable()  # until all is imported: there is nothing to collect
     args = _arguments(sys.argv[1:])
     if args.parent is not None:
