@@ -57,7 +57,7 @@ def test_a_run_on_one_machine_listens_at_the_loopback_alone_and_shows_its_secret
     two_nodes: Callable[..., Campaign],
 ):
     run = two_nodes("quiet", STEP_S, 10**6).start()
-    run.reach(3)
+    reach_patiently(run, 3)
     assert run.process is not None
     family = list(descendants(run.process.pid))
     found = {pid: listeners(pid) for pid in family}
@@ -87,7 +87,7 @@ def test_an_attack_costs_a_campaign_neither_a_recovery_nor_a_bit_nor_memory(
     two_nodes: Callable[..., Campaign], kills: int, attack_s: float
 ):
     run = two_nodes("attacked", STEP_S, 10**6).start()
-    run.reach(2)
+    reach_patiently(run, 2)
     assert run.process is not None
     driver = run.process.pid
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
