@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from chaos import experiment, faults
 from chaos.fault import Fault, Inside, parameters
-from chaos.staging.volumes import Volume
+from chaos.orchestration.volumes import Volume
 from resilient.config.source import allowed
 
 _SECTIONS: dict[str, type[BaseModel]] = {

@@ -52,22 +52,22 @@ def verify_checkpoints(path: Where, as_json: Json = False) -> None:
     """Read every byte and compare it with the manifest; exit 0 if all is well, 1 if something is damaged."""
     from dataclasses import asdict
 
-    from checkpoint.tools import places, show
+    from checkpoint.tools import locations, show
     from checkpoint.tools.bar import bar
     from checkpoint.tools.refusal import Refusal
 
     with _told():
-        found = places.places(path)
-        targets = [place for place in found if not places.is_part(place.path)]
+        found = locations.locations(path)
+        targets = [location for location in found if not locations.is_part(location.path)]
         if not targets:
             raise Refusal(f"there is no {'whole ' if found else ''}checkpoint in {path}")
 
         from checkpoint.tools.verifying import size_bytes, verdict
 
         verdicts = []
-        with bar("verifying", sum(size_bytes(place.path) for place in targets)) as progress:
-            for place in targets:
-                verdicts.append(verdict(place, progress))
+        with bar("verifying", sum(size_bytes(location.path) for location in targets)) as progress:
+            for location in targets:
+                verdicts.append(verdict(location, progress))
     if as_json:
         show.as_json([asdict(each) for each in verdicts])
     for each in verdicts:
@@ -97,12 +97,12 @@ def compare_checkpoints(
     compared too, but has no say in the exit code.
     """
     with _told():
-        from checkpoint.tools import diff, places, show
+        from checkpoint.tools import diff, locations, show
         from checkpoint.tools.bar import bar
 
         given = atol is not None or rtol is not None
         tolerance = diff.Tolerance(atol or 0.0, rtol or 0.0) if given else None
-        comparison = diff.Comparison(places.one(a), places.one(b), only=only or (), tolerance=tolerance)
+        comparison = diff.Comparison(locations.one(a), locations.one(b), only=only or (), tolerance=tolerance)
         with bar("comparing", comparison.size_bytes) as progress:
             found = comparison.run(progress)
         if as_json:
@@ -126,11 +126,11 @@ def export_checkpoint(
 ) -> None:
     """Write a checkpoint in another form. OUT appears whole or not at all."""
     with _told():
-        from checkpoint.tools import aside, export, places
+        from checkpoint.tools import aside, export, locations
         from checkpoint.tools.bar import bar
 
         aside.check(output, force=force)
-        source = places.one(path)
+        source = locations.one(path)
         built_in = form in ("zarr", "torch")
         with bar("exporting", export.size_bytes(source, only or ()) if built_in else 0) as progress:
             written = export.export(source, form, output, only=only or (), float32=float32, force=force, progress=progress)

@@ -29,7 +29,7 @@ Kind = Literal["memory", "node", "durable"]
 
 
 @dataclass(frozen=True)
-class Place:
+class TierStorage:
     """One tier.
 
     Attributes:
@@ -60,16 +60,16 @@ class Storage:
     """
 
     identity: str
-    tiers: tuple[Place, ...]
+    tiers: tuple[TierStorage, ...]
     slabs: int
     domains: tuple[str, ...]
 
     @property
-    def memory(self) -> Place:
+    def memory(self) -> TierStorage:
         return self.tiers[0]
 
     @property
-    def durable(self) -> Place:
+    def durable(self) -> TierStorage:
         return self.tiers[-1]
 
 
@@ -88,9 +88,9 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
     def roots(path: Path) -> tuple[str, ...]:
         return tuple(str(path / campaign / f"node{node}") for node in range(nodes))
 
-    def place(tier: Tier, kind: Kind, where: tuple[str, ...], keep: int, steps: int | Literal["auto"]) -> Place:
+    def place(tier: Tier, kind: Kind, where: tuple[str, ...], keep: int, steps: int | Literal["auto"]) -> TierStorage:
         timed = tier.every_s is not None
-        return Place(
+        return TierStorage(
             name=tier.name,
             kind=kind,
             durable=kind == "durable",
@@ -109,7 +109,7 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
         taken = {tier.name for tier in checkpoint.tiers}
         name = next(each for each in (MEMORY, *(f"{MEMORY}{number}" for number in range(2, 99))) if each not in taken)
         where = roots(_RAM / f"resilient-{os.getuid()}")
-        first = Place(name, "memory", False, where, 1, None, None, None, False, None)
+        first = TierStorage(name, "memory", False, where, 1, None, None, None, False, None)
     middle = [place(tier, "node", roots(tier.path), 2, checkpoint.every_steps) for tier in before]
     end = place(last, "durable", (str(last.path),), 3, checkpoint.every_steps)
     # One is being written; and in a tier that people ask for, one more is on its way to a slower tier.
@@ -117,7 +117,7 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
     return Storage(identity, (first, *middle, end), slabs, tuple(config.cluster.domains or ()))
 
 
-def needed(found: Storage, tier: Place, nodes: int, size: tuple[int, int]) -> tuple[int, int]:
+def needed(found: Storage, tier: TierStorage, nodes: int, size: tuple[int, int]) -> tuple[int, int]:
     """Bytes and files that a tier must have room for: on each node, or the durable one for all of them.
 
     Args:

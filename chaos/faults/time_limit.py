@@ -8,8 +8,8 @@ from datetime import datetime
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
-from chaos.means.processes import is_gone
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.processes import is_gone
 from resilient.exits import Exit
 
 MINUTE_S = 60.0
@@ -29,8 +29,8 @@ class TimeLimit(Outside):
         kinds, actions = frozenset({"time_limit", "preempted"}), frozenset({"finish_drain"})
         return Expectation(kinds, actions, exits=frozenset({int(Exit.STOPPED)}), lost_steps=0)
 
-    def inject(self, scene: Scene) -> Evidence:
-        driver = scene.driver()
+    def inject(self, context: InjectionContext) -> Evidence:
+        driver = context.driver()
         environ = {name: value for name, value in driver.environ().items() if name.startswith(("SLURM_", "PATH"))}
         job = environ.get("SLURM_JOB_ID")
         if job is None:
@@ -41,12 +41,12 @@ class TimeLimit(Outside):
         minutes = max(1, math.ceil((elapsed_s + self.in_s) / MINUTE_S))
         conf = [f"SLURM_CONF={environ['SLURM_CONF']}"] if "SLURM_CONF" in environ else []
         update = ["env", *conf, "scontrol", "update", f"JobId={job}"]
-        scene.guard.add([*update, f"TimeLimit={told['TimeLimit']}"])
-        scene.guard.run([*update, f"TimeLimit={minutes}"])
+        context.guard.add([*update, f"TimeLimit={told['TimeLimit']}"])
+        context.guard.run([*update, f"TimeLimit={minutes}"])
         now = _asked(environ, "scontrol", "--oneliner", "show", "job", job)
         if now["TimeLimit"] == told["TimeLimit"]:
             raise CannotInject(f"the time limit of job {job} is still {told['TimeLimit']}")
-        scene.hold(minutes * MINUTE_S - elapsed_s + PATIENCE_S, unless=lambda: is_gone(driver))
+        context.hold(minutes * MINUTE_S - elapsed_s + PATIENCE_S, unless=lambda: is_gone(driver))
         return {"job": job, "before": told["TimeLimit"], "after": now["TimeLimit"], "state": "ended" if is_gone(driver) else "runs"}
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from chaos.lab.host import CommandFailed, Host
-from chaos.lab.shape import LOGIN, Place, Shape
+from chaos.lab.shape import LOGIN, LabPaths, Shape
 from chaos.lab.slurm_conf import cgroup_conf, slurm_conf
 
 START_S = 30.0
@@ -32,7 +32,7 @@ class NodeState:
 class Controller:
     """The lab's Slurm."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: LabPaths) -> None:
         self._place = place
         self._login = Host(place, LOGIN)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from checkpoint import manifest
 from checkpoint.errors import DamagedCheckpoint
-from checkpoint.tools.places import PART, Place, is_part, places
+from checkpoint.tools.locations import PART, CheckpointLocation, is_part, locations
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Entry:
 
 def entries(path: Path) -> list[Entry]:
     """All that a path means, by tier, root and step. Raises Refusal."""
-    return list(_entries(places(path), time.time()))
+    return list(_entries(locations(path), time.time()))
 
 
 def verified(entry: Entry, progress: Callable[[int], None] | None = None) -> Entry:
@@ -68,7 +68,7 @@ def verified(entry: Entry, progress: Callable[[int], None] | None = None) -> Ent
     return replace(entry, verified=True)
 
 
-def _entries(found: list[Place], now: float) -> Iterator[Entry]:
+def _entries(found: list[CheckpointLocation], now: float) -> Iterator[Entry]:
     for place in found:
         tier, durable = (None, None) if place.tier is None else (place.tier.name, place.tier.durable)
         try:

@@ -15,7 +15,7 @@ from typing import Literal
 from resilient.control import fitness, generations
 from resilient.control.attendance import Attendance, Moment
 from resilient.control.core import core_of
-from resilient.control.job import Job
+from resilient.control.job import JobSpec
 from resilient.control.response import Response
 from resilient.control.workers import Workers
 from resilient.exits import Exit
@@ -36,7 +36,7 @@ from resilient.protocol.messages import (
     WorkerEnded,
 )
 
-__all__ = ["Coordinator", "Job", "State"]
+__all__ = ["Coordinator", "JobSpec", "State"]
 
 RUN_DIR_DRAIN = "run_dir_patience_s"  # by what a drain was asked for, as it stands in the ledger
 
@@ -55,7 +55,7 @@ class State(Enum):
 class Coordinator:
     """See the module. `now` is unix seconds everywhere. Once `finished`, nothing is appended to any outbox."""
 
-    def __init__(self, job: Job, *, last_generation: int) -> None:
+    def __init__(self, job: JobSpec, *, last_generation: int) -> None:
         self._core = core = core_of(job, last_generation)
         self._attendance = Attendance()
         self._response = Response(core)

@@ -11,7 +11,7 @@ from resilient.snapshots import StoragePlan
 
 
 @dataclass(frozen=True)
-class Job:
+class JobSpec:
     """One job of a campaign.
 
     Attributes:

@@ -9,7 +9,7 @@ from checkpoint.naming import steps
 from resilient import ledger, rollback, storage
 from resilient.config import Config, Layout, layouts
 from resilient.config.timeouts import timeouts
-from resilient.control import Job
+from resilient.control import JobSpec
 from resilient.control.learning import Limits
 from resilient.control.stragglers import Rules
 from resilient.policy import Budget
@@ -18,11 +18,11 @@ from resilient.snapshots import StoragePlan, TierPlan
 from resilient.version import commit
 
 
-def job_of(config: Config, layout: Layout, kept: storage.Storage, *, tiers_vanish: bool) -> Job:
+def job_of(config: Config, layout: Layout, kept: storage.Storage, *, tiers_vanish: bool) -> JobSpec:
     """The job; what earlier jobs found out is read from the ledger and the durable tier. Raises OSError."""
     limits = timeouts(config)
     invalidated, skip = rollback.remembered(ledger.read(config.run_dir / ledger.EVENTS))
-    return Job(
+    return JobSpec(
         layouts={nodes: _axes(each) for nodes, each in layouts(config, layout).items()},
         spares=config.cluster.spares,
         rejoin_s=limits.rejoin_s,
@@ -67,7 +67,7 @@ def budget(config: Config) -> Budget:
 def storage_plan(kept: storage.Storage, durable: Path, invalidated: tuple[Void, ...] = ()) -> StoragePlan:
     """What the snapshot core must know of the tiers."""
 
-    def plan(tier: storage.Place) -> TierPlan:
+    def plan(tier: storage.TierStorage) -> TierPlan:
         return TierPlan(tier.name, tier.keep_last, tier.replicas)
 
     first, *middle, last = kept.tiers

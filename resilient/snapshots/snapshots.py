@@ -33,7 +33,7 @@ from resilient.snapshots.plan import StoragePlan
 from resilient.snapshots.replication import Replication
 from resilient.snapshots.retention import Retention
 from resilient.snapshots.tier_health import Faults, TierHealth
-from resilient.snapshots.transfers import ATTEMPTS, Job, Transfers
+from resilient.snapshots.transfers import ATTEMPTS, TransferJob, Transfers
 
 STALE_STEPS = 4
 """Of which faults are counted at the same time."""
@@ -302,7 +302,7 @@ class Snapshots:
         if job is not None:
             self._on_ended(node, job, now, out)
 
-    def _on_ended(self, node: int, job: Job, now: float, out: Outbox) -> None:
+    def _on_ended(self, node: int, job: TransferJob, now: float, out: Outbox) -> None:
         """A job is over; its tier takes the next one."""
         if job.unwanted is not None:
             self._transfers.give_up_or_again(node, job, self._generation, out)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from campaigns import wait_for
 
-from chaos.judging import machine
+from chaos.verdict import machine
 from experiments import Chaos, commands
 
 CAMPAIGN = {
@@ -106,7 +106,7 @@ HELD = {"fault": "worker_stop", "with": {"seconds": 60}}  # a rank is stopped un
 def test_an_experiment_that_is_interrupted_takes_everything_along(chaos: Chaos):
     chaos.start({"campaign": {"config": ENDLESS}, "faults": [HELD], "twin": False})
     assert chaos.process is not None
-    _wait_for_a_hand(chaos)
+    _wait_for_an_injector(chaos)
     chaos.process.send_signal(signal.SIGTERM)
     assert chaos.process.wait(60) == 75
     assert "stopped by SIGTERM" in chaos.said()
@@ -122,7 +122,7 @@ def test_a_command_that_is_killed_at_any_moment_leaves_nothing(chaos: Chaos, rou
         chaos.start({**endless, "twin": False})
         assert chaos.process is not None
         if number % 2:
-            _wait_for_a_hand(chaos)
+            _wait_for_an_injector(chaos)
         moment_s = chance.uniform(0.1, 8.0)
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = chaos.process.wait(moment_s)
@@ -133,8 +133,8 @@ def test_a_command_that_is_killed_at_any_moment_leaves_nothing(chaos: Chaos, rou
         assert not machine.changes(before, machine.look([chaos.directory]))
 
 
-def _wait_for_a_hand(chaos: Chaos) -> None:
-    wait_for(lambda: any("chaos.hands.hand" in _words(each) for each in chaos.all_of_it()), "a hand", 600.0)
+def _wait_for_an_injector(chaos: Chaos) -> None:
+    wait_for(lambda: any("chaos.injectors.injector" in _words(each) for each in chaos.all_of_it()), "an injector", 600.0)
 
 
 def _words(process: psutil.Process) -> list[str]:

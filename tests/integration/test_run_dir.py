@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from campaigns import MOUNTS, Campaign, wait_for
-from hands import strike
+from injectors import strike
 from keeping import advance, beginning
 
 pytestmark = [MOUNTS, pytest.mark.alone]

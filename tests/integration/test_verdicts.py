@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from campaigns import MOUNTS, Campaign, wait_for
-from hands import hand
+from injectors import injector
 
-from chaos.hands.scene import Target
-from chaos.judging import gathering, leftovers, machine, page
-from chaos.judging.observation import Observation
-from chaos.judging.record import Injection, append
-from chaos.judging.verdict import OF_EACH, OF_THE_RUN, Job, Verdict, judge
+from chaos.injectors.context import Target
+from chaos.verdict import gathering, leftovers, machine, page
+from chaos.verdict.observation import Observation
+from chaos.verdict.record import Injection, append
+from chaos.verdict.verdict import OF_EACH, OF_THE_RUN, JobRun, Verdict, judge
 from checkpoint.naming import step_path, steps
 from resilient.agent.memory import page_directory
 from resilient.config import load
@@ -33,7 +33,7 @@ class Broken:
 
     run: Campaign
     twin: Campaign
-    jobs: list[Job]
+    jobs: list[JobRun]
     before: dict[str, machine.State]
 
     def seen(self) -> Observation:
@@ -71,16 +71,18 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
     try:
         wait_for((run.run_dir / "config.yaml").exists, "the run directory")
         struck = {"worker_kill": (1, 50), "worker_raise": (0, 200)}
-        with contextlib.ExitStack() as hands:
-            sent = {name: hands.enter_context(hand(run, name, rank=rank, step=step)) for name, (rank, step) in struck.items()}
-            for name, each in sent.items():  # as the runner does it: by a hand, and then into the record
+        with contextlib.ExitStack() as injectors:
+            sent = {
+                name: injectors.enter_context(injector(run, name, rank=rank, step=step)) for name, (rank, step) in struck.items()
+            }
+            for name, each in sent.items():  # as the runner does it: by an injector, and then into the record
                 injected, undone = each.answer("injected", 300.0), each.answer("undone")
                 target = Target(struck[name][0], 0)
                 append(run.run_dir, Injection(name, name, {}, target, began_t, injected["t"], undone["t"], injected["evidence"]))
         code = run.wait()
     finally:
         run.kill()
-    yield Broken(run, twin, [Job(began_t, time.time(), code)], before)
+    yield Broken(run, twin, [JobRun(began_t, time.time(), code)], before)
 
 
 def test_a_campaign_that_recovered_is_green(broken: Broken, tmp_path: Path):

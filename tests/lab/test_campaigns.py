@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from campaigns import Campaign, same, wait_for
-from lab_jobs import HOSTS, TIMES, Job
+from lab_jobs import HOSTS, TIMES, LabJob
 
 from chaos.lab.lab import Lab
 
-Jobs = Callable[..., Job]
+Jobs = Callable[..., LabJob]
 
 NEVER = 1000  # a step that no run reaches
 KEPT_BY_BUDDIES = ("ram", "nvme")  # where buddies have copies; which of them has the newer one depends on the moment
@@ -75,17 +75,17 @@ def workers(lab: Lab, host: str) -> list[int]:
     return found
 
 
-def members(run: Job) -> list[list[str]]:
+def members(run: LabJob) -> list[list[str]]:
     """The hosts of each generation, by node rank."""
     return [event["nodes"] for event in run.events("generation_started")]
 
 
-def actions(run: Job) -> list[str]:
+def actions(run: LabJob) -> list[str]:
     """What was done about nodes. (A buddy that was fetching from a node tells of it as of a tier that fails.)"""
     return [event["name"] for event in run.events("action") if event["name"] in ("replace_node", "shrink", "grow")]
 
 
-def told(run: Job) -> str:
+def told(run: LabJob) -> str:
     return run.output + run.logs()
 
 

@@ -14,9 +14,9 @@ from campaigns import wait_for
 from lab_jobs import CODE, RUNNING, on
 
 import experiments
-from chaos.judging import machine
 from chaos.lab.host import namespaces
 from chaos.lab.lab import Lab
+from chaos.verdict import machine
 
 pytestmark = [pytest.mark.timeout(1500), pytest.mark.soak]
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from campaigns import ROOT, Campaign, same, wait_for
-from lab_jobs import Job
+from lab_jobs import LabJob
 
-Jobs = Callable[..., Job]
+Jobs = Callable[..., LabJob]
 
 PATIENCE_S = 400.0
 
 
-def generations(run: Job) -> list[list[str]]:
+def generations(run: LabJob) -> list[list[str]]:
     return [event["nodes"] for event in run.events("generation_started")]
 
 

@@ -8,8 +8,8 @@ import yaml
 
 from chaos import faults
 from chaos.experiment import SHIPPED, Campaign, Experiment, ExperimentError, find, lasting, read, seed_of
+from chaos.orchestration.campaign import is_one_of, merged, resolve, shortened
 from chaos.planning import World, plan
-from chaos.staging.campaign import is_one_of, merged, resolve, shortened
 from resilient.config import ConfigError, spans
 
 GOOD: dict[str, Any] = {"name": "test", "campaign": {}, "faults": [{"fault": "worker_kill"}]}

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from chaos.judging import machine
+from chaos.verdict import machine
 
 # As iptables-save and nft tell them once anybody has asked for the tables.
 EMPTY = """\

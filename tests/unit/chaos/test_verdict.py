@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.fault import Expectation
-from chaos.hands.scene import Target
-from chaos.judging.record import Injection
-from chaos.judging.verdict import OF_EACH, OF_THE_RUN, Checked, Job, Observation, Outcome, Weights, judge
+from chaos.injectors.context import Target
+from chaos.verdict.record import Injection
+from chaos.verdict.verdict import OF_EACH, OF_THE_RUN, Checked, JobRun, Observation, Outcome, Weights, judge
 from resilient.account import account
 
 STEPS = 40
@@ -40,7 +40,7 @@ class Tale:
         self.metrics: list[dict[str, Any]] = []
         self.injections: list[Injection] = []
         self.expected: dict[str, Expectation] = {}
-        self.jobs: list[Job] = []
+        self.jobs: list[JobRun] = []
         self.generation = self.step = self.held = 0
         self.started()
 
@@ -106,7 +106,7 @@ class Tale:
         self.t += 0.5
         if code >= 0:
             self.event("run_finished", exit_code=code, step=self.step)
-        self.jobs.append(Job(self.job_t - 1, self.t + 0.1, code))
+        self.jobs.append(JobRun(self.job_t - 1, self.t + 0.1, code))
         return self
 
     def seen(self) -> Observation:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from chaos.staging.watch import Watch
+from chaos.orchestration.watch import Watch
 from resilient import ledger
 
 

@@ -20,7 +20,7 @@ from checkpoint.protocol import (
     Sync,
     Synced,
 )
-from resilient.control.coordinator import Coordinator, Job, State
+from resilient.control.coordinator import Coordinator, JobSpec, State
 from resilient.control.learning import Limits
 from resilient.control.stragglers import Rules
 from resilient.faults import Raised, WorkerEnd
@@ -56,8 +56,8 @@ def job(
     procs_per_node: int = 1,
     run_dir_patience_s: float = 900.0,
     **budget: int,
-) -> Job:
-    return Job(
+) -> JobSpec:
+    return JobSpec(
         layouts={size: {"dp": size} for size in (*fewer, nodes)},
         spares=spares,
         rejoin_s=20.0,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from checkpoint.protocol import Inventory
-from resilient.control import Coordinator, Job
+from resilient.control import Coordinator, JobSpec
 from resilient.control.coordinator import State
 from resilient.control.drain import Drain
 from resilient.control.learning import Limits
@@ -29,7 +29,7 @@ class Play:
         self.slurm = slurm
         self.effects: list[Effect] = []
         self.notes: list[str] = []
-        job = Job(
+        job = JobSpec(
             layouts={1: {"dp": 1}},
             spares=0,
             rejoin_s=20.0,
