@@ -1,6 +1,6 @@
 """What a fault finds where it strikes: the processes, links, tiers and files of one run, as this machine sees them.
 
-Owns how they are found. All is read from the kernel, from pages and from the run directory, each time anew: what was true before
+Owns how they are found. All is read from the kernel, from heartbeat regions and from the run directory, each time anew: what was true before
 the last fault is not any more.
 """
 
@@ -16,9 +16,9 @@ from chaos.fault import CannotInject
 from chaos.injectors.guard import Guard
 from resilient import ledger, storage
 from resilient.agent import NAME
-from resilient.agent.memory import agent_record, daemon_directory, page_directory
+from resilient.agent.memory import agent_record, daemon_directory, region_directory
 from resilient.config import Config
-from resilient.page import Pulse, peek
+from resilient.heartbeat_region import Activity, peek
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ class InjectionContext:
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
-    def pulses(self) -> Mapping[int, Pulse]:
-        """What the pages of this machine say of the ranks of the newest generation, by rank."""
-        found: dict[int, tuple[int, Pulse]] = {}
+    def activities(self) -> Mapping[int, Activity]:
+        """What the heartbeat regions of this machine say of the ranks of the newest generation, by rank."""
+        found: dict[int, tuple[int, Activity]] = {}
         for node in self._nodes():
-            for path in page_directory(self.run_dir, node).glob("g*-rank*"):
+            for path in region_directory(self.run_dir, node).glob("g*-rank*"):
                 if path.suffix:
                     continue
                 generation, rank = (int(word) for word in path.name[1:].split("-rank"))
@@ -94,7 +94,7 @@ class InjectionContext:
                 with contextlib.suppress(OSError, ValueError):
                     found[rank] = generation, peek(path)
         newest = max((generation for generation, _ in found.values()), default=0)
-        return {rank: pulse for rank, (generation, pulse) in found.items() if generation == newest and pulse.pid}
+        return {rank: activity for rank, (generation, activity) in found.items() if generation == newest and activity.pid}
 
     def worker(self) -> psutil.Process:
         """The process of the rank that is aimed at.
@@ -102,17 +102,17 @@ class InjectionContext:
         Raises:
             CannotInject: it does not run on this machine.
         """
-        pulse = self.pulses().get(-1 if self.target.rank is None else self.target.rank)
+        activity = self.activities().get(-1 if self.target.rank is None else self.target.rank)
         with contextlib.suppress(psutil.NoSuchProcess):
-            if pulse is not None:
-                return psutil.Process(pulse.pid)
+            if activity is not None:
+                return psutil.Process(activity.pid)
         raise CannotInject(f"rank {self.target.rank} does not run here")
 
     def workers(self) -> list[psutil.Process]:
         """Those of the node that is aimed at."""
         agent = self.agent()
         mine = {process.pid for process in agent.children(recursive=True)}
-        return [psutil.Process(pulse.pid) for pulse in self.pulses().values() if pulse.pid in mine]
+        return [psutil.Process(activity.pid) for activity in self.activities().values() if activity.pid in mine]
 
     def agent(self) -> psutil.Process:
         """The agent of the node that is aimed at.
@@ -185,8 +185,8 @@ class InjectionContext:
         return [line for line in ledger.read(self.run_dir / ledger.EVENTS) if name in (None, line["event"])]
 
     def memory(self, node: int) -> Sequence[Path]:
-        """What a node has in RAM beside its tiers: pages, and the snapshot daemon's own."""
-        return [page_directory(self.run_dir, node), daemon_directory(self.run_dir, node)]
+        """What a node has in RAM beside its tiers: heartbeat regions, and the snapshot daemon's own."""
+        return [region_directory(self.run_dir, node), daemon_directory(self.run_dir, node)]
 
     def held(self, node: int) -> Sequence[Path]:
         """What a node has of its own on tiers, in RAM and on its disks."""

@@ -8,12 +8,12 @@ from typing import Literal
 from chaos.injectors.context import InjectionContext
 from chaos.orchestration.tail import Tail
 from resilient import ledger
-from resilient.page import PHASES
+from resilient.heartbeat_region import PHASES
 
 Phase = Literal["start", "load", "data", "step", "snapshot", "eval", "flush", "recovery", "drain"]
 
 POLL_S = 0.002
-SLOW_POLL_S = 0.01  # where files are read, and not pages alone
+SLOW_POLL_S = 0.01  # where files are read, and not heartbeat regions alone
 OF_RANKS = PHASES
 OF_THE_RUN = ("flush", "recovery", "drain")
 
@@ -51,13 +51,13 @@ def wait_for(moment: Moment, context: InjectionContext, limit_s: float) -> None:
 def now_in(context: InjectionContext, phase: Phase) -> bool:
     """Whether the target's rank, or the run, is in this phase."""
     if phase in OF_RANKS:
-        pulses, rank = context.pulses(), context.target.rank
-        mine = pulses.values() if rank is None else [pulses[rank]] if rank in pulses else []
-        return any(pulse.phase == phase for pulse in mine)
+        activities, rank = context.activities(), context.target.rank
+        mine = activities.values() if rank is None else [activities[rank]] if rank in activities else []
+        return any(activity.phase == phase for activity in mine)
     if phase == "flush":
         return any(context.config.checkpoint.tiers[-1].path.glob("step-*.tmp"))
     if phase == "drain":
-        return any(pulse.stopped for pulse in context.pulses().values())
+        return any(activity.stopped for activity in context.activities().values())
     return _Recovery(context)()
 
 
@@ -76,7 +76,7 @@ class _Recovery:
 
 
 def _furthest(context: InjectionContext) -> int:
-    return max((pulse.step for pulse in context.pulses().values()), default=-1)
+    return max((activity.step for activity in context.activities().values()), default=-1)
 
 
 def _until(holds: Callable[[], bool], context: InjectionContext, deadline: float, poll_s: float, what: str) -> None:

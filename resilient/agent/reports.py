@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from checkpoint.protocol import DaemonNews
-from resilient import page
+from resilient import heartbeat_region
 from resilient.agent.limits import LOOK_S, PROMPT_S, QUIET_S, UNWATCHED_S
 from resilient.agent.workers import Workers
-from resilient.page import AgentPage
+from resilient.heartbeat_region import AgentRegion
 from resilient.protocol.messages import Heartbeat, Record, Report
 
 RECORDS_BYTES = 1 << 20
@@ -24,7 +24,7 @@ Send = Callable[[Report, bool], bool]
 """Sends a report; whether it may be dropped where the driver is slow to read; returns whether it was sent."""
 
 
-def record_of(rank: int, record: page.Record) -> Record:
+def record_of(rank: int, record: heartbeat_region.Record) -> Record:
     """A record as a message has it."""
     return Record(rank, record.t, record.event, dict(record.fields))
 
@@ -60,7 +60,7 @@ class Reports:
         self._send, self._generation, self._clock = send, generation, clock
         self._workers: Workers | None = None
         self._news: list[DaemonNews] = []
-        self._unwritten: deque[tuple[Record, int, AgentPage, int]] = deque()
+        self._unwritten: deque[tuple[Record, int, AgentRegion, int]] = deque()
         self._reported: dict[int, tuple[float, str]] = {}
         self._looked_t = self._heartbeats_t = self._sent_t = float("-inf")
         self.report_s = PROMPT_S

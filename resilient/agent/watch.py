@@ -94,7 +94,7 @@ class Watch:
         """What a worker has printed last is evidence: it is read to its end before."""
         self._loop.wait_until(self._workers.note_ends, OUTPUT_S, poll_s=OUTPUT_LOOK_S)
         for end in self._workers.reap():
-            stopped = self._workers.pulses()[end.rank].stopped
+            stopped = self._workers.activities()[end.rank].stopped
             self._send(WorkerEnded(generation=self._generation, end=end, stopped=stopped))
 
     def _take_last_words(self, folder: Path) -> None:

@@ -306,7 +306,7 @@ class Inspect(Message, frozen=True):
 
 
 class RecordsWritten(Message, frozen=True):
-    """So many more of the records that the agent has sent are durable; their room in the pages may be used again."""
+    """So many more of the records that the agent has sent are durable; their room in the regions may be used again."""
 
     generation: int
     count: int

@@ -20,7 +20,7 @@ from chaos.verdict.observation import Observation
 from chaos.verdict.record import Injection, append
 from chaos.verdict.verdict import OF_EACH, OF_THE_RUN, JobRun, Verdict, judge
 from checkpoint.naming import step_path, steps
-from resilient.agent.memory import page_directory
+from resilient.agent.memory import region_directory
 from resilient.config import load
 
 STEPS = 300
@@ -156,7 +156,7 @@ def test_a_process_that_is_left_is_seen(broken: Broken, how: str, tmp_path: Path
 def test_files_that_are_left_are_seen(broken: Broken):
     tier = Path(json.loads((broken.run_dir / "storage.json").read_text())["tiers"][0]["roots"][0])
     unfinished = broken.run_dir / "checkpoints" / "step-00000275.g2.tmp"
-    for path in (page_directory(broken.run_dir, 0), tier / "buffer-0", unfinished):
+    for path in (region_directory(broken.run_dir, 0), tier / "buffer-0", unfinished):
         path.mkdir(parents=True)
         try:
             assert broken.verdict().broken == ["files"], path
@@ -196,13 +196,13 @@ def test_a_host_is_looked_at_by_a_command_and_one_that_does_not_answer_is_red(br
     where = gathering.places(load(broken.run_dir / "config.yaml", []))
     before = gathering.look(where, {"n1": hosts["n1"]})
     assert any(line.split()[0] == "/" for line in before["n1"]["mount"])
-    pages = page_directory(broken.run_dir, 0)
-    pages.mkdir()
+    regions = region_directory(broken.run_dir, 0)
+    regions.mkdir()
     try:
         found = gathering.left(broken.run_dir, where, before, hosts)
     finally:
-        pages.rmdir()
-    assert found["files"] == [f"n1: {pages}"]
+        regions.rmdir()
+    assert found["files"] == [f"n1: {regions}"]
     assert found["processes"] == []
     assert len(found["machine"]) == 1
     assert found["machine"][0].startswith("n2: cannot be looked at")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from chaos.orchestration.cleanup import CleanupGuard
-from resilient.agent.memory import page_directory
+from resilient.agent.memory import region_directory
 
 
 def started(script: str, environ: dict[str, str]) -> "subprocess.Popen[bytes]":
@@ -21,10 +21,10 @@ def started(script: str, environ: dict[str, str]) -> "subprocess.Popen[bytes]":
 def test_at_its_end_campaigns_are_killed_and_injectors_end_by_themselves(tmp_path: Path):
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
     undoing = f"import time, pathlib; print(flush=True); time.sleep(1); pathlib.Path({str(tmp_path / 'undone')!r}).touch()"
-    pages = page_directory(tmp_path / "run", 0)
+    regions = region_directory(tmp_path / "run", 0)
     with CleanupGuard() as cleanup:
         cleanup.run(tmp_path / "run")
-        pages.mkdir()
+        regions.mkdir()
         campaign, injector, other = started(deaf, cleanup.campaign()), started(undoing, cleanup.injector()), started(deaf, {})
     assert campaign.wait() == -9
     assert (tmp_path / "undone").exists()
@@ -32,7 +32,7 @@ def test_at_its_end_campaigns_are_killed_and_injectors_end_by_themselves(tmp_pat
     assert other.poll() is None
     other.kill()
     other.wait()
-    assert not pages.exists()
+    assert not regions.exists()
 
 
 def test_the_same_happens_when_its_owner_is_killed(tmp_path: Path):

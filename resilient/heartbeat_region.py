@@ -1,4 +1,4 @@
-"""The page: shared memory between one worker and its agent.
+"""The heartbeat region: shared memory between one worker and its agent.
 
 Owns the layout of the words and of the ring of records. The worker beats and reports by plain stores, so that neither costs a
 system call, and the agent reads what is there even of a worker that is stopped or dead. The memory is a file in RAM that the agent
@@ -48,7 +48,7 @@ Fields = Mapping[str, object]
 class Record:
     """What a worker reported: a ledger event, or with `event` None a line of metrics. `t` in unix seconds.
 
-    `end` is the place in the ring up to which `AgentPage.keep` gives room free.
+    `end` is the place in the ring up to which `AgentRegion.keep` gives room free.
     """
 
     t: float
@@ -58,8 +58,8 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Pulse:
-    """What the page says of a worker at one moment; times in unix seconds, 0 for never. `data_s`: seconds in phase `data`."""
+class Activity:
+    """What the region says of a worker at one moment; times in unix seconds, 0 for never. `data_s`: seconds in phase `data`."""
 
     pid: int
     step: int
@@ -89,10 +89,10 @@ class _Mapped:
         self._times = self._whole[:_HEADER_BYTES].cast("d")
         self._ring = self._whole[_HEADER_BYTES:]
 
-    def pulse(self) -> Pulse:
+    def activity(self) -> Activity:
         """What the words say now."""
         words, times = self._words, self._times
-        return Pulse(
+        return Activity(
             pid=words[_PID],
             step=words[_STEP],
             checked=words[_CHECKED],
@@ -107,7 +107,7 @@ class _Mapped:
     def left(self) -> list[Record]:
         """The records that were not kept."""
         if self._words[_MAGIC_WORD] != _MAGIC:
-            raise ValueError("not a page of this version of resilient")
+            raise ValueError("not a heartbeat region of this version of resilient")
         return self._records(self._words[_TAIL])
 
     def _records(self, start: int) -> list[Record]:
@@ -135,33 +135,33 @@ class _Mapped:
 
 
 def salvage(path: Path) -> list[Record]:
-    """The records of a page whose agent and worker are dead that nobody said were kept. Raises ValueError if it is no page."""
+    """The records that were not kept, of a region whose agent and worker are dead. Raises ValueError if it is no region."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        page = _Mapped(fd)
+        region = _Mapped(fd)
     finally:
         os.close(fd)
     try:
-        return page.left()
+        return region.left()
     finally:
-        page.close()
+        region.close()
 
 
-def peek(path: Path) -> Pulse:
-    """What a page of anybody's says now. Raises OSError if it is not there, ValueError if it is no page."""
+def peek(path: Path) -> Activity:
+    """What a region says now. Raises OSError if it is not there, ValueError if it is no region."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        page = _Mapped(fd)
+        region = _Mapped(fd)
     finally:
         os.close(fd)
     try:
-        return page.pulse()
+        return region.activity()
     finally:
-        page.close()
+        region.close()
 
 
-class AgentPage(_Mapped):
-    """The agent's side: makes the memory, reads the pulse and the records, writes the stop target."""
+class AgentRegion(_Mapped):
+    """The agent's side: makes the memory, reads the activity and the records, writes the stop target."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -212,7 +212,7 @@ class AgentPage(_Mapped):
             self.path.unlink(missing_ok=True)
 
 
-class WorkerPage(_Mapped):
+class WorkerRegion(_Mapped):
     """The worker's side: beats, phases, reports; reads the stop target."""
 
     # How long a report waits for room before it is dropped and counted: the agent drains many times a second.
@@ -225,7 +225,7 @@ class WorkerPage(_Mapped):
         finally:
             os.close(fd)
         if self._words[_MAGIC_WORD] != _MAGIC:
-            raise ValueError(f"{path} is not a page of this version of resilient")
+            raise ValueError(f"{path} is not a heartbeat region of this version of resilient")
         self._words[_PID] = os.getpid()
         self._full_at = -1
 
