@@ -58,7 +58,7 @@ def verify_checkpoints(path: Where, as_json: Json = False) -> None:
 
     with _told():
         found = locations.locations(path)
-        targets = [location for location in found if not locations.is_part(location.path)]
+        targets = [location for location in found if not locations.is_node_shard(location.path)]
         if not targets:
             raise Refusal(f"there is no {'whole ' if found else ''}checkpoint in {path}")
 

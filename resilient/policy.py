@@ -284,7 +284,7 @@ def _targets(roll_backs: Sequence[tuple[Fault, RollBack]]) -> str:
 
 def _way_back(way: RollBack | None) -> str:
     assert way is not None
-    told = f"back to step {way.step}, and what is newer is void"
+    told = f"back to step {way.step}, and what is newer is invalidated"
     if way.skip is None:
         return told
     first, last = way.skip

@@ -55,13 +55,13 @@ class Storage:
     """All tiers, fastest first; the first one is memory, the last one durable.
 
     Attributes:
-        slabs: snapshots that memory has room for on each node.
+        buffers: snapshots that memory has room for on each node.
         domains: failure domain of each node; empty where the config names none.
     """
 
     identity: str
     tiers: tuple[TierStorage, ...]
-    slabs: int
+    buffers: int
     domains: tuple[str, ...]
 
     @property
@@ -113,8 +113,8 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
     middle = [place(tier, "node", roots(tier.path), 2, checkpoint.every_steps) for tier in before]
     end = place(last, "durable", (str(last.path),), 3, checkpoint.every_steps)
     # One is being written; and in a tier that people ask for, one more is on its way to a slower tier.
-    slabs = first.keep_last + (2 if memory is not None else 1)
-    return Storage(identity, (first, *middle, end), slabs, tuple(config.cluster.domains or ()))
+    buffers = first.keep_last + (2 if memory is not None else 1)
+    return Storage(identity, (first, *middle, end), buffers, tuple(config.cluster.domains or ()))
 
 
 def needed(found: Storage, tier: TierStorage, nodes: int, size: tuple[int, int]) -> tuple[int, int]:
@@ -123,7 +123,7 @@ def needed(found: Storage, tier: TierStorage, nodes: int, size: tuple[int, int])
     Args:
         size: bytes and files of one checkpoint.
     """
-    copies = found.slabs if tier.kind == "memory" else tier.keep_last + 1
+    copies = found.buffers if tier.kind == "memory" else tier.keep_last + 1
     share, twice = (1 if tier.kind == "durable" else nodes), 2 if tier.replicas and nodes > 1 else 1
     return copies * size[0] // share * twice, copies * size[1] * twice
 

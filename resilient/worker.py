@@ -55,8 +55,8 @@ class Context:
     """Who this process is. Ranks and sizes as torchrun names them; `generation` counts the restarts of the campaign.
 
     `session` is for `checkpoint.Snapshots`; None where nobody keeps snapshots. `skip` holds first and last step of each stretch
-    whose data is to be left out. `go_back_to` is for scripts that keep checkpoints of their own: those of later steps are void, and
-    must be deleted; it is told from a roll-back until a step is finished. The runtime clears its own places by itself.
+    whose data is to be left out. `go_back_to` is for scripts that keep checkpoints of their own: those of later steps are invalid
+    and must be deleted; it is set from a roll-back until a step is finished. The runtime clears its own places by itself.
     `collective_timeout_s` is what process groups are to be made with, so that a hang is judged before a collective times out; None
     without a supervisor. Groups that are made without a timeout have it.
     """

@@ -51,11 +51,13 @@ def _shut_down(pid: int, fds: Iterable[int]) -> None:
     pidfd = os.pidfd_open(pid)
     try:
         for fd in fds:
-            lent = libc.syscall(_PIDFD_GETFD, pidfd, fd, 0)
-            if lent < 0:
+            copy_fd = libc.syscall(_PIDFD_GETFD, pidfd, fd, 0)
+            if copy_fd < 0:
                 why = os.strerror(ctypes.get_errno())
-                raise CannotInject(f"the kernel does not lend sockets of process {pid}: {why} (kernel.yama.ptrace_scope above 0?)")
-            with socket.socket(fileno=lent) as mine:
+                raise CannotInject(
+                    f"the kernel does not duplicate sockets of process {pid}: {why} (kernel.yama.ptrace_scope above 0?)"
+                )
+            with socket.socket(fileno=copy_fd) as mine:
                 mine.shutdown(socket.SHUT_RDWR)
     finally:
         os.close(pidfd)

@@ -7,7 +7,7 @@ from chaos.injectors.context import InjectionContext
 from chaos.primitives.mounts import change
 from chaos.primitives.tiers import find_tier, own_mount
 
-TOLD_AFTER_S = 32.0  # the snapshot daemon bears with a tier for 30 s
+REPORTED_AFTER_S = 32.0  # the snapshot daemon bears with a tier for 30 s
 
 
 class TierHanging(Outside):
@@ -21,7 +21,7 @@ class TierHanging(Outside):
     for_s: float = Field(5.0, gt=0, description="how long it lasts; from about 32 s on it must be told")
 
     def expects(self) -> Expectation:
-        return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}), may_pass=self.for_s < TOLD_AFTER_S)
+        return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}), may_pass=self.for_s < REPORTED_AFTER_S)
 
     def inject(self, context: InjectionContext) -> Evidence:
         mount = own_mount(context, find_tier(context, self.tier))

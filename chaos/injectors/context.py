@@ -1,7 +1,7 @@
 """What a fault finds where it strikes: the processes, links, tiers and files of one run, as this machine sees them.
 
-Owns how they are found. All is read from the kernel, from heartbeat regions and from the run directory, each time anew: what was true before
-the last fault is not any more.
+Owns how they are found. All is read from the kernel, from heartbeat regions and from the run directory, each time anew: what was
+true before the last fault is not any more.
 """
 
 import contextlib

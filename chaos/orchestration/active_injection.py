@@ -20,8 +20,8 @@ class ActiveInjection:
 
     Attributes:
         asked_t: when its injector was sent.
-        armed: its injector waits for a word.
-        told: its injector was given that word.
+        armed: its injector waits for the trigger.
+        triggered: its injector was sent the trigger.
         t: when it was injected; None as long as it was not.
         failed: why it was not injected, or not undone.
         closed: its injector has ended.
@@ -33,7 +33,7 @@ class ActiveInjection:
     sent: InjectorProcess
     asked_t: float = field(default_factory=time.time)
     armed: bool = False
-    told: bool = False
+    triggered: bool = False
     t: float | None = None
     undone_t: float | None = None
     failed: str = ""
@@ -54,10 +54,10 @@ class ActiveInjection:
         """Whether chance may choose another moment for it, as it has not struck."""
         return bool(self.failed) and self.t is None and self.strike.by_chance
 
-    def tell(self) -> None:
+    def trigger(self) -> None:
         """Its injector may strike."""
-        if not self.told:
-            self.told = True
+        if not self.triggered:
+            self.triggered = True
             if not self.closed:
                 self.sent.trigger()
 
@@ -66,7 +66,7 @@ class ActiveInjection:
         if self.closed:
             return []
         code = self.sent.ended()  # before its last words are read
-        said = [text for answer in self.sent.answers() if (text := self._heard(answer))]
+        said = [text for answer in self.sent.answers() if (text := self._on_answer(answer))]
         if code is not None:
             self.closed = True
             self.sent.close()
@@ -82,7 +82,7 @@ class ActiveInjection:
         times = self.asked_t, self.t, self.undone_t
         return Injection(strike.id, strike.fault, strike.params, self.target, *times, self.evidence, self.failed)
 
-    def _heard(self, answer: Mapping[str, Any]) -> str:
+    def _on_answer(self, answer: Mapping[str, Any]) -> str:
         match answer["what"]:
             case "armed":
                 self.armed = True

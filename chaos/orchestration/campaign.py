@@ -23,7 +23,7 @@ from chaos.verdict.observation import JobRun
 from resilient.config import Config, dump, load, spans
 from resilient.precision import settled
 
-TWIN, CONFIG, OUTPUT = "twin", "config.yaml", "output"
+REFERENCE, CONFIG, OUTPUT = "twin", "config.yaml", "output"
 
 
 def resolve(wanted: Wanted, experiment: Path, directory: Path, *, allow: bool, changes: Mapping[str, Any] | None = None) -> Config:

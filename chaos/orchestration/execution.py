@@ -1,4 +1,4 @@
-"""An experiment from its file to its end: site, campaign, twin and runner, in a directory of results.
+"""An experiment from its file to its end: site, campaign, reference and runner, in a directory of results.
 
 Owns that directory, and that nothing outlives the command.
 """
@@ -16,14 +16,14 @@ from typing import NoReturn
 
 from chaos.experiment import Experiment, ExperimentError
 from chaos.fault import Need
-from chaos.orchestration.campaign import TWIN, Campaign, resolve, shortened
+from chaos.orchestration.campaign import REFERENCE, Campaign, resolve, shortened
 from chaos.orchestration.cleanup import CleanupGuard
 from chaos.orchestration.runner import POLL_S, Runner, Teller, Terms
 from chaos.orchestration.sites import Here, InLab, Site, place, rights
 from chaos.orchestration.volumes import mount, undoing
 from chaos.planning import World, plan
 from chaos.verdict import page, report
-from chaos.verdict.gathering import look, observe, places
+from chaos.verdict.gathering import inspect, observe, places
 from chaos.verdict.observation import Observation
 from chaos.verdict.verdict import OF_EACH, Verdict, judge
 from resilient.campaign import machine_layout
@@ -43,11 +43,11 @@ class Interrupted(ForeseenError):
 
 @dataclass(frozen=True)
 class Result:
-    """What has come of an experiment; `twin`: run directory of the campaign without faults."""
+    """What has come of an experiment; `reference`: run directory of the campaign without faults."""
 
     directory: Path
     verdict: Verdict
-    twin: Path | None = None
+    reference: Path | None = None
 
 
 def world_of(config: Config, has: frozenset[Need]) -> World:
@@ -101,12 +101,12 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin: Path | None, teller: Teller) -> Result:
+def perform(experiment: Experiment, file: Path, seed: int, directory: Path, reference: Path | None, teller: Teller) -> Result:
     """Run an experiment on a campaign of its own.
 
     Args:
         directory: for everything that is written.
-        twin: run directory of the campaign without faults, if there is one already.
+        reference: run directory of the campaign without faults, if there is one already.
 
     Raises:
         ForeseenError: it cannot be run here, or somebody wants its end.
@@ -122,18 +122,18 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin
         if not made.groups:
             raise EnvironmentUnusable(f"nothing can be injected here: {'; '.join(map(': '.join, made.left_out.items()))}")
         terms = _terms(experiment, config, own=True)
-        if experiment.twin and twin is None and terms.to_target:
-            twin = _twin(experiment, file, directory, site, cleanup, teller)
+        if experiment.twin and reference is None and terms.to_target:
+            reference = _reference(experiment, file, directory, site, cleanup, teller)
         campaign = Campaign(config, directory, site, cleanup.campaign())
         many = f"{len(made.strikes)} faults" if terms.minutes is None else f"faults for {terms.minutes:g} minutes"
         teller.note(f"{experiment.name}, seed {seed}: {many}, in {directory}")
-        before, began = look(places(config), site.hosts()), time.monotonic()
+        before, began = inspect(places(config), site.hosts()), time.monotonic()
         outcome = Runner(made, campaign, site, terms, teller, cleanup.injector()).run()
         wall_s = time.monotonic() - began
         teller.note(outcome.why)
         _end(campaign, cleanup)
         if experiment.twin and not terms.to_target and outcome.finished:
-            twin = _twin(experiment, file, directory, site, cleanup, teller, shortened(config, outcome.step))
+            reference = _reference(experiment, file, directory, site, cleanup, teller, shortened(config, outcome.step))
         teller.note("looking at what is there")
         seen = observe(
             config.run_dir,
@@ -141,13 +141,13 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, twin
             before,
             experiment=experiment.name,
             seed=seed,
-            twin=twin,
+            reference=reference,
             tolerance=experiment.tolerance,
             wall_s=wall_s,
             hosts=site.hosts(),
         )
         seen = replace(seen, target_step=outcome.step) if outcome.finished else seen
-        return _judged(seen, judge(seen), directory, twin)
+        return _judged(seen, judge(seen), directory, reference)
 
 
 def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, teller: Teller) -> Result:
@@ -168,7 +168,7 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, te
         campaign = Campaign(config, directory, site, {})
         made = plan(experiment, seed, world_of(config, site.has))
         terms = _terms(experiment, config, own=False)
-        before = look(places(config), site.hosts())
+        before = inspect(places(config), site.hosts())
         outcome = Runner(made, campaign, site, terms, teller, cleanup.injector()).run()
         teller.note(outcome.why)
         seen = observe(run_dir, (), before, experiment=experiment.name, seed=seed, hosts=site.hosts())
@@ -177,11 +177,11 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, te
         return _judged(seen, replace(found, checks=[check for check in found.checks if check.name in OF_EACH]), directory)
 
 
-def _judged(seen: Observation, verdict: Verdict, directory: Path, twin: Path | None = None) -> Result:
+def _judged(seen: Observation, verdict: Verdict, directory: Path, reference: Path | None = None) -> Result:
     """The result, written down."""
     report.save(verdict, directory)
     page.save(seen, verdict, directory)
-    return Result(directory, verdict, twin)
+    return Result(directory, verdict, reference)
 
 
 def _terms(experiment: Experiment, config: Config, *, own: bool) -> Terms:
@@ -217,7 +217,7 @@ def _end(campaign: Campaign, cleanup: CleanupGuard) -> None:
         time.sleep(POLL_S)
 
 
-def _twin(
+def _reference(
     experiment: Experiment,
     file: Path,
     directory: Path,
@@ -231,13 +231,13 @@ def _twin(
     if site.lab:
         changes["cluster"] = {"launcher": "local"}
         site = Here()
-    config = resolve(experiment.campaign, file, directory / TWIN, allow=False, changes=changes)
+    config = resolve(experiment.campaign, file, directory / REFERENCE, allow=False, changes=changes)
     cleanup.run(config.run_dir)
-    twin = Campaign(config, directory / TWIN, site, cleanup.campaign())
-    teller.note(f"the twin without faults runs to step {config.train.steps}")
-    twin.start()
-    while (code := twin.ended()) is None:
+    reference = Campaign(config, directory / REFERENCE, site, cleanup.campaign())
+    teller.note(f"the reference run without faults runs to step {config.train.steps}")
+    reference.start()
+    while (code := reference.ended()) is None:
         time.sleep(POLL_S)
     if code != Exit.OK:
-        raise EnvironmentUnusable(f"the campaign does not reach its target even without faults:\n{twin.last_words()}")
+        raise EnvironmentUnusable(f"the campaign does not reach its target even without faults:\n{reference.last_words()}")
     return config.run_dir

@@ -114,7 +114,7 @@ class Runner:
         return outcome
 
     def _turn(self, now: float) -> Outcome | None:
-        self._look()
+        self._poll()
         self._hear()
         code = self._campaign.ended() if self._terms.own else self._watch.ended(self._campaign.run_dir)
         if code is not None:
@@ -122,7 +122,7 @@ class Runner:
         if now > self._begun_t + 60 * self._terms.limits.minutes:
             return self._over(False, f"it did not end within {self._terms.limits.minutes:g} minutes (limits.minutes)")
         if self._steady is None:
-            self._look_for_steadiness(now)
+            self._check_steadiness(now)
         else:
             return self._follow(now) if self._active else self._begin(now)
         return None
@@ -133,26 +133,26 @@ class Runner:
         self._started_t = time.time()
         self._campaign.start()
 
-    def _look(self) -> None:
-        for event in self._watch.look():
+    def _poll(self) -> None:
+        for event in self._watch.poll():
             self._teller.event(event)
 
     def _after(self, code: int) -> Outcome | None:
         """The campaign has ended; it is started again if a fault has it so."""
-        self._look()
+        self._poll()
         if code == Exit.OK or (code == Exit.STOPPED and not self._terms.own):
             return self._over(True, "the campaign reached its target" if code == Exit.OK else "the campaign was stopped")
         if code == Exit.STOPPED and self._stopping:
             self._campaign.conclude(self._watch.step)
             return None
-        causes = [each for each in [*self._past[-20:], *self._active] if each.told and is_one_of(code, each.expects.exits)]
+        causes = [each for each in [*self._past[-20:], *self._active] if each.triggered and is_one_of(code, each.expects.exits)]
         if not causes or not self._terms.own:
             return self._over(False, f"the campaign ended with {by_signal(code)}\n{self._campaign.last_words()}")
         self._teller.note(f"the campaign ended with {by_signal(code)}, as it may after {causes[-1].strike.id}; it is started again")
         self._start()
         return None
 
-    def _look_for_steadiness(self, now: float) -> None:
+    def _check_steadiness(self, now: float) -> None:
         self._steady = self._watch.steady(self._terms.steady_steps)
         if self._steady is not None:
             self._steady_t = self._calm_t = now
@@ -203,13 +203,13 @@ class Runner:
     def _follow(self, now: float) -> Outcome | None:
         """Tell the injectors of a group when to strike, until the run goes on after all of them."""
         leader, *others = self._active
-        if not leader.told:
+        if not leader.triggered:
             if now >= self._due_t and all(each.armed or each.closed for each in self._active):
-                self._tell_together(leader, others)
+                self._trigger_together(leader, others)
             return None
         for other in others:
-            if not other.told and (leader.t is not None or leader.closed):
-                other.tell()
+            if not other.triggered and (leader.t is not None or leader.closed):
+                other.trigger()
             if other.strike.at.after is not None and not other.t and self._is_over(leader):
                 other.sent.let_go()  # its moment is past
         if all(self._is_over(each) for each in self._active):
@@ -223,14 +223,14 @@ class Runner:
                 self._conclude(now)
         return None
 
-    def _tell_together(self, leader: ActiveInjection, others: list[ActiveInjection]) -> None:
+    def _trigger_together(self, leader: ActiveInjection, others: list[ActiveInjection]) -> None:
         for other in others:
             if other.strike.at.phase in PREPARED:
-                other.tell()
-        leader.tell()
+                other.trigger()
+        leader.trigger()
         for other in others:
             if other.strike.at.together is not None:
-                other.tell()
+                other.trigger()
 
     def _conclude(self, now: float) -> None:
         self._past += self._active
@@ -244,8 +244,8 @@ class Runner:
             return True
         if each.expects.exits and self._started_t < each.t - 1.0:  # the injector may see the end after it was seen here
             return False
-        must_be_told = each.expects.kinds and not each.expects.exits and not each.expects.may_pass and not self._covered(each)
-        if must_be_told and not self._watch.told_since(each.t, each.expects.kinds):
+        must_be_reported = each.expects.kinds and not each.expects.exits and not each.expects.may_pass and not self._covered(each)
+        if must_be_reported and not self._watch.reported_since(each.t, each.expects.kinds):
             return False
         if not each.expects.actions.isdisjoint(DEGRADED) and not self._watch.tiers_are_well:
             return False  # what befalls a tier that is in trouble is not told again
@@ -254,13 +254,13 @@ class Runner:
     def _covered(self, each: ActiveInjection) -> bool:
         """Whether it may have hit ranks that were being stopped because of another one of its group: then nobody tells of it."""
         others = [other for other in self._active if other is not each and other.t is not None and other.expects.kinds]
-        told = any(self._watch.told_since(other.t or 0.0, other.expects.kinds) for other in others)
+        told = any(self._watch.reported_since(other.t or 0.0, other.expects.kinds) for other in others)
         return told and LASTING.isdisjoint(each.expects.kinds)
 
     # -- injectors -----------------------------------------------------------------------------------------------------
 
     def _send(self, strike: Strike) -> None:
-        """Have an injector go to the target and wait for a word."""
+        """Have an injector go to the target and wait for the trigger."""
         kind = faults.kind(strike.fault)
         target = self._target(strike)
         outside = kind if issubclass(kind, Outside) else None

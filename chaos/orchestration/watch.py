@@ -43,7 +43,7 @@ class Watch:
         self._free_t: float | None = None  # since when nobody runs it
         self._asked_t = 0.0
 
-    def look(self) -> Sequence[Event]:
+    def poll(self) -> Sequence[Event]:
         """Read on; the events that are new."""
         events = self._events.read()
         for event in events:
@@ -78,7 +78,7 @@ class Watch:
             self.steps.append((line.get("step_s", 0.0), line.get("loss", 0.0)))
         return events
 
-    def told_since(self, t: float, kinds: frozenset[str]) -> bool:
+    def reported_since(self, t: float, kinds: frozenset[str]) -> bool:
         """Whether a fault of one of these kinds was told since then."""
         return any(fault["t"] >= t and fault["kind"] in kinds for fault in self.faults)
 

@@ -35,16 +35,16 @@ def borrowed(process: psutil.Process) -> Iterator[Mapping[str, socket.socket]]:
     """Its TCP connections, by the address of the other end and the descriptor, as sockets of this process as well.
 
     Raises:
-        CannotInject: there are none, or the kernel does not lend them.
+        CannotInject: there are none, or the kernel does not duplicate them.
     """
     mine: dict[str, socket.socket] = {}
     try:
         pidfd = os.pidfd_open(process.pid)
         try:
             for fd, other in established(process).items():
-                lent = _libc.syscall(_PIDFD_GETFD, pidfd, fd, 0)
-                if lent >= 0:
-                    mine[f"{other} ({fd})"] = socket.socket(fileno=lent)
+                copy_fd = _libc.syscall(_PIDFD_GETFD, pidfd, fd, 0)
+                if copy_fd >= 0:
+                    mine[f"{other} ({fd})"] = socket.socket(fileno=copy_fd)
                 elif ctypes.get_errno() != errno.EBADF:  # closed meanwhile
                     raise CannotInject(_refused(process.pid, ctypes.get_errno()))
         finally:
@@ -58,7 +58,7 @@ def borrowed(process: psutil.Process) -> Iterator[Mapping[str, socket.socket]]:
 
 
 def _refused(pid: int, error: int) -> str:
-    why = f"the kernel does not lend sockets of process {pid}: {os.strerror(error)}"
+    why = f"the kernel does not duplicate sockets of process {pid}: {os.strerror(error)}"
     return f"{why}; with kernel.yama.ptrace_scope above 0 that takes root" if error == errno.EPERM else why
 
 

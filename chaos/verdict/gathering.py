@@ -1,6 +1,6 @@
-"""Gathers what a verdict is made of: from the run directories of a campaign and its twin, and from the machines they ran on.
+"""Gathers what a verdict is made of: from the run directories of a campaign and its reference run, and from their machines.
 
-Owns all the reading; nothing is decided here. The hosts of a run are looked at by a command of the same kind on each of them.
+Owns all the reading; nothing is decided here. The hosts of a run are inspected by a command of the same kind on each of them.
 """
 
 import json
@@ -24,7 +24,7 @@ Hosts = Mapping[str, Sequence[str]]
 
 ON_THIS_ONE: Hosts = {"": ()}
 
-LOOK_S = 120.0
+INSPECT_S = 120.0
 
 
 def places(config: Config) -> list[Path]:
@@ -32,14 +32,14 @@ def places(config: Config) -> list[Path]:
     return [config.run_dir, *(tier.path for tier in config.checkpoint.tiers if isinstance(tier.path, Path))]
 
 
-def look(where: Sequence[Path], hosts: Hosts = ON_THIS_ONE) -> dict[str, machine.State]:
+def inspect(where: Sequence[Path], hosts: Hosts = ON_THIS_ONE) -> dict[str, machine.State]:
     """How each host is set up. Call it before anything is broken, and give it to `observe`.
 
     Args:
         where: the `places` of the run.
     """
     return {
-        host: _asked(prefix, "chaos.verdict.machine", where) if prefix else machine.look(where) for host, prefix in hosts.items()
+        host: _asked(prefix, "chaos.verdict.machine", where) if prefix else machine.inspect(where) for host, prefix in hosts.items()
     }
 
 
@@ -50,7 +50,7 @@ def observe(
     *,
     experiment: str,
     seed: int = 0,
-    twin: Path | None = None,
+    reference: Path | None = None,
     tolerance: float = 0.0,
     wall_s: float = 0.0,
     hosts: Hosts = ON_THIS_ONE,
@@ -58,8 +58,8 @@ def observe(
     """All that is known of a campaign that is over.
 
     Args:
-        before: as `look` found it.
-        twin: run directory of the same campaign without faults.
+        before: as `inspect` found it.
+        reference: run directory of the same campaign without faults.
     """
     config = load(run_dir / "config.yaml", [])
     injections = record.read(run_dir)
@@ -75,8 +75,8 @@ def observe(
         metrics=metrics,
         jobs=jobs,
         account=account(events, metrics),
-        twin=None if twin is None else _metrics(twin),
-        weights=None if twin is None else weights(run_dir, twin),
+        reference=None if reference is None else _metrics(reference),
+        weights=None if reference is None else weights(run_dir, reference),
         checkpoints=checkpoints(run_dir),
         left=left(run_dir, places(config), before, hosts),
         tolerance=tolerance,
@@ -88,12 +88,12 @@ def _metrics(run_dir: Path) -> list[Line]:
     return [line for line in ledger.read(run_dir / ledger.METRICS) if "step" in line and "t" in line]
 
 
-def weights(run_dir: Path, twin: Path) -> Weights | None:
+def weights(run_dir: Path, reference: Path) -> Weights | None:
     """The newest checkpoints of both, compared number by number; None where neither run has one."""
     from checkpoint.errors import DamagedCheckpoint
     from checkpoint.tools.diff import Comparison
 
-    ours, theirs = (max(_durable(each), default=None) for each in (run_dir, twin))
+    ours, theirs = (max(_durable(each), default=None) for each in (run_dir, reference))
     if ours is None and theirs is None:
         return None
     if ours is None or theirs is None:
@@ -151,14 +151,14 @@ def _durable(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def left(run_dir: Path, where: Sequence[Path], before: Mapping[str, machine.State], hosts: Hosts) -> dict[str, list[str]]:
-    """What is left on the hosts of a run, or changed; a host that cannot be looked at counts as changed."""
+    """What is left on the hosts of a run, or changed; a host that cannot be inspected counts as changed."""
     found: dict[str, list[str]] = {"processes": [], "files": [], "machine": []}
     for host, prefix in hosts.items():
         name = f"{host}: " if host else ""
         try:
-            now = _look(run_dir, where, prefix)
+            now = _inspect(run_dir, where, prefix)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            found["machine"].append(f"{name}cannot be looked at: {error}")
+            found["machine"].append(f"{name}cannot be inspected: {error}")
             continue
         changed = machine.changes(before.get(host, {}), now["machine"])
         for what, lines in (("processes", now["processes"]), ("files", now["files"]), ("machine", changed)):
@@ -166,14 +166,14 @@ def left(run_dir: Path, where: Sequence[Path], before: Mapping[str, machine.Stat
     return found
 
 
-def _look(run_dir: Path, where: Sequence[Path], prefix: Sequence[str]) -> dict[str, Any]:
+def _inspect(run_dir: Path, where: Sequence[Path], prefix: Sequence[str]) -> dict[str, Any]:
     if not prefix:
-        return {"processes": processes(run_dir), "files": files(run_dir), "machine": machine.look(where)}
+        return {"processes": processes(run_dir), "files": files(run_dir), "machine": machine.inspect(where)}
     return _asked(prefix, "chaos.verdict.leftovers", [run_dir, *where])
 
 
 def _asked(prefix: Sequence[str], module: str, words: Sequence[Path]) -> dict[str, Any]:
     command = [*prefix, sys.executable, "-m", module, *map(str, words)]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LOOK_S)
-    found: dict[str, Any] = json.loads(told.stdout)
+    completed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSPECT_S)
+    found: dict[str, Any] = json.loads(completed.stdout)
     return found

@@ -76,8 +76,8 @@ def files(run_dir: Path) -> list[str]:
 def main() -> None:
     """For a host that is not this one."""
     run_dir, *places = map(Path, sys.argv[1:])
-    told = {"processes": processes(run_dir), "files": files(run_dir), "machine": machine.look(places)}
-    sys.stdout.write(json.dumps(told) + "\n")
+    found = {"processes": processes(run_dir), "files": files(run_dir), "machine": machine.inspect(places)}
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ _EMPTY = re.compile(
 )
 
 
-def look(places: Sequence[Path] = ()) -> State:
+def inspect(places: Sequence[Path] = ()) -> State:
     """The machine, or the host in whose namespaces this runs.
 
     Args:
@@ -43,13 +43,13 @@ def look(places: Sequence[Path] = ()) -> State:
 
 def changes(before: State, after: State) -> list[str]:
     """What is not as it was. Pure."""
-    told = []
+    found = []
     for what in sorted({*before, *after}):
         old, new = list(before.get(what, ())), list(after.get(what, ()))
-        told += [f"{what} is gone: {line}" for line in old if line not in new]
-        told += [f"{what} is new: {line}" for line in new if line not in old]
-        told += [f"{what} is doubled: {line}" for line in sorted({line for line in new if new.count(line) > old.count(line) > 0})]
-    return told
+        found += [f"{what} is gone: {line}" for line in old if line not in new]
+        found += [f"{what} is new: {line}" for line in new if line not in old]
+        found += [f"{what} is doubled: {line}" for line in sorted({line for line in new if new.count(line) > old.count(line) > 0})]
+    return found
 
 
 def _lines(command: Sequence[str]) -> list[str]:
@@ -59,8 +59,8 @@ def _lines(command: Sequence[str]) -> list[str]:
         return []
     # Counters in brackets and comments with the time of day say nothing of the rules.
     lines = [line.partition(" [")[0] if line.startswith(":") else line for line in done.stdout.splitlines()]
-    told = [" ".join(line.split()) for line in lines if line.strip() and not line.startswith("#") and _CONTAINERS not in line]
-    return [line for line in told if not _EMPTY.fullmatch(line)]
+    found = [" ".join(line.split()) for line in lines if line.strip() and not line.startswith("#") and _CONTAINERS not in line]
+    return [line for line in found if not _EMPTY.fullmatch(line)]
 
 
 def _mount(line: str) -> str:
@@ -76,4 +76,4 @@ def _concerns(mount: str, places: Sequence[Path]) -> bool:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(look([Path(word) for word in sys.argv[1:]])) + "\n")
+    sys.stdout.write(json.dumps(inspect([Path(word) for word in sys.argv[1:]])) + "\n")

@@ -1,6 +1,6 @@
 """Which fault of the ledger tells of which injection.
 
-Pure. A fault is told by kind, culprit and time, and so it is matched: to the newest injection that it fits. What fits none is a
+Pure. A fault is reported by kind, culprit and time, and so it is matched: to the newest injection that it fits. What fits none is a
 false alarm, or an injection that was taken for something else.
 """
 
@@ -17,14 +17,14 @@ Line = Mapping[str, Any]
 
 EARLY_S = 0.5  # clocks of nodes differ, and the time of an injection is taken before it is made
 TOGETHER_S = 2.0  # two that strike within so long of each other may be seen as one
-LATE_S = 180.0  # after the end of an injection, until it is told: a hang is watched for a while, and so is a straggler
-COMES_BACK = ("storage", "straggler")  # kinds that may be told again and again, with recoveries between
+LATE_S = 180.0  # after the end of an injection, until it is reported: a hang is watched for a while, and so is a straggler
+COMES_BACK = ("storage", "straggler")  # kinds that may be reported again and again, with recoveries between
 DEGRADED = ("degrade", "degrade_tier")  # of the run directory, of a tier: it is tried again
 GOES_ON = ("wait", *DEGRADED, *account.GOES_ON)  # actions that start no rank anew
 
 
 @dataclass
-class Told:
+class ReportedFault:
     """A fault as the ledger tells of it, with what was done about it. Times in unix seconds.
 
     Attributes:
@@ -78,21 +78,21 @@ class Matches:
     """What belongs to what.
 
     Attributes:
-        told: by id of injection, in order of time.
+        reported: by id of injection, in order of time.
         misread: the same, of faults of a kind that was not expected of it.
         covered: injections that nobody had to tell of, since another one, named here, was just being recovered from.
         strays: faults that nobody injected.
     """
 
-    told: Mapping[str, Sequence[Told]]
-    misread: Mapping[str, Sequence[Told]]
+    reported: Mapping[str, Sequence[ReportedFault]]
+    misread: Mapping[str, Sequence[ReportedFault]]
     covered: Mapping[str, str]
-    strays: Sequence[Told]
+    strays: Sequence[ReportedFault]
 
 
-def faults(events: Iterable[Line]) -> list[Told]:
+def faults(events: Iterable[Line]) -> list[ReportedFault]:
     """All faults of a ledger, in order. Ids are not enough: a stall that is waited for may share its id with what follows."""
-    found: list[Told] = []
+    found: list[ReportedFault] = []
     job = -1
     for line in events:
         match line["event"]:
@@ -101,24 +101,24 @@ def faults(events: Iterable[Line]) -> list[Told]:
             case "fault":
                 since_t = line["t"] - line.get("detect_s", 0.0)
                 who = line.get("ranks", []), line.get("nodes", [])
-                told = Told(line["fault_id"], job, line["generation"], line["kind"], line["t"], since_t, *who)
-                told.detail = line.get("detail", "")
-                found.append(told)
+                reported = ReportedFault(line["fault_id"], job, line["generation"], line["kind"], line["t"], since_t, *who)
+                reported.detail = line.get("detail", "")
+                found.append(reported)
             case "action":
-                for told in [each for each in found if each.job == job and each.id == line["fault_id"]][-1:]:
-                    told.actions.append(line["name"])
+                for reported in [each for each in found if each.job == job and each.id == line["fault_id"]][-1:]:
+                    reported.actions.append(line["name"])
             case "recovered":
-                for told in found:
-                    if (told.job, told.id, told.recovered_t) == (job, line["fault_id"], None):
-                        told.recovered_t = line["t"]
-                        told.downtime_s, told.lost_steps = line["downtime_s"], line["lost_steps"]
+                for reported in found:
+                    if (reported.job, reported.id, reported.recovered_t) == (job, line["fault_id"], None):
+                        reported.recovered_t = line["t"]
+                        reported.downtime_s, reported.lost_steps = line["downtime_s"], line["lost_steps"]
     return found
 
 
 def match(
     injections: Sequence[Injection],
     expected: Mapping[str, Expectation],
-    told: Sequence[Told],
+    reported: Sequence[ReportedFault],
     stoppages: Sequence[Stoppage] = (),
 ) -> Matches:
     """Match all faults.
@@ -128,11 +128,11 @@ def match(
         stoppages: that no fault tells of: ends of jobs.
     """
     done = [each for each in injections if each.t is not None]
-    found: dict[str, list[Told]] = {each.id: [] for each in done}
-    misread: dict[str, list[Told]] = {each.id: [] for each in done}
+    found: dict[str, list[ReportedFault]] = {each.id: [] for each in done}
+    misread: dict[str, list[ReportedFault]] = {each.id: [] for each in done}
     strays = []
     left = []
-    for fault in sorted(told, key=lambda each: each.t):
+    for fault in sorted(reported, key=lambda each: each.t):
         fits = [each for each in done if _of_a_kind(expected[each.id], fault) and _open(each, found[each.id], fault)]
         if fits:
             found[_best(fits, fault, expected).id].append(fault)
@@ -149,13 +149,13 @@ def match(
     return Matches(found, misread, covered, strays)
 
 
-def _of_a_kind(expected: Expectation, fault: Told) -> bool:
+def _of_a_kind(expected: Expectation, fault: ReportedFault) -> bool:
     if expected.kinds:
         return fault.kind in expected.kinds
     return bool(fault.actions) and expected.actions.issuperset(fault.actions)
 
 
-def _best(fits: Sequence[Injection], fault: Told, expected: Mapping[str, Expectation]) -> Injection:
+def _best(fits: Sequence[Injection], fault: ReportedFault, expected: Mapping[str, Expectation]) -> Injection:
     def fit(each: Injection) -> tuple[bool, bool, bool, float]:
         t = each.t or 0.0
         return fault.names(each.target), fault.kind in expected[each.id].kinds, t <= fault.t, t
@@ -163,7 +163,7 @@ def _best(fits: Sequence[Injection], fault: Told, expected: Mapping[str, Expecta
     return max(fits, key=fit)
 
 
-def _open(injection: Injection, so_far: Sequence[Told], fault: Told) -> bool:
+def _open(injection: Injection, so_far: Sequence[ReportedFault], fault: ReportedFault) -> bool:
     """Whether a fault may still come of an injection. One that was recovered from is over, unless it lasts, or is of a kind that
     comes back."""
     assert injection.t is not None

@@ -21,7 +21,7 @@ class JobRun:
 
 @dataclass(frozen=True)
 class Weights:
-    """Final weights beside the twin's: arrays that differ or are missing on a side, and how far the furthest of them is.
+    """Final weights against those of the reference run: arrays that differ or are missing on a side, and the largest distance.
 
     Attributes:
         largest: length of the difference against that of the longer array.
@@ -49,8 +49,8 @@ class Observation:
         expected: by id of injection.
         events, metrics: the lines of the run directory.
         jobs: in order; the last one is the one that must have reached the target.
-        twin: lines of metrics of the same campaign without faults; None: there was none.
-        weights: None where there was no twin, or where neither has arrays.
+        reference: lines of metrics of the same campaign without faults; None: there was none.
+        weights: None where there was no reference run, or where neither has arrays.
         left: what is left behind, as `processes` and `files`, or changed, as `machine`.
         tolerance: relative, of losses and weights, from the first fault or shrinking on that is not exact.
         wall_s: of the whole experiment; 0: not known.
@@ -65,7 +65,7 @@ class Observation:
     metrics: Sequence[Line]
     jobs: Sequence[JobRun]
     account: Account
-    twin: Sequence[Line] | None = None
+    reference: Sequence[Line] | None = None
     weights: Weights | None = None
     checkpoints: Sequence[Checked] = ()
     left: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Observation:
         lines = [line for line in self.events if line["event"] == "action" and line["name"] == "roll_back"]
         return [RollBack(line["t"], int(line["step"]), line.get("skip") or []) for line in lines]
 
-    def void(self, line: Line) -> bool:
+    def invalidated(self, line: Line) -> bool:
         """Whether what a line tells of was rolled back later: it was computed anew, or left out."""
         return any(line["t"] < back.t and line["step"] > back.step for back in self.roll_backs)
 

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from chaos.verdict.observation import Observation
-from chaos.verdict.report import seconds, target, told
+from chaos.verdict.report import reported, seconds, target
 from chaos.verdict.timeline import svg
 from chaos.verdict.verdict import Outcome, Verdict
 from resilient.account import PARTS, Account
@@ -133,8 +133,8 @@ def _account(account: Account) -> Iterator[str]:
     parts = {name: spent for name, spent in account.seconds.items() if spent > 0}
     yield '<div class="bar">'
     for name, spent in parts.items():
-        told = escape(f"{name}: {spent:.1f} rank seconds, {spent / whole:.1%}")
-        yield f'<i style="background:{_COLOURS[name]};width:{100 * spent / whole:.3f}%" title="{told}"></i>'
+        title = escape(f"{name}: {spent:.1f} rank seconds, {spent / whole:.1%}")
+        yield f'<i style="background:{_COLOURS[name]};width:{100 * spent / whole:.3f}%" title="{title}"></i>'
     yield "</div>"
     rows = (
         (_swatch(name), _number(f"{spent / whole:.1%}"), _number(f"{spent:.1f}"), escape(PARTS[name]))
@@ -164,7 +164,7 @@ def _incident(each: Outcome, began_t: float, costs: dict[str, dict[str, float]])
     yield f'{escape(each.fault)}<br/><span class="soft">{escape(each.id)}</span>'
     yield escape(target(each.target))
     yield _number("" if each.t is None else f"{each.t - began_t:.1f} s")
-    yield escape(told(each))
+    yield escape(reported(each))
     yield _coloured(each.culprit, {"right": "good", "wrong": "bad"}.get(each.culprit, "soft"))
     yield _number(seconds(each.detection_s))
     yield _number(seconds(each.downtime_s))

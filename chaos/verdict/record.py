@@ -30,9 +30,9 @@ def read(run_dir: Path) -> list[Injection]:
     """Those of a run, in order of time."""
     path = run_dir / RECORD
     lines = path.read_text().splitlines() if path.exists() else []
-    told = [json.loads(line) for line in lines]
+    records = [json.loads(line) for line in lines]
     return sorted(
-        (Injection(**{**each, "target": Target(**each["target"])}) for each in told), key=lambda each: each.t or each.asked_t
+        (Injection(**{**each, "target": Target(**each["target"])}) for each in records), key=lambda each: each.t or each.asked_t
     )
 
 

@@ -83,7 +83,7 @@ def _injections(outcomes: Sequence[Outcome]) -> Table:
         table.add_row(
             each.fault,
             target(each.target),
-            told(each),
+            reported(each),
             each.culprit,
             ", ".join(each.taken) or "none",
             seconds(each.detection_s),
@@ -101,7 +101,7 @@ def target(of: Target) -> str:
     return of.host or (f"node {of.node}" if of.node is not None else "the run")
 
 
-def told(outcome: Outcome) -> str:
+def reported(outcome: Outcome) -> str:
     """As what the ledger told of an injection."""
     if outcome.kinds:
         return ", ".join(outcome.kinds)

@@ -54,10 +54,10 @@ def _bands(seen: Observation, x: Scale) -> Iterator[str]:
     ends = [*(line["t"] for line in starts[1:]), x.high]
     for number, (line, end) in enumerate(zip(starts, ends, strict=False)):
         left, right = x(line["t"]), x(max(end, line["t"]))
-        told = f"generation {line['generation']}: {line['world_size']} ranks, from step {line['resumed_step'] or 0}"
+        text = f"generation {line['generation']}: {line['world_size']} ranks, from step {line['resumed_step'] or 0}"
         yield (
             f'<rect class="band{number % 2}" x="{left:.1f}" width="{max(0.5, right - left):.1f}" y="{MARKS:.0f}" '
-            f'height="{HEIGHT - MARKS - AXIS:.0f}"><title>{escape(told)}</title></rect>'
+            f'height="{HEIGHT - MARKS - AXIS:.0f}"><title>{escape(text)}</title></rect>'
         )
 
 
@@ -68,24 +68,25 @@ def _marks(seen: Observation, x: Scale) -> Iterator[str]:
         if injection.t is None:
             continue
         place = x(min(max(injection.t, x.low), x.high))
-        told = f"{injection.id}: {injection.fault} at {injection.t - began_t:.2f} s"
+        text = f"{injection.id}: {injection.fault} at {injection.t - began_t:.2f} s"
         yield (
             f'<g class="injection"><line x1="{place:.1f}" x2="{place:.1f}" y1="14" y2="{bottom:.0f}"/>'
-            f'<path d="M{place - 6:.1f} 4h12l-6 12z"/><title>{escape(told)}</title></g>'
+            f'<path d="M{place - 6:.1f} 4h12l-6 12z"/><title>{escape(text)}</title></g>'
         )
     for line in seen.events:
         place = x(line["t"])
-        told = f"{line['t'] - began_t:.2f} s: "
+        text = f"{line['t'] - began_t:.2f} s: "
         match line["event"]:
             case "action":
-                told += f"{line['name'].replace('_', ' ')}: {line['reason']}"
-                yield f'<rect class="action" x="{place - 4:.1f}" y="18" width="8" height="8"><title>{escape(told)}</title></rect>'
+                text += f"{line['name'].replace('_', ' ')}: {line['reason']}"
+                title = f"<title>{escape(text)}</title>"
+                yield f'<rect class="action" x="{place - 4:.1f}" y="18" width="8" height="8">{title}</rect>'
             case "recovered":
-                told += f"recovered at step {line['step']}, {line['downtime_s']:.2f} s down, {line['lost_steps']} steps lost"
-                yield f'<circle class="recovered" cx="{place:.1f}" cy="22" r="4"><title>{escape(told)}</title></circle>'
+                text += f"recovered at step {line['step']}, {line['downtime_s']:.2f} s down, {line['lost_steps']} steps lost"
+                yield f'<circle class="recovered" cx="{place:.1f}" cy="22" r="4"><title>{escape(text)}</title></circle>'
             case "run_finished" if line["exit_code"]:
-                told += f"the job ended with {line['exit_code']}"
+                text += f"the job ended with {line['exit_code']}"
                 yield (
                     f'<g class="ended"><line x1="{place:.1f}" x2="{place:.1f}" y1="2" y2="{bottom:.0f}"/>'
-                    f"<title>{escape(told)}</title></g>"
+                    f"<title>{escape(text)}</title></g>"
                 )

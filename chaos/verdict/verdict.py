@@ -52,9 +52,9 @@ class Verdict:
 OF_THE_RUN = {
     "reached": "the last job ended with 0 at the target step",
     "exits": "jobs ended early only where a fault may end them",
-    "false alarms": "no fault was told that nobody injected, and no checkpoint refused that nobody damaged",
-    "losses": "every loss that was computed, in every generation, is the twin's",
-    "weights": "the final weights are the twin's",
+    "false alarms": "no fault was reported that nobody injected, and no checkpoint refused that nobody damaged",
+    "losses": "every loss that was computed, in every generation, is those of the reference run",
+    "weights": "the final weights are those of the reference run",
     "checkpoints": "each checkpoint is sound, and the newest one is of the target step",
     "processes": "no process outlived the run",
     "files": "nothing is left in RAM or in temporary places",
@@ -67,8 +67,8 @@ OF_THE_RUN = {
 
 def judge(seen: Observation) -> Verdict:
     """The verdict on what was seen."""
-    told = faults(seen.events)
-    matches = match(seen.injections, seen.expected, told, list(stoppages(seen)))
+    reported = faults(seen.events)
+    matches = match(seen.injections, seen.expected, reported, list(stoppages(seen)))
     outcomes = [outcome(seen, injection, matches) for injection in seen.injections]
     checks = [*_of_each(outcomes), *_of_the_run(seen, matches)]
     return Verdict(
@@ -111,7 +111,7 @@ def _of_the_run(seen: Observation, matches: Matches) -> Iterator[Check]:
         "account": _account(seen),
         "goodput": [] if seen.account.goodput is not None else ["no rank second was accounted for"],
     }
-    without = {"losses": seen.twin is None, "weights": seen.weights is None}
+    without = {"losses": seen.reference is None, "weights": seen.weights is None}
     for name, wrong in found.items():
         what = "there was nothing to compare with" if without.get(name) else OF_THE_RUN[name]
         yield Check(name, not wrong, _some(wrong) or what)
@@ -165,20 +165,22 @@ def _exits(seen: Observation) -> list[str]:
 
 
 def _losses(seen: Observation) -> list[str]:
-    """Steps whose loss is not the twin's, and steps that nobody computed."""
-    if seen.twin is None:
+    """Steps whose loss is not those of the reference run, and steps that nobody computed."""
+    if seen.reference is None:
         return []
-    theirs = {int(line["step"]): line.get("loss") for line in seen.twin}
+    theirs = {int(line["step"]): line.get("loss") for line in seen.reference}
     inexact_t = _inexact_t(seen)
     wrong, done = [], {step for back in seen.roll_backs for first, last in back.skip for step in range(first, last + 1)}
     for line in seen.metrics:
-        if seen.void(line):
+        if seen.invalidated(line):
             continue
         step, loss = int(line["step"]), line.get("loss")
         done.add(step)
         tolerance = seen.tolerance if line["t"] >= inexact_t else 0.0
         if step not in theirs or not _close(loss, theirs[step], tolerance):
-            wrong.append(f"step {step} of generation {line['generation']}: {loss!r}, and the twin's is {theirs.get(step)!r}")
+            wrong.append(
+                f"step {step} of generation {line['generation']}: {loss!r}, and those of the reference run is {theirs.get(step)!r}"
+            )
     missing = sorted(set(theirs) - done)
     return wrong + ([f"step {missing[0]} and {len(missing) - 1} more have no loss"] if missing else [])
 
@@ -235,13 +237,15 @@ def _rank_s(events: Sequence[Line], metrics: Sequence[Line]) -> float:
     """Ranks × time, of each job until it ended; of one that was killed, until it last told of its ranks."""
     starts = [float(line["t"]) for line in events if line["event"] == "run_started"]
     generations = sorted((float(line["t"]), int(line["world_size"])) for line in events if line["event"] == "generation_started")
-    stopped = {told.t for told in faults(events) if not set(told.actions).issubset(GOES_ON) and told.kind not in PLANNED}
+    stopped = {
+        reported.t for reported in faults(events) if not set(reported.actions).issubset(GOES_ON) and reported.kind not in PLANNED
+    }
     of_ranks = [line for line in events if line["event"] in ("run_started", "generation_started") or line["t"] in stopped]
     whole, world = 0.0, 1
     for start, following in pairwise([*starts, math.inf]):
         ends = [float(line["t"]) for line in events if line["event"] == "run_finished" and start <= line["t"] < following]
-        told = [float(line["t"]) for line in (*metrics, *of_ranks) if start <= line["t"] < following]
-        end = ends[0] if ends else max(told)
+        times = [float(line["t"]) for line in (*metrics, *of_ranks) if start <= line["t"] < following]
+        end = ends[0] if ends else max(times)
         cuts = [(t, ranks) for t, ranks in generations if start <= t < following]
         world = cuts[0][1] if cuts else world
         for (t, ranks), (until, _) in pairwise([(start, world), *cuts, (end, 0)]):

@@ -12,7 +12,7 @@ from checkpoint.naming import step_of, step_path, steps
 from checkpoint.tools.refusal import WRONG, Refusal
 
 STORAGE = "storage.json"
-PART = "part.json"
+NODE_SHARD = "part.json"
 """In the place of a manifest: the directory is what one node holds of a checkpoint."""
 
 
@@ -72,7 +72,7 @@ def one(path: Path) -> Path:
 
     Raises Refusal where there is none.
     """
-    found = [place for place in locations(path) if not is_part(place.path)]
+    found = [place for place in locations(path) if not is_node_shard(place.path)]
     if found:
         return max(found, key=lambda place: place.step).path
     if step_of(directory(path)) is not None:
@@ -80,9 +80,9 @@ def one(path: Path) -> Path:
     raise Refusal(f"there is no checkpoint in {path}")
 
 
-def is_part(path: Path) -> bool:
+def is_node_shard(path: Path) -> bool:
     """Whether a directory `step-N` is what one node holds."""
-    return (path / PART).is_file() and not (path / manifest.NAME).exists()
+    return (path / NODE_SHARD).is_file() and not (path / manifest.NAME).exists()
 
 
 def directory(path: Path) -> Path:

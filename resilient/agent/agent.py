@@ -27,7 +27,7 @@ from resilient.agent.driver import Driver, gone
 from resilient.agent.ending import end_output, end_workers, leave_records, leave_salvaged
 from resilient.agent.environment import environment_of, token_of
 from resilient.agent.forkserver import ForkServer, ForkServerGone
-from resilient.agent.limits import CLEAR_S, INVENTORY_S, JOIN_S, LOOK_S, QUIET_S, RUN_DIR_S, STORE_TRY_S
+from resilient.agent.limits import CLEAR_S, INVENTORY_S, JOIN_S, QUIET_S, REGION_POLL_S, RUN_DIR_S, STORE_TRY_S
 from resilient.agent.links import interface_of
 from resilient.agent.logs import NodeOutput
 from resilient.agent.loop import Loop
@@ -135,7 +135,7 @@ class NodeAgent(LocalElasticAgent):
             rdzv_handler=self._rendezvous_handler,
             entrypoint=settings.entrypoint,
             max_restarts=0,
-            monitor_interval=LOOK_S,
+            monitor_interval=REGION_POLL_S,
         )
         super().__init__(spec, _OwnLogs())
 

@@ -7,12 +7,12 @@ none of them must be shorter than what the driver bears. `docs/architecture.md` 
 TURN_S = 0.35
 """The longest turn of the loop, and so the interval at which links are sampled; to wake a processor costs more than that."""
 
-LOOK_S = 0.35
-"""Between two looks at the heartbeat regions, where the driver wants reports as often."""
+REGION_POLL_S = 0.35
+"""Between two reads of the heartbeat regions, where the driver wants reports as often."""
 PROMPT_S = 0.2
 """Where the driver wants reports so often, news of the daemon does not wait for the next one: recovery time depends on it."""
 QUIET_S = 1.0
-"""Between two reports of heartbeats that have not changed; below `resilient.config.timeouts.TOLD_S`."""
+"""Between two reports of heartbeats that have not changed; below `resilient.config.timeouts.SILENCE_REPORT_S`."""
 UNWATCHED_S = 0.65
 """An agent that looks so much later than it should does not know who was silent meanwhile."""
 STANDBY_S = 10.0
@@ -32,7 +32,7 @@ LAST_WORDS_S = 3.0
 """What workers that hang say before they are killed; half a second, and then it is written to the run directory."""
 OUTPUT_S = 0.4
 """What a worker that has ended has printed is read to its end; another process may hold its pipe open."""
-OUTPUT_LOOK_S = 0.005
+OUTPUT_POLL_S = 0.005
 """Between two looks whether it is."""
 OUTPUT_END_S = 2.0
 """At the agent's end: all that workers have printed is read, and their pipes are given back."""

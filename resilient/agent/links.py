@@ -279,7 +279,7 @@ class LinkWatch:
         """How they were when last looked at."""
         return self._sample.links
 
-    def look(self) -> list[Change]:
+    def poll(self) -> list[Change]:
         """Take a sample; what has changed since the one before."""
         before, self._sample = self._sample, self._take()
         changes = compare(before, self._sample, self._down_since)

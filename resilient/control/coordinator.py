@@ -203,7 +203,7 @@ class Coordinator:
     def on_message(self, node: int, message: AgentMessage, now: float, out: Outbox) -> None:
         """News from a node's agent. What speaks of a generation that is over is ignored, except records and news of the daemon."""
         when = self._attendance.note(now)
-        self._core.presence.heard(node, when.attended_s)
+        self._core.presence.on_message(node, when.attended_s)
         if self.finished:
             return
         current = message.generation == self.generation

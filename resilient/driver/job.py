@@ -13,7 +13,7 @@ from resilient.control import JobSpec
 from resilient.control.learning import Limits
 from resilient.control.stragglers import Rules
 from resilient.policy import Budget
-from resilient.rollback import Void
+from resilient.rollback import InvalidationRule
 from resilient.snapshots import StoragePlan, TierPlan
 from resilient.version import commit
 
@@ -64,7 +64,7 @@ def budget(config: Config) -> Budget:
     )
 
 
-def storage_plan(kept: storage.Storage, durable: Path, invalidated: tuple[Void, ...] = ()) -> StoragePlan:
+def storage_plan(kept: storage.Storage, durable: Path, invalidated: tuple[InvalidationRule, ...] = ()) -> StoragePlan:
     """What the snapshot core must know of the tiers."""
 
     def plan(tier: storage.TierStorage) -> TierPlan:
@@ -76,7 +76,7 @@ def storage_plan(kept: storage.Storage, durable: Path, invalidated: tuple[Void, 
         memory=plan(first),
         others=tuple(map(plan, middle)),
         durable=plan(last),
-        buffers=kept.slabs,
+        buffers=kept.buffers,
         domains=kept.domains,
         durable_step=max(found, default=0),
         durable_steps=tuple(found),

@@ -165,7 +165,7 @@ class Server:
             return
         line.writer.write(data)
 
-    # -- what is heard -------------------------------------------------------------------------------------------------
+    # -- what is received -------------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         outlast_outages(writer.get_extra_info("socket"))

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 ASK_EVERY_S = 60.0  # limits may be changed while a job runs
 ASK_AGAIN_S = 5.0  # until Slurm has answered for the first time
-LOOK_EVERY_S = 0.5
+POLL_S = 0.5
 SIGNAL_PATIENCE_S = 3.0  # for Slurm's answer when a signal has come, before the worst is assumed
 
 
@@ -79,7 +79,7 @@ class Stops:
             stop = due(self._known(None, now), now)
             if stop is not None and not self._coordinator.draining:
                 self._carry_out(stop, now)
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)
 
     async def signalled(self, name: str) -> None:
         """A signal has come, to this process or to an agent: what it means is asked of Slurm, for a moment."""

@@ -41,7 +41,7 @@ MEMORY_BYTES = 8 << 20
 IN_FLIGHT_BYTES = 1 << 20  # to the disk process at a time
 STALL_S = 2.0  # without an answer of the run directory
 START_S = 20.0  # of the disk process, on a machine where all processes start at once
-FLUSH_LOOK_S = 0.02
+FLUSH_POLL_S = 0.02
 AWAY_S = 1.0  # between two ticks: this process was stopped, and answers may lie in its sockets
 
 
@@ -245,7 +245,7 @@ class Writer:
         deadline = time.monotonic() + patience_s
         seen = self._written
         while self._written < last and time.monotonic() < deadline:
-            await asyncio.sleep(FLUSH_LOOK_S)
+            await asyncio.sleep(FLUSH_POLL_S)
             if self._written > seen:
                 seen, deadline = self._written, time.monotonic() + patience_s
         return self._written >= last

@@ -32,7 +32,7 @@ class Wire:
     port: bool
 
 
-def look(
+def inspect(
     address: str, environ: Mapping[str, str], *, sys: Path = Path("/sys"), interfaces: Sequence[str] | None = None
 ) -> list[Wire]:
     """The links in use of the node that others reach at `address`.
@@ -95,5 +95,5 @@ def judge(wires: Sequence[Wire], environ: Mapping[str, str]) -> list[Finding]:
 
 
 def check(address: str, environ: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Look and judge."""
-    return judge(look(address, environ), environ)
+    """Inspect and judge."""
+    return judge(inspect(address, environ), environ)

@@ -23,7 +23,7 @@ from checkpoint.protocol import (
     TierWell,
 )
 from resilient.outbox import Outbox
-from resilient.rollback import Void
+from resilient.rollback import InvalidationRule
 from resilient.snapshots.candidates import Candidates
 from resilient.snapshots.catalog import Catalog
 from resilient.snapshots.durable import Durable
@@ -138,7 +138,7 @@ class Snapshots:
         self._transfers.prune()
         self._durable.roll_back(step)
 
-    def invalidated_due(self) -> tuple[Void, ...]:
+    def invalidated_due(self) -> tuple[InvalidationRule, ...]:
         """What must be quarantined on the durable tier before the next start; nothing where that was done."""
         return self._invalidation.due()
 

@@ -46,8 +46,8 @@ def test_an_experiment_runs_from_end_to_end_and_says_what_came_of_each_fault(cha
     assert not chaos.all_of_it()
     ledger = (chaos.out / "run" / "events.jsonl").read_text()
     assert ledger.count('"run_started"') >= 2  # the killed driver's campaign was started again
-    twin = (chaos.out / "twin" / "run" / "metrics.jsonl").read_text()
-    assert json.loads(twin.splitlines()[-1])["step"] == told["steps"]
+    reference = (chaos.out / "twin" / "run" / "metrics.jsonl").read_text()
+    assert json.loads(reference.splitlines()[-1])["step"] == told["steps"]
 
 
 def test_a_campaign_that_gives_up_makes_a_bad_verdict(chaos: Chaos):
@@ -114,7 +114,7 @@ def test_an_experiment_that_is_interrupted_takes_everything_along(chaos: Chaos):
 
 
 def test_a_command_that_is_killed_at_any_moment_leaves_nothing(chaos: Chaos, rounds: int):
-    before = machine.look([chaos.directory])
+    before = machine.inspect([chaos.directory])
     endless = {"campaign": {"config": ENDLESS}, "faults": [{"fault": "worker_kill"}, HELD] * 50}
     for number in range(rounds):
         chance = random.Random(number)
@@ -130,7 +130,7 @@ def test_a_command_that_is_killed_at_any_moment_leaves_nothing(chaos: Chaos, rou
         chaos.process.kill()
         chaos.process.wait()
         wait_for(lambda: not chaos.all_of_it(), f"left after {moment_s:.2f} s (round {number}): {chaos.all_of_it()}", 60.0)
-        assert not machine.changes(before, machine.look([chaos.directory]))
+        assert not machine.changes(before, machine.inspect([chaos.directory]))
 
 
 def _wait_for_an_injector(chaos: Chaos) -> None:

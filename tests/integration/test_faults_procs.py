@@ -209,7 +209,7 @@ def tiers(run_dir: Path, ram: Path, **first: Any) -> dict[str, Any]:
 
 @pytest.mark.soak
 def test_keeper_agent_node_and_driver_go_one_after_the_other_and_no_bit_is_different(
-    training: Training, twins, ram: Path, tmp_path: Path
+    training: Training, reference_runs, ram: Path, tmp_path: Path
 ):
     never_durable = {**tiers(tmp_path / "disturbed/run", ram, replicas=1), "every_steps": 1000}
     cluster = {"nodes": 2, "procs_per_node": 1, "device": "cpu"}
@@ -246,7 +246,7 @@ def test_keeper_agent_node_and_driver_go_one_after_the_other_and_no_bit_is_diffe
         assert run.wait() == -signal.SIGKILL
         wait_for(lambda: not run.processes(), "the end of what ran under the driver")
     assert run.run() == 0, run.output + run.logs()
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
 
 
 def computed(run: Campaign) -> dict[int, set[str]]:
@@ -259,7 +259,7 @@ def computed(run: Campaign) -> dict[int, set[str]]:
 
 
 def test_numbers_that_go_bad_are_computed_again_or_rolled_back_and_no_bit_is_different(
-    training: Training, twins, ram: Path, tmp_path: Path
+    training: Training, reference_runs, ram: Path, tmp_path: Path
 ):
     run = training(
         train={"guard": {"spike": 8.0, "window": 6}}, checkpoint=tiers(tmp_path / "disturbed/run", ram), **ALLOWED
@@ -283,8 +283,8 @@ def test_numbers_that_go_bad_are_computed_again_or_rolled_back_and_no_bit_is_dif
     print(did)
     flipped = json.loads((run.run_dir / "chaos/flipped-16-rank1.json").read_text())
     print(flipped)
-    assert computed(run) == twins("bf16").losses()
-    for name, array in weights(twins("bf16")).items():
+    assert computed(run) == reference_runs("bf16").losses()
+    for name, array in weights(reference_runs("bf16")).items():
         assert array.tobytes() == weights(run)[name].tobytes(), name
 
 

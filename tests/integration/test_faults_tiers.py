@@ -105,13 +105,13 @@ def well(run: Campaign) -> None:
     run.signal(signal.SIGTERM)
     assert run.wait() == 75, run.output + run.logs()
     losses = run.losses()
-    assert losses == {step: {repr(loss)} for step, loss in twin(max(losses))}
+    assert losses == {step: {repr(loss)} for step, loss in reference(max(losses))}
     (last,) = run.events("run_finished")[-1:]
     verify(Path(storage.read(run.run_dir)["tiers"][-1]["roots"][0]) / f"step-{last['step']:08}")
     assert last["step"] == max(losses)
 
 
-def twin(steps: int) -> Iterator[tuple[int, float]]:
+def reference(steps: int) -> Iterator[tuple[int, float]]:
     """Steps and losses of the toy, computed in one process."""
     ranks = [beginning(rank) for rank in range(2)]
     for step in range(1, steps + 1):

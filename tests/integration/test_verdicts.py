@@ -29,16 +29,16 @@ EVERY = 25
 
 @dataclass
 class Broken:
-    """A campaign that was broken, its twin, and what is needed to look at both."""
+    """A campaign that was broken, its reference run, and what is needed to look at both."""
 
     run: Campaign
-    twin: Campaign
+    reference: Campaign
     jobs: list[JobRun]
     before: dict[str, machine.State]
 
     def seen(self) -> Observation:
         run_dir = self.run.run_dir
-        return gathering.observe(run_dir, self.jobs, self.before, experiment="test", seed=1, twin=self.twin.run_dir)
+        return gathering.observe(run_dir, self.jobs, self.before, experiment="test", seed=1, reference=self.reference.run_dir)
 
     def verdict(self) -> Verdict:
         return judge(self.seen())
@@ -63,9 +63,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
             chaos={"allow": True},
         )
 
-    twin, run = made("twin", 0.0), made("broken", 0.03)
-    assert twin.run() == 0, twin.output + twin.logs()
-    before = gathering.look(gathering.places(load(run.path, [])))
+    reference, run = made("twin", 0.0), made("broken", 0.03)
+    assert reference.run() == 0, reference.output + reference.logs()
+    before = gathering.inspect(gathering.places(load(run.path, [])))
     began_t = time.time()
     run.start()
     try:
@@ -82,7 +82,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
         code = run.wait()
     finally:
         run.kill()
-    yield Broken(run, twin, [JobRun(began_t, time.time(), code)], before)
+    yield Broken(run, reference, [JobRun(began_t, time.time(), code)], before)
 
 
 def test_a_campaign_that_recovered_is_green(broken: Broken, tmp_path: Path):
@@ -167,7 +167,7 @@ def test_files_that_are_left_are_seen(broken: Broken):
     assert broken.verdict().broken == []
 
 
-def test_the_twin_of_another_campaign_with_almost_the_same_name_is_not_taken_for_it(
+def test_the_reference_run_of_another_campaign_with_almost_the_same_name_is_not_taken_for_it(
     broken: Broken, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(leftovers, "PATIENCE_S", 0.0)
@@ -194,7 +194,7 @@ def test_a_mount_that_is_left_is_seen(broken: Broken):
 def test_a_host_is_looked_at_by_a_command_and_one_that_does_not_answer_is_red(broken: Broken):
     hosts = {"n1": [sys.executable, "-c", "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"], "n2": ["false"]}
     where = gathering.places(load(broken.run_dir / "config.yaml", []))
-    before = gathering.look(where, {"n1": hosts["n1"]})
+    before = gathering.inspect(where, {"n1": hosts["n1"]})
     assert any(line.split()[0] == "/" for line in before["n1"]["mount"])
     regions = region_directory(broken.run_dir, 0)
     regions.mkdir()
@@ -205,4 +205,4 @@ def test_a_host_is_looked_at_by_a_command_and_one_that_does_not_answer_is_red(br
     assert found["files"] == [f"n1: {regions}"]
     assert found["processes"] == []
     assert len(found["machine"]) == 1
-    assert found["machine"][0].startswith("n2: cannot be looked at")
+    assert found["machine"][0].startswith("n2: cannot be inspected")

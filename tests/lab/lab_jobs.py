@@ -170,7 +170,7 @@ def _config(dataset: Path, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def twin(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Any:
+def reference(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Any:
     """The same campaign on this machine alone, in which nothing happens."""
     run = Campaign(tmp_path_factory.mktemp("twin"), **_config(dataset))
     assert run.start().wait(400.0) == 0, run.output + run.logs()

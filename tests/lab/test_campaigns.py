@@ -89,30 +89,32 @@ def told(run: LabJob) -> str:
     return run.output + run.logs()
 
 
-def test_one_job_computes_on_three_hosts_what_one_machine_does(lab: Lab, job: Jobs, twin: Campaign):
+def test_one_job_computes_on_three_hosts_what_one_machine_does(lab: Lab, job: Jobs, reference: Campaign):
     run = job(cluster={"spares": 1})
     run.start().reach(5)
     assert run.hosts() == {**HOSTS, 3: "n4"}
     assert run.steps() == [("agents", ["n1", "n2", "n3", "n4"])]
     assert len(steps_of_srun(lab, "n1")) == 1
     assert run.wait() == 0, told(run)
-    same(run, twin)
+    same(run, reference)
     assert members(run) == [["n1", "n2", "n3"]]
     assert not run.events("fault")
     wait_for(lambda: not any(running(lab, host) for host in (*HOSTS.values(), "n4")), "the end of what ran on the hosts")
 
 
 @pytest.mark.parametrize("script", ["srun $RUN", "exec srun --nodes=1 --ntasks=1 $RUN"])
-def test_srun_put_before_the_command_makes_no_difference(job: Jobs, twin: Campaign, script: str):
+def test_srun_put_before_the_command_makes_no_difference(job: Jobs, reference: Campaign, script: str):
     run = job(cluster={"spares": 1})
     run.script = script
     run.start()
     assert run.wait() == 0, told(run)
     assert run.output.count(" ranks on ") == 1
-    same(run, twin)
+    same(run, reference)
 
 
-def test_a_spare_goes_on_from_the_buddies_copies_when_a_host_is_gone_with_all_that_it_held(lab: Lab, job: Jobs, twin: Campaign):
+def test_a_spare_goes_on_from_the_buddies_copies_when_a_host_is_gone_with_all_that_it_held(
+    lab: Lab, job: Jobs, reference: Campaign
+):
     run = job(cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={"fence_s": 4, "link_grace_s": 4})
     run.start().reach(15)
     wait_for(lambda: replicated(lab, 10), "replicas of what was computed")
@@ -126,11 +128,11 @@ def test_a_spare_goes_on_from_the_buddies_copies_when_a_host_is_gone_with_all_th
     again = run.events("generation_started")[1]
     assert again["tier"] in KEPT_BY_BUDDIES
     assert again["resumed_step"] > 10
-    same(run, twin)
+    same(run, reference)
 
 
 @pytest.mark.parametrize("host", ["n2", "n1"], ids=["of a member", "of the driver's host"])
-def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, job: Jobs, twin: Campaign, host: str):
+def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, job: Jobs, reference: Campaign, host: str):
     run = job(cluster={"spares": 1})
     run.start().reach(10)
     lab.flap(host, 5)
@@ -142,12 +144,12 @@ def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, job: Jo
     assert changes[-1]["down_s"] == pytest.approx(5.0, abs=1.0)
     assert len(members(run)) == 1
     assert not run.events("fault")
-    same(run, twin)
+    same(run, reference)
 
 
 # Slurm, too, must have patience: a host that it has not heard of for longer than that is down, and its step with it.
 @pytest.mark.parametrize("lab", [replace(TIMES, slurmd_timeout_s=120)], indirect=True, ids=["of a patient Slurm"])
-def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waited_for(lab: Lab, job: Jobs, twin: Campaign):
+def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waited_for(lab: Lab, job: Jobs, reference: Campaign):
     run = job()
     run.start().reach(10)
     lab.flap("n2", 20)
@@ -156,10 +158,10 @@ def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waite
     assert {action["name"] for action in run.events("action")} <= {"wait"}
     for fault in run.events("fault"):
         assert fault["kind"] in ("link_down", "collective_timeout")
-    same(run, twin)
+    same(run, reference)
 
 
-def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, job: Jobs, twin: Campaign):
+def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, job: Jobs, reference: Campaign):
     run = job(cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={"fence_s": 4, "link_grace_s": 4})
     run.start().reach(15)
     wait_for(lambda: replicated(lab, 10), "replicas of what was computed")
@@ -170,7 +172,7 @@ def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, 
     assert run.wait() == 0, told(run)
     assert members(run) == [["n1", "n2", "n3"], ["n1", "n2", "n4"]]
     assert actions(run) == ["replace_node"]
-    same(run, twin)
+    same(run, reference)
 
 
 def test_without_a_spare_fewer_hosts_go_on_and_one_that_boots_is_taken_in_again(lab: Lab, job: Jobs):

@@ -147,7 +147,7 @@ def test_only_nodes_that_are_due_are_looked_at():
         presence.joined(node, 0.0)
     for now in range(1, 40):
         for node in range(999):
-            presence.heard(node, float(now))
+            presence.on_message(node, float(now))
         found = presence.overdue(float(now), lambda node: asked.append(node) or 35.0, least_s=8.0)
         assert found == ([999] if now > 35 else [])
     assert set(asked) == {999}

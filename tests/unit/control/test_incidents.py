@@ -6,7 +6,7 @@ from msgspec import structs
 
 from resilient.control.coordinator import State
 from resilient.control.inspection import PATIENCE_S
-from resilient.control.response import LOOK_AGAIN_S
+from resilient.control.response import INSPECT_AGAIN_S
 from resilient.control.stragglers import Rules
 from resilient.outbox import (
     Effect,
@@ -66,7 +66,7 @@ def test_a_node_of_which_nothing_is_heard_is_waited_for_until_it_is_lost(play):
     hang(play)
     play.inspected(0, AT_A_COLLECTIVE)
     for _ in range(3):
-        play.wait(LOOK_AGAIN_S, silent=[1])
+        play.wait(INSPECT_AGAIN_S, silent=[1])
         play.beat(0, 9, silent_s=20.0, state="S")
     (fault,) = play.events("fault")
     assert (fault["kind"], fault["nodes"]) == ("link_down", [1])
@@ -101,7 +101,7 @@ def test_a_stall_while_a_link_is_down_is_waited_for_and_told_once(play):
     inspect_waiting_ranks(play)
     (action,) = play.events("action")
     assert action["name"] == "wait" and "link ib0 of node 1 has been down for 13.0 s" in action["reason"]
-    play.wait(LOOK_AGAIN_S)
+    play.wait(INSPECT_AGAIN_S)
     for node in (0, 1):
         play.beat(node, 9, silent_s=16.0, state="S")
     inspect_waiting_ranks(play)

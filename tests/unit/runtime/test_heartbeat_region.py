@@ -47,7 +47,7 @@ def test_the_agent_sees_what_the_worker_beats(regions):
 def test_a_file_that_is_no_region_is_refused(tmp_path: Path):
     other = tmp_path / "other"
     other.write_bytes(b"\0" * (4096 + RING_BYTES))
-    with pytest.raises(ValueError, match="not a region"):
+    with pytest.raises(ValueError, match="not a heartbeat region"):
         WorkerRegion(other)
 
 

@@ -1,4 +1,4 @@
-"""Setting aside: committed checkpoints that are not to be gone on from get a name that no reader takes for one.
+"""Quarantine: committed checkpoints that are not to be gone on from get a name that no reader takes for one.
 
 Owns the rename; deletes nothing. It can be done again and again: what has the name already is left alone.
 """
@@ -12,17 +12,17 @@ from checkpoint.fence import fsync_directory, guard
 from checkpoint.naming import aside, step_path, steps
 
 
-def set_aside(root: Path, void: Callable[[int, int], bool], why: str, *, generation: int) -> list[tuple[int, Path]]:
-    """Rename the checkpoints that are void, newest first; returns their steps and what they are called now.
+def quarantine(root: Path, invalidated: Callable[[int, int], bool], why: str, *, generation: int) -> list[tuple[int, Path]]:
+    """Rename the checkpoints that are invalidated, newest first; returns their steps and what they are called now.
 
     Args:
-        void: tells it of a step and the generation that wrote it.
+        invalidated: whether it is, by its step and the generation that wrote it.
         why: becomes part of the name.
         generation: on whose behalf; refuse if a newer one has taken over.
 
     Raises StaleGeneration, OSError. A checkpoint that cannot be read is left to whoever restores.
     """
-    found = [step_path(root, step) for step in reversed(steps(root)) if void(step, _generation(step_path(root, step)))]
+    found = [step_path(root, step) for step in reversed(steps(root)) if invalidated(step, _generation(step_path(root, step)))]
     if not found:
         return []
     renamed = []
