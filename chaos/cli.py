@@ -41,16 +41,16 @@ def run(
     file = find(experiment)
     wanted = lasting(read(file), minutes)
     console = Console(stderr=as_json, highlight=False)
-    teller = Lines(console)
+    display = Lines(console)
     first = seed_of(wanted, seed)
     good, reference = True, None
     for number in range(first, first + repeat):
         name = f"{wanted.name}-{number}"
         directory = execution.fresh(execution.RESULTS, name) if out is None else execution.given(out if repeat == 1 else out / name)
         if run_dir is not None:
-            result = execution.attach(wanted, number, run_dir.absolute(), directory, teller)
+            result = execution.attach(wanted, number, run_dir.absolute(), directory, display)
         else:
-            result = execution.perform(wanted, file, number, directory, reference, teller)
+            result = execution.perform(wanted, file, number, directory, reference, display)
             reference = result.reference if wanted.campaign.until == "target" else None
         if as_json:
             typer.echo(json.dumps(as_json_object(result.verdict)))

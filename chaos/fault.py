@@ -38,7 +38,7 @@ class Expectation:
     """What should come of a fault, as the recovery ladder says.
 
     Attributes:
-        kinds: of `fault` events, any of which tells of it; empty: it need not be told, and may be by any for which an action of
+        kinds: of `fault` events, any of which reports it; empty: it need not be reported, and may be by any for which an action of
             `actions` was taken.
         actions: the rungs that may be taken; empty: nothing may be done for it.
         culprit: whether the ledger must name the target (its rank, or its node).
@@ -46,7 +46,7 @@ class Expectation:
         lost_steps: most that may have to be computed again, beyond the newest snapshot it left; None: back to whatever is left.
         rejected: whether a checkpoint may be found damaged because of it, and passed over (`checkpoint_rejected`).
         exact: whether losses and weights stay those of a run without faults, to the last bit.
-        may_pass: nobody need tell of it, although `kinds` says as what.
+        may_pass: it need not be reported, although `kinds` says as what.
     """
 
     kinds: frozenset[str] = frozenset()

@@ -34,7 +34,7 @@ def list_checkpoints(
     from checkpoint.tools import listing, show
     from checkpoint.tools.bar import bar
 
-    with _told():
+    with _refusals_shown():
         found = listing.entries(path)
         if verify:
             with bar("verifying", sum(entry.size_bytes or 0 for entry in found if entry.state == "committed")) as progress:
@@ -56,7 +56,7 @@ def verify_checkpoints(path: Where, as_json: Json = False) -> None:
     from checkpoint.tools.bar import bar
     from checkpoint.tools.refusal import Refusal
 
-    with _told():
+    with _refusals_shown():
         found = locations.locations(path)
         targets = [location for location in found if not locations.is_node_shard(location.path)]
         if not targets:
@@ -96,7 +96,7 @@ def compare_checkpoints(
     Exit 0 if all arrays are equal (bit by bit, or close where a tolerance is given), 1 if not. The small state is
     compared too, but has no say in the exit code.
     """
-    with _told():
+    with _refusals_shown():
         from checkpoint.tools import diff, locations, show
         from checkpoint.tools.bar import bar
 
@@ -125,7 +125,7 @@ def export_checkpoint(
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
 ) -> None:
     """Write a checkpoint in another form. OUT appears whole or not at all."""
-    with _told():
+    with _refusals_shown():
         from checkpoint.tools import aside, export, locations
         from checkpoint.tools.bar import bar
 
@@ -145,7 +145,7 @@ def flush_snapshot(
     from checkpoint.tools import flushing
     from checkpoint.tools.bar import bar
 
-    with _told():
+    with _refusals_shown():
         held, root = flushing.newest(path)
         if held is None:
             typer.echo(f"nothing is held that is newer than what is in {root}")
@@ -169,7 +169,7 @@ def prune_checkpoints(
     from checkpoint.tools import pruning
     from checkpoint.tools.refusal import WRONG, Refusal
 
-    with _told():
+    with _refusals_shown():
         plans = pruning.plans(path, keep_last, keep_every)
         count = sum(len(plan.gone) for plan in plans)
         if not count:
@@ -195,7 +195,7 @@ def prune_checkpoints(
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _refusals_shown() -> Iterator[None]:
     """Every foreseen failure becomes one message and its exit code."""
     from checkpoint.errors import CheckpointError, CheckpointMismatch
     from checkpoint.tools.refusal import UNUSABLE, WRONG, Refusal

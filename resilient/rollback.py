@@ -1,8 +1,9 @@
 """Roll-backs: where to go back to when the numbers went bad, what is invalidated from then on, and which data is left out.
 
 Pure. A roll-back takes the run to a checkpoint from before the trouble began, at each repeat to an older one; where the same data
-is bad again, its steps are left out. What earlier generations had computed beyond that checkpoint is *invalidated*: it lies on
-several tiers and may be found at any time, so it is described by a rule and not by a list. The ledger keeps the rules for later jobs.
+is bad again, its steps are left out. What earlier generations had computed beyond that checkpoint is *invalidated*: it lies
+on several tiers and may be found at any time, so it is described by a rule and not by a list. The ledger keeps the rules for later
+jobs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

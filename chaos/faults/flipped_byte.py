@@ -15,7 +15,7 @@ from checkpoint.tiers.copying import shards_of
 
 
 class FlippedByte(Damage):
-    """One byte of the newest checkpoint, anywhere in it, turns into another one; nothing else tells of it."""
+    """One byte of the newest checkpoint, anywhere in it, turns into another one; nothing else reports it."""
 
     seed: int = Field(0, description="of the place")
 

@@ -17,7 +17,7 @@ class RunDirStall(Outside):
     needs = frozenset({Need.ROOT})
     undone = "the file system is thawed"
 
-    for_s: float = Field(8.0, gt=0, description="how long it lasts; from about 6 s on it must be told")
+    for_s: float = Field(8.0, gt=0, description="how long it lasts; from about 6 s on it must be reported")
 
     def expects(self) -> Expectation:
         return Expectation(

@@ -18,7 +18,7 @@ class TierHanging(Outside):
     undone = "the file system is thawed"
 
     tier: str = Field("durable", description="its name; a mount of its own that can be frozen: ext4, xfs or btrfs")
-    for_s: float = Field(5.0, gt=0, description="how long it lasts; from about 32 s on it must be told")
+    for_s: float = Field(5.0, gt=0, description="how long it lasts; from about 32 s on it must be reported")
 
     def expects(self) -> Expectation:
         return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}), may_pass=self.for_s < REPORTED_AFTER_S)

@@ -17,5 +17,5 @@ class WeightFlip(Inside):
     def strike(self, context: RankContext) -> None:
         from chaos.primitives.tensors import flip_after_next_update
 
-        told = context.run_dir / "chaos" / f"flipped-{context.step}-rank{context.rank}.json"
-        flip_after_next_update(lambda flipped: told.write_text(json.dumps(flipped)))
+        record = context.run_dir / "chaos" / f"flipped-{context.step}-rank{context.rank}.json"
+        flip_after_next_update(lambda flipped: record.write_text(json.dumps(flipped)))

@@ -20,8 +20,8 @@ class WorkerStop(Outside):
     seconds: float = Field(10.0, gt=0, description="for which it is stopped; what is as short as a step is nobody's fault")
 
     def expects(self) -> Expectation:
-        told = frozenset({"stopped"}) if self.seconds >= SEEN_S else frozenset[str]()
-        return Expectation(told, frozenset({"restart_workers"}), culprit=True)
+        kinds = frozenset({"stopped"}) if self.seconds >= SEEN_S else frozenset[str]()
+        return Expectation(kinds, frozenset({"restart_workers"}), culprit=True)
 
     def inject(self, context: InjectionContext) -> Evidence:
         process = context.worker()

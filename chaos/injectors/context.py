@@ -132,9 +132,9 @@ class InjectionContext:
     def _agents(self) -> Mapping[int, psutil.Process]:
         found = {}
         for node in self._nodes():
-            told = agent_record(self.run_dir, node)
+            record = agent_record(self.run_dir, node)
             with contextlib.suppress(psutil.NoSuchProcess):
-                if told is not None and (process := psutil.Process(told.pid)).name() == NAME:
+                if record is not None and (process := psutil.Process(record.pid)).name() == NAME:
                     found[node] = process
         return found
 
@@ -147,10 +147,10 @@ class InjectionContext:
         Raises:
             CannotInject: no agent runs there.
         """
-        told = agent_record(self.run_dir, -1 if self.target.node is None else self.target.node, root)
-        if told is None:
+        record = agent_record(self.run_dir, -1 if self.target.node is None else self.target.node, root)
+        if record is None:
             raise CannotInject(f"no agent of node {self.target.node} runs there")
-        return told.driver
+        return record.driver
 
     def snapshot_daemon(self) -> psutil.Process:
         """The snapshot daemon of the node that is aimed at.

@@ -50,9 +50,9 @@ class Guard:
         """
         assert self._shell.stdin is not None
         held = [self._shell.stdin.fileno()]
-        told = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, pass_fds=held)
-        if told.returncode:
-            raise CannotInject(f"`{shlex.join(command)}` failed: {(told.stderr or told.stdout).strip()}")
+        completed = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, pass_fds=held)
+        if completed.returncode:
+            raise CannotInject(f"`{shlex.join(command)}` failed: {(completed.stderr or completed.stdout).strip()}")
 
     def release(self) -> None:
         """Undo now; returns when all commands have ended."""

@@ -52,13 +52,13 @@ class InjectionRequest:
     @classmethod
     def of(cls, line: str) -> "InjectionRequest":
         """From what was sent."""
-        told = json.loads(line)
-        told |= {"run_dir": Path(told["run_dir"]), "target": Target(**told["target"]), "moment": Moment(**told["moment"])}
-        return cls(**told)
+        fields = json.loads(line)
+        fields |= {"run_dir": Path(fields["run_dir"]), "target": Target(**fields["target"]), "moment": Moment(**fields["moment"])}
+        return cls(**fields)
 
 
 def main() -> int:
-    """Run one request; 0 if the fault was injected and undone, 1 if not, with the reason told."""
+    """Run one request; 0 if the fault was injected and undone, 1 if not, and the reason is answered."""
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, signal.SIG_IGN)  # its end is the end of its input
     request = InjectionRequest.of(sys.stdin.readline())
@@ -68,15 +68,15 @@ def main() -> int:
         try:
             _do(request, context)
         except (CannotInject, Missed) as error:
-            _tell("failed", reason=str(error))
+            _answer("failed", reason=str(error))
             return 1
-    _tell("undone")
+    _answer("undone")
     return 0
 
 
 def _do(request: InjectionRequest, context: InjectionContext) -> None:
     fault = faults.kind(request.fault)(**request.params)
-    _tell("armed")
+    _answer("armed")
     if request.on_trigger and not os.read(0, len(TRIGGER)):
         raise Missed("nobody wants it any more")
     if isinstance(fault, Inside):
@@ -94,7 +94,7 @@ def _do(request: InjectionRequest, context: InjectionContext) -> None:
             if request.moment.phase != "recovery" or _over(SLOW_POLL_S):
                 raise
             continue
-        _tell("injected", t=began_t, evidence=dict(evidence))
+        _answer("injected", t=began_t, evidence=dict(evidence))
         return
 
 
@@ -117,7 +117,7 @@ def _order(request: InjectionRequest, context: InjectionContext) -> None:
             if inside.withdraw(request.run_dir, request.id):
                 raise Missed(f"rank {request.target.rank} did not come to step {moment.step or 'any'}")
             deadline = float("inf")
-    _tell("injected", t=mark["t"], evidence=mark)
+    _answer("injected", t=mark["t"], evidence=mark)
 
 
 def _over(seconds: float) -> bool:
@@ -126,7 +126,7 @@ def _over(seconds: float) -> bool:
     return bool(ready) and not os.read(0, 1)
 
 
-def _tell(what: str, **fields: object) -> None:
+def _answer(what: str, **fields: object) -> None:
     try:
         sys.stdout.write(json.dumps({"what": what, "t": time.time(), **fields}, default=str) + "\n")
         sys.stdout.flush()

@@ -43,12 +43,12 @@ def give(run_dir: Path, order: Order) -> None:
 def withdraw(run_dir: Path, order_id: str) -> bool:
     """Take an order back; whether nobody has carried it out, and nobody will."""
     path = run_dir / DIRECTORY / f"{order_id}.order"
-    withdrawn = _mark(path.with_suffix(".taken"), {})
+    withdrawn = _create_marker(path.with_suffix(".taken"), {})
     path.unlink(missing_ok=True)
     return withdrawn
 
 
-def _mark(path: Path, what: Mapping[str, object]) -> bool:
+def _create_marker(path: Path, what: Mapping[str, object]) -> bool:
     """Be the one who makes a mark; False: it was made already."""
     try:
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
@@ -71,10 +71,10 @@ def taken(run_dir: Path, order_id: str) -> dict[str, Any] | None:
 def arm(context: worker.Context) -> None:
     """Look out for orders from now on; called in every rank before its entry point."""
     if context.run_dir is not None:
-        worker.watch(_Lookout(context, context.run_dir / DIRECTORY))
+        worker.watch(_OrderWatcher(context, context.run_dir / DIRECTORY))
 
 
-class _Lookout:
+class _OrderWatcher:
     """Called at every phase and every finished step."""
 
     def __init__(self, context: worker.Context, directory: Path) -> None:
@@ -121,8 +121,8 @@ class _Lookout:
         from chaos.faults import kind
 
         step = (self._finished or 0) + 1
-        mark = {"t": time.time(), "rank": order.rank, "pid": os.getpid(), "step": step, "generation": self._context.generation}
-        if not _mark(self._directory / f"{order.id}.taken", mark):
+        marker = {"t": time.time(), "rank": order.rank, "pid": os.getpid(), "step": step, "generation": self._context.generation}
+        if not _create_marker(self._directory / f"{order.id}.taken", marker):
             return
         fault = kind(order.fault)(**order.params)
         assert isinstance(fault, Inside)

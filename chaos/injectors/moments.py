@@ -62,7 +62,7 @@ def now_in(context: InjectionContext, phase: Phase) -> bool:
 
 
 class _Recovery:
-    """Whether the run recovers from a fault, told from what the ledger has got since the last look."""
+    """Whether the run recovers from a fault, by what the ledger has got since the last call."""
 
     def __init__(self, context: InjectionContext) -> None:
         self._tail = Tail(context.run_dir / ledger.EVENTS)

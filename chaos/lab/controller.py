@@ -86,14 +86,14 @@ class Controller:
 
     def nodes(self) -> list[NodeState]:
         """What Slurm says of each host; empty while the controller does not answer."""
-        told = self.ask("sinfo", "--noheader", "--partition", "lab", "--Node", "--format", "%N %t")
-        return [NodeState(*line.split()) for line in told.splitlines()] if told is not None else []
+        output = self.ask("sinfo", "--noheader", "--partition", "lab", "--Node", "--format", "%N %t")
+        return [NodeState(*line.split()) for line in output.splitlines()] if output is not None else []
 
     def ask(self, *words: str) -> str | None:
         """What a command of Slurm prints on the host from which jobs are submitted; None if it fails."""
         line = self._login.inside(words, self.environ(), Path("/"))
-        told = subprocess.run(line, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        return None if told.returncode else told.stdout
+        completed = subprocess.run(line, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        return None if completed.returncode else completed.stdout
 
     @property
     def _key(self) -> Path:
@@ -118,6 +118,6 @@ class Controller:
 
 
 def _version() -> tuple[int, ...]:
-    told = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"(\d+)\.(\d+)", told)
+    version = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0,)

@@ -48,11 +48,11 @@ def command(*words: str | Path) -> str:
     Raises:
         CommandFailed: with what it said.
     """
-    told = subprocess.run([str(word) for word in words], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if told.returncode:
-        said = (told.stderr or told.stdout).strip()
-        raise CommandFailed(f"`{shlex.join(str(word) for word in words)}` failed with status {told.returncode}: {said}")
-    return told.stdout
+    completed = subprocess.run([str(word) for word in words], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if completed.returncode:
+        said = (completed.stderr or completed.stdout).strip()
+        raise CommandFailed(f"`{shlex.join(str(word) for word in words)}` failed with status {completed.returncode}: {said}")
+    return completed.stdout
 
 
 def namespaces() -> list[str]:
@@ -94,10 +94,10 @@ class Host:
     def link_is_up(self) -> bool:
         """Whether the port of the switch is up that its link leads to."""
         switch = Host(self.paths, LOGIN)
-        told = subprocess.run(
+        completed = subprocess.run(
             ["ip", "-n", switch.namespace, "link", "show", self.name], check=False, capture_output=True, text=True
         )
-        return told.returncode == 0 and ",UP" in told.stdout.partition("<")[2].partition(">")[0]
+        return completed.returncode == 0 and ",UP" in completed.stdout.partition("<")[2].partition(">")[0]
 
     # -- from nothing and back -----------------------------------------------------------------------------------------
 
@@ -141,8 +141,8 @@ class Host:
                 env=_environ({}),
             )
             assert starter.stdout is not None
-            with starter.stdout as told:
-                ready = told.readline()
+            with starter.stdout as output:
+                ready = output.readline()
             starter.wait()
         if ready != b"ready\n":
             raise CommandFailed(f"host {self.name} did not come up: {log.read_text().strip()[-500:]}")

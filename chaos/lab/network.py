@@ -76,8 +76,8 @@ class HostNetwork:
         found = 0
         for namespace in (self.namespace, *map(self.namespace_of, others)):
             command, mark = links.packets(namespace, self.mark)
-            told = subprocess.run(command, check=False, capture_output=True, text=True).stdout
-            found += sum(int(line.split()[0]) for line in told.splitlines() if re.search(rf"{mark}\b", line))
+            output = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+            found += sum(int(line.split()[0]) for line in output.splitlines() if re.search(rf"{mark}\b", line))
         if not found:
             raise CannotInject(f"host {self.name} has lost no packet")
         return found
@@ -85,8 +85,8 @@ class HostNetwork:
     def held_back(self, namespace: str, device: str) -> int:
         """How often a packet had to wait, or was lost, because of a cap."""
         command = ["tc", "-n", namespace, "-s", "-j", "qdisc", "show", "dev", device]
-        told = subprocess.run(command, check=False, capture_output=True, text=True).stdout
-        return sum(each.get("overlimits", 0) + each.get("drops", 0) for each in json.loads(told or "[]"))
+        output = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+        return sum(each.get("overlimits", 0) + each.get("drops", 0) for each in json.loads(output or "[]"))
 
 
 def addresses(hosts: Iterable[str]) -> list[str]:

@@ -39,12 +39,12 @@ class Lines:
 
 def show_plan(console: Console, plan: Plan) -> None:
     """What will be done, and what is left out."""
-    table = Table("fault", "target", "when", "should be told as", "and end in", box=None, pad_edge=False, header_style="bold")
+    table = Table("fault", "target", "when", "should be reported as", "and end in", box=None, pad_edge=False, header_style="bold")
     for strike in plan.strikes[:MOST_SHOWN]:
         expected = faults.kind(strike.fault)(**strike.params).expects()
-        told = ", ".join(sorted(expected.kinds)) or "-"
+        kinds = ", ".join(sorted(expected.kinds)) or "-"
         ends = ", ".join([*sorted(expected.actions), *(f"exit {code}" for code in sorted(expected.exits))]) or "-"
-        table.add_row(strike.id, _aimed(strike), _when(strike), told, ends.replace("_", " "))
+        table.add_row(strike.id, _aimed(strike), _when(strike), kinds, ends.replace("_", " "))
     console.print(table)
     if len(plan.strikes) > MOST_SHOWN:
         console.print("and so on, until the time is over")
@@ -62,7 +62,7 @@ def show_faults(console: Console, has: frozenset[Need]) -> None:
         possible = not why_not(name, has)
         try:
             actions = ", ".join(sorted(kind().expects().actions)) or "-"
-        except ValueError:  # it has parameters that must be told
+        except ValueError:  # it has parameters without a default
             actions = ""
         needs = ", ".join(sorted(kind.needs)) or "nothing"
         table.add_row(name, describe(kind), needs, "yes" if possible else "no", actions.replace("_", " "))

@@ -18,7 +18,7 @@ from chaos.experiment import Experiment, ExperimentError
 from chaos.fault import Need
 from chaos.orchestration.campaign import REFERENCE, Campaign, resolve, shortened
 from chaos.orchestration.cleanup import CleanupGuard
-from chaos.orchestration.runner import POLL_S, Runner, Teller, Terms
+from chaos.orchestration.runner import POLL_S, Display, Runner, Terms
 from chaos.orchestration.sites import Here, InLab, Site, place, rights
 from chaos.orchestration.volumes import mount, undoing
 from chaos.planning import World, plan
@@ -101,7 +101,7 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def perform(experiment: Experiment, file: Path, seed: int, directory: Path, reference: Path | None, teller: Teller) -> Result:
+def perform(experiment: Experiment, file: Path, seed: int, directory: Path, reference: Path | None, display: Display) -> Result:
     """Run an experiment on a campaign of its own.
 
     Args:
@@ -117,24 +117,24 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
         mount(volumes, directory)
         config = resolve(experiment.campaign, file, directory, allow=True)
         cleanup.run(config.run_dir)
-        site = _site(experiment, config, cleanup, teller)
+        site = _site(experiment, config, cleanup, display)
         made = plan(experiment, seed, world_of(config, site.has))
         if not made.groups:
             raise EnvironmentUnusable(f"nothing can be injected here: {'; '.join(map(': '.join, made.left_out.items()))}")
         terms = _terms(experiment, config, own=True)
         if experiment.twin and reference is None and terms.to_target:
-            reference = _reference(experiment, file, directory, site, cleanup, teller)
+            reference = _reference(experiment, file, directory, site, cleanup, display)
         campaign = Campaign(config, directory, site, cleanup.campaign())
         many = f"{len(made.strikes)} faults" if terms.minutes is None else f"faults for {terms.minutes:g} minutes"
-        teller.note(f"{experiment.name}, seed {seed}: {many}, in {directory}")
+        display.note(f"{experiment.name}, seed {seed}: {many}, in {directory}")
         before, began = inspect(places(config), site.hosts()), time.monotonic()
-        outcome = Runner(made, campaign, site, terms, teller, cleanup.injector()).run()
+        outcome = Runner(made, campaign, site, terms, display, cleanup.injector()).run()
         wall_s = time.monotonic() - began
-        teller.note(outcome.why)
+        display.note(outcome.why)
         _end(campaign, cleanup)
         if experiment.twin and not terms.to_target and outcome.finished:
-            reference = _reference(experiment, file, directory, site, cleanup, teller, shortened(config, outcome.step))
-        teller.note("looking at what is there")
+            reference = _reference(experiment, file, directory, site, cleanup, display, shortened(config, outcome.step))
+        display.note("looking at what is there")
         seen = observe(
             config.run_dir,
             campaign.jobs,
@@ -150,7 +150,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
         return _judged(seen, judge(seen), directory, reference)
 
 
-def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, teller: Teller) -> Result:
+def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, display: Display) -> Result:
     """Run an experiment on a campaign that runs already.
 
     Raises:
@@ -169,8 +169,8 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, te
         made = plan(experiment, seed, world_of(config, site.has))
         terms = _terms(experiment, config, own=False)
         before = inspect(places(config), site.hosts())
-        outcome = Runner(made, campaign, site, terms, teller, cleanup.injector()).run()
-        teller.note(outcome.why)
+        outcome = Runner(made, campaign, site, terms, display, cleanup.injector()).run()
+        display.note(outcome.why)
         seen = observe(run_dir, (), before, experiment=experiment.name, seed=seed, hosts=site.hosts())
         found = judge(seen)
         # It goes on, so that only what was done to it can be judged.
@@ -190,7 +190,7 @@ def _terms(experiment: Experiment, config: Config, *, own: bool) -> Terms:
     return Terms(experiment.limits, experiment.steady_steps, machine_layout(config).procs_per_node, minutes, to_target, own)
 
 
-def _site(experiment: Experiment, config: Config, cleanup: CleanupGuard, teller: Teller) -> Site:
+def _site(experiment: Experiment, config: Config, cleanup: CleanupGuard, display: Display) -> Site:
     if experiment.lab is None:
         return place(config)
     from chaos.lab.lab import Lab
@@ -200,7 +200,7 @@ def _site(experiment: Experiment, config: Config, cleanup: CleanupGuard, teller:
     demand(slurm=True)
     lab = Lab(LabPaths(f"chaos{os.getpid()}"))
     cleanup.lab(lab.paths.name)
-    teller.note(f"a lab of {experiment.lab.hosts} hosts comes up")
+    display.note(f"a lab of {experiment.lab.hosts} hosts comes up")
     return InLab.up(lab, experiment.lab.hosts)
 
 
@@ -223,7 +223,7 @@ def _reference(
     directory: Path,
     site: Site,
     cleanup: CleanupGuard,
-    teller: Teller,
+    display: Display,
     changes: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Path:
     """The same campaign without faults, changed so; its run directory. In the place of a lab it runs on this machine."""
@@ -234,7 +234,7 @@ def _reference(
     config = resolve(experiment.campaign, file, directory / REFERENCE, allow=False, changes=changes)
     cleanup.run(config.run_dir)
     reference = Campaign(config, directory / REFERENCE, site, cleanup.campaign())
-    teller.note(f"the reference run without faults runs to step {config.train.steps}")
+    display.note(f"the reference run without faults runs to step {config.train.steps}")
     reference.start()
     while (code := reference.ended()) is None:
         time.sleep(POLL_S)

@@ -31,12 +31,12 @@ MOST_TRIES = 3  # of a fault of a mix
 ARM_AHEAD_S = 3.0  # of the step or the time at which a fault is to strike
 CALM_STEPS = 5  # between faults: what is seldom, as the first steps after a recovery, is watched with more patience
 PHASE_S = 120.0  # for a phase to come
-LASTING = frozenset({"straggler", "storage", "not_finite", "loss_spike"})  # kinds that ranks which go on may be told of later
+LASTING = frozenset({"straggler", "storage", "not_finite", "loss_spike"})  # kinds that ranks which go on may be reported for later
 HEED_S = 30.0  # for an injector to undo what it did after it was let go of
 
 
-class Teller(Protocol):
-    """Who is told what happens."""
+class Display(Protocol):
+    """Shows a person what happens."""
 
     def note(self, text: str) -> None:
         """A sentence."""
@@ -89,10 +89,10 @@ class Runner:
     """
 
     def __init__(
-        self, plan: Plan, campaign: Campaign, site: Site, terms: Terms, teller: Teller, injector_environ: Mapping[str, str]
+        self, plan: Plan, campaign: Campaign, site: Site, terms: Terms, display: Display, injector_environ: Mapping[str, str]
     ) -> None:
         self._groups = list(plan.groups)
-        self._campaign, self._site, self._terms, self._teller = campaign, site, terms, teller
+        self._campaign, self._site, self._terms, self._display = campaign, site, terms, display
         self._injector_environ = injector_environ
         self._watch = Watch(campaign.run_dir)
         self._active: list[ActiveInjection] = []
@@ -135,7 +135,7 @@ class Runner:
 
     def _poll(self) -> None:
         for event in self._watch.poll():
-            self._teller.event(event)
+            self._display.event(event)
 
     def _after(self, code: int) -> Outcome | None:
         """The campaign has ended; it is started again if a fault has it so."""
@@ -148,7 +148,9 @@ class Runner:
         causes = [each for each in [*self._past[-20:], *self._active] if each.triggered and is_one_of(code, each.expects.exits)]
         if not causes or not self._terms.own:
             return self._over(False, f"the campaign ended with {by_signal(code)}\n{self._campaign.last_words()}")
-        self._teller.note(f"the campaign ended with {by_signal(code)}, as it may after {causes[-1].strike.id}; it is started again")
+        self._display.note(
+            f"the campaign ended with {by_signal(code)}, as it may after {causes[-1].strike.id}; it is started again"
+        )
         self._start()
         return None
 
@@ -157,7 +159,7 @@ class Runner:
         if self._steady is not None:
             self._steady_t = self._calm_t = now
             step_s, finite = self._steady
-            self._teller.note(f"steady: {1000 * step_s:.0f} ms a step{'' if finite else ', but losses that are not finite'}")
+            self._display.note(f"steady: {1000 * step_s:.0f} ms a step{'' if finite else ', but losses that are not finite'}")
 
     def _over(self, finished: bool, why: str) -> Outcome:
         now = time.time()
@@ -195,7 +197,7 @@ class Runner:
         if not self._terms.own:
             return self._over(True, "all faults were injected")
         if not self._terms.to_target:
-            self._teller.note("all faults were injected; the campaign is stopped")
+            self._display.note("all faults were injected; the campaign is stopped")
             self._stopping = True
             self._campaign.stop()
         return None
@@ -219,7 +221,9 @@ class Runner:
             if now > last_t + self._terms.limits.recovery_s:
                 if not self._watch.goes_on_since(last_t):
                     return self._over(False, f"the run does not go on {now - last_t:.0f} s after {leader.strike.id}")
-                self._teller.note(f"{leader.strike.id}: not told of, or not mended, within {self._terms.limits.recovery_s:.0f} s")
+                self._display.note(
+                    f"{leader.strike.id}: not reported, or not recovered from, within {self._terms.limits.recovery_s:.0f} s"
+                )
                 self._conclude(now)
         return None
 
@@ -237,7 +241,7 @@ class Runner:
         self._active, self._calm_t = [], now
 
     def _is_over(self, each: ActiveInjection) -> bool:
-        """Whether it was undone, what had to be told was told, and the run goes on."""
+        """Whether it was undone, what had to be reported was reported, and the run goes on."""
         if not each.closed:
             return False
         if each.t is None:
@@ -248,14 +252,14 @@ class Runner:
         if must_be_reported and not self._watch.reported_since(each.t, each.expects.kinds):
             return False
         if not each.expects.actions.isdisjoint(DEGRADED) and not self._watch.tiers_are_well:
-            return False  # what befalls a tier that is in trouble is not told again
+            return False  # what befalls a tier that is in trouble is not reported again
         return self._watch.goes_on_since(max(each.last_t, self._started_t))
 
     def _covered(self, each: ActiveInjection) -> bool:
-        """Whether it may have hit ranks that were being stopped because of another one of its group: then nobody tells of it."""
+        """Whether it may have hit ranks that were being stopped because of another one of its group: then nobody reports it."""
         others = [other for other in self._active if other is not each and other.t is not None and other.expects.kinds]
-        told = any(self._watch.reported_since(other.t or 0.0, other.expects.kinds) for other in others)
-        return told and LASTING.isdisjoint(each.expects.kinds)
+        reported = any(self._watch.reported_since(other.t or 0.0, other.expects.kinds) for other in others)
+        return reported and LASTING.isdisjoint(each.expects.kinds)
 
     # -- injectors -----------------------------------------------------------------------------------------------------
 
@@ -299,7 +303,7 @@ class Runner:
         """What the injectors have said."""
         for each in self._active:
             for text in each.listen():
-                self._teller.note(f"{each.strike.id}: {self._where(each)}: {text}")
+                self._display.note(f"{each.strike.id}: {self._where(each)}: {text}")
         for each in [each for each in self._active if each.closed and not each.recorded]:
             each.recorded = True
             if each.may_be_anew and each.strike.tries < MOST_TRIES:

@@ -136,8 +136,8 @@ class _Job:
         if time.monotonic() < self.asked_t + ASK_S:
             return None
         self.asked_t = time.monotonic()
-        told = self.lab.controller.ask("scontrol", "--oneliner", "show", "job", self.job_id) or ""
-        state = dict(word.split("=", 1) for word in told.split() if "=" in word)
+        output = self.lab.controller.ask("scontrol", "--oneliner", "show", "job", self.job_id) or ""
+        state = dict(word.split("=", 1) for word in output.split() if "=" in word)
         if state.get("JobState", "PENDING") in _RUNNING:
             return None
         code, _, number = state["ExitCode"].partition(":")
@@ -171,10 +171,10 @@ class InLab:
         script.write_text(f"#!/bin/sh\nexec {shlex.join(words)}\n")
         options = ["--parsable", "--no-kill", "--exclusive", f"--nodes={nodes}", f"--output={output}", "--open-mode=append"]
         line = self._lab.command(["sbatch", *options, str(script)], host=LOGIN, environ=environ)
-        told = subprocess.run(line, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-        if told.returncode:
-            raise EnvironmentUnusable(f"the lab's Slurm takes no job: {told.stderr.strip()}")
-        return _Job(self._lab, told.stdout.strip())
+        completed = subprocess.run(line, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if completed.returncode:
+            raise EnvironmentUnusable(f"the lab's Slurm takes no job: {completed.stderr.strip()}")
+        return _Job(self._lab, completed.stdout.strip())
 
     def hosts(self) -> Mapping[str, Sequence[str]]:
         return {"": (), **{host: self.reach(host) for host in self._lab.shape().all_names}}

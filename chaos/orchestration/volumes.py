@@ -89,8 +89,10 @@ def filled_in(values: Any, where: Mapping[str, Path]) -> Any:
 
 def _run(*words: str | Path) -> None:
     try:
-        told = subprocess.run([str(word) for word in words], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        completed = subprocess.run(
+            [str(word) for word in words], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
     except FileNotFoundError:
         raise EnvironmentUnusable(f"there is no command {words[0]}, which volumes need") from None
-    if told.returncode:
-        raise EnvironmentUnusable(f"`{' '.join(map(str, words))}` failed: {told.stderr.strip()}")
+    if completed.returncode:
+        raise EnvironmentUnusable(f"`{' '.join(map(str, words))}` failed: {completed.stderr.strip()}")

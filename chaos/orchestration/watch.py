@@ -1,4 +1,4 @@
-"""What a campaign tells while it is broken: its ledger and its metrics, read as they grow.
+"""What a campaign reports while it is broken: its ledger and its metrics, read as they grow.
 
 Owns what is known of the run at this moment; decides nothing.
 """
@@ -72,14 +72,14 @@ class Watch:
             if line["step"] > self.furthest:
                 self.furthest, self.furthest_t = line["step"], line["t"]
             if self._finished and line["t"] <= self._finished[-1]:
-                continue  # what a node had not told when it was lost comes later
+                continue  # what a node had not reported when it was lost comes later
             self.step = line["step"]
             self._finished.append(line["t"])
             self.steps.append((line.get("step_s", 0.0), line.get("loss", 0.0)))
         return events
 
     def reported_since(self, t: float, kinds: frozenset[str]) -> bool:
-        """Whether a fault of one of these kinds was told since then."""
+        """Whether a fault of one of these kinds was reported since then."""
         return any(fault["t"] >= t and fault["kind"] in kinds for fault in self.faults)
 
     def goes_on_since(self, t: float, steps: int = 1) -> bool:

@@ -25,5 +25,5 @@ def of_a_rank(seconds: float) -> Expectation:
     """A stall that no link explains: a hang, if it is long enough."""
     if RESENDS * seconds < HANG_S:
         return Expectation()
-    told = frozenset({"collective_timeout", "hang"}) if seconds > 2 * HANG_S else frozenset[str]()
-    return Expectation(told, frozenset({"restart_workers"}))
+    kinds = frozenset({"collective_timeout", "hang"}) if seconds > 2 * HANG_S else frozenset[str]()
+    return Expectation(kinds, frozenset({"restart_workers"}))

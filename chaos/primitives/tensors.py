@@ -78,8 +78,8 @@ def scale_outputs(factor: float, *, once: bool) -> Callable[[], None]:
     return stop
 
 
-def flip_after_next_update(tell: Callable[[dict[str, object]], object]) -> None:
-    """Flip the top exponent bit of one weight after the optimizer's next step; `tell` gets the weight before and after."""
+def flip_after_next_update(report: Callable[[dict[str, object]], object]) -> None:
+    """Flip the top exponent bit of one weight after the optimizer's next step; `report` gets the weight before and after."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -98,7 +98,7 @@ def flip_after_next_update(tell: Callable[[dict[str, object]], object]) -> None:
             before = weight.item()
             bits = weight.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.element_size()])
             bits ^= 1 << TOP_EXPONENT_BIT[weight.element_size()]
-        tell({"before": repr(before), "after": repr(weight.item()), "matrices": len(matrices)})
+        report({"before": repr(before), "after": repr(weight.item()), "matrices": len(matrices)})
 
     handle = register_optimizer_step_post_hook(flip)
 

@@ -106,5 +106,5 @@ def run_mount(context: InjectionContext) -> Path:
 
 def free(path: Path) -> tuple[int, int]:
     """Bytes and files that may still be added to a file system, without what it keeps for itself."""
-    told = os.statvfs(path)
-    return told.f_bavail * told.f_frsize, told.f_favail
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize, status.f_favail

@@ -1,4 +1,4 @@
-"""Which fault of the ledger tells of which injection.
+"""Which fault of the ledger reports which injection.
 
 Pure. A fault is reported by kind, culprit and time, and so it is matched: to the newest injection that it fits. What fits none is a
 false alarm, or an injection that was taken for something else.
@@ -25,7 +25,7 @@ GOES_ON = ("wait", *DEGRADED, *account.GOES_ON)  # actions that start no rank an
 
 @dataclass
 class ReportedFault:
-    """A fault as the ledger tells of it, with what was done about it. Times in unix seconds.
+    """A fault as the ledger reports it, with what was done about it. Times in unix seconds.
 
     Attributes:
         job: which one of the campaign, from 0: its number of times.
@@ -80,7 +80,7 @@ class Matches:
     Attributes:
         reported: by id of injection, in order of time.
         misread: the same, of faults of a kind that was not expected of it.
-        covered: injections that nobody had to tell of, since another one, named here, was just being recovered from.
+        covered: injections that nobody had to report, since another one, named here, was just being recovered from.
         strays: faults that nobody injected.
     """
 
@@ -125,7 +125,7 @@ def match(
 
     Args:
         expected: by id of injection.
-        stoppages: that no fault tells of: ends of jobs.
+        stoppages: that no fault reports: ends of jobs.
     """
     done = [each for each in injections if each.t is not None]
     found: dict[str, list[ReportedFault]] = {each.id: [] for each in done}

@@ -79,7 +79,7 @@ class Observation:
         return [RollBack(line["t"], int(line["step"]), line.get("skip") or []) for line in lines]
 
     def invalidated(self, line: Line) -> bool:
-        """Whether what a line tells of was rolled back later: it was computed anew, or left out."""
+        """Whether what a line reports was rolled back later: it was computed anew, or left out."""
         return any(line["t"] < back.t and line["step"] > back.step for back in self.roll_backs)
 
 

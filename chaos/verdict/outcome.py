@@ -36,7 +36,7 @@ class Outcome:
         downtime_s: in which no new step was computed because of it.
         lost_steps: that were computed again.
         taken, expected: rungs of the ladder.
-        covered_by: id of the injection that was being recovered from at that moment, so that nobody had to tell of this one.
+        covered_by: id of the injection that was being recovered from at that moment, so that nobody had to report this one.
         wrong: name of the invariant that does not hold, and why; empty if all is well.
     """
 

@@ -151,7 +151,7 @@ def _incidents(seen: Observation, outcomes: Sequence[Outcome]) -> Iterator[str]:
     """What became of each injection."""
     began_t = min((float(line["t"]) for line in seen.events), default=0.0)
     costs = {incident.fault_id: incident.seconds for incident in seen.account.incidents}
-    head = ("fault", "target", _number("at"), "told as", "culprit", _number("detected"), _number("down"), "of which",
+    head = ("fault", "target", _number("at"), "reported as", "culprit", _number("detected"), _number("down"), "of which",
             _number("steps again"), "rung", "expected", "")  # fmt: skip
     yield from _table(head, (_incident(each, began_t, costs) for each in outcomes))
 

@@ -74,7 +74,7 @@ def tables(verdict: Verdict) -> RenderableType:
 
 def _injections(outcomes: Sequence[Outcome]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("fault", "target", "told as", "culprit", "rung"):
+    for name in ("fault", "target", "reported as", "culprit", "rung"):
         table.add_column(name, overflow="fold")
     for name in ("detected", "down", "lost"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -102,7 +102,7 @@ def target(of: Target) -> str:
 
 
 def reported(outcome: Outcome) -> str:
-    """As what the ledger told of an injection."""
+    """As what the ledger reported an injection."""
     if outcome.kinds:
         return ", ".join(outcome.kinds)
     return f"with {outcome.covered_by}" if outcome.covered_by else "nothing"

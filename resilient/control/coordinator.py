@@ -121,7 +121,7 @@ class Coordinator:
             return
         fault = Fault(self.incidents.next_id(self.generation), kind, kind, (), (), None, detail, "", 0.0)
         action = Action("finish_drain", "the state is made durable while there is time")
-        self.incidents.tell(fault, action, now, self.generation, out)
+        self.incidents.report(fault, action, now, self.generation, out)
         self._core.shutdown.stop(kind, when, out, until_t=until_t)
 
     def hurry(self, until_t: float) -> None:

@@ -265,7 +265,7 @@ class Generations:
             return False
         return True
 
-    def tell_growth(self, when: Moment, out: Outbox) -> None:
+    def report_growth(self, when: Moment, out: Outbox) -> None:
         """Write down that this generation ends for a larger one."""
         reason = f"nodes have returned; all go on from step {self._newest_step}"
         self._incidents.follow_up("grow", reason, when.now, self.generation, out)

@@ -43,7 +43,7 @@ class Response:
     def on_fault_beside(self, fault: Fault, when: Moment, out: Outbox) -> None:
         """A fault that concerns no rank: nothing that runs is ended for it."""
         action = decide(self._situation(fault, when, None))
-        self._core.incidents.tell(fault, action, when.now, self._core.generations.generation, out)
+        self._core.incidents.report(fault, action, when.now, self._core.generations.generation, out)
 
     def node_lost(self, node: int, cause: str, detail: str, evidence: str, detect_s: float) -> Fault:
         """The fault of a node that is gone, or is not fit."""
@@ -159,7 +159,7 @@ class Response:
 
     def grow(self, when: Moment, out: Outbox) -> None:
         """Nodes are taken in that have returned."""
-        self._core.generations.tell_growth(when, out)
+        self._core.generations.report_growth(when, out)
         self._regather(when, out)
 
     def _regather(self, when: Moment, out: Outbox) -> None:

@@ -233,11 +233,11 @@ def read(path: Path) -> tuple[Owner | None, int | None]:
     """The owner that a lease names, and when it was renewed, nanoseconds; None for what is not there, or names nobody."""
     try:
         with path.open() as file:
-            told, changed_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
+            text, changed_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return None, None
     try:
-        return Owner(**json.loads(told)), changed_ns
+        return Owner(**json.loads(text)), changed_ns
     except (ValueError, TypeError):
         return None, changed_ns
 

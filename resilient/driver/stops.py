@@ -70,11 +70,11 @@ class Stops:
 
     async def watch(self) -> None:
         """Stop the run in time before the job's end; never returns."""
-        asked_t, told = 0.0, False
+        asked_t, answered = 0.0, False
         while True:
-            if time.monotonic() - asked_t >= (ASK_EVERY_S if told else ASK_AGAIN_S):
+            if time.monotonic() - asked_t >= (ASK_EVERY_S if answered else ASK_AGAIN_S):
                 asked_t = time.monotonic()
-                told = await self._ask(queue.ASK_S) is not None
+                answered = await self._ask(queue.ASK_S) is not None
             now = time.time()
             stop = due(self._known(None, now), now)
             if stop is not None and not self._coordinator.draining:

@@ -48,8 +48,8 @@ def inspect(
     finally:
         watch.close()
     wires = [Wire(name, links[name].trouble, _speed(sys / "class/net" / name), port=False) for name in names]
-    told = list(links.items())[len(names) :]
-    return wires + [Wire(name, link.trouble, _rate(port), port=True) for (name, link), port in zip(told, ports, strict=True)]
+    listed = list(links.items())[len(names) :]
+    return wires + [Wire(name, link.trouble, _rate(port), port=True) for (name, link), port in zip(listed, ports, strict=True)]
 
 
 def _speed(directory: Path) -> float | None:

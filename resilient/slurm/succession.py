@@ -217,7 +217,7 @@ class Succession:
             retry=retry_if_exception_type(SlurmSilent),
             wait=wait_random_exponential(multiplier=1, max=60),
             stop=stop,
-            before_sleep=_tell,
+            before_sleep=_log_retry,
             reraise=True,
         ):
             with attempt:
@@ -239,7 +239,7 @@ class Succession:
             os.close(fd)
 
 
-def _tell(state: RetryCallState) -> None:
+def _log_retry(state: RetryCallState) -> None:
     """That Slurm is asked again, and what it said."""
     error = state.outcome.exception() if state.outcome is not None else None
     log.warning("%s; asked again in %.1f s", error, state.upcoming_sleep)

@@ -2,4 +2,4 @@
 
 from campaigns import campaign, counting, dataset, reference_runs, training, volume
 
-__all__ = ["campaign", "counting", "dataset", "training", "reference_runs", "volume"]
+__all__ = ["campaign", "counting", "dataset", "reference_runs", "training", "volume"]

@@ -92,7 +92,7 @@ def inspect_waiting_ranks(play: Play) -> list[Effect]:
 
 def tell_link(play: Play, node: int, state: str, down_s: float) -> None:
     change = LinkChange(interface="ib0", state=state, down_s=down_s)
-    play.tell(node, LinksChanged(generation=5, t=play.now, changes=(change,)))
+    play.deliver(node, LinksChanged(generation=5, t=play.now, changes=(change,)))
 
 
 def test_a_stall_while_a_link_is_down_is_waited_for_and_told_once(play):
@@ -146,7 +146,7 @@ def changed(t: float, *changes: LinkChange) -> LinksChanged:
 
 
 def test_changes_of_links_are_written_with_their_own_time_and_host_and_restart_nothing(play):
-    effects = play.tell(1, changed(12.5, DOWN, UP))
+    effects = play.deliver(1, changed(12.5, DOWN, UP))
     assert effects == [
         WriteEvent("link", {"node": 1, **structs.asdict(DOWN)}, 5, 12.5, "n1"),
         WriteEvent("link", {"node": 1, **structs.asdict(UP), "down_s": 2.0}, 5, 12.5, "n1"),
@@ -154,16 +154,16 @@ def test_changes_of_links_are_written_with_their_own_time_and_host_and_restart_n
 
 
 def test_a_link_that_is_down_or_just_came_back_is_known_while_it_matters(play):
-    play.tell(1, changed(12.5, DOWN))
+    play.deliver(1, changed(12.5, DOWN))
     play.wait(2)
     assert [(outage.node, outage.down_s) for outage in play.coordinator.links.outages(play.now, within_s=3.0)] == [(1, 2.0)]
-    play.tell(1, changed(14.5, UP))
+    play.deliver(1, changed(14.5, UP))
     assert play.coordinator.links.outages(play.now + 3, within_s=3.0)
     assert not play.coordinator.links.outages(play.now + 4, within_s=3.0)
 
 
 def test_links_of_a_lost_node_are_not_down_for_ever(play):
-    play.tell(1, changed(12.5, DOWN))
+    play.deliver(1, changed(12.5, DOWN))
     play.do("lost", 1, "process 9 ended by SIGKILL")
     assert not play.coordinator.links.outages(play.now, within_s=3.0)
 

@@ -63,7 +63,7 @@ def test_a_commit_that_was_under_way_while_the_run_was_rolled_back_does_not_coun
     ((node, commit),) = course.jobs("commit", course.all_done(flushes))
     effects = course.do("roll_back", 5, "bad numbers")
     assert [(node, each.job_id) for node, each in course.requests(Cancel, effects)] == [(0, commit.job_id)]
-    course.tell(node, done(commit))
+    course.deliver(node, done(commit))
     assert (course.core.durable_step, course.core.checkpoints) == (5, [5])
     assert [event["step"] for event in course.events("committed")] == [5]
 
@@ -73,8 +73,8 @@ def test_a_copy_that_ended_before_it_was_cancelled_does_not_keep_its_tier_busy()
     course.resumed()
     copies = course.jobs("copy", course.all_take(8, wants=("nvme",)))
     course.do("roll_back", 5, "bad numbers")
-    course.tell(0, done(copies[0][1]))
-    course.tell(1, failed(copies[1][1], "cancelled", cancelled=True))
+    course.deliver(0, done(copies[0][1]))
+    course.deliver(1, failed(copies[1][1], "cancelled", cancelled=True))
     assert not course.core._transfers.jobs and course.core.newest is None
     assert [event["tier"] for event in course.events("snapshot")] == ["ram"]
 
@@ -98,7 +98,7 @@ def test_news_of_what_is_invalid_are_not_believed_however_late_they_come(course:
     course.begin(6)
     course.resumed(5)
     for node in (0, 1):
-        course.tell(node, Held(generation=5, shard=shard(9, node), wants=("scratch",)))
+        course.deliver(node, Held(generation=5, shard=shard(9, node), wants=("scratch",)))
     assert course.core.checkpoints == [5]
     assert not [each for _, each in course.jobs("flush") if each.key.step == 9]
 
