@@ -33,7 +33,7 @@ class StoreKill(Outside):
 
 
 def _host(context: InjectionContext) -> tuple[psutil.Process, int]:
-    """The agent that lends its store to all, and where it listens; those of other nodes listen nowhere."""
+    """The agent whose store all use, and where it listens; those of other nodes listen nowhere."""
     for agent in context.agents():
         ports = _listening(agent)
         if ports:

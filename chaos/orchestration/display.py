@@ -1,6 +1,6 @@
 """What a person sees while an experiment runs, and before: lines with the time, and tables.
 
-Owns the words and the look; decides nothing.
+Owns the text and its layout; decides nothing.
 """
 
 import time

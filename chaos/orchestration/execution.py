@@ -134,7 +134,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
         _end(campaign, cleanup)
         if experiment.twin and not terms.to_target and outcome.finished:
             reference = _reference(experiment, file, directory, site, cleanup, display, shortened(config, outcome.step))
-        display.note("looking at what is there")
+        display.note("gathering what is there for the verdict")
         seen = observe(
             config.run_dir,
             campaign.jobs,

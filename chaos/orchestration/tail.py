@@ -1,4 +1,4 @@
-"""A file of JSON lines that grows: what was added to it since it was last looked at."""
+"""A file of JSON lines that grows: what was added to it since the last read."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,7 @@
 """What a run leaves on one machine when it is over: processes, and files in RAM and on the nodes' own disks.
 
 `python -m chaos.verdict.leftovers RUN_DIR [PLACE ...]` prints that, and how the machine is set up, as a line of JSON: so
-other hosts are looked at.
+other hosts are inspected.
 """
 
 import json

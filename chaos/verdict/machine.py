@@ -1,6 +1,6 @@
 """How a machine is set up, as far as faults change it: links, their queues, packet rules, mounts.
 
-Owns the look, and the comparison of two. What this user may not read is taken to be empty, both before and after.
+Owns the inspection, and the comparison of two. What this user may not read is taken to be empty, both before and after.
 `python -m chaos.verdict.machine [PLACE ...]` prints it as a line of JSON.
 """
 

@@ -1,4 +1,4 @@
-"""How long the agent waits for what, and how often it looks; all of it in one place.
+"""How long the agent waits for what, and how often it polls; all of it in one place.
 
 All waits but those of a turn and of a moment are turns of the loop (`resilient.agent.loop`), in which the driver is answered; so
 none of them must be shorter than what the driver bears. `docs/architecture.md` has them in the ladder of timeouts.
@@ -14,7 +14,7 @@ PROMPT_S = 0.2
 QUIET_S = 1.0
 """Between two reports of heartbeats that have not changed; below `resilient.config.timeouts.SILENCE_REPORT_S`."""
 UNWATCHED_S = 0.65
-"""An agent that looks so much later than it should does not know who was silent meanwhile."""
+"""An agent that polls so much later than it should does not know who was silent meanwhile."""
 STANDBY_S = 10.0
 """A rank that has not finished a step by then has a long start, or does not report any; standbys are forked then."""
 
@@ -33,7 +33,7 @@ LAST_WORDS_S = 3.0
 OUTPUT_S = 0.4
 """What a worker that has ended has printed is read to its end; another process may hold its pipe open."""
 OUTPUT_POLL_S = 0.005
-"""Between two looks whether it is."""
+"""Between two checks whether it is."""
 OUTPUT_END_S = 2.0
 """At the agent's end: all that workers have printed is read, and their pipes are given back."""
 RUN_DIR_S = 1.0

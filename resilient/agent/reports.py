@@ -122,7 +122,7 @@ class Reports:
         self._report({})
 
     def tick(self) -> None:
-        """Where nobody looks at heartbeats, or not for a while: news is reported all the same."""
+        """Where nobody reads heartbeats, or not for a while: news is reported all the same."""
         patience_s = self.report_s if self._workers is None else 2 * self._poll_s
         if self._news and self._clock() - self._sent_t >= patience_s:
             self.flush()

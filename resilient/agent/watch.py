@@ -104,7 +104,7 @@ class Watch:
             log.warning("the last words of the workers are not in %s within %.0f s", folder, LAST_WORDS_S)
 
     def _stand_by(self) -> None:
-        """Fork ahead what a restart would need, one process at a look, once the ranks no longer need the time themselves."""
+        """Fork ahead what a restart would need, one process at a time, once the ranks no longer need the time themselves."""
         if self._workers.underway or time.monotonic() - self._began_t > STANDBY_S:
             rank = self._standbys.missing(self._workers.pids, self._world_size)
             if rank is not None:

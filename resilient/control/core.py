@@ -20,7 +20,7 @@ from resilient.snapshots import Snapshots
 
 @dataclass(frozen=True)
 class Core:
-    """One job's. `stragglers`: None where nobody looks for them."""
+    """One job's. `stragglers`: None where they are not detected."""
 
     job: JobSpec
     membership: Membership

@@ -32,7 +32,7 @@ class Doing:
     waiting: Waiting | None
 
 
-_NO_HEARTBEAT = Doing("silent", "without a sign since its start", None)
+_NO_HEARTBEAT = Doing("silent", "without a heartbeat since its start", None)
 _NO_ANSWER = Doing("silent", "silent, and its agent does not answer", None)
 
 

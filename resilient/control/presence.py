@@ -1,6 +1,6 @@
 """Presence: which nodes' agents have not been heard of for too long.
 
-A node is looked at only when its silence may have become too long, which a heap of the times at which nodes were last looked at
+A node is checked only when its silence may have become too long, which a heap of the times at which nodes were last checked
 tells: the work is that of the nodes that are due, however many there are.
 """
 

@@ -85,7 +85,7 @@ def storage_plan(kept: storage.Storage, durable: Path, invalidated: tuple[Invali
 
 
 def straggler_rules(config: Config) -> Rules | None:
-    """What makes a straggler; None where nobody looks for them."""
+    """What makes a straggler; None where they are not detected."""
     resilience = config.resilience
     if resilience.straggler == "off":
         return None

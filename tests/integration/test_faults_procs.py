@@ -74,7 +74,7 @@ def calm(run: Campaign, recovered: int, steps: int = 15) -> None:
 
 
 def without_buddies(run: Campaign) -> list[dict[str, Any]]:
-    """The faults in the ledger. A buddy that was fetching from a node or a keeper that is gone says so as well."""
+    """The faults in the ledger. A buddy that was fetching from a node or a snapshot daemon that is gone says so as well."""
     return [event for event in run.events("fault") if event["kind"] != "storage"]
 
 
@@ -208,7 +208,7 @@ def tiers(run_dir: Path, ram: Path, **first: Any) -> dict[str, Any]:
 
 
 @pytest.mark.soak
-def test_keeper_agent_node_and_driver_go_one_after_the_other_and_no_bit_is_different(
+def test_snapshot_daemon_agent_node_and_driver_go_one_after_the_other_and_no_bit_is_different(
     training: Training, reference_runs, ram: Path, tmp_path: Path
 ):
     never_durable = {**tiers(tmp_path / "disturbed/run", ram, replicas=1), "every_steps": 1000}
@@ -216,12 +216,12 @@ def test_keeper_agent_node_and_driver_go_one_after_the_other_and_no_bit_is_diffe
     run = training(cluster=cluster, checkpoint=never_durable, resilience={"rejoin_s": 100}).start()
     wait_for((run.run_dir / "storage.json").exists, "the run directory")
     with (
-        injector(run, "keeper_kill", node=0, step=3) as keeper,
+        injector(run, "keeper_kill", node=0, step=3) as daemon,
         injector(run, "agent_kill", node=1, step=8) as agent,
         injector(run, "node_crash", node=0, step=20) as node,
         injector(run, "driver_kill", step=30) as driver,
     ):
-        evidence = keeper.done()
+        evidence = daemon.done()
         assert not psutil.pid_exists(evidence["pid"])
         run.reach(7)
         assert not without_buddies(run)

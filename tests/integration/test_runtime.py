@@ -511,7 +511,7 @@ def test_a_driver_whose_run_directory_was_taken_over_stops_at_once_and_writes_no
 
 
 def test_a_stop_that_every_process_of_the_job_is_sent_is_one_stop(counting: Counting):
-    """A scheduler signals them all: keeper, fork server, standbys and workers leave it to the driver."""
+    """A scheduler signals them all: snapshot daemon, fork server, standbys and workers leave it to the driver."""
     run = counting(steps=100_000, every_steps=1000).start()
     run.reach(12)
     agents = {process.pid for process in run.agents().values()}
@@ -522,5 +522,5 @@ def test_a_stop_that_every_process_of_the_job_is_sent_is_one_stop(counting: Coun
     run.signal(signal.SIGTERM)
     assert run.wait() == 75, run.output + run.logs()
     assert not run.events("fault")
-    assert "the keeper has died" not in run.logs()
+    assert "the snapshot daemon (process" not in run.logs()
     assert json.loads((run.run_dir / "state.json").read_text())["step"] == run.step()
