@@ -1,7 +1,7 @@
 """Campaigns as jobs of a real Slurm, on hosts that break: what is lost, who takes over, and that no bit is different."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,9 @@ Jobs = Callable[..., LabJob]
 
 NEVER = 1000  # a step that no run reaches
 KEPT_BY_BUDDIES = ("ram", "nvme")  # where buddies have copies; which of them has the newer one depends on the moment
+
+
+FIT = "health check: "  # in the log of an agent that may take part
 
 
 def tiers(every_steps: int) -> dict[str, Any]:
@@ -36,14 +39,14 @@ def inside(lab: Lab, host: str, path: str) -> Path:
     return Path(f"/proc/{lab.host(host).init()}/root{path}")
 
 
-def replicated(lab: Lab, since: int) -> bool:
-    """Whether every host has a replica of another one's part of a step after this one."""
+def replicated(lab: Lab, since: int, hosts: Iterable[str] = HOSTS.values()) -> bool:
+    """Whether each of these hosts has a replica of another one's shard of a step after this one."""
 
     def newest(host: str) -> int:
         found = inside(lab, host, "/dev/shm").glob("*/node*/replica-*/step-????????/part.json")
         return max((int(path.parent.name[5:]) for path in found), default=0)
 
-    return all(newest(host) > since for host in HOSTS.values())
+    return all(newest(host) > since for host in hosts)
 
 
 def running(lab: Lab, host: str) -> list[int]:
@@ -129,6 +132,30 @@ def test_a_spare_goes_on_from_the_buddies_copies_when_a_host_is_gone_with_all_th
     assert again["tier"] in KEPT_BY_BUDDIES
     assert again["resumed_step"] > 10
     same(run, reference)
+
+
+@pytest.mark.soak
+def test_each_host_but_that_of_the_driver_may_be_lost_and_is_replaced_and_taken_in_again_when_it_is_back(lab: Lab, job: Jobs):
+    run = job(steps=100_000, cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={"link_grace_s": 4})
+    run.start().reach(15)
+    assert run.steps() == [("agents", ["n1", "n2", "n3", "n4"])]
+    expected = ["n1", "n2", "n3"]
+    for lost, spare in (("n2", "n4"), ("n3", "n2"), ("n4", "n3"), ("n2", "n4")):
+        step = run.step()
+        wait_for(lambda step=step: replicated(lab, step, expected), "replicas of what was computed")
+        log = run.run_dir / "logs" / f"agent{int(lost[1:]) - 1}.log"
+        times = log.read_text().count(FIT)
+        lab.crash(lost)
+        expected[expected.index(lost)] = spare
+        wait_for(lambda: members(run)[-1] == expected, f"{spare} in the place of {lost}\n{run.logs()}")
+        assert run.events("generation_started")[-1]["tier"] in KEPT_BY_BUDDIES
+        lab.boot(lost)
+        wait_for(lambda log=log, times=times: log.read_text().count(FIT) > times, f"an agent on {lost}\n{run.logs()}")
+        run.reach(run.step() + 5)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, told(run)
+    assert actions(run) == ["replace_node"] * 4
+    assert all(len(losses) == 1 for losses in run.losses().values())
 
 
 @pytest.mark.parametrize("host", ["n2", "n1"], ids=["of a member", "of the driver's host"])
