@@ -168,7 +168,7 @@ UNDOABLE = {
 }
 
 
-def test_all_is_undone_although_the_hands_are_killed(run: Toy, since: Since):
+def test_all_is_undone_although_the_injectors_are_killed(run: Toy, since: Since):
     before = network(run.lab)
     with contextlib.ExitStack() as stack:
         sent = [stack.enter_context(run.injector(fault, "n3", seconds=1000)) for fault in UNDOABLE]
@@ -180,7 +180,7 @@ def test_all_is_undone_although_the_hands_are_killed(run: Toy, since: Since):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_all_is_undone_at_whatever_moment_the_hands_are_killed(run: Toy, since: Since, seed: int):
+def test_all_is_undone_at_whatever_moment_the_injectors_are_killed(run: Toy, since: Since, seed: int):
     before, chance = network(run.lab), random.Random(seed)
     with contextlib.ExitStack() as stack:
         sent = [stack.enter_context(run.injector(fault, "n3", seconds=1000)) for fault in UNDOABLE]
