@@ -2,7 +2,7 @@
 
 import ipaddress
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def listeners(*pids: int) -> set[tuple[str, int]]:
     inodes = {inode for pid in pids for inode in _sockets(pid)}
     found = set()
     for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pids[0]}/net/{table}").read_text().splitlines()[1:]:
+        for line in _table(table, pids):
             fields = line.split()
             if fields[3] == _LISTENS and fields[9] in inodes:
                 address, _, port = fields[1].partition(":")
@@ -30,6 +30,13 @@ def descendants(pid: int) -> Iterator[int]:
         children = [word for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()]
     for child in children:
         yield from descendants(int(child))
+
+
+def _table(name: str, pids: Sequence[int]) -> list[str]:
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            return Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+    return []
 
 
 def _sockets(pid: int) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The server: daemons and workers of other nodes read this node's shards over TCP.
 
-A connection begins with the handshake (`checkpoint.handshake`); then each PartRequest is answered by a PartReply and as many bytes
+A connection begins with the handshake (`checkpoint.handshake`); then each ReadRequest is answered by a ReadReply and as many bytes
 as it says. What is no message ends the connection. Whoever reads compares the bytes with their checksums: see
 `checkpoint.tiers.remote`.
 """
@@ -17,7 +17,7 @@ from checkpoint import direct
 from checkpoint.framing import Decoder, encode
 from checkpoint.handshake import Peer
 from checkpoint.listener import Listener, bind, stream
-from checkpoint.protocol import PartReply, PartRequest
+from checkpoint.protocol import ReadReply, ReadRequest
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Server:
             connection.close()
             return
         try:
-            requests = Decoder[PartRequest](PartRequest)
+            requests = Decoder[ReadRequest](ReadRequest)
             async for line in reader:
                 await self._answer(requests.decode(line), writer)
         except ValueError as error:  # NotAMessage, or a line without end
@@ -69,17 +69,17 @@ class Server:
             with suppress(OSError):
                 writer.close()
 
-    async def _answer(self, request: PartRequest, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, request: ReadRequest, writer: asyncio.StreamWriter) -> None:
         try:
             data = await asyncio.to_thread(self._read, request)
         except (OSError, ValueError) as error:
-            writer.write(encode(PartReply(error=str(error))))
+            writer.write(encode(ReadReply(error=str(error))))
         else:
-            writer.write(encode(PartReply(size_bytes=len(data))))
+            writer.write(encode(ReadReply(size_bytes=len(data))))
             writer.write(data)
         await writer.drain()
 
-    def _read(self, request: PartRequest) -> bytes | memoryview:
+    def _read(self, request: ReadRequest) -> bytes | memoryview:
         path = Path(request.directory).joinpath(request.file).resolve()
         if not any(path.is_relative_to(root) for root in self._roots):
             raise ValueError(f"{path} is not part of any tier")

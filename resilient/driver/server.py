@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 READ_BYTES = 1 << 16
 HELLO_S = 30.0  # after the handshake
 UNREAD_BYTES = 64 << 20  # that a node has not read
-RECORDS_AT_ONCE = 64  # their room in the page is not to be missed
+RECORDS_AT_ONCE = 64  # the workers need their room in the heartbeat regions again
 REFUSALS = 10  # that are logged in a minute
 BACKLOG = 4096
 
@@ -167,7 +167,7 @@ class Server:
             return
         line.writer.write(data)
 
-    # -- what is heard -------------------------------------------------------------------------------------------------
+    # -- what is received -------------------------------------------------------------------------------------------------
 
     async def _serve(self, connection: socket.socket, peer: Peer, data: bytes) -> None:
         """An agent's connection, from its handshake to its end. Args: data: has arrived already."""

@@ -91,9 +91,14 @@ class Attack:
     async def run(self) -> None:
         rates = {self.leave_open: 100.0, self.garbage: 50.0, self.long_line: 2.0}
         rates |= {self.forged: self.hellos_per_s / 2, self.replayed: self.hellos_per_s / 2}
-        for work in (self.look(), *(self.keep_on(attack, per_s) for attack, per_s in rates.items())):
-            asyncio.create_task(work).add_done_callback(self._tasks.discard)
-        await asyncio.to_thread(sys.stdin.read)
+        works = [self.look(), *(self.keep_on(attack, per_s) for attack, per_s in rates.items())]
+        working = [asyncio.create_task(work) for work in works]
+        over = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+        await asyncio.wait([over, *working], return_when=asyncio.FIRST_COMPLETED)
+        for each in working:
+            if each.done():
+                each.result()  # what has ended it
+            each.cancel()
         print(json.dumps({"done": self.done, "targets": len(self.heard)}), flush=True)
 
 

@@ -76,8 +76,8 @@ def test_every_message_says_of_which_generation_it_speaks(module: object):
         "Authenticate",
         "Challenge",
         "Response",
-        "PartRequest",
-        "PartReply",
+        "ReadRequest",
+        "ReadReply",
     }  # before all others; of shards, whoever asks
 
 
