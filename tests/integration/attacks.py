@@ -26,6 +26,7 @@ LEFT_OPEN = 1500
 LINE_BYTES = 16 << 20
 TOKEN = b"RESILIENT_TOKEN="
 PATIENCE_S = 5.0
+ANSWER_S = 0.1
 
 Target = tuple[str, int]
 
@@ -46,9 +47,10 @@ class Attack:
         while True:
             family = list(descendants(self.driver))
             self.targets = sorted({each for pid in family for each in listeners(pid)})
-            for target in self.targets:
-                if target not in self.heard and (secret := _secret(family)) is not None:
-                    self.heard[target] = await _listened_in(target, secret)
+            secret = _secret(family)
+            new = [target for target in self.targets if target not in self.heard] if secret is not None else []
+            for target, found in zip(new, await asyncio.gather(*(_listened_in(each, secret or "") for each in new)), strict=True):
+                self.heard[target] = found
             await asyncio.sleep(0.5)
 
     async def leave_open(self, target: Target) -> None:
@@ -132,7 +134,8 @@ async def _say(target: Target, words: bytes) -> None:
     try:
         writer.write(words)
         await writer.drain()
-        await reader.read(1 << 12)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(reader.read(1 << 12), ANSWER_S)
     finally:
         writer.transport.abort()
 
