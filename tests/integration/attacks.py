@@ -3,7 +3,8 @@
     python attacks.py DRIVER_PID HELLOS_PER_S
 
 Attacks every address at which the driver or a process below it listens, until its input ends: connections that are opened and left,
-garbage, lines of 16 MB, and hellos, forged ones and ones that were heard. Prints how often each was done, as JSON.
+garbage, lines of 16 MB, and hellos, forged ones and ones that were heard. Prints "ready" when it attacks all of them, and at the end
+how often each was done, as JSON.
 """
 
 import asyncio
@@ -23,6 +24,9 @@ from checkpoint import descriptors
 from checkpoint.handshake import DAEMON_DAEMON, DRIVER_AGENT, WORKER_DAEMON, Client, derive, endpoint
 
 LEFT_OPEN = 1500
+LISTENERS = 5  # of a campaign of two nodes: the driver, and a store and a snapshot daemon for each
+ATTACKS = ("leave_open", "garbage", "long_line", "forged", "replayed")
+AT_LEAST = 20  # of each
 LINE_BYTES = 16 << 20
 TOKEN = b"RESILIENT_TOKEN="
 PATIENCE_S = 5.0
@@ -39,6 +43,7 @@ class Attack:
         self.targets: list[Target] = []
         self.heard: dict[Target, list[bytes]] = {}
         self.done: Counter[str] = Counter()
+        self.ready = False
         self.left: deque[asyncio.StreamWriter] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -51,6 +56,9 @@ class Attack:
             new = [target for target in self.targets if target not in self.heard] if secret is not None else []
             for target, found in zip(new, await asyncio.gather(*(_listened_in(each, secret or "") for each in new)), strict=True):
                 self.heard[target] = found
+            if len(self.heard) >= LISTENERS and not self.ready:
+                self.ready = True
+                print("ready", flush=True)
             await asyncio.sleep(0.5)
 
     async def leave_open(self, target: Target) -> None:
@@ -95,13 +103,19 @@ class Attack:
         rates |= {self.forged: self.hellos_per_s / 2, self.replayed: self.hellos_per_s / 2}
         works = [self.look(), *(self.keep_on(attack, per_s) for attack, per_s in rates.items())]
         working = [asyncio.create_task(work) for work in works]
-        over = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+        over = asyncio.create_task(self._over())
         await asyncio.wait([over, *working], return_when=asyncio.FIRST_COMPLETED)
         for each in working:
             if each.done():
                 each.result()  # what has ended it
             each.cancel()
         print(json.dumps({"done": self.done, "targets": len(self.heard)}), flush=True)
+
+    async def _over(self) -> None:
+        """The input has ended, and each attack has been made a few times, however busy the machine is."""
+        await asyncio.to_thread(sys.stdin.read)
+        while min(self.done[name] for name in ATTACKS) < AT_LEAST:
+            await asyncio.sleep(0.1)
 
 
 def _secret(family: list[int]) -> str | None:

@@ -94,6 +94,7 @@ def test_an_attack_costs_a_campaign_neither_a_recovery_nor_a_bit_nor_memory(
     command = [sys.executable, str(Path(__file__).with_name("attacks.py")), str(driver), str(HELLOS_PER_S)]
     between_kills = int(attack_s / (2 * kills) / STEP_S)  # steps
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ) as attack:
+        assert attack.stdout is not None and attack.stdout.readline() == "ready\n"
         for number in range(kills):
             reach_patiently(run, run.step() + between_kills)
             if number % 2:
@@ -108,7 +109,7 @@ def test_an_attack_costs_a_campaign_neither_a_recovery_nor_a_bit_nor_memory(
     run.signal(signal.SIGINT)
     assert run.wait() == 75, run.output + run.logs()
 
-    assert told["targets"] >= 5 and min(told["done"].values()) > 10, told
+    assert told["targets"] >= 5 and min(told["done"].values()) >= 20, told
     faults = [event["kind"] for event in run.events("fault")]
     assert len(faults) == kills == len(run.events("recovered")), faults
     assert not run.events("checkpoint_rejected")
