@@ -14,6 +14,7 @@ import pytest
 from campaigns import MOUNTS, Campaign, wait_for
 from injectors import strike
 from keeping import advance, beginning
+from soak import soaked
 
 pytestmark = [MOUNTS, pytest.mark.alone]
 
@@ -180,8 +181,14 @@ def undisturbed(run: Campaign, steps: int, *, since_t: float, until_t: float) ->
     assert run.output.count("training goes on") == run.output.count("works again") == len(faults)
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-@pytest.mark.parametrize("for_s", [8.0, *(pytest.param(each, marks=pytest.mark.soak) for each in (48.0, 60.0, 180.0))])
+@pytest.mark.parametrize(
+    ("for_s", "kind"),
+    [
+        *((8.0, kind) for kind in FAULTS),
+        *(soaked(60.0, kind) for kind in FAULTS),
+        soaked(180.0, "frozen"),
+    ],
+)
 def test_a_run_directory_that_does_not_work_for_a_while_costs_nothing(
     two_nodes: Callable[..., Campaign], disk: Path, kind: str, for_s: float
 ):
