@@ -14,7 +14,6 @@ Owns the rules of whose directory may be used. Must import nothing of the runtim
 import errno
 import logging
 import os
-import pwd
 import re
 import secrets
 import shutil
@@ -22,13 +21,14 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from checkpoint.ownership import others_may_write, user_name
+
 log = logging.getLogger(__name__)
 
 PRIVATE = 0o700
 _RANDOM_BYTES = 8
 _RANDOM = re.compile(r"[0-9a-f]{16}")
 _MOST_LINKS = 40
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UnsafeDirectory(PermissionError):
@@ -49,16 +49,17 @@ def make_private(path: Path, *, trusted: Path | None = None) -> None:
     os.close(open_private(path, trusted=trusted))
 
 
-def open_private(path: Path, *, make: bool = True, trusted: Path | None = None) -> int:
+def open_private(path: Path, *, make: bool = True, close: bool = True, trusted: Path | None = None) -> int:
     """The descriptor of a directory of this user alone; arguments and errors as for `make_private`.
 
     Args:
         make: else FileNotFoundError is raised where it is not there.
+        close: take the right to read from others, where they have it.
     """
     path = Path(os.path.abspath(path))  # noqa: PTH100 - links are followed one by one below
     base = Path("/") if trusted is None else Path(os.path.abspath(trusted))  # noqa: PTH100
     for _ in range(_MOST_LINKS):
-        found = _descend(path, base, make=make, follow=trusted is None)
+        found = _descend(path, base, make=make, close=close, follow=trusted is None)
         if isinstance(found, int):
             return found
         path = found
@@ -128,18 +129,10 @@ def is_private(path: Path) -> bool:
         found = path.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not others_may_write(found)
 
 
-def user_name(uid: int) -> str:
-    """A user for a message."""
-    try:
-        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:
-        return f"uid {uid}"
-
-
-def _descend(path: Path, base: Path, *, make: bool, follow: bool) -> int | Path:
+def _descend(path: Path, base: Path, *, make: bool, close: bool, follow: bool) -> int | Path:
     """One walk from `base` down: the descriptor of `path`, or the path that a link in it leads to."""
     at = base
     fd = os.open(base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -156,7 +149,7 @@ def _descend(path: Path, base: Path, *, make: bool, follow: bool) -> int | Path:
             fd = below
         # What was made with O_PATH cannot be listed or changed in mode.
         opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
-        if stat.S_IMODE(os.fstat(opened).st_mode) & 0o077:
+        if close and stat.S_IMODE(os.fstat(opened).st_mode) & 0o077:
             os.fchmod(opened, PRIVATE)  # nobody else could write to it before either
         return opened
     finally:
@@ -196,7 +189,7 @@ def _check(at: Path, found: os.stat_result, *, last: bool) -> None:
     if found.st_uid != me and (last or (found.st_uid != 0 and not _is_unmapped_root(found.st_uid))):
         allowed = f"{user_name(me)}" if last else f"{user_name(me)} or root"
         raise UnsafeDirectory(at, f"it belongs to {user_name(found.st_uid)}, where only {allowed} may own it; {_DO}")
-    if mode & _OTHERS_WRITE and (last or not mode & stat.S_ISVTX):
+    if others_may_write(found) and (last or not mode & stat.S_ISVTX):
         raise UnsafeDirectory(
             at,
             f"others than {user_name(found.st_uid)} may write to it (mode {mode:04o}); chmod go-w it, or configure another place",
@@ -204,7 +197,7 @@ def _check(at: Path, found: os.stat_result, *, last: bool) -> None:
 
 
 def _is_unmapped_root(uid: int) -> bool:
-    """Whether an owner is one that this user namespace (of a container) does not know: the host's root cannot be told from others."""
+    """Whether an owner is one that this user namespace (of a container) does not know: it may be the host's root."""
     try:
         overflow = int(Path("/proc/sys/fs/overflowuid").read_text())
         return uid == overflow and Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]

@@ -78,7 +78,7 @@ class Lookup:
         """
         buffer = self.buffer
         if buffer is not None and _is(buffer.manifest, key, shard):
-            return OpenShard(buffer, buffer.manifest, _documents(buffer.path, buffer.manifest))
+            return OpenShard(buffer, buffer.manifest, shard_manifest.documents(buffer.path, buffer.manifest))
         for root in (each.path for each in self.roots if each.safe):
             for path in (step_path(root, key.step), step_path(replica_root(root, shard), key.step)):
                 if path.is_symlink():
@@ -86,7 +86,7 @@ class Lookup:
                 with suppress(DamagedCheckpoint):
                     found = shard_manifest.read(path)
                     if _is(found, key, shard):
-                        return OpenShard(DirectorySource(path, chunks=found.chunks), found, _documents(path, found))
+                        return OpenShard(DirectorySource(path, chunks=found.chunks), found, shard_manifest.documents(path, found))
         if self.leased:
             raise Superseded(f"the buffer of step {key.step} is leased for a newer snapshot")
         raise CheckpointError(f"node {self.node} does not hold shard {shard} of step {key.step}")
@@ -157,10 +157,3 @@ def _directories(base: Root) -> Iterator[tuple[Path, bool]]:
             path = step_path(directory, step)
             if not path.is_symlink():
                 yield path, directory != root
-
-
-def _documents(directory: Path, manifest: ShardManifest) -> dict[str, bytes]:
-    try:
-        return {name: (directory / name).read_bytes() for name in manifest.files}
-    except FileNotFoundError as error:
-        raise DamagedCheckpoint(directory, f"{error.filename} is missing") from None

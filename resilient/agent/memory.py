@@ -1,8 +1,8 @@
 """What a node has in RAM beside its tiers: a directory for the heartbeat regions of its ranks, and one for its snapshot daemon.
 
-Both are found by run directory, node and owner (`checkpoint.safe_dir`). Beside the regions are the pipes that the ranks print to, and
-a file that says which process is the agent: what it has forked shares its command line, and an agent that was started ahead does not
-name its run there.
+Both are found by run directory, node and owner (`checkpoint.safe_dir`). Beside the regions are the pipes that ranks print to, and
+a file that says which process is the agent: what it has forked shares its command line, and an agent that was started ahead does
+not name its run there.
 """
 
 import contextlib
@@ -37,16 +37,18 @@ def daemon_directory(run_dir: Path, node: int) -> Path:
 
 def directories(run_dir: Path) -> list[Path]:
     """All such directories of this run that are on this machine, of every node."""
-    prefix = re.escape(_prefix(run_dir))
-    ours = re.compile(rf"{prefix}-node\d+(-daemon)?(-[0-9a-f]{{16}})?")
-    places = {MEMORY, Path(tempfile.gettempdir())}
-    return [
-        path
-        for place in sorted(places)
-        if place.is_dir()
-        for path in sorted(place.iterdir())
-        if ours.fullmatch(path.name) and safe_dir.is_private(path)
-    ]
+    return [path for path in _named(run_dir) if safe_dir.is_private(path)]
+
+
+def namesakes(run_dir: Path) -> list[Path]:
+    """What has such a name, and is another user's or a link; nobody uses it."""
+    return [path for path in _named(run_dir) if not safe_dir.is_private(path)]
+
+
+def _named(run_dir: Path) -> list[Path]:
+    ours = re.compile(rf"{re.escape(_prefix(run_dir))}-node\d+(-daemon)?(-[0-9a-f]{{16}})?")
+    places = sorted({MEMORY, Path(tempfile.gettempdir())})
+    return [path for place in places if place.is_dir() for path in sorted(place.iterdir()) if ours.fullmatch(path.name)]
 
 
 def page_directories(run_dir: Path) -> list[Path]:
@@ -132,7 +134,16 @@ def agent_record(run_dir: Path, node: int, root: Path = Path("/")) -> AgentRecor
     Args:
         root: of the file system that the agent sees.
     """
+    return _record(page_directory(run_dir, node, root))
+
+
+def _record(place: Path) -> AgentRecord | None:
     try:
-        return AgentRecord(**json.loads((page_directory(run_dir, node, root) / FILE).read_text()))
+        return AgentRecord(**json.loads((place / FILE).read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def agent_records(run_dir: Path) -> list[AgentRecord]:
+    """What all agents of this run on this machine have left."""
+    return [record for place in page_directories(run_dir) if (record := _record(place)) is not None]

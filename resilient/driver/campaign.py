@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from checkpoint.naming import steps
-from resilient import ledger, storage
+from resilient import access, ledger, storage
 from resilient.config import Config, ConfigError, Layout, write
 from resilient.config.timeouts import timeouts
 from resilient.control import Coordinator
@@ -55,6 +55,7 @@ def run_campaign(
     with _must_be_writable():
         for directory in (config.run_dir / "logs", durable):
             directory.mkdir(parents=True, exist_ok=True)
+        access.close_to_others(config.run_dir, config.run_dir_mode)
         lease = RunLease(config.run_dir)
     started = False
     try:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from checkpoint import safe_dir
+from checkpoint.safe_name import safe_name
 from resilient.ledger import AppendFile
 from resilient.protocol.disk import Item
 
@@ -148,7 +149,9 @@ def _items(path: Path) -> list[Item]:
     found = []
     for line in path.read_bytes().splitlines():
         try:
-            found.append(_decoder.decode(line))
-        except msgspec.DecodeError as error:
+            item = _decoder.decode(line)
+            safe_name(item.path)
+            found.append(item)
+        except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
             log.warning("a line of %s is left out: %s", path, error)
     return found
