@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from checkpoint import safe_dir
-from resilient.page import RAISED, Record, salvage
+from resilient.heartbeat_region import RAISED, Record, salvage
 
 FILE = "agent.json"
 MEMORY = Path("/dev/shm")
 
 
-def page_directory(run_dir: Path, node: int, root: Path = Path("/")) -> Path:
+def region_directory(run_dir: Path, node: int, root: Path = Path("/")) -> Path:
     """Where a node's heartbeat regions of this run are on this machine; where there are none, a new name for them, not made yet.
 
     Args:
@@ -51,7 +51,7 @@ def _named(run_dir: Path) -> list[Path]:
     return [path for place in places if place.is_dir() for path in sorted(place.iterdir()) if ours.fullmatch(path.name)]
 
 
-def page_directories(run_dir: Path) -> list[Path]:
+def region_directories(run_dir: Path) -> list[Path]:
     """Those with heartbeat regions."""
     return [path for path in directories(run_dir) if not re.search(r"-node\d+-daemon", path.name)]
 
@@ -69,7 +69,7 @@ def _prefix(run_dir: Path) -> str:
     return f"resilient-{os.getuid()}-{digest}"
 
 
-def page_name(generation: int, rank: int) -> str:
+def region_name(generation: int, rank: int) -> str:
     return f"g{generation}-rank{rank}"
 
 
@@ -88,14 +88,14 @@ class Salvaged:
     records: tuple[Record, ...]
 
 
-def salvaged(pages: Path) -> list[Salvaged]:
+def salvaged(regions: Path) -> list[Salvaged]:
     """What a killed agent has left here. The directory is there then, and has nothing else in it.
 
     Raises UnsafeDirectory where it is another user's, or a link.
     """
-    safe_dir.make_private(pages)
+    safe_dir.make_private(regions)
     found = []
-    for path in sorted(pages.iterdir()):
+    for path in sorted(regions.iterdir()):
         name = re.fullmatch(r"g(\d+)-rank(\d+)", path.name)
         records: tuple[Record, ...] = ()
         if name is not None:
@@ -116,16 +116,16 @@ class AgentRecord:
     driver: str
 
 
-def leave_record(pages: Path, driver: str) -> None:
+def leave_record(regions: Path, driver: str) -> None:
     """Say that this process is the agent; the directory of its heartbeat regions is there. Raises OSError."""
-    path = pages / FILE
+    path = regions / FILE
     new = path.with_suffix(".new")
     new.write_text(json.dumps(asdict(AgentRecord(os.getpid(), driver))))
     new.replace(path)
 
 
-def forget_record(pages: Path) -> None:
-    (pages / FILE).unlink(missing_ok=True)
+def forget_record(regions: Path) -> None:
+    (regions / FILE).unlink(missing_ok=True)
 
 
 def agent_record(run_dir: Path, node: int, root: Path = Path("/")) -> AgentRecord | None:
@@ -134,7 +134,7 @@ def agent_record(run_dir: Path, node: int, root: Path = Path("/")) -> AgentRecor
     Args:
         root: of the file system that the agent sees.
     """
-    return _record(page_directory(run_dir, node, root))
+    return _record(region_directory(run_dir, node, root))
 
 
 def _record(place: Path) -> AgentRecord | None:
@@ -146,4 +146,4 @@ def _record(place: Path) -> AgentRecord | None:
 
 def agent_records(run_dir: Path) -> list[AgentRecord]:
     """What all agents of this run on this machine have left."""
-    return [record for place in page_directories(run_dir) if (record := _record(place)) is not None]
+    return [record for place in region_directories(run_dir) if (record := _record(place)) is not None]

@@ -35,7 +35,7 @@ def test_a_link_in_the_place_of_the_heartbeat_regions_costs_no_file_and_keeps_no
     squatted = guessed(tmp_path / "run", 0)
     stranger('ln -s "$1" "$2"', tmp_path / "home", squatted)
     try:
-        pages = memory.page_directory(tmp_path / "run", 0)
+        pages = memory.region_directory(tmp_path / "run", 0)
         memory.salvaged(pages)
         memory.leave_record(pages, "127.0.0.1:1")
         record = memory.agent_record(tmp_path / "run", 0)
@@ -48,15 +48,15 @@ def test_a_link_in_the_place_of_the_heartbeat_regions_costs_no_file_and_keeps_no
 
 
 def test_a_run_finds_its_own_directories_again_and_those_of_before_an_update(tmp_path: Path) -> None:
-    pages = memory.page_directory(tmp_path / "run", 1)
-    assert memory.page_directory(tmp_path / "run", 1) != pages  # nobody can know it before it is there
+    pages = memory.region_directory(tmp_path / "run", 1)
+    assert memory.region_directory(tmp_path / "run", 1) != pages  # nobody can know it before it is there
     memory.salvaged(pages)
-    assert memory.page_directory(tmp_path / "run", 1) == pages
+    assert memory.region_directory(tmp_path / "run", 1) == pages
     assert memory.directories(tmp_path / "run") == [pages]
     pages.rmdir()
     old = guessed(tmp_path / "run", 1)
     old.mkdir(mode=0o700)
-    assert memory.page_directory(tmp_path / "run", 1) == old
+    assert memory.region_directory(tmp_path / "run", 1) == old
     old.rmdir()
 
 
