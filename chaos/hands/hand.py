@@ -58,7 +58,11 @@ def main() -> int:
         signal.signal(sig, signal.SIG_IGN)  # its end is the end of its input
     errand = Errand.of(sys.stdin.readline())
     with Guard() as guard:
-        config = load(errand.run_dir / "config.yaml", [])
+        path = errand.run_dir / "config.yaml"
+        config = load(path, [])
+        if not config.chaos.allow:
+            _tell("failed", reason=f"{path}: chaos.allow: false: nothing is done to this campaign")
+            return 1
         scene = Scene(errand.run_dir, config, errand.target, guard, errand.lab, _over)
         try:
             _do(errand, scene)
