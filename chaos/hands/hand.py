@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from chaos import faults
 from chaos.fault import CannotInject, Inside, Outside
 from chaos.hands import inside
@@ -46,10 +48,11 @@ class Errand:
 
     @classmethod
     def of(cls, line: str) -> "Errand":
-        """From what was sent."""
-        told = json.loads(line)
-        told |= {"run_dir": Path(told["run_dir"]), "target": Target(**told["target"]), "moment": Moment(**told["moment"])}
-        return cls(**told)
+        """From what was sent. Raises ValueError."""
+        try:
+            return msgspec.convert(json.loads(line), cls, dec_hook=lambda kind, value: kind(value))
+        except (RecursionError, TypeError) as error:
+            raise ValueError(f"no errand: {error}") from None
 
 
 def main() -> int:

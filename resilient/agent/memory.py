@@ -13,6 +13,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from resilient.page import RAISED, Record, salvage
 
 FILE = "agent.json"
@@ -103,6 +105,14 @@ def agent_record(run_dir: Path, node: int, root: Path = Path("/")) -> AgentRecor
         root: of the file system that the agent sees.
     """
     try:
-        return AgentRecord(**json.loads((root / (page_directory(run_dir, node) / FILE).relative_to("/")).read_text()))
-    except (OSError, ValueError, TypeError):
+        return read_record(root / (page_directory(run_dir, node) / FILE).relative_to("/"))
+    except OSError:
+        return None
+
+
+def read_record(path: Path) -> AgentRecord | None:
+    """The record in a file, if it is one. Raises OSError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=AgentRecord)
+    except (ValueError, RecursionError):
         return None
