@@ -227,7 +227,7 @@ def test_a_malformed_config_is_told_with_its_place_and_what_is_allowed(tmp_path:
 
 
 def test_there_are_enough_of_them():
-    assert len(BAD) >= 60
+    assert len(BAD) >= 90
     assert len({bad.name for bad in BAD}) == len(BAD)
 
 
