@@ -144,7 +144,7 @@ def look(run_dir: Path) -> Summary:
 def draw(run_dir: Path, file: Path) -> str:
     """Write the picture of a campaign; returns a sentence that says so."""
     must_be_run_directory(run_dir)
-    text = picture(ledger.read_events(run_dir / ledger.EVENTS), ledger.read_metrics(run_dir / ledger.METRICS))
+    text = picture(ledger.read(run_dir / ledger.EVENTS), ledger.read(run_dir / ledger.METRICS))
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

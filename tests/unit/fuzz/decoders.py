@@ -316,7 +316,7 @@ def _campaigns(directory: Path) -> list[Decoder]:
         summary = summarize(lines, steps, locked=True, now=1795393700.0)
         if drawn:
             Console(file=io.StringIO(), width=100).print(render(summary))
-            picture(lines, steps)
+            picture(ledger.read(events), ledger.read(metrics))  # which shows what there is of a line
 
     def events(path: Path) -> None:
         (run_dir / ledger.METRICS).write_bytes((CORPUS / "metrics.jsonl").read_bytes())
