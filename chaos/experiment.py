@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from chaos import faults
 from chaos.fault import Fault
-from chaos.hands.moments import Phase
-from chaos.staging.volumes import Volume
+from chaos.injectors.moments import Phase
+from chaos.orchestration.volumes import Volume
 from resilient.config import document
 from resilient.config.document import NotADocument
 from resilient.config.errors import shown

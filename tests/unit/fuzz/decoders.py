@@ -398,8 +398,8 @@ random: {seed: 1, count: 3, kinds: {worker_kill: 1, worker_stop: {weight: 0.5}}}
 
 def _configs(directory: Path) -> list[Decoder]:
     from chaos import experiment
-    from chaos.hands.hand import Errand
-    from chaos.judging import record
+    from chaos.injectors.injector import InjectionRequest
+    from chaos.verdict import record
     from resilient import precision
     from resilient.config import ConfigError, load
 
@@ -417,7 +417,7 @@ def _configs(directory: Path) -> list[Decoder]:
         load(directory / "config.yaml", [name, f"train.steps={value}"], {})
 
     (directory / "config.yaml").write_bytes(_CONFIG.replace(b"args", b"#args"))
-    errand = Errand("x", "worker_kill", Path("/scratch/run"), _target())
+    request = InjectionRequest("x", "worker_kill", Path("/scratch/run"), _target())
     injected = b'{"id": "1", "fault": "worker_kill", "params": {}, "target": {"rank": 1, "node": 0}, "asked_t": 1.5, "t": 2.5}\n'
     return [
         Decoder("config", lambda: [_CONFIG, b"name: x\n"], _in_file(directory / "fuzzed.yaml", config), (ConfigError,)),
@@ -428,7 +428,12 @@ def _configs(directory: Path) -> list[Decoder]:
             _in_file(directory / "experiment.yaml", experiment.read),
             (experiment.ExperimentError,),
         ),
-        Decoder("errand", lambda: [errand.line().encode()], lambda data: Errand.of(data.decode(errors="replace")), (ValueError,)),
+        Decoder(
+            "injection request",
+            lambda: [request.line().encode()],
+            lambda data: InjectionRequest.of(data.decode(errors="replace")),
+            (ValueError,),
+        ),
         Decoder(
             "chaos.jsonl",
             lambda: [injected * 3],
@@ -438,7 +443,7 @@ def _configs(directory: Path) -> list[Decoder]:
 
 
 def _target() -> Any:
-    from chaos.hands.scene import Target
+    from chaos.injectors.context import Target
 
     return Target(rank=1)
 
@@ -530,7 +535,7 @@ _HEADER_BYTES = 512  # of the page that an input stands for: all words that ther
 
 
 def _node(directory: Path) -> list[Decoder]:
-    from resilient import page
+    from resilient import heartbeat_region
     from resilient.agent import memory, recorder
     from resilient.standing import standing
 
@@ -538,8 +543,8 @@ def _node(directory: Path) -> list[Decoder]:
 
     def pages() -> list[bytes]:
         path.unlink(missing_ok=True)
-        agent = page.AgentPage(path)
-        worker = page.WorkerPage(path)
+        agent = heartbeat_region.AgentRegion(path)
+        worker = heartbeat_region.WorkerRegion(path)
         worker.enter(3)
         worker.beat(12)
         worker.report(None, {"step": 12, "loss": 0.5})
@@ -556,8 +561,8 @@ def _node(directory: Path) -> list[Decoder]:
             os.pwrite(fd, data[_HEADER_BYTES:][:2000].ljust(400, b"\0"), 4096)
         finally:
             os.close(fd)
-        page.peek(path)
-        for each in page.salvage(path):
+        heartbeat_region.peek(path)
+        for each in heartbeat_region.salvage(path):
             assert isinstance(each.t, float)
             assert isinstance(each.fields, dict)
 

@@ -1,4 +1,4 @@
-"""Without `chaos.allow` no fault is injected: not by a message, a variable, an order, or a hand, for any fault that there is."""
+"""Without `chaos.allow` no fault is injected: not by a message, a variable, an order or an injector, whichever fault it is."""
 
 import io
 import json
@@ -13,10 +13,9 @@ from samples import samples, structures
 
 from chaos import faults
 from chaos.fault import Inside
-from chaos.hands import hand as hands
-from chaos.hands import inside
-from chaos.hands.hand import Errand
-from chaos.hands.scene import Target
+from chaos.injectors import injector, inside
+from chaos.injectors.context import Target
+from chaos.injectors.injector import InjectionRequest
 from checkpoint import protocol
 from checkpoint.framing import Decoder, NotAMessage
 from resilient.config import dump, layout, load
@@ -86,7 +85,7 @@ print(told)
 def test_whatever_an_agent_says_the_core_imports_nothing_of_chaos():
     path = os.pathsep.join(map(str, [HERE, HERE.parent / "control", ROOT]))
     done = subprocess.run(
-        [sys.executable, "-c", TELLING, " ".join(["chaos.hands.inside", *faults.names()])],
+        [sys.executable, "-c", TELLING, " ".join(["chaos.injectors.inside", *faults.names()])],
         capture_output=True,
         text=True,
         check=False,
@@ -117,7 +116,7 @@ def go(config):
         with worker.phase("step"):
             pass
         worker.beat(step)
-    print("chaos" if "chaos.hands.inside" in sys.modules else "nothing")
+    print("chaos" if "chaos.injectors.inside" in sys.modules else "nothing")
 """
 
 
@@ -131,8 +130,8 @@ def test_a_rank_looks_for_orders_only_where_the_config_allows_it_whatever_the_en
                 tmp_path, inside.Order(f"{number}", name, 7)
             )  # of a rank that is not there: what is looked for is who looks
     command = agent_command(config, layout(config, cpu_count=2, gpu_count=0), None, "secret", "127.0.0.1:1")
-    assert command.environ[CHAOS_VARIABLE] == ("chaos.hands.inside" if allow else "")
-    environ = {**os.environ, CHAOS_VARIABLE: "chaos.hands.inside", **command.environ}  # as the launcher puts them together
+    assert command.environ[CHAOS_VARIABLE] == ("chaos.injectors.inside" if allow else "")
+    environ = {**os.environ, CHAOS_VARIABLE: "chaos.injectors.inside", **command.environ}  # as the launcher puts them together
     environ |= {"PYTHONPATH": os.pathsep.join(map(str, [tmp_path, ROOT])), "RESILIENT_RUN_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", RANK, str(tmp_path)], capture_output=True, text=True, check=False, env=environ)
     assert done.returncode == 0, done.stderr + (tmp_path / "output").read_text()
@@ -141,16 +140,16 @@ def test_a_rank_looks_for_orders_only_where_the_config_allows_it_whatever_the_en
 
 
 @pytest.mark.parametrize("fault", faults.names())
-def test_no_hand_does_anything_to_a_campaign_that_does_not_allow_it(
+def test_no_injector_does_anything_to_a_campaign_that_does_not_allow_it(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     path = config_of(tmp_path, allow=False)
     done: list[object] = []
-    monkeypatch.setattr(hands, "_do", lambda *args: done.append(args))
-    monkeypatch.setattr(hands.signal, "signal", lambda *args: None)
-    errand = Errand("x", fault, tmp_path, Target(rank=0, node=0))
-    monkeypatch.setattr(sys, "stdin", io.StringIO(errand.line()))
-    assert hands.main() == 1
+    monkeypatch.setattr(injector, "_do", lambda *args: done.append(args))
+    monkeypatch.setattr(injector.signal, "signal", lambda *args: None)
+    request = InjectionRequest("x", fault, tmp_path, Target(rank=0, node=0))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(request.line()))
+    assert injector.main() == 1
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["what"] for each in told] == ["failed"]
     assert f"{path}: chaos.allow: false" in told[0]["reason"]
