@@ -99,7 +99,8 @@ def standing_of(path: Path) -> Standing | None:
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if path.exists():
             with path.with_suffix(STANDING).open("rb") as file:
-                return _standing.decode(file.read(STANDING_BYTES))
+                found: Standing | None = _standing.decode(file.read(STANDING_BYTES))
+                return found
     return None
 
 

@@ -118,12 +118,12 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[str, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent):
             if event.anchor in self.anchors and event.anchor not in self._sizes:
                 raise NotADocument(f"not valid YAML here: *{event.anchor} stands within what it stands for", line)
-            self._add(self._sizes.get(event.anchor, 0), line)
+            self._add(self._sizes.get(event.anchor or "", 0), line)
             return super().compose_node(parent, index)
         if self._depth >= LIMIT_DEPTH:
             raise NotADocument(f"is nested more than {LIMIT_DEPTH} deep, which is all that is allowed", line)
@@ -141,13 +141,13 @@ class _Loader(yaml.SafeLoader):
         if self._count > LIMIT_NODES:
             raise NotADocument(f"has more than {LIMIT_NODES:,} values, aliases written out, which is all that is allowed", line)
 
-    def compose_scalar_node(self, anchor: str | None) -> yaml.ScalarNode:
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
         node: yaml.ScalarNode = super().compose_scalar_node(anchor)
         line = node.start_mark.line + 1
         if node.tag != _TEXT:
             if len(node.value) > LIMIT_NUMBER:
                 raise NotADocument(f"a number of {len(node.value):,} characters; allowed: at most {LIMIT_NUMBER}", line)
-            if self.resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag:
+            if self.resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag:  # type: ignore[no-untyped-call]
                 name = node.tag.rpartition(":")[2]
                 raise NotADocument(f"not valid YAML: {node.value[:40]!r} cannot be tagged {name!r}", line)
         elif _UNPRINTABLE.search(node.value):

@@ -84,8 +84,8 @@ def _messages() -> list[Decoder]:
         "daemon news": protocol.DaemonNews,
         "workers to daemon": protocol.WorkerNews,
         "daemon to daemon": protocol.Authenticate,
-        "part request": protocol.PartRequest,
-        "part reply": protocol.PartReply,
+        "read request": protocol.ReadRequest,
+        "read reply": protocol.ReadReply,
     }
 
     def one(name: str, union: Any) -> Decoder:
@@ -158,7 +158,7 @@ def _sealed(text: bytes) -> bytes:
 def _checkpoints(directory: Path) -> list[Decoder]:
     from checkpoint import fence
     from checkpoint.tiers import blueprint, session
-    from checkpoint.tools import listing, places
+    from checkpoint.tools import listing, locations
     from checkpoint.tools.refusal import Refusal
     from checkpoint.verification import verify
 
@@ -171,13 +171,13 @@ def _checkpoints(directory: Path) -> list[Decoder]:
     for name, data in {**files, manifest.NAME: described}.items():
         (step / name).parent.mkdir(parents=True, exist_ok=True)
         (step / name).write_bytes(data)
-    sums = {"model/weight/c.0.0": {0: 1, 1: 2, 5: 3}, "step/c": {0: 9}}
+    sums = {"model/weight/c.0.0": {0: 1, 1: 2}, "step/c": {0: 9}}
     part = shard_manifest.encode(shard_manifest.ShardManifest(7, 2, 0, 2, 4096, {name: entries[name] for name in documents}, sums))
     common, mine = directory / "blueprint", directory / "blueprint" / "slots-rank0.json"
     common.mkdir(exist_ok=True)
     digest = blueprint.arrays_digest(_ARRAYS)
     blueprint.write_arrays(common, _ARRAYS, documents)
-    blueprint.write_slots(common, 0, 1, digest, {"model/weight/c.0.0": [0, 1, 2, 5]})
+    blueprint.write_slots(common, 0, 1, digest, {"model/weight/c.0.0": [0, 1]})
     arrays_text, slots_text = blueprint.arrays_path(common, digest).read_bytes(), mine.read_bytes()
     held = {
         "tier": "ram",
@@ -226,11 +226,7 @@ def _checkpoints(directory: Path) -> list[Decoder]:
         return verify(step)
 
     def listed(path: Path) -> object:
-        return (
-            listing.entries(path.parent)
-            if hasattr(listing, "entries")
-            else list(listing._entries([places.Place(None, 7, path.parent)], 0.0))
-        )
+        return listing.entries(path.parent)
 
     return [
         Decoder("part.json", lambda: [part], lambda data: shard_manifest.decode(step, data), (DamagedCheckpoint,), _sealed),
@@ -271,7 +267,7 @@ def _checkpoints(directory: Path) -> list[Decoder]:
         Decoder(
             "tiers in storage.json",
             _corpus("storage.json"),
-            _in_file(directory / "tiers" / "storage.json", lambda path: places.tiers(path.parent)),
+            _in_file(directory / "tiers" / "storage.json", lambda path: locations.tiers(path.parent)),
             (Refusal,),
         ),
     ]

@@ -32,7 +32,7 @@ UNIONS = {
     "to the daemon": protocol.DaemonRequest,
     "daemon to driver": protocol.DaemonNews,
     "workers to daemon": protocol.WorkerNews,
-    "daemon to daemon": protocol.PartRequest,
+    "daemon to daemon": protocol.ReadRequest,
 }
 WORDS = ("chaos", "fault", "inject", "strike", "experiment", *faults.names())
 
