@@ -3,6 +3,8 @@
 Owns options and exit codes; the work is done in `checkpoint.tools`. Imports what is heavy only when a command runs.
 """
 
+import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -140,16 +142,18 @@ def export_checkpoint(
 @app.command("flush")
 def flush_snapshot(
     path: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory whose run is dead.")],
+    group: Annotated[bool, typer.Option("--group", help="Trust what members of your groups have written there.")] = False,
 ) -> None:
     """Commit the newest snapshot that the nodes of a dead run still hold, in RAM or on their disks, on this machine."""
     from checkpoint.tools import flushing
     from checkpoint.tools.bar import bar
 
     with _refusals_shown():
-        held, root = flushing.newest(path)
+        held, root = flushing.newest(path, group=group)
         if held is None:
             typer.echo(f"nothing is held that is newer than what is in {root}")
             return
+        os.umask(0o027 if path.stat().st_mode & stat.S_IRGRP else 0o077)  # as the run itself would have it
         with bar("flushing", held.size_bytes) as progress:
             written = flushing.flush(held, root, progress)
         typer.echo(f"{written}: step {held.step}, {held.size_bytes / 2**20:.1f} MiB from {len(held.copies)} nodes")

@@ -72,7 +72,7 @@ class ZarrReader(StorageReader):
     # A parameter called kwargs would be an offer to read metadata of each rank's own, which there is none of.
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
         """What the checkpoint holds. Raises DamagedCheckpoint; CheckpointMismatch where the state's `dcp` is something else."""
-        contents = metadata.read(self._path, manifest.read(self._path).files.get(metadata.NAME))
+        contents = metadata.read(self._path, manifest.read(self._path).files)
         self._arrays = contents.arrays
         self._tensors, self._objects, paths = described(self._path, contents)
         found: dict[str, Any] = {fqn: BytesStorageMetadata() for fqn in self._objects}

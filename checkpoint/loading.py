@@ -79,7 +79,7 @@ class Opened:
 def contents_of(path: Path) -> tuple[Contents, Source]:
     """What a committed checkpoint holds, and its chunks. Raises DamagedCheckpoint."""
     files = manifest.read(path).files
-    return metadata.read(path, files.get(metadata.NAME)), DirectorySource(path, files=files)
+    return metadata.read(path, files), DirectorySource(path, files=files)
 
 
 def fill(

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from checkpoint import sealed
+from checkpoint.described import Count, Crc, Generation, Step, converted
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.naming import step_of
+from checkpoint.safe_name import checkpoint_name
 
 NAME = "manifest.json"
 FORMAT = "resilient-checkpoint"
@@ -72,22 +76,42 @@ def read(path: Path) -> Manifest:
         raise DamagedCheckpoint(path, f"{NAME} {error}") from error
     try:
         manifest = _decode(path, document)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedCheckpoint(path, f"{NAME} is not what a checkpoint has: {error!r}") from error
+    except ValueError as error:
+        raise DamagedCheckpoint(path, f"{NAME} is not what a checkpoint has: {error}") from error
     if manifest.step != step_of(path):
         raise DamagedCheckpoint(path, f"{NAME} is that of step {manifest.step}")
     return manifest
 
 
-def _decode(path: Path, found: Mapping[str, Any]) -> Manifest:
-    if found["format"] != FORMAT or found["version"] != VERSION:
-        raise DamagedCheckpoint(path, f"{NAME} has format {found['format']!r} {found['version']!r}, expected {FORMAT!r} {VERSION}")
-    files = {
-        name: FileEntry(
-            int(entry["size"]),
-            int(entry["crc32c"], 16),
-            int(entry["chunks_crc32c"], 16) if "chunks_crc32c" in entry else None,
-        )
-        for name, entry in found["files"].items()
-    }
-    return Manifest(int(found["step"]), int(found["generation"]), files)
+class _Head(msgspec.Struct):
+    format: str
+    version: int
+
+
+class _File(msgspec.Struct):
+    size: Count
+    crc32c: Crc
+    chunks_crc32c: Crc | None = None
+
+
+class _Document(msgspec.Struct):
+    """`manifest.json` without its own checksum."""
+
+    step: Step
+    generation: Generation
+    files: dict[str, _File]
+
+
+def _decode(path: Path, found: Any) -> Manifest:
+    head = converted(found, _Head)
+    if head.format != FORMAT or head.version != VERSION:
+        raise DamagedCheckpoint(path, f"{NAME} has format {head.format!r} {head.version!r}, expected {FORMAT!r} {VERSION}")
+    document = converted(found, _Document)
+    return Manifest(
+        document.step, document.generation, {checkpoint_name(name): _entry(file) for name, file in document.files.items()}
+    )
+
+
+def _entry(file: _File) -> FileEntry:
+    chunks = None if file.chunks_crc32c is None else int(file.chunks_crc32c, 16)
+    return FileEntry(file.size, int(file.crc32c, 16), chunks)

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import crc32c
+import msgspec
 
 from checkpoint import manifest, state
-from checkpoint.elements import BITS_OF, element
+from checkpoint.described import Generation, Lengths, Parts, Step, array_of, converted, must_be_few, parsed
+from checkpoint.elements import BITS_OF
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.layout import ArrayInfo
 from checkpoint.state import JSON
@@ -74,12 +76,21 @@ def with_attributes(root: bytes, step: int, generation: int, values: Mapping[str
     return root.replace(_NO_ATTRIBUTES, b'"attributes": %s' % text.encode(), 1)
 
 
-def read(path: Path, expected: manifest.FileEntry | None) -> Contents:
-    """What the checkpoint at `path` holds, from its root's `zarr.json`, which must be as its manifest says.
+def read(path: Path, files: Mapping[str, manifest.FileEntry]) -> Contents:
+    """What the checkpoint at `path` holds, from its root's `zarr.json`.
+
+    Args:
+        files: of its manifest: `zarr.json` must be as that says, and arrays must have as many files as it lists.
 
     Raises DamagedCheckpoint.
     """
-    return parse(path, text(path, expected))
+    found = parse(path, text(path, files.get(NAME)))
+    listed = sum(entry.chunks_crc32c is not None for entry in files.values())
+    try:
+        must_be_few(found.arrays.values(), listed)
+    except ValueError as error:
+        raise DamagedCheckpoint(path, f"{NAME} does not match {manifest.NAME}: {error}") from error
+    return found
 
 
 def text(path: Path, expected: manifest.FileEntry | None) -> bytes:
@@ -98,25 +109,76 @@ def text(path: Path, expected: manifest.FileEntry | None) -> bytes:
 def parse(path: Path, found: bytes) -> Contents:
     """What the root's `zarr.json` says; `path` is for messages. Raises DamagedCheckpoint."""
     try:
-        document = json.loads(found)
-        ours = document["attributes"][ATTRIBUTE]
-        members = document["consolidated_metadata"]["metadata"]
-        arrays = {name: _array(name, entry) for name, entry in members.items() if entry["node_type"] == "array"}
-        return Contents(ours["step"], ours["generation"], arrays, ours["state"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedCheckpoint(path, f"{NAME} is not what a checkpoint has: {error!r}") from error
+        document = converted(parsed(found), _Document)
+        ours = document.attributes.resilient
+        members = document.consolidated_metadata.metadata
+        arrays = {name: _array(name, entry) for name, entry in members.items() if isinstance(entry, _Array)}
+        must_be_few(arrays.values())
+        return Contents(ours.step, ours.generation, arrays, ours.state)
+    except ValueError as error:
+        raise DamagedCheckpoint(path, f"{NAME} is not what a checkpoint has: {error}") from error
 
 
-def _array(name: str, entry: Mapping[str, Any]) -> ArrayInfo:
-    dtype = entry["attributes"].get(BITS_OF, entry["data_type"])
-    element(dtype)
-    shape = tuple(entry["shape"])
-    if not shape:
-        return ArrayInfo(name, dtype, (), (), ())
-    (sharding,) = entry["codecs"]
-    if sharding["name"] != "sharding_indexed" or sharding["configuration"]["index_location"] != "start":
+class _Ours(msgspec.Struct):
+    step: Step
+    generation: Generation
+    state: dict[str, Any]
+
+
+class _Attributes(msgspec.Struct):
+    resilient: _Ours
+
+
+class _Of(msgspec.Struct):
+    bits_of: str | None = None
+
+
+class _Configuration(msgspec.Struct):
+    chunk_shape: Parts | None = None
+    index_location: str | None = None
+
+
+class _Codec(msgspec.Struct):
+    name: str
+    configuration: _Configuration | None = None
+
+
+class _Grid(msgspec.Struct):
+    configuration: _Configuration
+
+
+class _Group(msgspec.Struct, tag_field="node_type", tag="group"):
+    pass
+
+
+class _Array(msgspec.Struct, tag_field="node_type", tag="array"):
+    data_type: str
+    shape: Lengths
+    codecs: list[_Codec]
+    chunk_grid: _Grid
+    attributes: _Of
+
+
+class _Members(msgspec.Struct):
+    metadata: dict[str, _Array | _Group]
+
+
+class _Document(msgspec.Struct):
+    """What matters of the root's `zarr.json`."""
+
+    attributes: _Attributes
+    consolidated_metadata: _Members
+
+
+def _array(name: str, entry: _Array) -> ArrayInfo:
+    dtype = entry.attributes.bits_of or entry.data_type
+    if not entry.shape:
+        return array_of(name, dtype, (), (), ())
+    first = entry.codecs[0] if len(entry.codecs) == 1 else None
+    configuration = first.configuration if first is not None and first.name == "sharding_indexed" else None
+    if configuration is None or configuration.index_location != "start":
         raise ValueError(f"array {name} is not sharded with its index at the start")
-    chunk = tuple(sharding["configuration"]["chunk_shape"])
-    shard = tuple(entry["chunk_grid"]["configuration"]["chunk_shape"])
-    per_shard = tuple(length // part for length, part in zip(shard, chunk, strict=True))
-    return ArrayInfo(name, dtype, shape, chunk, per_shard)
+    chunk, shard = configuration.chunk_shape or [], entry.chunk_grid.configuration.chunk_shape or []
+    if len(chunk) != len(shard):
+        raise ValueError(f"array {name} has chunks of {len(chunk)} dimensions in shards of {len(shard)}")
+    return array_of(name, dtype, entry.shape, chunk, [length // part for length, part in zip(shard, chunk, strict=True)])

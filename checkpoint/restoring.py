@@ -150,7 +150,7 @@ def _rest(ranks: Ranks, path: Path, seals: Seals) -> str | None:
                 read.setdefault(name, {}).update(found)
         try:
             contents = manifest.read(path)
-            verify_rest(path, contents, metadata.read(path, contents.files.get(metadata.NAME)).arrays, read)
+            verify_rest(path, contents, metadata.read(path, contents.files).arrays, read)
         except DamagedCheckpoint as error:
             return error.reason
         return None

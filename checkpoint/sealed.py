@@ -10,6 +10,8 @@ from typing import Any
 
 import crc32c
 
+from checkpoint.described import parsed
+
 _TAIL = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
 _TAIL_BYTES = len(b',\n "crc32c": "00000000"\n}\n')
 
@@ -21,8 +23,8 @@ def seal(document: Mapping[str, Any]) -> bytes:
 
 
 def unseal(text: bytes) -> Any:
-    """The document. Raises ValueError where the text is not what was sealed."""
+    """The document. Raises ValueError where the text is not what was sealed, or no JSON."""
     tail = _TAIL.fullmatch(text[-_TAIL_BYTES:])
     if tail is None or int(tail[1], 16) != crc32c.crc32c(text[:-_TAIL_BYTES]):
         raise ValueError("does not match its own checksum")
-    return json.loads(text)
+    return parsed(text)

@@ -7,15 +7,21 @@ checkpoint.
 Owns the format of `part.json`. Needs neither torch nor Zarr.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import crc32c
+import msgspec
+
 from checkpoint import sealed
+from checkpoint.described import Count, Crc, Crcs, Generation, Nodes, Runs, Step, converted, slots_of
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.manifest import FileEntry
 from checkpoint.runs import runs
+from checkpoint.safe_name import metadata_name, shard_name
 
 NAME = "part.json"
 FORMAT = "resilient-part"
@@ -68,15 +74,56 @@ def read(path: Path) -> ShardManifest:
 def decode(path: Path, text: bytes) -> ShardManifest:
     """A manifest from its text; `path` is for messages. Raises DamagedCheckpoint."""
     try:
-        found = sealed.unseal(text)
-        if found["format"] != FORMAT or found["version"] != VERSION:
-            raise ValueError(f"has format {found['format']!r} {found['version']!r}, expected {FORMAT!r} {VERSION}")
-        files = {name: FileEntry(int(entry["size"]), int(entry["crc32c"], 16)) for name, entry in found["files"].items()}
-        chunks = {name: _unpack(entry) for name, entry in found["chunks"].items()}
-        step, generation, node, nodes, size = (int(found[key]) for key in ("step", "generation", "node", "nodes", "size_bytes"))
-        return ShardManifest(step, generation, node, nodes, size, files, chunks)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        found = converted(sealed.unseal(text), _Document)
+        if found.format != FORMAT or found.version != VERSION:
+            raise ValueError(f"has format {found.format!r} {found.version!r}, expected {FORMAT!r} {VERSION}")
+        if found.node >= found.nodes:
+            raise ValueError(f"it is of node {found.node} of {found.nodes}")
+        files = {metadata_name(name): FileEntry(entry.size, int(entry.crc32c, 16)) for name, entry in found.files.items()}
+        chunks = {shard_name(name): _unpack(entry) for name, entry in found.chunks.items()}
+        return ShardManifest(found.step, found.generation, found.node, found.nodes, found.size_bytes, files, chunks)
+    except ValueError as error:
         raise DamagedCheckpoint(path, f"{NAME} is not what a node shard has: {error}") from error
+
+
+class _File(msgspec.Struct):
+    size: Count
+    crc32c: Crc
+
+
+class _Chunks(msgspec.Struct):
+    runs: Runs
+    crc32c: Crcs
+
+
+class _Document(msgspec.Struct):
+    """`part.json` without its own checksum."""
+
+    format: str
+    version: int
+    step: Step
+    generation: Generation
+    node: Count
+    nodes: Nodes
+    size_bytes: Count
+    files: dict[str, _File]
+    chunks: dict[str, _Chunks]
+
+
+def documents(path: Path, manifest: ShardManifest) -> dict[str, bytes]:
+    """The metadata files beside a manifest, which says what must be in them. Raises DamagedCheckpoint."""
+    found = {}
+    for name, entry in manifest.files.items():
+        try:
+            fd = os.open(path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(fd, "rb") as file:
+                text = file.read(entry.size_bytes) if os.fstat(fd).st_size == entry.size_bytes else b""
+        except OSError as error:
+            raise DamagedCheckpoint(path, f"{name} cannot be read: {error.strerror}") from None
+        if (len(text), crc32c.crc32c(text)) != (entry.size_bytes, entry.crc32c):
+            raise DamagedCheckpoint(path, f"{name} does not match {NAME}")
+        found[name] = text
+    return found
 
 
 def merged(manifests: Iterable[ShardManifest]) -> Chunks:
@@ -99,9 +146,7 @@ def _pack(sums: Mapping[int, int]) -> dict[str, Any]:
     return {"runs": runs(slots), "crc32c": "".join(f"{sums[slot]:08x}" for slot in slots)}
 
 
-def _unpack(entry: Mapping[str, Any]) -> dict[int, int]:
-    slots = [slot for first, count in entry["runs"] for slot in range(first, first + count)]
-    text = entry["crc32c"]
-    if len(text) != 8 * len(slots):
-        raise ValueError(f"{len(slots)} chunks have {len(text) / 8:g} checksums")
+def _unpack(entry: _Chunks) -> dict[int, int]:
+    text = entry.crc32c
+    slots = slots_of(entry.runs, len(text) // 8)
     return {slot: int(text[8 * place : 8 * place + 8], 16) for place, slot in enumerate(slots)}

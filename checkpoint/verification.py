@@ -33,7 +33,7 @@ def verify(path: Path, *, part: int = 0, parts: int = 1, progress: Callable[[int
     Raises DamagedCheckpoint naming the file and what is wrong with it.
     """
     contents = manifest.read(path)
-    found = metadata.read(path, contents.files.get(metadata.NAME))
+    found = metadata.read(path, contents.files)
     if (found.step, found.generation) != (contents.step, contents.generation):
         raise DamagedCheckpoint(
             path,
@@ -127,6 +127,9 @@ def _check_files(
     buffer = direct.memory(_BLOCK_BYTES)
     for name in names:
         shard = shards.get(name)
+        if shard is not None and shard.size_bytes != contents.files[name].size_bytes:
+            told = contents.files[name].size_bytes
+            raise DamagedCheckpoint(path, f"{name} has {told} bytes, and its array needs {shard.size_bytes}")
         if shard is not None and shard.array.slot_bytes > len(buffer):
             buffer = direct.memory(shard.array.slot_bytes)
         try:

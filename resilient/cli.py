@@ -55,6 +55,9 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
 
     Ctrl-C or SIGTERM stops at the next step with a checkpoint (exit 75); the same command goes on from there.
     """
+    from resilient.access import restrict
+
+    restrict("private")  # until the config is read
     _stop_early_on_signals()
     from resilient.driver.launch import AgentAhead
 
@@ -67,6 +70,7 @@ def _run(config: Path, given: list[str], ahead: "AgentAhead | None") -> Exit:
     """See `run`. Args: ahead: an agent that was started before anything is known of the campaign."""
     from rich.console import Console
 
+    from resilient.access import must_be_ours, restrict
     from resilient.campaign import allocation_of, already_reached, fitted, machine_layout
     from resilient.config import attribute, load, notes
     from resilient.driver.campaign import run_campaign
@@ -74,6 +78,8 @@ def _run(config: Path, given: list[str], ahead: "AgentAhead | None") -> Exit:
     from resilient.precision import settled
 
     loaded = load(config, given)
+    must_be_ours(config, loaded.run_dir, loaded.run_dir_mode)
+    restrict(loaded.run_dir_mode)
     allocation = allocation_of(loaded)
     if allocation is not None and allocation.task > 0:
         return Exit.OK  # one of many that srun has started; the first one starts an agent on each node
@@ -119,12 +125,15 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script, and submit nothing.")] = False,
 ) -> None:
     """Run a campaign as a chain of jobs of Slurm: one runs, the next one waits, until the target is reached."""
+    from resilient.access import must_be_ours, restrict
     from resilient.campaign import already_reached
     from resilient.config import ConfigError, attribute, load
     from resilient.slurm.succession import submit as begin
 
     given = overrides or []
     loaded = load(config, given)
+    must_be_ours(config, loaded.run_dir, loaded.run_dir_mode)
+    restrict(loaded.run_dir_mode)
     reached = already_reached(loaded)
     if reached is not None and not dry_run:
         typer.echo(f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}")
@@ -212,9 +221,27 @@ def doctor(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     limit_s: Annotated[float, typer.Option("--limit", metavar="SECONDS", min=1.0, help="For all checks together.")] = 120.0,
+    security: Annotated[
+        Path | None,
+        typer.Option(
+            "--security",
+            metavar="RUN_DIR",
+            help="Check a campaign instead: whose its files are, who may read or write them, and, while it runs, on which "
+            "addresses its processes of this machine listen.",
+        ),
+    ] = None,
 ) -> None:
     """Check the health of this machine: GPUs, links, tiers, clock, limits, and whether it computes right (exit 69 if not)."""
     from resilient.health.doctor import examine, show, subject
+
+    if security is not None:
+        from resilient.health.security import inspect
+
+        if config is not None:
+            raise typer.BadParameter("a config is not looked at with --security RUN_DIR", param_hint="CONFIG")
+        found = inspect(security)
+        show(found, as_json=as_json)
+        raise typer.Exit(Exit.OK if found.ok else Exit.UNUSABLE)
 
     checked = subject(config, overrides or [])
     report = examine(checked, limit_s, quiet=as_json)

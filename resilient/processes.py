@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from resilient import ledger
-from resilient.agent.memory import region_directory
+from resilient.agent.memory import region_directories
 from resilient.driver.lease import holder, machine_id
 from resilient.exits import EnvironmentUnusable
 from resilient.heartbeat_region import peek
@@ -35,8 +35,7 @@ def local_pids(run_dir: Path) -> dict[str, int]:
         if line.get("event") == "run_started" and isinstance(line.get("run_dir"), str):
             named = Path(line["run_dir"])
     newest: dict[int, tuple[int, int]] = {}  # generation and process id by rank
-    place = region_directory(named, 0)
-    for path in place.parent.glob(f"{place.name.removesuffix('0')}*/g*-rank*"):
+    for path in (path for directory in region_directories(named) for path in directory.glob("g*-rank*")):
         name = re.fullmatch(r"g(\d+)-rank(\d+)", path.name)
         if name is None:
             continue

@@ -1,13 +1,16 @@
 """Storage of a campaign: what the configured tiers come to on the nodes. Pure but for what it is told of the machine.
 
-Owns the places: `<tier>/<campaign>/node<k>` on a node's tier, so that nodes which share a file system, as those of one machine do,
-keep out of each other's way; and the identity of a campaign, which lies with its durable checkpoints: where those are gone, nothing
+Owns the places: `<tier>/<campaign>-<random>/node<k>` on a node's tier, so that nodes which share a file system, as those of one
+machine do, keep out of each other's way, and so that nobody else on the machine can have made that directory first. The random part
+is in the run directory's `storage.json`, where the next job finds it, and stays until a directory of that name is somebody else's.
+Owns also the identity of a campaign, which lies with its durable checkpoints: where those are gone, nothing
 that some tier still holds is taken for theirs.
 """
 
 import errno
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
+from checkpoint import safe_dir
 from resilient.config import Config
 from resilient.config.schema import Tier
 
@@ -58,12 +62,14 @@ class Storage:
     Attributes:
         buffers: snapshots that memory has room for on each node.
         domains: failure domain of each node; empty where the config names none.
+        nonce: the random part of the places on the nodes; None in names as earlier versions made them.
     """
 
     identity: str
     tiers: tuple[TierStorage, ...]
     buffers: int
     domains: tuple[str, ...]
+    nonce: str | None = None
 
     @property
     def memory(self) -> TierStorage:
@@ -74,19 +80,20 @@ class Storage:
         return self.tiers[-1]
 
 
-def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, bool]) -> Storage:
+def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, bool], nonce: str | None = None) -> Storage:
     """What the config's tiers come to.
 
     Args:
         nodes: of the allocation, spares included.
         in_ram: of each tier's path whether a file system in RAM is under it.
+        nonce: see `Storage`.
     """
     checkpoint = config.checkpoint
     *before, last = checkpoint.tiers
-    campaign = f"{config.name}-{identity}"
+    campaign = f"{config.name}-{identity}" if nonce is None else f"{config.name}-{identity}-{nonce}"
     memory = before.pop(0) if before and in_ram[before[0].path] else None
 
-    def roots(path: Path) -> tuple[str, ...]:
+    def roots(path: Path, campaign: str = campaign) -> tuple[str, ...]:
         return tuple(str(path / campaign / f"node{node}") for node in range(nodes))
 
     def place(tier: Tier, kind: Kind, where: tuple[str, ...], keep: int, steps: int | Literal["auto"]) -> TierStorage:
@@ -109,13 +116,14 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
     else:
         taken = {tier.name for tier in checkpoint.tiers}
         name = next(each for each in (MEMORY, *(f"{MEMORY}{number}" for number in range(2, 99))) if each not in taken)
-        where = roots(_RAM / f"resilient-{os.getuid()}")
+        own = f"resilient-{os.getuid()}"
+        where = roots(_RAM / own) if nonce is None else roots(_RAM, f"{own}-{campaign}")
         first = TierStorage(name, "memory", False, where, 1, None, None, None, False, None)
     middle = [place(tier, "node", roots(tier.path), 2, checkpoint.every_steps) for tier in before]
     end = place(last, "durable", (str(last.path),), 3, checkpoint.every_steps)
     # One is being written; and in a tier that people ask for, one more is on its way to a slower tier.
     buffers = first.keep_last + (2 if memory is not None else 1)
-    return Storage(identity, (first, *middle, end), buffers, tuple(config.cluster.domains or ()))
+    return Storage(identity, (first, *middle, end), buffers, tuple(config.cluster.domains or ()), nonce)
 
 
 def needed(found: Storage, tier: TierStorage, nodes: int, size: tuple[int, int]) -> tuple[int, int]:
@@ -150,7 +158,32 @@ def storage_of(config: Config, nodes: int) -> Storage:
         new = path.with_suffix(".new")
         new.write_text(f"{identity}\n")
         new.replace(path)
-    return arrange(config, nodes, identity, {tier.path: lies_in_ram(tier.path) for tier in config.checkpoint.tiers})
+    in_ram = {tier.path: lies_in_ram(tier.path) for tier in config.checkpoint.tiers}
+    before = _nonce_before(config.run_dir, identity)
+    if before != _NO_NONCE:
+        found = arrange(config, nodes, identity, in_ram, before)
+        if not taken(found):
+            return found
+    return arrange(config, nodes, identity, in_ram, secrets.token_hex(8))
+
+
+_NO_NONCE = ""
+
+
+def _nonce_before(run_dir: Path, identity: str) -> str | None:
+    """The random part that an earlier job of the campaign had; `_NO_NONCE` where there was none."""
+    try:
+        found = read(run_dir)
+    except (OSError, ValueError):
+        return _NO_NONCE
+    nonce = found.get("nonce") if found.get("identity") == identity else _NO_NONCE
+    return nonce if nonce is None or (isinstance(nonce, str) and re.fullmatch("[0-9a-f]{16}", nonce)) else _NO_NONCE
+
+
+def taken(found: Storage) -> list[Path]:
+    """Directories of the campaign on this machine's tiers that are not this user's alone: somebody else has made them."""
+    places = dict.fromkeys(Path(root).parent for tier in found.tiers if not tier.durable for root in tier.roots)
+    return [place for place in places if os.path.lexists(place) and not safe_dir.is_private(place)]
 
 
 def must_be_there(durable: Path) -> None:

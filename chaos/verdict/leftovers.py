@@ -8,14 +8,13 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import psutil
 
 from chaos.verdict import machine
-from resilient.agent.memory import region_directory
+from resilient.agent.memory import directories
 from resilient.storage import FILE
 
 PATIENCE_S = 10.0  # for what is just ending
@@ -61,10 +60,7 @@ def _traces(pid: int) -> list[bytes]:
 
 def files(run_dir: Path) -> list[str]:
     """Heartbeat regions and daemons' files in RAM, what nodes hold on their tiers, and checkpoints that were not finished."""
-    regions = region_directory(run_dir, 0)
-    pattern = f"{regions.name.removesuffix('node0')}*"
-    places = {regions.parent, Path(tempfile.gettempdir())}
-    found = [path for place in sorted(places) for path in sorted(place.glob(pattern))]
+    found = directories(run_dir)
     described = run_dir / FILE
     tiers = json.loads(described.read_text())["tiers"] if described.is_file() else []
     for tier in tiers:

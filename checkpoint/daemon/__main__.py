@@ -10,6 +10,7 @@ from checkpoint.daemon.daemon import LAST_WORDS_S, Daemon
 from checkpoint.daemon.outlet import Outlet
 from checkpoint.framing import Decoder, NotAMessage
 from checkpoint.protocol import DaemonSettings
+from checkpoint.safe_dir import UnsafeDirectory
 
 STDIN, STDOUT = 0, 1
 
@@ -31,7 +32,10 @@ def main() -> None:
 
 async def _run(settings: DaemonSettings) -> None:
     outlet = Outlet(STDOUT)
-    await Daemon(settings, outlet).run(STDIN)
+    try:
+        await Daemon(settings, outlet).run(STDIN)
+    except UnsafeDirectory as error:
+        log.error("%s", error.strerror)
     outlet.close(LAST_WORDS_S)
     os._exit(0)  # neither a job that hangs in the kernel nor a reader far away may hold up the end
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import crc32c
 
-from checkpoint import points, shard_manifest, slots
+from checkpoint import points, safe_dir, shard_manifest, slots
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.layout import Shard
 from checkpoint.manifest import FileEntry
@@ -52,27 +52,41 @@ class BufferFiles:
         return memoryview(area)
 
 
-def make(directory: Path, blueprint: Blueprint) -> None:
-    """Make the directory of a buffer from nothing. Raises OSError where there is no room."""
+def make(directory: Path, blueprint: Blueprint, *, trusted: Path | None = None) -> None:
+    """Make the directory of a buffer from nothing.
+
+    Args:
+        trusted: see `checkpoint.safe_dir`.
+
+    Raises OSError where there is no room, UnsafeDirectory where others could change it.
+    """
+    safe_dir.make_private(directory.parent, trusted=trusted)
     shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    points.reached("buffer_made")
-    for name, text in blueprint.documents.items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    for name, shard in blueprint.shards.items():
-        fd = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(fd, shard.size_bytes)
-            os.pwrite(fd, shard.head, 0)
-            for first, count in blueprint.stretches(name) if name in blueprint.slots else ():
-                # All pages are there from now on: a worker that runs out of room while it copies would die of SIGBUS.
-                os.posix_fallocate(fd, shard.array.offset(first), count * shard.array.slot_bytes)
-        finally:
-            os.close(fd)
-    (directory / LAYOUT).write_text(blueprint.digest)
+    place = safe_dir.open_private(directory, trusted=trusted)
+    try:
+        points.reached("buffer_made")
+        for name, text in blueprint.documents.items():
+            with os.fdopen(safe_dir.create(place, name), "w") as file:
+                file.write(text)
+        for name, shard in blueprint.shards.items():
+            _make_shard(safe_dir.create(place, name), shard, blueprint.stretches(name) if name in blueprint.slots else ())
+        with os.fdopen(safe_dir.create(place, LAYOUT), "w") as file:
+            file.write(blueprint.digest)
+    finally:
+        os.close(place)
     points.reached("buffer_ready")
+
+
+def _make_shard(fd: int, shard: Shard, stretches: Sequence[Sequence[int]]) -> None:
+    """Fill in a new shard file, and close it."""
+    try:
+        os.ftruncate(fd, shard.size_bytes)
+        os.pwrite(fd, shard.head, 0)
+        for first, count in stretches:
+            # All pages are there from now on: a worker that runs out of room while it copies would die of SIGBUS.
+            os.posix_fallocate(fd, shard.array.offset(first), count * shard.array.slot_bytes)
+    finally:
+        os.close(fd)
 
 
 def seal(

@@ -9,7 +9,6 @@ Owns the bookkeeping of the buffers of one node.
 """
 
 import asyncio
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -19,7 +18,7 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
-from checkpoint import points, shard_manifest
+from checkpoint import points, safe_dir, shard_manifest
 from checkpoint.daemon import buffer_files
 from checkpoint.daemon.buffer_files import BufferFiles
 from checkpoint.errors import DamagedCheckpoint
@@ -65,6 +64,7 @@ class Buffers:
     Args:
         root: where they are; what an earlier daemon left there is taken over.
         count: how many to make.
+        trusted: see `checkpoint.safe_dir`; raises UnsafeDirectory where others could change what is in `root`.
 
     Invariants:
         Its bookkeeping belongs to the thread that made it (that of the event loop), which every method asserts. Threads that
@@ -75,12 +75,13 @@ class Buffers:
         After an await the state may be another: callers look again whether they still want what they wanted.
     """
 
-    def __init__(self, root: Path, count: int) -> None:
+    def __init__(self, root: Path, count: int, *, trusted: Path | None = None) -> None:
         self.root = root
+        self._trusted = trusted
         self._owner = threading.get_ident()
         self._blueprint: Blueprint | None = None
         self._needed: Callable[[ShardManifest], bool] = lambda held: True
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        safe_dir.make_private(root, trusted=trusted)
         self._buffers = [Buffer(index, BufferFiles(buffer_path(root, index))) for index in range(count)]
         self.rescan()
 
@@ -207,7 +208,7 @@ class Buffers:
         if buffer is None:
             return False
         with _changing(buffer):
-            await asyncio.to_thread(buffer_files.make, buffer.files.directory, blueprint)
+            await asyncio.to_thread(buffer_files.make, buffer.files.directory, blueprint, trusted=self._trusted)
             buffer.layout = blueprint.digest
         return True
 
@@ -217,7 +218,7 @@ class Buffers:
         for buffer in self._buffers:
             if buffer.held is None and self._free(buffer):
                 with _changing(buffer):
-                    await asyncio.to_thread(shutil.rmtree, buffer.files.directory, True)
+                    await asyncio.to_thread(safe_dir.remove, buffer.files.directory, trusted=self._trusted)
 
     async def seal(self, index: int, key: SnapshotKey, shard: int, shards: int, pool: Executor) -> ShardManifest:
         """Make what the workers have written into a leased buffer the shard of a snapshot.
@@ -248,7 +249,7 @@ class Buffers:
         self._blueprint = None
         for buffer in self._buffers:
             buffer.files, buffer.held, buffer.layout = BufferFiles(buffer.files.directory), None, ""
-        await asyncio.to_thread(shutil.rmtree, self.root, True)
+        await asyncio.to_thread(safe_dir.remove, self.root, trusted=self._trusted)
 
     def _unseal(self, buffer: Buffer) -> None:
         (buffer.files.directory / shard_manifest.NAME).unlink(missing_ok=True)

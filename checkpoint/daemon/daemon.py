@@ -6,12 +6,12 @@ Owns the process's pipes and sockets, and the order in which requests are carrie
 import asyncio
 import logging
 import os
-import shutil
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from checkpoint import safe_dir
 from checkpoint.daemon import shards
 from checkpoint.daemon.jobs import Jobs
 from checkpoint.daemon.outlet import Outlet
@@ -58,7 +58,7 @@ class Daemon:
     def __init__(self, settings: DaemonSettings, outlet: Outlet) -> None:
         self._settings = settings
         self._directory = Path(settings.directory)
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        safe_dir.make_private(self._directory)
         self._outlet = outlet
         self._snapshots = Snapshots(settings, outlet.report)
         self._jobs = Jobs(settings, self._snapshots, outlet.report)
@@ -147,16 +147,16 @@ class Daemon:
 
         if request.tier == self._snapshots.memory:
             self._snapshots.retain(needed)
-        self._forget([root for name, root in self._jobs.roots() if name == request.tier], needed)
+        self._forget([root for root in self._jobs.roots() if root.tier == request.tier], needed)
 
     def _discard(self, request: Discard) -> None:
         def needed(shard: ShardManifest) -> bool:
             return shard.step <= request.step or shard.generation > request.invalid_generation
 
         self._snapshots.discard(needed)
-        self._forget([root for _, root in self._jobs.roots()], needed)
+        self._forget(self._jobs.roots(), needed)
 
-    def _forget(self, roots: list[Path], needed: Callable[[ShardManifest], bool]) -> None:
+    def _forget(self, roots: list[shards.Root], needed: Callable[[ShardManifest], bool]) -> None:
         self._forgetting.start(asyncio.to_thread(shards.forget, roots, needed))
 
     async def _clear(self, request: Clear) -> None:
@@ -167,9 +167,9 @@ class Daemon:
             _remove_empty(root.parent)
         for tier in self._settings.tiers:
             if tier.name in request.tiers and not tier.durable:
-                await asyncio.to_thread(shutil.rmtree, tier.path, True)
+                await asyncio.to_thread(safe_dir.remove, Path(tier.path))
                 _remove_empty(Path(tier.path).parent)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        safe_dir.remove(self._directory)
         self._outlet.report(Cleared(generation=self._snapshots.generation))
 
     # -- workers -------------------------------------------------------------------------------------------------------

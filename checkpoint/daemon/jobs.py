@@ -15,11 +15,11 @@ from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
-from checkpoint import manifest
+from checkpoint import manifest, safe_dir
 from checkpoint.daemon import transfers
 from checkpoint.daemon.buffer_files import BufferSource
 from checkpoint.daemon.buffers import Buffer, Use
-from checkpoint.daemon.shards import Lookup, OpenShard, Superseded, node_shard
+from checkpoint.daemon.shards import Lookup, OpenShard, Root, Superseded, node_shard
 from checkpoint.daemon.snapshots import Snapshots
 from checkpoint.daemon.tasks import Tasks
 from checkpoint.errors import CheckpointError
@@ -136,13 +136,14 @@ class Jobs:
         self._report = report
         self._tiers = {each.name: Tier(each.name, Path(each.path), each, Pace(each.max_bytes_per_s)) for each in settings.tiers}
         self._tiers[settings.memory] = Tier(settings.memory, None, None, Pace(None))
-        self._node_roots = [(each.name, Path(each.path)) for each in settings.tiers if not each.durable]
+        self._node_roots = [Root(each.name, Path(each.path)) for each in settings.tiers if not each.durable]
         self._jobs: list[TierJob] = []
         self._tasks = Tasks()
 
-    def roots(self) -> list[tuple[str, Path]]:
+    def roots(self) -> list[Root]:
         """Where shards lie in directories of their own: replicas beside the buffers, and the node's tiers."""
-        return [(self._snapshots.memory, self._snapshots.buffers.root), *self._node_roots]
+        memory = self._snapshots.buffers.root
+        return [Root(self._snapshots.memory, memory, self._snapshots.trusted(memory)), *self._node_roots]
 
     def start(self, request: StartJob | Replicate) -> None:
         """Accept a job; its end is reported."""
@@ -153,7 +154,7 @@ class Jobs:
             return
         buffer, leased = self._pin(request, tier)
         source = BufferSource(buffer.files, buffer.held) if buffer is not None and buffer.held is not None else None
-        lookup = Lookup(self._node, source, leased, tuple(root for _, root in self.roots()))
+        lookup = Lookup(self._node, source, leased, tuple(self.roots()))
         job = TierJob(request, kind, tier.root or self._snapshots.buffers.root, lookup, buffer)
         self._jobs.append(job)
         self._tasks.start(self._run(tier, job))
@@ -259,6 +260,7 @@ class Jobs:
         return await asyncio.get_running_loop().run_in_executor(tier.pool, work)
 
     def _hold(self, tier: Tier, job: TierJob) -> tuple[ShardManifest, Path]:
+        safe_dir.make_private(job.root, trusted=self._snapshots.trusted(job.root))
         transfer = Copy(tier.pace, job.cancelled, job.progress)
         if isinstance(job.request, Replicate):
             return transfers.replicate(job.request, self._token, job.root, transfer)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from checkpoint import points, shard_manifest
+from checkpoint import points, safe_dir, shard_manifest
 from checkpoint.daemon.buffer_files import BufferSource
 from checkpoint.errors import CheckpointError, DamagedCheckpoint
 from checkpoint.naming import step_path, steps
@@ -23,6 +24,22 @@ SPARE = "spare"
 
 class Superseded(CheckpointError):
     """The buffer that held a shard is leased for a newer snapshot."""
+
+
+class Root(NamedTuple):
+    """A directory of this node that holds shards. What others could change is passed over: nothing is read or removed there.
+
+    Attributes:
+        trusted: see `checkpoint.safe_dir`.
+    """
+
+    tier: str
+    path: Path
+    trusted: Path | None = None
+
+    @property
+    def safe(self) -> bool:
+        return safe_dir.is_safe(self.path, trusted=self.trusted)
 
 
 @dataclass(frozen=True)
@@ -52,7 +69,7 @@ class Lookup:
     node: int
     buffer: BufferSource | None
     leased: bool
-    roots: tuple[Path, ...]
+    roots: tuple[Root, ...]
 
     def open(self, key: SnapshotKey, shard: int) -> OpenShard:
         """A shard, the node's own or a replica, from the nearest tier that has it.
@@ -61,15 +78,15 @@ class Lookup:
         """
         buffer = self.buffer
         if buffer is not None and _is(buffer.manifest, key, shard):
-            return OpenShard(buffer, buffer.manifest, _documents(buffer.path, buffer.manifest))
-        for root in self.roots:
+            return OpenShard(buffer, buffer.manifest, shard_manifest.documents(buffer.path, buffer.manifest))
+        for root in (each.path for each in self.roots if each.safe):
             for path in (step_path(root, key.step), step_path(replica_root(root, shard), key.step)):
                 if path.is_symlink():
                     continue  # a buffer, which is leased or holds something else
                 with suppress(DamagedCheckpoint):
                     found = shard_manifest.read(path)
                     if _is(found, key, shard):
-                        return OpenShard(DirectorySource(path, chunks=found.chunks), found, _documents(path, found))
+                        return OpenShard(DirectorySource(path, chunks=found.chunks), found, shard_manifest.documents(path, found))
         if self.leased:
             raise Superseded(f"the buffer of step {key.step} is leased for a newer snapshot")
         raise CheckpointError(f"node {self.node} does not hold shard {shard} of step {key.step}")
@@ -97,17 +114,17 @@ def node_shard(tier: str, path: Path, manifest: ShardManifest, *, replica: bool 
     )
 
 
-def inventory(roots: Iterable[tuple[str, Path]]) -> list[NodeShard]:
+def inventory(roots: Iterable[Root]) -> list[NodeShard]:
     """All shards in directories of their own below the roots of tiers."""
     found = []
-    for tier, root in roots:
+    for root in roots:
         for path, replica in _directories(root):
             with suppress(DamagedCheckpoint):
-                found.append(node_shard(tier, path, shard_manifest.read(path), replica=replica))
+                found.append(node_shard(root.tier, path, shard_manifest.read(path), replica=replica))
     return found
 
 
-def forget(roots: Sequence[Path], needed: Callable[[ShardManifest], bool]) -> None:
+def forget(roots: Sequence[Root], needed: Callable[[ShardManifest], bool]) -> None:
     """Delete the shards that are not needed, replicas too; buffers are overwritten instead."""
     for root in roots:
         for path, replica in _directories(root):
@@ -130,17 +147,13 @@ def _delete(path: Path, replica: bool) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _directories(root: Path) -> Iterator[tuple[Path, bool]]:
+def _directories(base: Root) -> Iterator[tuple[Path, bool]]:
     """Directories of steps, and whether they are replicas; the links to buffers are not among them."""
+    if not base.safe:
+        return
+    root = base.path
     for directory in (root, *root.glob("replica-*")):
         for step in steps(directory):
             path = step_path(directory, step)
             if not path.is_symlink():
                 yield path, directory != root
-
-
-def _documents(directory: Path, manifest: ShardManifest) -> dict[str, bytes]:
-    try:
-        return {name: (directory / name).read_bytes() for name in manifest.files}
-    except FileNotFoundError as error:
-        raise DamagedCheckpoint(directory, f"{error.filename} is missing") from None

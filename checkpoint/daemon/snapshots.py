@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from checkpoint import safe_dir
 from checkpoint.daemon.buffers import Buffers
 from checkpoint.daemon.session import Session
 from checkpoint.daemon.shards import node_shard
@@ -60,6 +61,7 @@ class Snapshots:
         self.memory = settings.memory
         self._directory = Path(settings.directory)
         self._places = [Path(place) for place in settings.places]
+        self._durable = [Path(tier.path) for tier in settings.tiers if tier.durable]
         self._count = settings.buffers
         self._generation = settings.generation
         self._report = report
@@ -82,13 +84,18 @@ class Snapshots:
 
     def _open_buffers(self) -> Buffers:
         """In the place where an earlier daemon had them."""
-        chosen = next((place for place in self._places if buffer_path(place, 0).is_dir()), None)
+        there = [place for place in self._places if buffer_path(place, 0).is_dir()]
+        chosen = next((place for place in there if safe_dir.is_safe(place, trusted=self.trusted(place))), None)
         for place in [chosen] if chosen else self._places:
             try:
-                return Buffers(place, self._count)
+                return Buffers(place, self._count, trusted=self.trusted(place))
             except OSError as error:
-                log.warning("no buffers in %s: %s", place, error)
+                log.warning("no buffers in %s: %s", place, error.strerror or error)
         return Buffers(self._directory / "own", self._count)
+
+    def trusted(self, place: Path) -> Path | None:
+        """The durable tier that a place is on, which the user has chosen; None where it is in RAM or on a disk of this node."""
+        return next((durable for durable in self._durable if place.is_relative_to(durable)), None)
 
     # -- the session ---------------------------------------------------------------------------------------------------
 
@@ -168,9 +175,9 @@ class Snapshots:
 
     async def _make_buffers(self, session: Session, place: Path, plan: Blueprint) -> None:
         """Make all buffers that are free, then lease one; less where another session has begun meanwhile. Raises OSError."""
-        await asyncio.to_thread(place.mkdir, parents=True, exist_ok=True, mode=0o700)
+        await asyncio.to_thread(safe_dir.make_private, place, trusted=self.trusted(place))
         if session is self._session and place != self.buffers.root:
-            self.buffers = Buffers(place, self._count)
+            self.buffers = Buffers(place, self._count, trusted=self.trusted(place))
         while session is self._session and await self.buffers.make_one(plan):
             pass
         if session is self._session:

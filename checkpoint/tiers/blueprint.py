@@ -7,13 +7,36 @@ libraries.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
+from msgspec import Meta
+
+from checkpoint.described import Lengths, Parts, Runs, array_of, converted, must_be_few, parsed, slots_of
 from checkpoint.layout import ArrayInfo, Shard
 from checkpoint.runs import runs
+from checkpoint.safe_name import metadata_name, safe_name
+
+Described = tuple[str, str, Lengths, Parts, Parts]
+"""Name, type, shape, chunk, chunks in a file."""
+
+
+class _Common(msgspec.Struct):
+    """`arrays-<digest>.json`."""
+
+    arrays: list[Described]
+    documents: dict[str, str]
+
+
+class _Slots(msgspec.Struct):
+    """`slots-rank<r>.json`."""
+
+    generation: int
+    digest: Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+    slots: dict[str, Runs]
 
 
 @dataclass(frozen=True)
@@ -61,9 +84,11 @@ def arrays_digest(arrays: Iterable[ArrayInfo]) -> str:
     return hashlib.sha256(json.dumps(describe(arrays)).encode()).hexdigest()[:32]
 
 
-def arrays_of(described: Sequence[Any]) -> list[ArrayInfo]:
-    """What `describe` gave."""
-    return [ArrayInfo(name, dtype, tuple(shape), tuple(chunk), tuple(per)) for name, dtype, shape, chunk, per in described]
+def arrays_of(found: Sequence[Described]) -> list[ArrayInfo]:
+    """What `describe` gave. Raises ValueError where no array is laid out so."""
+    arrays = [array_of(name, dtype, shape, chunk, per) for name, dtype, shape, chunk, per in found]
+    must_be_few(arrays)
+    return arrays
 
 
 def write_arrays(directory: Path, arrays: Sequence[ArrayInfo], documents: Mapping[str, bytes]) -> None:
@@ -74,7 +99,7 @@ def write_arrays(directory: Path, arrays: Sequence[ArrayInfo], documents: Mappin
 
 def arrays_path(directory: Path, digest: str) -> Path:
     """Where the common half lies."""
-    return directory / f"arrays-{digest}.json"
+    return directory / f"arrays-{safe_name(digest)}.json"
 
 
 def write_slots(directory: Path, rank: int, generation: int, digest: str, slots: Mapping[str, Sequence[int]]) -> None:
@@ -93,24 +118,35 @@ class Announced(NamedTuple):
 def announced(directory: Path, rank: int) -> Announced | None:
     """What a rank wrote last, None if it never did."""
     try:
-        found = json.loads(_slots_path(directory, rank).read_bytes())
-        return Announced(int(found["generation"]), str(found["digest"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        found = converted(parsed(_slots_path(directory, rank).read_bytes()), _Slots)
+    except (OSError, ValueError):
         return None
+    return Announced(found.generation, found.digest)
 
 
 def read(directory: Path, digest: str, ranks: Iterable[int]) -> Blueprint:
     """Put the halves together. Raises OSError, ValueError."""
     mine: dict[str, set[int]] = {}
     try:
-        common = json.loads(arrays_path(directory, digest).read_bytes())
+        common = converted(parsed(arrays_path(directory, digest).read_bytes()), _Common)
+        documents = {metadata_name(name): text for name, text in common.documents.items()}
+        found = Blueprint(arrays_of(common.arrays), documents, {})
         for rank in ranks:
-            for name, stretches in json.loads(_slots_path(directory, rank).read_bytes())["slots"].items():
-                mine.setdefault(name, set()).update(slot for first, count in stretches for slot in range(first, first + count))
-        slots = {name: sorted(each) for name, each in sorted(mine.items())}
-        return Blueprint(arrays_of(common["arrays"]), common["documents"], slots)
-    except (KeyError, TypeError, AttributeError) as error:
+            for name, stretches in converted(parsed(_slots_path(directory, rank).read_bytes()), _Slots).slots.items():
+                mine.setdefault(name, set()).update(_within(found.shards, name, stretches))
+    except ValueError as error:
         raise ValueError(f"{directory} holds no blueprint: {error}") from error
+    return replace(found, slots={name: sorted(each) for name, each in sorted(mine.items())})
+
+
+def _within(shards: Mapping[str, Shard], name: str, stretches: Sequence[tuple[int, int]]) -> Iterable[int]:
+    """Slots of a shard file, which has them. Raises ValueError."""
+    if name not in shards:
+        raise ValueError(f"{name!r:.80} is no shard file of its arrays")
+    last = shards[name].slots[-1]
+    if any(first + count - 1 > last for first, count in stretches):
+        raise ValueError(f"{name} has no slots beyond {last}")
+    return slots_of(stretches, sum(count for _, count in stretches))
 
 
 def _slots_path(directory: Path, rank: int) -> Path:

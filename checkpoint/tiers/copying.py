@@ -20,7 +20,7 @@ from checkpoint.manifest import Manifest
 from checkpoint.naming import stale, step_path, temporary_path
 from checkpoint.pruning import prune, remove
 from checkpoint.runs import runs
-from checkpoint.shard_manifest import ShardManifest
+from checkpoint.shard_manifest import Chunks, ShardManifest
 from checkpoint.source import Source
 from checkpoint.threads import for_each
 from checkpoint.tiers.pace import Pace
@@ -49,10 +49,27 @@ class Copy:
         """Raises DamagedCheckpoint where the source has changed while it was read."""
 
 
-def shards_of(text: bytes, path: Path) -> dict[str, Shard]:
-    """The shard files that the root's metadata names. Raises DamagedCheckpoint."""
+def shards_of(text: bytes, path: Path, chunks: Chunks | None = None) -> dict[str, Shard]:
+    """The shard files that the root's metadata names.
+
+    Args:
+        chunks: of a node shard, which must be in these files.
+
+    Raises DamagedCheckpoint.
+    """
     arrays: Mapping[str, ArrayInfo] = metadata.parse(path, text).arrays
-    return {shard.path: shard for info in arrays.values() for shard in info.shards.values()}
+    found = {shard.path: shard for info in arrays.values() for shard in info.shards.values()}
+    for name, sums in (chunks or {}).items():
+        if name not in found or max(sums, default=0) > found[name].slots[-1]:
+            raise DamagedCheckpoint(path, f"{shard_manifest.NAME} has chunks of {name} that none of its arrays has")
+    return found
+
+
+def _root(documents: Mapping[str, bytes], path: Path) -> bytes:
+    try:
+        return documents[metadata.NAME]
+    except KeyError:
+        raise DamagedCheckpoint(path, f"{metadata.NAME} is missing") from None
 
 
 def to_tier(
@@ -73,7 +90,7 @@ def to_tier(
     """
     temporary = target.with_name(f"{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    shards = shards_of(documents[metadata.NAME], source.path)
+    shards = shards_of(_root(documents, source.path), source.path, node_shard.chunks)
     if spare is not None and _fits(spare, {*documents, *shards}):
         spare.rename(temporary)
     else:
@@ -126,7 +143,7 @@ def flush(source: Source, node_shard: ShardManifest, documents: Mapping[str, byt
     name = f"node-{node_shard.node}.g{node_shard.generation}"
     journal = shares / f"{name}.done"
     done = set(journal.read_text().split("\n")[:-1]) if journal.exists() else set()
-    shards = shards_of(documents[metadata.NAME], source.path)
+    shards = shards_of(_root(documents, source.path), source.path, node_shard.chunks)
     lock = threading.Lock()
     with journal.open("a") as file:
 
@@ -176,7 +193,7 @@ def finish(
     for name, text in documents.items():
         (temporary / name).parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).write_bytes(text)
-    shards = shards_of(documents[metadata.NAME], temporary)
+    shards = shards_of(_root(documents, temporary), temporary)
     try:
         files = commit.entries(documents, shards.values(), shard_manifest.merged(shares))
     except ValueError as error:

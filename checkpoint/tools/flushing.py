@@ -10,19 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint import shard_manifest
+from checkpoint import safe_dir, shard_manifest
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.fence import newest_generation
 from checkpoint.naming import step_path, steps
+from checkpoint.ownership import first_not_obeyed
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import DirectorySource
 from checkpoint.tiers import copying
 from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.pace import Pace
-from checkpoint.tools.locations import directory, tiers
+from checkpoint.tools.locations import STORAGE, directory, tiers
 from checkpoint.tools.refusal import Refusal
 
 _LOCK = ".lock"
+CONTROL = (STORAGE, "config.yaml", _LOCK, ".lease")
+"""Files of a run directory that say what is done."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +42,26 @@ class Held:
     size_bytes: int
 
 
-def newest(run_dir: Path) -> tuple[Held | None, Path]:
+def newest(run_dir: Path, *, group: bool = False) -> tuple[Held | None, Path]:
     """The newest snapshot that can be put together, if it is newer than what is committed; and where those are.
 
-    Raises Refusal where the run is alive.
+    Args:
+        group: whether what members of the caller's groups have written is trusted.
+
+    Raises Refusal where the run is alive, or where somebody else could have written what this command goes by.
     """
     run_dir = directory(run_dir)
+    why = first_not_obeyed((run_dir, *(run_dir / name for name in CONTROL)), group=group)
+    if why is not None:
+        raise Refusal(f"{why}; --group trusts the members of your groups (of a run with `run_dir_mode: group`)")
     _refuse_if_alive(run_dir)
     *others, durable = tiers(run_dir)
     root = durable.roots[0]
     found: dict[tuple[int, int], dict[int, list[tuple[Path, ShardManifest]]]] = {}
     for tier in others:
         for node in tier.roots:
+            if not safe_dir.is_safe(node, trusted=durable.roots[0] if node.is_relative_to(durable.roots[0]) else None):
+                continue
             for place in (node, *sorted(node.glob("replica-*"))):
                 for step in steps(place):
                     path = step_path(place, step)
@@ -82,7 +93,7 @@ def flush(held: Held, root: Path, progress: Callable[[int], None]) -> Path:
         for path in copies:
             try:
                 node_shard = shard_manifest.read(path)
-                documents = {name: (path / name).read_bytes() for name in node_shard.files}
+                documents = shard_manifest.documents(path, node_shard)
                 source = DirectorySource(path, chunks=node_shard.chunks)
                 copying.flush(source, node_shard, documents, root, attempt, Copy(Pace(None), threading.Event(), progress))
             except DamagedCheckpoint as damage:

@@ -152,7 +152,7 @@ class NodeAgent(LocalElasticAgent):
         if found:
             leaving = self._loop.in_thread(lambda: leave_salvaged(settings.run_dir, found), "salvage")
             self._loop.wait_until(leaving.done, RUN_DIR_S)
-        memory.leave_record(settings.run_dir, settings.node, settings.driver)
+        memory.leave_record(self._regions, settings.driver)
         self._driver.send(
             Hello(
                 generation=0,
@@ -252,7 +252,7 @@ class NodeAgent(LocalElasticAgent):
         self._fork_server.close()
         end_output(self._output, self._loop)
         with contextlib.suppress(OSError):
-            memory.forget_record(self._settings.run_dir, self._settings.node)
+            memory.forget_record(self._regions)
             self._regions.rmdir()
         if self._clear:
             self._daemon.send(Clear(generation=self._driver.generation, tiers=self._clear))

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from checkpoint import safe_dir
 from checkpoint.framing import Decoder, NotAMessage, encode
 from checkpoint.protocol import (
     BeginSession,
@@ -74,7 +75,7 @@ class DaemonProcess:
         command: Sequence[str] = COMMAND,
     ) -> None:
         self._loop, self._described, self._directory, self._on_news = loop, described, directory, on_news
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # a daemon that starts slowly holds up nobody who writes here
+        safe_dir.make_private(directory)  # a daemon that starts slowly holds up nobody who writes here
         self._node, self._procs, self._host, self._token = node, procs, host, token
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None

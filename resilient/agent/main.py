@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilient import clock, entry
+from resilient.access import restrict_as
 from resilient.agent import NAME, preload, preparation
 from resilient.agent.predecessor import end_predecessors
 from resilient.exits import EnvironmentUnusable
@@ -47,6 +48,7 @@ def main() -> int:
     if args.ahead:
         importlib.import_module("torch")
         args = _orders()
+    restrict_as(args.run_dir)
     token = os.environ.pop(TOKEN_VARIABLE, "")  # for this process alone, not for what it starts
     earlier: list[int] = []
     if args.node is None:
@@ -156,8 +158,10 @@ def _orders() -> argparse.Namespace:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+    args = _arguments(orders["arguments"])
+    restrict_as(args.run_dir)  # the log, too
     _write_to(Path(orders["log"]))
-    return _arguments(orders["arguments"])
+    return args
 
 
 def _write_to(path: Path) -> None:

@@ -1,7 +1,8 @@
 """What a node has in RAM beside its tiers: a directory for the heartbeat regions of its ranks, and one for its snapshot daemon.
 
-Both are found by run directory and node. Beside the regions are the pipes that the ranks print to, and a file that says which
-process is the agent: what it has forked shares its command line, and an agent that was started ahead does not name its run there.
+Both are found by run directory, node and owner (`checkpoint.safe_dir`). Beside the regions are the pipes that ranks print to, and
+a file that says which process is the agent: what it has forked shares its command line, and an agent that was started ahead does
+not name its run there.
 """
 
 import contextlib
@@ -15,26 +16,59 @@ from pathlib import Path
 
 import msgspec
 
+from checkpoint import safe_dir
 from resilient.heartbeat_region import RAISED, Record, salvage
 
 FILE = "agent.json"
+MEMORY = Path("/dev/shm")
 
 
-def region_directory(run_dir: Path, node: int) -> Path:
-    """Where a node's heartbeat regions of this run are: in RAM, and the same for every agent that the node has."""
-    return _in_memory(run_dir, f"node{node}")
+def region_directory(run_dir: Path, node: int, root: Path = Path("/")) -> Path:
+    """Where a node's heartbeat regions of this run are on this machine; where there are none, a new name for them, not made yet.
+
+    Args:
+        root: of the file system that is meant.
+    """
+    return _in_memory(run_dir, f"node{node}", root)
 
 
 def daemon_directory(run_dir: Path, node: int) -> Path:
-    """Where a node's snapshot daemon has its socket."""
+    """Where a node's snapshot daemon has its socket; a new name where there is none."""
     return _in_memory(run_dir, f"node{node}-daemon")
 
 
-def _in_memory(run_dir: Path, what: str) -> Path:
+def directories(run_dir: Path) -> list[Path]:
+    """All such directories of this run that are on this machine, of every node."""
+    return [path for path in _named(run_dir) if safe_dir.is_private(path)]
+
+
+def namesakes(run_dir: Path) -> list[Path]:
+    """What has such a name, and is another user's or a link; nobody uses it."""
+    return [path for path in _named(run_dir) if not safe_dir.is_private(path)]
+
+
+def _named(run_dir: Path) -> list[Path]:
+    ours = re.compile(rf"{re.escape(_prefix(run_dir))}-node\d+(-daemon)?(-[0-9a-f]{{16}})?")
+    places = sorted({MEMORY, Path(tempfile.gettempdir())})
+    return [path for place in places if place.is_dir() for path in sorted(place.iterdir()) if ours.fullmatch(path.name)]
+
+
+def region_directories(run_dir: Path) -> list[Path]:
+    """Those with heartbeat regions."""
+    return [path for path in directories(run_dir) if not re.search(r"-node\d+-daemon", path.name)]
+
+
+def _in_memory(run_dir: Path, what: str, root: Path = Path("/")) -> Path:
+    """Found by run directory, node and owner; the random part of the name keeps others from making it first."""
+    memory = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    parent, prefix = root / memory.relative_to("/"), f"{_prefix(run_dir)}-{what}"
+    found = safe_dir.find(parent, prefix)
+    return found[0] if found else safe_dir.new(parent, prefix)
+
+
+def _prefix(run_dir: Path) -> str:
     digest = hashlib.blake2b(str(run_dir).encode(), digest_size=6).hexdigest()
-    memory = Path("/dev/shm")
-    root = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-    return root / f"resilient-{os.getuid()}-{digest}-{what}"
+    return f"resilient-{os.getuid()}-{digest}"
 
 
 def region_name(generation: int, rank: int) -> str:
@@ -59,11 +93,9 @@ class Salvaged:
 def salvaged(regions: Path) -> list[Salvaged]:
     """What a killed agent has left here. The directory is there then, and has nothing else in it.
 
-    Raises PermissionError if it belongs to another user.
+    Raises UnsafeDirectory where it is another user's, or a link.
     """
-    regions.mkdir(mode=0o700, exist_ok=True)
-    if regions.stat().st_uid != os.getuid():
-        raise PermissionError(f"{regions} belongs to another user")
+    safe_dir.make_private(regions)
     found = []
     for path in sorted(regions.iterdir()):
         name = re.fullmatch(r"g(\d+)-rank(\d+)", path.name)
@@ -86,16 +118,16 @@ class AgentRecord:
     driver: str
 
 
-def leave_record(run_dir: Path, node: int, driver: str) -> None:
+def leave_record(regions: Path, driver: str) -> None:
     """Say that this process is the agent; the directory of its heartbeat regions is there. Raises OSError."""
-    path = region_directory(run_dir, node) / FILE
+    path = regions / FILE
     new = path.with_suffix(".new")
     new.write_text(json.dumps(asdict(AgentRecord(os.getpid(), driver))))
     new.replace(path)
 
 
-def forget_record(run_dir: Path, node: int) -> None:
-    (region_directory(run_dir, node) / FILE).unlink(missing_ok=True)
+def forget_record(regions: Path) -> None:
+    (regions / FILE).unlink(missing_ok=True)
 
 
 def agent_record(run_dir: Path, node: int, root: Path = Path("/")) -> AgentRecord | None:
@@ -104,8 +136,12 @@ def agent_record(run_dir: Path, node: int, root: Path = Path("/")) -> AgentRecor
     Args:
         root: of the file system that the agent sees.
     """
+    return _record(region_directory(run_dir, node, root))
+
+
+def _record(place: Path) -> AgentRecord | None:
     try:
-        return read_record(root / (region_directory(run_dir, node) / FILE).relative_to("/"))
+        return read_record(place / FILE)
     except OSError:
         return None
 
@@ -116,3 +152,8 @@ def read_record(path: Path) -> AgentRecord | None:
         return msgspec.json.decode(path.read_bytes(), type=AgentRecord)
     except (ValueError, RecursionError):
         return None
+
+
+def agent_records(run_dir: Path) -> list[AgentRecord]:
+    """What all agents of this run on this machine have left."""
+    return [record for place in region_directories(run_dir) if (record := _record(place)) is not None]

@@ -461,6 +461,11 @@ class Config(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
     run_dir: Path = Path("runs/${name}")
+    run_dir_mode: Literal["private", "group"] = Field(
+        "private",
+        description="private: what a run makes is its user's alone (0700, files 0600); group: its group may read it (0750, 0640), "
+        "and control files that members of the user's groups have written are trusted",
+    )
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 42
     entrypoint: Annotated[str, Field(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|.+\.py\b.*)$")] = Field(
         "trainer.main:train", description="module:function that every rank calls, or a script with its arguments"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from checkpoint.naming import steps
-from resilient import ledger, storage
+from resilient import access, ledger, storage
 from resilient.config import Config, ConfigError, Layout, write
 from resilient.config.timeouts import timeouts
 from resilient.control import Coordinator
@@ -55,6 +55,7 @@ def run_campaign(
     with _must_be_writable():
         for directory in (config.run_dir / "logs", durable):
             directory.mkdir(parents=True, exist_ok=True)
+        access.close_to_others(config.run_dir, config.run_dir_mode)
         lease = RunLease(config.run_dir)
     started = False
     try:
@@ -62,8 +63,9 @@ def run_campaign(
             kept = storage.storage_of(config, config.cluster.slots)
             storage.write(config.run_dir, kept)
             write(config, config.run_dir / "config.yaml")
-            spilled = spill_file.directory_of(config.run_dir, Path(kept.memory.roots[0]).parents[1])
-            _take_in(config.run_dir, spilled)
+            memory = Path(kept.memory.roots[0]).parents[1]
+            for spilled in spill_file.directories_of(config.run_dir, memory):
+                _take_in(config.run_dir, spilled)
             succession = Succession.of_job(config, os.environ) if allocation is not None else None
             if succession is not None and allocation is not None:
                 reached = standing(steps(durable), ledger.read(config.run_dir / ledger.METRICS))
@@ -81,7 +83,7 @@ def run_campaign(
             allocation=allocation,
             chain=succession.name if succession is not None else None,
             settings=_settings(config, lease),
-            spill=SpillFile(spilled),
+            spill=SpillFile(spill_file.new_directory(config.run_dir, memory)),
             drain_s=timeouts(config).drain_s,
             ahead=ahead,
         )
@@ -122,8 +124,6 @@ def _take_in(run_dir: Path, spilled: Path) -> None:
         OSError: it cannot be written there.
         EnvironmentUnusable: the run directory does not answer.
     """
-    if not spilled.exists():
-        return
     outcome: list[int | OSError] = []
 
     def work() -> None:

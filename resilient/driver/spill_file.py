@@ -1,14 +1,14 @@
 """The spill file: what the run directory has not taken yet, in RAM, so that a driver that is killed loses none of it.
 
-Owns one file in a directory of this user's alone (0700), whose name follows from the run directory's path. A file system in RAM
-does not stall. The next driver on this machine takes the file in before it reads the ledger.
+Owns one file in a directory of this user's alone (0700), which is found by the run directory's path and its owner; see
+`checkpoint.safe_dir`. A file system in RAM does not stall. The next driver on this machine takes the file in before it reads the
+ledger.
 """
 
 import hashlib
 import logging
 import os
 import secrets
-import stat
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from checkpoint import safe_dir
+from checkpoint.safe_name import safe_name
 from resilient.ledger import AppendFile
 from resilient.protocol.disk import Item
 
@@ -25,10 +27,20 @@ READ_BYTES = 1 << 20
 _encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(Item)
 
 
-def directory_of(run_dir: Path, root: Path) -> Path:
-    """Where spill files of a run directory are. Args: root: a directory in RAM."""
+def new_directory(run_dir: Path, root: Path) -> Path:
+    """A name for a directory of spill files that nobody can have guessed; it is made when it is needed. root: in RAM."""
+    return safe_dir.new(root, _prefix(run_dir))
+
+
+def directories_of(run_dir: Path, root: Path) -> list[Path]:
+    """Where earlier drivers of this user have left spill files of a run directory."""
+    before = root / f"resilient-{os.getuid()}"  # where they were as long as RAM was no tier of its own
+    return [path for place in (root, before) for path in safe_dir.find(place, _prefix(run_dir))]
+
+
+def _prefix(run_dir: Path) -> str:
     name = hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
-    return root / f"resilient-spill-{os.getuid()}-{name}"
+    return f"resilient-spill-{os.getuid()}-{name}"
 
 
 class SpillFile:
@@ -52,7 +64,7 @@ class SpillFile:
     def append(self, items: Iterable[Item]) -> None:
         """Add items. Raises OSError: none of them counts as added."""
         if self._fd < 0:
-            make_private(self._directory)
+            safe_dir.make_private(self._directory)
             self._fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             self._size_bytes = self._read_bytes = 0
         last, data = self.last, bytearray()
@@ -95,17 +107,6 @@ class SpillFile:
             self._fd = -1
 
 
-def make_private(directory: Path) -> None:
-    """Make a directory that is this user's alone. Raises OSError, PermissionError where it is somebody else's."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        directory.mkdir(mode=0o700)
-    except FileExistsError:
-        found = directory.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise PermissionError(f"{directory} is not a directory of this user alone: remove it") from None
-
-
 def take_in(run_dir: Path, directory: Path) -> int:
     """Write what earlier drivers have spilled, and was not written, into the run directory; returns how many items were found.
 
@@ -114,7 +115,7 @@ def take_in(run_dir: Path, directory: Path) -> int:
     """
     if not directory.exists():
         return 0
-    make_private(directory)
+    safe_dir.make_private(directory)
     count = 0
     for path in sorted(directory.glob("*.jsonl"), key=lambda each: each.stat().st_mtime_ns):
         lines: dict[str, deque[bytes]] = {}
@@ -148,7 +149,9 @@ def items(path: Path) -> list[Item]:
     found = []
     for line in path.read_bytes().splitlines():
         try:
-            found.append(_decoder.decode(line))
-        except (ValueError, RecursionError) as error:
+            item = _decoder.decode(line)
+            safe_name(item.path)
+            found.append(item)
+        except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
             log.warning("a line of %s is left out: %s", path, error)
     return found

@@ -1,0 +1,175 @@
+"""`resilient doctor --security`: who may read, write or reach what a campaign has on this machine.
+
+Owns the checks of modes, owners and listening sockets. Changes nothing; sees what this user may see.
+"""
+
+import ipaddress
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import yaml
+
+from checkpoint import safe_dir
+from checkpoint.ownership import user_name, why_not_obeyed
+from checkpoint.safe_dir import UnsafeDirectory
+from resilient import storage
+from resilient.access import CONTROL, MODES, Mode
+from resilient.agent import memory
+from resilient.driver.lease import holder, machine_id
+from resilient.health.report import Finding, Report
+from resilient.processes import must_be_run_directory
+
+
+def inspect(run_dir: Path) -> Report:
+    """Look at a run directory, and at what its campaign has on this machine. Raises EnvironmentUnusable where it is none."""
+    began = time.monotonic()
+    must_be_run_directory(run_dir)
+    run_dir = run_dir.absolute()
+    found = [*_run_directory(run_dir), *_tiers(run_dir), *_memory(run_dir), *_listeners(run_dir)]
+    return Report(tuple(found), time.monotonic() - began)
+
+
+def _mode_of(run_dir: Path) -> Mode:
+    try:
+        told = yaml.safe_load((run_dir / "config.yaml").read_text())
+        return "group" if told["run_dir_mode"] == "group" else "private"
+    except (OSError, yaml.YAMLError, KeyError, TypeError, RecursionError):
+        return "private"
+
+
+def _run_directory(run_dir: Path) -> Iterator[Finding]:
+    wanted = _mode_of(run_dir)
+    found = run_dir.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid != os.geteuid():
+        text = f"{run_dir} belongs to {user_name(found.st_uid)}; ask its owner to look, or copy what you need"
+        yield Finding("run directory", "fail", text)
+    elif mode & 0o777 & ~MODES[wanted]:
+        text = f"{run_dir} has mode {mode:04o}, where run_dir_mode {wanted} allows {MODES[wanted]:04o}: chmod {MODES[wanted]:o} it"
+        yield Finding("run directory", "fail", text)
+    else:
+        yield Finding("run directory", "ok", f"{run_dir} is yours, with mode {mode:04o}")
+    bad = 0
+    for name in CONTROL:
+        why = why_not_obeyed(run_dir / name, group=wanted == "group")
+        if why is not None:
+            bad += 1
+            yield Finding(f"control file {name}", "fail", f"{why}; see who has changed it before you run again")
+    if not bad:
+        yield Finding("control files", "ok", "nobody else may write to those that are there")
+
+
+def _tiers(run_dir: Path) -> Iterator[Finding]:
+    try:
+        tiers = storage.read(run_dir)["tiers"]
+        places = [(str(tier["name"]), bool(tier["durable"]), [Path(root) for root in tier["roots"]]) for tier in tiers]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield Finding("tiers", "warn", f"{run_dir / storage.FILE} does not say where they are: {error}")
+        return
+    for name, durable, roots in places:
+        there = [root for root in roots if os.path.lexists(root)]
+        if not there:
+            yield Finding(f"tier {name}", "skip", "nothing of it is on this machine now")
+        for root in there:
+            yield _durable(name, root, _mode_of(run_dir)) if durable else _private(f"tier {name}", root)
+
+
+def _durable(name: str, root: Path, wanted: Mode) -> Finding:
+    found = root.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    why = why_not_obeyed(root, group=wanted == "group")
+    if why is not None:
+        return Finding(f"tier {name}", "fail", f"{why}; others could put checkpoints there")
+    if mode & 0o777 & ~MODES[wanted]:
+        return Finding(
+            f"tier {name}", "warn", f"{root} has mode {mode:04o}: others may read checkpoints; chmod {MODES[wanted]:o} it"
+        )
+    return Finding(f"tier {name}", "ok", f"{root} has mode {mode:04o}")
+
+
+def _private(check: str, path: Path) -> Finding:
+    try:
+        os.close(safe_dir.open_private(path, make=False, close=False))
+    except UnsafeDirectory as error:
+        return Finding(check, "fail", str(error.strerror))
+    except OSError as error:
+        return Finding(check, "warn", f"{path} cannot be looked at: {error.strerror}")
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        return Finding(check, "fail", f"{path} has mode {mode:04o}: others may read it; chmod 700 it")
+    return Finding(check, "ok", f"{path} is yours alone")
+
+
+def _memory(run_dir: Path) -> Iterator[Finding]:
+    found = memory.directories(run_dir)
+    for path in found:
+        yield _private("shared memory", path)
+    for path in memory.namesakes(run_dir):
+        text = (
+            f"{path} belongs to {user_name(path.lstat().st_uid)} and has the name of one of yours; it is not used, have it removed"
+        )
+        yield Finding("shared memory", "warn", text)
+    if not found:
+        yield Finding("shared memory", "skip", "the campaign has no directory there now")
+
+
+def _listeners(run_dir: Path) -> Iterator[Finding]:
+    processes, alone = _processes(run_dir)
+    if not processes:
+        yield Finding("listeners", "skip", "no process of the campaign runs on this machine")
+        return
+    hidden = bad = seen = 0
+    for process in processes:
+        try:
+            sockets = [each for each in process.net_connections(kind="inet") if each.status == psutil.CONN_LISTEN]
+            name = process.name()
+        except psutil.NoSuchProcess:
+            continue
+        except psutil.AccessDenied:
+            hidden += 1
+            continue
+        for each in sockets:
+            seen += 1
+            why = _why_open(each.laddr.ip, alone=alone)
+            if why is not None:
+                bad += 1
+                family = "[{}]:{}" if each.family == socket.AF_INET6 else "{}:{}"
+                at = family.format(each.laddr.ip, each.laddr.port)
+                yield Finding(f"listener {name}", "fail", f"process {process.pid} listens on {at}, {why}")
+    if hidden:
+        yield Finding("listeners", "warn", f"the sockets of {hidden} processes cannot be seen; run this as their user")
+    if not bad:
+        where = "loopback alone" if alone else "addresses of this machine that were chosen"
+        yield Finding("listeners", "ok", f"{len(processes)} processes listen on {seen} ports, of {where}")
+
+
+def _processes(run_dir: Path) -> tuple[list[psutil.Process], bool]:
+    """Those of the campaign on this machine, and whether the campaign is on this machine alone."""
+    owner = holder(run_dir)
+    roots = {owner.pid} if owner is not None and owner.machine == machine_id() and owner.pid else set()
+    roots |= {record.pid for record in memory.agent_records(run_dir)}
+    found: dict[int, psutil.Process] = {}
+    for pid in roots:
+        try:
+            process = psutil.Process(pid)
+            found |= {each.pid: each for each in (process, *process.children(recursive=True))}
+        except psutil.Error:
+            continue
+    return [found[pid] for pid in sorted(found)], owner is None or not owner.job
+
+
+def _why_open(address: str, *, alone: bool) -> str | None:
+    """Why others can reach a listener, and what to do; None where only those can for whom it is."""
+    ip = ipaddress.ip_address(address)
+    if ip.is_loopback:
+        return None
+    if ip.is_unspecified:
+        return "which is every address of this machine; a script of yours opens it, or this version does: bind it to one address"
+    if alone:
+        return "and the campaign is on this machine alone: bind it to 127.0.0.1"
+    return None

@@ -1,0 +1,189 @@
+"""Who may read what a campaign makes, whose files it obeys, and what `resilient doctor --security` says of that."""
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from stranger import UID, needs_root, shared_place, stranger
+
+from checkpoint.tools import flushing
+from checkpoint.tools.refusal import Refusal
+from resilient import access
+from resilient.exits import EnvironmentUnusable
+from resilient.health import security
+
+
+@pytest.fixture(autouse=True)
+def _umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    made = tmp_path / "run"
+    for path in (made, made / "checkpoints"):
+        path.mkdir(mode=0o700)
+    tiers = [{"name": "durable", "durable": True, "roots": [str(made / "checkpoints")]}]
+    files = {"config.yaml": "name: gpt\n", "storage.json": json.dumps({"tiers": tiers}), "job.sh": "#!/bin/sh\n", "chain.jsonl": ""}
+    for name, text in {**files, "events.jsonl": "", ".lease": "", ".lock": ""}.items():
+        (made / name).write_text(text)
+        (made / name).chmod(0o600)
+    return made
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# -- modes -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "directory", "file"), [("private", 0o700, 0o600), ("group", 0o750, 0o640)])
+def test_a_run_directory_and_what_is_made_in_it_is_for_those_who_are_to_read_it(
+    tmp_path: Path, kind: access.Mode, directory: int, file: int
+) -> None:
+    access.restrict(kind)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/weights").write_text("")
+    assert (mode(tmp_path / "run"), mode(tmp_path / "run/weights")) == (directory, file)
+    os.umask(0)
+    access.restrict_as(tmp_path / "run")  # an agent, which sees the directory alone
+    (tmp_path / "run/log").write_text("")
+    assert mode(tmp_path / "run/log") == file
+
+
+def test_a_run_directory_that_was_open_to_all_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o755)
+    access.close_to_others(tmp_path / "run", "private")
+    assert mode(tmp_path / "run") == 0o700
+
+
+# -- whose files are obeyed --------------------------------------------------------------------------------------------------
+
+
+def test_files_of_the_caller_are_obeyed(run_dir: Path) -> None:
+    access.must_be_ours(run_dir / "config.yaml", run_dir, "private")
+    assert flushing.newest(run_dir)[0] is None
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["config.yaml", "storage.json", "job.sh", "chain.jsonl", ".lease", ".spill"])
+def test_a_control_file_of_somebody_else_is_refused_with_his_name(run_dir: Path, name: str) -> None:
+    (run_dir / name).write_text("tiers: evil")
+    os.chown(run_dir / name, UID, UID)
+    with pytest.raises(EnvironmentUnusable, match=rf"{name} belongs to uid {UID}, and not to .*run_dir_mode: group"):
+        access.must_be_ours(None, run_dir, "private")
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["storage.json", ".lease", "config.yaml"])
+def test_a_flush_refuses_control_files_of_somebody_else_and_says_how_to_allow_a_group(run_dir: Path, name: str) -> None:
+    os.chown(run_dir / name, UID, os.getegid())
+    with pytest.raises(Refusal, match=rf"{name} belongs to uid {UID}.*--group trusts"):
+        flushing.newest(run_dir)
+    assert flushing.newest(run_dir, group=True)[0] is None
+
+
+@needs_root
+def test_a_link_of_somebody_else_is_not_obeyed_whatever_it_leads_to(run_dir: Path) -> None:
+    (run_dir / "job.sh").rename(run_dir / "mine.sh")
+    (run_dir / "job.sh").symlink_to("mine.sh")
+    access.must_be_ours(None, run_dir, "private")
+    os.chown(run_dir / "job.sh", UID, UID, follow_symlinks=False)
+    with pytest.raises(EnvironmentUnusable, match=r"job\.sh belongs to"):
+        access.must_be_ours(None, run_dir, "private")
+
+
+def test_what_others_may_write_is_not_obeyed(run_dir: Path) -> None:
+    (run_dir / "job.sh").chmod(0o666)
+    for kind in access.MODES:
+        with pytest.raises(EnvironmentUnusable, match=r"job.sh may be written by everybody \(mode 0666\); chmod o-w it"):
+            access.must_be_ours(None, run_dir, kind)
+
+
+@needs_root
+def test_a_group_is_trusted_where_the_config_says_so_and_the_caller_is_in_it(run_dir: Path) -> None:
+    os.chown(run_dir / "chain.jsonl", UID, UID)
+    for kind in access.MODES:  # not the caller's group
+        with pytest.raises(EnvironmentUnusable, match=r"chain\.jsonl belongs to"):
+            access.must_be_ours(None, run_dir, kind)
+    os.chown(run_dir / "chain.jsonl", UID, os.getegid())
+    (run_dir / "chain.jsonl").chmod(0o660)
+    access.must_be_ours(None, run_dir, "group")
+
+
+@needs_root
+def test_the_command_line_refuses_a_config_of_somebody_else(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"name: gpt\nrun_dir: {tmp_path / 'run'}\n")
+    os.chown(config, UID, UID)
+    command = [sys.executable, "-m", "resilient", "submit", str(config), "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 69 and f"{config} belongs to uid {UID}" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+# -- doctor --security -------------------------------------------------------------------------------------------------------
+
+
+def findings(run_dir: Path) -> dict[str, str]:
+    return {finding.check: f"{finding.verdict}: {finding.text}" for finding in security.inspect(run_dir).findings}
+
+
+def test_a_run_directory_in_order_is_ok(run_dir: Path) -> None:
+    found = findings(run_dir)
+    assert found["run directory"].startswith("ok") and found["control files"].startswith("ok")
+    assert found["tier durable"].startswith("ok") and found["listeners"].startswith("skip")
+    assert security.inspect(run_dir).ok
+
+
+def test_what_is_open_is_told_with_what_to_do(run_dir: Path) -> None:
+    run_dir.chmod(0o755)
+    (run_dir / "job.sh").chmod(0o666)
+    found = findings(run_dir)
+    assert found["run directory"] == f"fail: {run_dir} has mode 0755, where run_dir_mode private allows 0700: chmod 700 it"
+    assert "job.sh may be written by everybody (mode 0666); chmod o-w it" in found["control file job.sh"]
+    assert not security.inspect(run_dir).ok
+    assert mode(run_dir) == 0o755  # it changes nothing
+
+
+@needs_root
+def test_a_tier_of_somebody_else_is_told(run_dir: Path) -> None:
+    with shared_place() as place:
+        stranger('mkdir -m 0777 "$1" "$1/node0"', place / "gpt")
+        tiers = [{"name": "ram", "durable": False, "roots": [str(place / "gpt/node0")]}]
+        (run_dir / "storage.json").write_text(json.dumps({"tiers": tiers}))
+        assert f"it belongs to uid {UID}" in findings(run_dir)["tier ram"]
+
+
+@pytest.mark.parametrize(
+    ("address", "alone", "open_to_others"),
+    [
+        ("127.0.0.1", True, False),
+        ("::1", True, False),
+        ("0.0.0.0", True, True),
+        ("::", False, True),
+        ("10.1.2.3", True, True),
+        ("10.1.2.3", False, False),
+    ],
+)
+def test_a_campaign_of_one_machine_listens_on_loopback_alone(address: str, alone: bool, open_to_others: bool) -> None:
+    assert (security._why_open(address, alone=alone) is not None) == open_to_others
+
+
+def test_listeners_of_the_campaigns_processes_are_seen(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "_processes", lambda run_dir: ([psutil.Process()], True))
+    with socket.create_server(("127.0.0.1", 0)):
+        assert findings(run_dir)["listeners"].startswith("ok")
+        with socket.create_server(("0.0.0.0", 0)) as listener:
+            (told,) = (text for check, text in findings(run_dir).items() if check.startswith("listener "))
+            assert told.startswith("fail") and f"0.0.0.0:{listener.getsockname()[1]}" in told
