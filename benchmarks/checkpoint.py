@@ -43,6 +43,7 @@ from torch.distributed.tensor import DTensor, Shard
 import checkpoint
 from checkpoint import direct, layout, protocol
 from checkpoint.framing import Decoder, Message, encode
+from checkpoint.handshake import daemon_keys
 from checkpoint.local_shard import part_of
 from checkpoint.source import DirectorySource
 from checkpoint.tiers import session
@@ -297,7 +298,7 @@ class NodeDaemon:
                     generation=1,
                     node=0,
                     host="127.0.0.1",
-                    token="",
+                    keys=daemon_keys(""),
                     directory=str(directory),
                     memory="ram",
                     places=(str(self.place / "ram"),),

@@ -30,8 +30,10 @@ import psutil
 sys.path.remove(str(Path(__file__).parent))  # where benchmarks/checkpoint.py would be the package `checkpoint`
 
 from checkpoint.framing import Decoder, Message, encode
+from checkpoint.handshake import DRIVER_AGENT, Client, derive, endpoint
 from checkpoint.protocol import Held, Inventory, NodeShard, Replicate, Retain, SnapshotKey, Sync, Synced
 from resilient.faults import WorkerEnd
+from resilient.protocol.connection import subject_of
 from resilient.protocol.messages import (
     Alive,
     Arm,
@@ -272,6 +274,7 @@ class Node(asyncio.Protocol):
     def __init__(self, world: "World", number: int) -> None:
         self._world, self.number = world, number
         self._pending = b""
+        self._handshake: Client | None = None  # while it lasts
         self.generation, self.node_rank, self.nodes, self.running = 0, number, world.nodes, False
         self.replicas: list[Held] = []
         self.held: list[NodeShard] = []
@@ -279,13 +282,17 @@ class Node(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        server = endpoint(transport.get_extra_info("peername"))
+        self._handshake = Client(self._world.key, DRIVER_AGENT, subject_of(self.number, 1), server)
+        transport.write(self._handshake.opening)
+
+    def _say_hello(self) -> None:
         address = f"10.{self.number // 256}.{self.number % 256}.1"
         self._send(
             Hello(
                 generation=0,
                 node=self.number,
                 incarnation=1,
-                token=self._world.token,
                 host=f"n{self.number}",
                 addr=address,
                 t=time.time(),
@@ -302,6 +309,11 @@ class Node(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
+            if self._handshake is not None:
+                self.transport.write(self._handshake.respond(line))
+                self._handshake = None
+                self._say_hello()
+                continue
             self._world.received += 1
             self._on(self.decoder.decode(line))
 
@@ -384,7 +396,7 @@ class World:
     """All simulated agents: they step together, each at its own moment of the second."""
 
     def __init__(self, nodes: int, token: str) -> None:
-        self.nodes, self.token = nodes, token
+        self.nodes, self.key = nodes, derive(token, DRIVER_AGENT)
         self.sent = self.received = self.steps = self.done = 0
         self.generation = 0
         self.first_t = self.last_t = self.hello_t = 0.0

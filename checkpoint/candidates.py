@@ -10,12 +10,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Holding:
-    """A copy of a node shard: `directory` on this node, or to be asked for at `address` (host:port)."""
+    """A copy of a node shard: `directory` on this node, or to be asked for at `address` (host:port), with a worker's key."""
 
     directory: Path | None = None
     address: str | None = None
     remote_path: str = ""
-    token: str = field(default="", repr=False)
+    key: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@
     daemon ─────────────────────────────► agent     DaemonNews, which the agent passes on to the driver
     worker ─────────────────────────────► daemon    WorkerNews, as datagrams
     daemon ─────────────────────────────► daemon    ReadRequest, over TCP; ReadReply in front of the bytes
+    client ─────────────────────────────► server    Authenticate, Challenge and Response begin every connection over TCP
 
 `generation` is the one on whose behalf the sender speaks. Sizes are in bytes, durations in seconds.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -129,6 +131,8 @@ class DaemonSettings(Message, frozen=True):
     """The first message to a daemon.
 
     Attributes:
+        host: address at which other nodes read from this one.
+        keys: by role; see `checkpoint.handshake.daemon_keys`.
         directory: in RAM, short: for its socket and control word.
         memory: name of the tier of buffers.
         places: directories for the buffers, best first.
@@ -138,7 +142,7 @@ class DaemonSettings(Message, frozen=True):
     generation: int
     node: int
     host: str
-    token: str
+    keys: Mapping[str, str]
     directory: str
     memory: str
     places: tuple[str, ...]
@@ -392,13 +396,32 @@ class BufferBroken(Message, frozen=True):
 WorkerNews = LayoutAnnounced | StateCopied | StepSkipped | LeasePassed | BufferBroken
 
 
-# -- daemon to daemon -----------------------------------------------------------------------------------------------------
+# -- the handshake of every connection: see `checkpoint.handshake` ---------------------------------------------------------
 
 
 class Authenticate(Message, frozen=True):
-    """The first message of a connection."""
+    """A client's first message. Attributes: subject: who it is, in its role."""
 
-    token: str
+    role: str
+    subject: str
+    nonce: str
+    proof: str
+
+
+class Challenge(Message, frozen=True):
+    """The server's answer."""
+
+    nonce: str
+    proof: str
+
+
+class Response(Message, frozen=True):
+    """The client's answer to that; after it the client is let in."""
+
+    proof: str
+
+
+# -- daemon to daemon -----------------------------------------------------------------------------------------------------
 
 
 class ReadRequest(Message, frozen=True):

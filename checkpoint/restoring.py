@@ -124,7 +124,7 @@ def _sources(choice: Candidate) -> tuple[Contents, list[Source]]:
                 text = metadata.text(holding.directory, held.files.get(metadata.NAME))
                 each: Source = DirectorySource(holding.directory, chunks=held.chunks)
             else:
-                remote = RemoteShard(holding.address or "", holding.remote_path, holding.token)
+                remote = RemoteShard(holding.address or "", holding.remote_path, holding.key)
                 each, held, text = remote, remote.manifest, remote.document(metadata.NAME)
         except DamagedCheckpoint as error:
             lost = error

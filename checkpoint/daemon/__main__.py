@@ -6,6 +6,7 @@ import os
 import signal
 from contextlib import suppress
 
+from checkpoint import descriptors
 from checkpoint.daemon.daemon import LAST_WORDS_S, Daemon
 from checkpoint.daemon.outlet import Outlet
 from checkpoint.framing import Decoder, NotAMessage
@@ -22,6 +23,7 @@ def main() -> None:
     for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):  # a scheduler sends them to every process of a job
         signal.signal(sig, signal.SIG_IGN)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    descriptors.raise_limit()
     settings = _settings()
     if settings is None:
         return

@@ -78,7 +78,7 @@ class Daemon:
         loop.add_reader(self._inbox, self._receive)
         settings = self._settings
         roots = [*settings.places, *(tier.path for tier in settings.tiers if not tier.durable)]
-        port = await Server([Path(root) for root in roots], settings.token).start(settings.host)
+        port = Server([Path(root) for root in roots], settings.keys).start(settings.host)
         self._address = f"{settings.host}:{port}"
         self._outlet.report(Listening(generation=self._snapshots.generation, address=self._address))
         self._watching.start(self._jobs.watch())

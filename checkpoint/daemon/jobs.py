@@ -23,6 +23,7 @@ from checkpoint.daemon.shards import Lookup, OpenShard, Root, Superseded, node_s
 from checkpoint.daemon.snapshots import Snapshots
 from checkpoint.daemon.tasks import Tasks
 from checkpoint.errors import CheckpointError
+from checkpoint.handshake import DAEMON_DAEMON
 from checkpoint.manifest import Manifest
 from checkpoint.protocol import (
     Committed,
@@ -131,7 +132,7 @@ class Jobs:
 
     def __init__(self, settings: DaemonSettings, snapshots: Snapshots, report: Callable[[DaemonNews], None]) -> None:
         self._node = settings.node
-        self._token = settings.token
+        self._key = settings.keys[DAEMON_DAEMON]
         self._snapshots = snapshots
         self._report = report
         self._tiers = {each.name: Tier(each.name, Path(each.path), each, Pace(each.max_bytes_per_s)) for each in settings.tiers}
@@ -263,7 +264,7 @@ class Jobs:
         safe_dir.make_private(job.root, trusted=self._snapshots.trusted(job.root))
         transfer = Copy(tier.pace, job.cancelled, job.progress)
         if isinstance(job.request, Replicate):
-            return transfers.replicate(job.request, self._token, job.root, transfer)
+            return transfers.replicate(job.request, self._key, job.root, transfer)
         return transfers.copy(job.request, job.lookup, job.root, transfer)
 
     async def _flush(self, tier: Tier, job: TierJob, request: StartJob, began: float) -> DaemonNews:

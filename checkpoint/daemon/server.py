@@ -1,24 +1,28 @@
 """The server: daemons and workers of other nodes read this node's shards over TCP.
 
-A connection begins with Authenticate; then each ReadRequest is answered by a ReadReply and as many bytes as it says. What is no
-message ends the connection. Whoever reads compares the bytes with their checksums: see `checkpoint.tiers.remote`.
+A connection begins with the handshake (`checkpoint.handshake`); then each ReadRequest is answered by a ReadReply and as many bytes
+as it says. What is no message ends the connection. Whoever reads compares the bytes with their checksums: see
+`checkpoint.tiers.remote`.
 """
 
 import asyncio
-import hmac
 import logging
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from checkpoint import direct
-from checkpoint.framing import Decoder, NotAMessage, encode
-from checkpoint.protocol import Authenticate, ReadReply, ReadRequest
+from checkpoint.framing import Decoder, encode
+from checkpoint.handshake import Peer
+from checkpoint.listener import Listener, bind, stream
+from checkpoint.protocol import ReadReply, ReadRequest
 
 log = logging.getLogger(__name__)
 
 LINE_LIMIT_BYTES = 1 << 16
+BACKLOG = 1024
 
 
 class Server:
@@ -26,30 +30,39 @@ class Server:
 
     Args:
         roots: what may be read.
-        token: that a reader must know.
+        keys: by role, of those who may read.
     """
 
-    def __init__(self, roots: Sequence[Path], token: str) -> None:
+    def __init__(self, roots: Sequence[Path], keys: Mapping[str, str]) -> None:
         self._roots = [root.resolve() for root in roots]
-        self._token = token.encode()
-        self._server: asyncio.Server | None = None
+        self._keys = keys
+        self._listener: Listener | None = None
+        self._serving: set[asyncio.Task[None]] = set()
 
-    async def start(self, host: str) -> int:
-        """Listen on a free port of this address; the port."""
-        self._server = await asyncio.start_server(self._serve, host, 0, limit=LINE_LIMIT_BYTES)
-        port: int = self._server.sockets[0].getsockname()[1]
+    def start(self, host: str) -> int:
+        """Listen on a free port of this address; the port. Raises OSError."""
+        sockets = bind([host], backlog=BACKLOG)
+        port: int = sockets[0].getsockname()[1]
+        self._listener = Listener(sockets, self._keys, self._on_admitted, log)
         return port
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _on_admitted(self, connection: socket.socket, peer: Peer, data: bytes) -> None:
+        task = asyncio.create_task(self._serve(connection, peer, data))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, connection: socket.socket, peer: Peer, data: bytes) -> None:
         try:
-            hello = Decoder[Authenticate](Authenticate).decode(await reader.readline())
-            if not hmac.compare_digest(hello.token.encode(), self._token):
-                raise NotAMessage("a wrong token")
+            reader, writer = await stream(connection, data, limit_bytes=LINE_LIMIT_BYTES)
+        except OSError:
+            connection.close()
+            return
+        try:
             requests = Decoder[ReadRequest](ReadRequest)
             async for line in reader:
                 await self._answer(requests.decode(line), writer)
         except ValueError as error:  # NotAMessage, or a line without end
-            log.warning("a connection of %s is refused: %s", writer.get_extra_info("peername"), error)
+            log.warning("a connection of %s is refused, %s: %s", writer.get_extra_info("peername"), peer.role, error)
         except (OSError, asyncio.IncompleteReadError):
             pass  # the reader is gone
         finally:

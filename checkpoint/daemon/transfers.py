@@ -11,6 +11,7 @@ import crc32c
 from checkpoint import points
 from checkpoint.daemon.shards import SPARE, Lookup, OpenShard, replica_root
 from checkpoint.errors import CheckpointError
+from checkpoint.handshake import DAEMON_DAEMON
 from checkpoint.manifest import Manifest
 from checkpoint.naming import step_path
 from checkpoint.protocol import Replicate, StartJob
@@ -30,9 +31,9 @@ def copy(request: StartJob, lookup: Lookup, root: Path, transfer: Copy) -> tuple
     return found.manifest, target
 
 
-def replicate(request: Replicate, token: str, root: Path, transfer: Copy) -> tuple[ShardManifest, Path]:
+def replicate(request: Replicate, key: str, root: Path, transfer: Copy) -> tuple[ShardManifest, Path]:
     """Fetch a shard of the node whose buddy this is. Raises as `copy` does, and Unreachable."""
-    with closing(RemoteShard(request.address, request.directory, token, transfer.cancelled)) as source:
+    with closing(RemoteShard(request.address, request.directory, key, transfer.cancelled, role=DAEMON_DAEMON)) as source:
         found = source.manifest
         if (found.step, found.generation, found.node) != (*_pair(request), request.shard):
             raise CheckpointError(f"{source.path} holds step {found.step} of generation {found.generation}")

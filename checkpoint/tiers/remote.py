@@ -1,6 +1,6 @@
 """Shards of other nodes, read over TCP.
 
-Owns the reader's end of the protocol (Authenticate, ReadRequest, ReadReply); the other is `checkpoint.daemon.server`. All bytes
+Owns the reader's end of the protocol (the handshake, ReadRequest, ReadReply); the other is `checkpoint.daemon.server`. All bytes
 are checked by whoever reads them.
 """
 
@@ -15,8 +15,9 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from checkpoint import shard_manifest
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.framing import Decoder, NotAMessage, encode
+from checkpoint.handshake import WORKER_DAEMON, authenticate
 from checkpoint.layout import Shard
-from checkpoint.protocol import Authenticate, ReadReply, ReadRequest
+from checkpoint.protocol import ReadReply, ReadRequest
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import Source
 
@@ -38,17 +39,20 @@ class RemoteShard(Source):
     Args:
         address: host:port of that node's server.
         directory: of the shard, on that node.
-        token: of the campaign.
+        key: of the reader's role.
         cancelled: set once nobody waits for it any more.
+        role: in which it is read; see `checkpoint.handshake`.
 
     Raises DamagedCheckpoint where it cannot be reached, or is none.
     """
 
-    def __init__(self, address: str, directory: str, token: str, cancelled: threading.Event | None = None) -> None:
+    def __init__(
+        self, address: str, directory: str, key: str, cancelled: threading.Event | None = None, *, role: str = WORKER_DAEMON
+    ) -> None:
         self.path = Path(f"{address}:{directory}")
         self._address = address
         self._directory = directory
-        self._token = token
+        self._key, self._role = key, role
         self._cancelled = cancelled if cancelled is not None else threading.Event()
         self._own = threading.local()
         self._sockets: list[socket.socket] = []
@@ -124,11 +128,11 @@ class RemoteShard(Source):
         connection: socket.socket | None = getattr(self._own, "connection", None)
         if connection is None:
             host, _, port = self._address.rpartition(":")
-            connection = self._own.connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
-            connection.settimeout(POLL_S)
+            connection = self._own.connection = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets.append(connection)
-            connection.sendall(encode(Authenticate(token=self._token)))
+            authenticate(connection, self._key, self._role, timeout_s=TIMEOUT_S, given_up=self._cancelled.is_set)
+            connection.settimeout(POLL_S)
         return connection
 
     def _reply(self, connection: socket.socket) -> tuple[ReadReply, bytes]:

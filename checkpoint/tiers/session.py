@@ -80,7 +80,7 @@ def _candidate(entry: Mapping[str, Any]) -> Candidate:
             directory=Path(each["directory"]) if "directory" in each else None,
             address=each.get("address"),
             remote_path=each.get("path", ""),
-            token=each.get("token", ""),
+            key=each.get("key", ""),
         )
         for each in entry["holdings"]
     ]

@@ -19,6 +19,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
+from checkpoint.handshake import daemon_keys
 from checkpoint.protocol import Clear, DaemonNews, Inventory
 from resilient import storage
 from resilient.agent import memory, node_check, preparation
@@ -33,7 +34,7 @@ from resilient.agent.logs import NodeOutput
 from resilient.agent.loop import Loop
 from resilient.agent.memory import daemon_directory, region_directory
 from resilient.agent.node_events import NodeEvents
-from resilient.agent.rendezvous import CalledOff, DriverRendezvous
+from resilient.agent.rendezvous import CalledOff, DriverRendezvous, store_prefix
 from resilient.agent.reports import Reports
 from resilient.agent.settings import AgentSettings
 from resilient.agent.standby import Standbys
@@ -104,7 +105,9 @@ class NodeAgent(LocalElasticAgent):
         self._ending = False
         self._clear: tuple[str, ...] = ()
         self._interface = interface_of(settings.addr)
-        self._rendezvous_handler = DriverRendezvous(settings.run_id, self._ready, self._pause, JOIN_S, self._call)
+        self._rendezvous_handler = DriverRendezvous(
+            settings.run_id, settings.addr, self._token, self._ready, self._pause, JOIN_S, self._call
+        )
         self._daemon = DaemonProcess(
             self._loop,
             self._storage,
@@ -112,7 +115,7 @@ class NodeAgent(LocalElasticAgent):
             node=settings.node,
             procs=settings.procs,
             host=settings.addr,
-            token=self._token,
+            keys=daemon_keys(self._token),
             on_news=self._on_news,
         )
         self._check: NodeCheck | None = None
@@ -158,7 +161,6 @@ class NodeAgent(LocalElasticAgent):
                 generation=0,
                 node=settings.node,
                 incarnation=self._incarnation,
-                token=self._token,
                 host=socket.gethostname(),
                 addr=settings.addr,
                 t=time.time(),
@@ -193,6 +195,7 @@ class NodeAgent(LocalElasticAgent):
                 run_id=settings.run_id,
                 session=self._daemon.session_path,
                 interface=self._interface,
+                store_prefix=store_prefix(self._token, start.generation),
                 log_dir=generation_directory(settings.run_dir, start.generation),
             )
             for local in range(settings.procs)

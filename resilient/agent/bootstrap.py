@@ -64,6 +64,8 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
         context = worker.init()
         if context.collective_timeout_s is not None:
             groups.wait_at_most(context.collective_timeout_s)
+        if (prefix := os.environ.pop(groups.PREFIX_VARIABLE, "")) != "":
+            groups.meet_below(prefix)
         if injection := os.environ.get(worker.CHAOS_VARIABLE):
             importlib.import_module(injection).arm(context)
         entry.run(entry.parse(spec.entrypoint), lambda: config or worker.load_config(spec.config))

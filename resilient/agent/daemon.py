@@ -19,6 +19,7 @@ import msgspec
 
 from checkpoint import safe_dir
 from checkpoint.framing import Decoder, NotAMessage, encode
+from checkpoint.handshake import WORKER_DAEMON
 from checkpoint.protocol import (
     BeginSession,
     Cleared,
@@ -70,13 +71,13 @@ class DaemonProcess:
         node: int,
         procs: int,
         host: str,
-        token: str,
+        keys: Mapping[str, str],
         on_news: Callable[[Sequence[DaemonNews]], None],
         command: Sequence[str] = COMMAND,
     ) -> None:
         self._loop, self._described, self._directory, self._on_news = loop, described, directory, on_news
         safe_dir.make_private(directory)  # a daemon that starts slowly holds up nobody who writes here
-        self._node, self._procs, self._host, self._token = node, procs, host, token
+        self._node, self._procs, self._host, self._keys = node, procs, host, keys
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._decoder: Decoder[DaemonNews] = Decoder(DaemonNews)
@@ -117,7 +118,7 @@ class DaemonProcess:
             node=self._node,
             procs=self._procs,
             directory=self._directory,
-            token=self._token,
+            key=self._keys[WORKER_DAEMON],
         )
         self._session = BeginSession(
             generation=start.generation,
@@ -257,7 +258,7 @@ class DaemonProcess:
             generation=self._generation,
             node=self._node,
             host=self._host,
-            token=self._token,
+            keys=self._keys,
             directory=str(self._directory),
             memory=memory["name"],
             places=tuple(str(place) for place in places),
@@ -278,9 +279,12 @@ class DaemonProcess:
 
 
 def write_session(
-    path: Path, start: Start, described: Mapping[str, Any], *, node: int, procs: int, directory: Path, token: str
+    path: Path, start: Start, described: Mapping[str, Any], *, node: int, procs: int, directory: Path, key: str
 ) -> None:
     """Write what the workers of a generation are to know of their node's storage; see `checkpoint.tiers.session`.
+
+    Args:
+        key: with which workers read from other nodes' daemons.
 
     Raises OSError, and ValueError where the driver's candidates are none.
     """
@@ -295,16 +299,16 @@ def write_session(
             "directory": str(directory),
             "tiers": [{name: tier[name] for name in ("name", "every_steps", "every_s")} for tier in described["tiers"]],
             "mtbf_s": start.mtbf_s,
-            "candidates": [as_entry(candidate, node, token) for candidate in unpack(start.candidates)],
+            "candidates": [as_entry(candidate, node, key) for candidate in unpack(start.candidates)],
         },
     )
 
 
-def as_entry(candidate: Candidate, node: int, token: str) -> dict[str, Any]:
+def as_entry(candidate: Candidate, node: int, key: str) -> dict[str, Any]:
     """A candidate as the workers of a node read it: where its shards are, those that the node holds itself first."""
     here = [{"directory": holder.directory} for shard in candidate.shards for holder in shard if holder.node == node]
     elsewhere = [
-        {"address": holder.address, "path": holder.directory, "token": token}
+        {"address": holder.address, "path": holder.directory, "key": key}
         for shard in candidate.shards
         for holder in shard
         if holder.node != node and holder.address

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+from resilient.agent.groups import PREFIX_VARIABLE
 from resilient.network import dump_files
 from resilient.protocol.messages import Start
 from resilient.worker import (
@@ -16,7 +17,16 @@ from resilient.worker import (
 
 
 def environment_of(
-    start: Start, local_rank: int, procs: int, *, run_dir: Path, run_id: str, session: Path, interface: str | None, log_dir: Path
+    start: Start,
+    local_rank: int,
+    procs: int,
+    *,
+    run_dir: Path,
+    run_id: str,
+    session: Path,
+    interface: str | None,
+    store_prefix: str,
+    log_dir: Path,
 ) -> dict[str, str]:
     """What a rank of a generation gets on top of what the agent has.
 
@@ -24,6 +34,7 @@ def environment_of(
         procs: ranks of each node.
         session: see `checkpoint.tiers.session`.
         interface: the network interface that has the node's address, where one has.
+        store_prefix: of the keys of process groups that find each other by the environment.
     """
     rank, world = start.node_rank * procs + local_rank, start.nodes * procs
     return {
@@ -45,6 +56,7 @@ def environment_of(
         GENERATION_VARIABLE: str(start.generation),
         RUN_DIR_VARIABLE: str(run_dir),
         SESSION_VARIABLE: str(session),
+        PREFIX_VARIABLE: store_prefix,
         **({"GLOO_SOCKET_IFNAME": interface} if interface and "GLOO_SOCKET_IFNAME" not in os.environ else {}),
         GUARD_VARIABLE: json.dumps({"go_back_to": start.go_back_to, "skip": start.skip}),
         COLLECTIVE_TIMEOUT_VARIABLE: str(start.collective_timeout_s),

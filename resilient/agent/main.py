@@ -16,6 +16,7 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from checkpoint import descriptors
 from resilient import clock, entry
 from resilient.access import restrict_as
 from resilient.agent import NAME, preload, preparation
@@ -41,6 +42,7 @@ def main() -> int:
     """Run an agent until the driver ends the run, is gone, or has been silent for too long."""
     leave_stops_to_the_driver()  # until the agent can tell it of them
     name_process(NAME)
+    descriptors.raise_limit()  # others connect to the store, which closes nothing by itself
     gc.disable()  # until all is imported: there is nothing to collect
     args = _arguments(sys.argv[1:])
     if args.parent is not None:
@@ -75,13 +77,18 @@ def main() -> int:
     outcome, its = Pipe() if args.prepare_node == args.node else (None, None)
     control = _fork_template(args, its)
     from resilient.agent.agent import NodeAgent  # after the fork, beside the template's imports: it makes threads and connections
+    from resilient.agent.environment import token_of
     from resilient.agent.logs import NodeOutput
 
     gc.enable()
+    secret, incarnation = token_of(token)
+    patience_s = max(CONNECT_S, args.fence_s)  # a driver that was stopped answers when it goes on
     with (
         NodeOutput() as output,
         output.logging_to(agent_log(args.run_dir, args.node)),
-        Connection(parse_addresses(args.driver), timeout_s=CONNECT_S) as connection,
+        Connection(
+            parse_addresses(args.driver), token=secret, node=args.node, incarnation=incarnation, timeout_s=patience_s
+        ) as connection,
     ):
         settings = _settings(args, token, args.addr or connection.own_address())
         agent = NodeAgent(settings, connection, control, output, outcome)

@@ -1,7 +1,9 @@
 """Our rendezvous handler for torchelastic: the driver says who takes part, and every generation has a store of its own.
 
 A restarted rank that reads what a dead attempt left in a shared store hangs or meets dead addresses; here nothing is shared:
-each agent opens a new, empty store before each generation, and the one that is given node rank 0 serves its store to all.
+each agent opens a new, empty store before each generation, and the one that is given node rank 0 serves its store to all. A store
+listens at the node's address alone, and asks nobody who they are: what belongs to a generation lies under a prefix that cannot be
+guessed.
 
 A store that does not answer, or has no port, is tried again with growing, jittered pauses, up to a limit, or until the
 driver gives up on it.
@@ -19,11 +21,13 @@ from tenacity import Retrying, before_sleep_log, retry_if_exception_type, stop_b
 from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from checkpoint.handshake import derive
 from resilient.protocol.messages import Start
 
 T = TypeVar("T")
 
 STORE_TIMEOUT = timedelta(seconds=60)
+BACKLOG = 4096
 TRY_S = 5.0  # of one try to reach a store
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 
@@ -71,13 +75,29 @@ def join_store(
     return store
 
 
-def _open_store() -> TCPStore:
-    """A new store on a port that is free.
+def open_store(address: str) -> TCPStore:
+    """A new store on a free port of this address of this machine; of itself c10d would listen at all addresses.
 
     Raises:
-        DistError: none is.
+        OSError: there is none.
+        DistError: the store does not answer there.
     """
-    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+    port = listening.getsockname()[1]
+    return TCPStore(
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=STORE_TIMEOUT,
+        master_listen_fd=listening.detach(),  # the store closes it
+    )
+
+
+def store_prefix(secret: str, generation: int) -> str:
+    """Of the keys of a generation; all agents of the run find the same one."""
+    return derive(secret, f"store {generation}")
 
 
 def _retrying(timeout_s: float, pause: Callable[[float], None]) -> Retrying:
@@ -96,6 +116,8 @@ class DriverRendezvous(RendezvousHandler):
 
     Args:
         run_id: name of the campaign.
+        address: of this node, at which the others reach its store.
+        secret: of the run.
         ready: tells the driver that this node is ready and at which port its new store listens; returns when the next
             generation starts. Raises RendezvousGracefulExitError when there will be none.
         pause: waits so many seconds or less; raises CalledOff when the driver has given the generation up.
@@ -109,12 +131,14 @@ class DriverRendezvous(RendezvousHandler):
     def __init__(
         self,
         run_id: str,
+        address: str,
+        secret: str,
         ready: Callable[[int], Start],
         pause: Callable[[float], None],
         timeout_s: float,
         call: Call = call_here,
     ) -> None:
-        self._run_id = run_id
+        self._run_id, self._address, self._secret = run_id, address, secret
         self._ready = ready
         self._pause = pause
         self._call = call
@@ -138,7 +162,7 @@ class DriverRendezvous(RendezvousHandler):
                 log.info("the generation was called off before its store was reached")
         self.current = start
         return RendezvousInfo(
-            PrefixStore(f"generation-{start.generation}", self._store),
+            PrefixStore(store_prefix(self._secret, start.generation), self._store),
             start.node_rank,
             start.nodes,
             RendezvousStoreInfo(start.master_addr, start.master_port),
@@ -148,7 +172,7 @@ class DriverRendezvous(RendezvousHandler):
         self._store = None  # closes the port of the generation before: a rank left over from it talks to nobody
 
         def open_own_store() -> TCPStore:  # by this name the log tells of tries in vain
-            return self._call(_open_store)
+            return self._call(lambda: open_store(self._address))
 
         own = _retrying(self._timeout_s, self._pause)(open_own_store)
         start = self._ready(own.port)

@@ -1,12 +1,12 @@
 """What an agent is started with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """Attributes: token: what the driver knows it by, a dot, and its incarnation; driver: its addresses; durations in seconds."""
+    """Attributes: token: the run's secret, a dot, and the agent's incarnation; driver: its addresses; durations in seconds."""
 
     node: int
     procs: int
@@ -18,7 +18,7 @@ class AgentSettings:
     world: int
     device: str
     driver: str
-    token: str
+    token: str = field(repr=False)
     addr: str
 
     @property

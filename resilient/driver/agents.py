@@ -10,12 +10,20 @@ from resilient.config.timeouts import timeouts
 from resilient.driver.launch import AgentAhead, AgentCommand, Launcher, LocalLauncher
 from resilient.slurm import container
 from resilient.slurm.allocation import Allocation
-from resilient.slurm.launch import SlurmLauncher, addresses
+from resilient.slurm.launch import SlurmLauncher, addresses, own_addresses
 from resilient.worker import CHAOS_VARIABLE
 
 INJECTION = "chaos.injectors.inside"  # by name: the runtime knows nothing of it
 
 Ended = Callable[[int, int, str], None]
+
+
+def listening_addresses(config: Config, allocation: Allocation | None) -> list[str]:
+    """Of this machine, those at which the driver listens for agents: its own on the networks of the job, or the loopback's."""
+    if allocation is None:
+        return [LocalLauncher.addr]
+    # A name with a suffix may lead to an interface that is not named.
+    return own_addresses(None if config.slurm.hostname_suffix else config.slurm.interface)
 
 
 def launcher_of(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO, cast
 
+from checkpoint import descriptors
 from checkpoint.naming import steps
 from resilient import access, ledger, storage
 from resilient.config import Config, ConfigError, Layout, write
@@ -51,6 +52,7 @@ def run_campaign(
     Raises:
         EnvironmentUnusable: the run directory cannot be written, another run uses it, or no container can be started.
     """
+    descriptors.raise_limit()
     durable = config.checkpoint.tiers[-1].path
     with _must_be_writable():
         for directory in (config.run_dir / "logs", durable):

@@ -18,11 +18,11 @@ from resilient.config import Config, ConfigError, Layout, Problem
 from resilient.control import Coordinator
 from resilient.control.preparation import Preparation
 from resilient.driver import server
-from resilient.driver.agents import launcher_of
+from resilient.driver.agents import launcher_of, listening_addresses
 from resilient.driver.display import Display, duration
 from resilient.driver.durable import Durable
 from resilient.driver.job import description
-from resilient.driver.launch import AgentAhead, Launcher, LocalLauncher
+from resilient.driver.launch import AgentAhead, Launcher
 from resilient.driver.lease import LEASE_S
 from resilient.driver.server import Server
 from resilient.driver.spill_file import SpillFile
@@ -137,7 +137,7 @@ class Driver:
         for sig in STOP_SIGNALS:
             loop.add_signal_handler(sig, self._on_signal, sig)
         self._writer.start()
-        port = await self._server.listen(LocalLauncher.addr if self._allocation is None else None)
+        port = self._server.listen(listening_addresses(self._config, self._allocation))
         self._launcher = launcher_of(
             self._config,
             self._layout,

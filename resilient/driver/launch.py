@@ -13,13 +13,14 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from resilient.logs.paths import agent_log
 from resilient.protocol.connection import TOKEN_VARIABLE
 
+LOOK_S = 0.05  # at a process whose end the kernel cannot tell
 AGENT = (sys.executable, "-m", "resilient.agent")
 
 
@@ -36,7 +37,7 @@ class AgentCommand:
     health_s: float
     world: int
     device: str
-    token: str
+    token: str = field(repr=False)
     environ: Mapping[str, str]
     log_level: str
 
@@ -212,7 +213,12 @@ async def _end_of(process: subprocess.Popen[bytes]) -> int:
     """The exit status of a process, once it has ended."""
     if process.poll() is None:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        fd = os.pidfd_open(process.pid)
+        try:
+            fd = os.pidfd_open(process.pid)
+        except OSError:  # no descriptor is to be had
+            while process.poll() is None:
+                await asyncio.sleep(LOOK_S)
+            return process.wait()
         loop.add_reader(fd, ended.set)
         try:
             await ended.wait()

@@ -1,32 +1,33 @@
 """The driver's server: agents' connections, from hello to their end.
 
-Owns who is connected as which node. A connection is of one agent: its node and its incarnation are said once, with the run's
-secret, and count for all that follows. An agent that is not the one that was started last for its node is refused. What is no
-message is refused in one line of the log, and its connection closed. A peer that does not read fills no memory: it is lost.
+Owns who is connected as which node. A connection is of one agent: its node and its incarnation are proved to come from somebody who
+knows the run's secret (`checkpoint.handshake`), and count for all that follows. An agent that is not the one that was started last
+for its node is refused. What is no message is refused in one line of the log, and its connection closed. A peer that does not read
+fills no memory: it is lost.
 """
 
 import asyncio
-import hmac
 import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from checkpoint.framing import Decoder, NotAMessage, encode
+from checkpoint.handshake import DRIVER_AGENT, Peer, derive
+from checkpoint.listener import Listener, bind, stream
 from checkpoint.protocol import DriverRequest
 from resilient import clock
-from resilient.protocol.connection import outlast_outages
+from resilient.protocol.connection import outlast_outages, subject_of
 from resilient.protocol.messages import AgentMessage, DaemonRequests, DriverMessage, Hello, Ping, RecordsWritten
 
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 16
-HELLO_BYTES = 1 << 16  # of a first message: nobody who has not shown the secret is given more memory
-HELLO_S = 30.0
+HELLO_S = 30.0  # after the handshake
 UNREAD_BYTES = 64 << 20  # that a node has not read
 RECORDS_AT_ONCE = 64  # the workers need their room in the heartbeat regions again
 REFUSALS = 10  # that are logged in a minute
@@ -66,26 +67,27 @@ class Server:
     """
 
     def __init__(self, secret: str, generation: Callable[[], int], listeners: Listeners) -> None:
-        self._secret = secret
+        self._keys = {DRIVER_AGENT: derive(secret, DRIVER_AGENT)}
         self._generation = generation
         self._listeners = listeners
         self._expected: dict[int, int] = {}
         self._lines: dict[int, Line] = {}
         self._waiting: dict[int, Line] = {}  # lines with requests that were not sent yet
         self._refused: deque[float] = deque(maxlen=REFUSALS)  # monotonic times
-        self._server: asyncio.Server | None = None
+        self._listener: Listener | None = None
+        self._serving: set[asyncio.Task[None]] = set()
 
-    async def listen(self, address: str | None) -> int:
-        """Wait for agents; returns the port. Args: address: to which nobody else is let in; None: any."""
-        if address is not None:
-            self._server = await asyncio.start_server(self._serve, address, 0, backlog=BACKLOG)
-        else:
-            both = socket.has_dualstack_ipv6()
-            family = socket.AF_INET6 if both else socket.AF_INET
-            listener = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=BACKLOG)
-            self._server = await asyncio.start_server(self._serve, sock=listener)
-        port: int = self._server.sockets[0].getsockname()[1]
+    def listen(self, addresses: Sequence[str]) -> int:
+        """Wait for agents at these addresses of this machine, and at no others; the port. Raises OSError."""
+        sockets = bind(addresses, backlog=BACKLOG)
+        port: int = sockets[0].getsockname()[1]
+        self._listener = Listener(sockets, self._keys, self._on_admitted, log)
         return port
+
+    def _on_admitted(self, connection: socket.socket, peer: Peer, data: bytes) -> None:
+        task = asyncio.create_task(self._serve(connection, peer, data))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     def expect(self, node: int, incarnation: int) -> None:
         """An agent is started for a node: no other one is let in."""
@@ -167,20 +169,27 @@ class Server:
 
     # -- what is received -------------------------------------------------------------------------------------------------
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        outlast_outages(writer.get_extra_info("socket"))
+    async def _serve(self, connection: socket.socket, peer: Peer, data: bytes) -> None:
+        """An agent's connection, from its handshake to its end. Args: data: has arrived already."""
+        try:
+            outlast_outages(connection)
+            reader, writer = await stream(connection, data, limit_bytes=READ_BYTES)
+        except OSError as error:
+            self._log_refusal(f"agent {peer.subject}: its connection broke: {error}")
+            connection.close()
+            return
         node: int | None = None
         line: Line | None = None
         why = "its connection was closed"
         try:
-            hello, rest = await asyncio.wait_for(self._hello(reader), HELLO_S)
-            if hello is not None and self._admits(hello):
+            hello, data = await asyncio.wait_for(_hello(reader), HELLO_S)
+            if hello is not None and self._admits(hello, peer):
                 node = hello.node
                 line = self._lines[node] = Line(hello.incarnation, writer)
                 self._listeners.connected(node, msgspec.structs.replace(hello, t=clock.here(hello.t)))
-                await self._read(node, line, reader, rest)
+                await self._read(node, line, reader, data)
         except NotAMessage as error:
-            self._refuse(writer, f"node {node}" if node is not None else "a stranger", str(error))
+            self._log_refusal(f"{f'node {node}' if node is not None else f'agent {peer.subject}'}: {error}")
             why = f"it said what is {error}"
         except OSError as error:  # a TimeoutError as well
             why = f"its connection broke: {type(error).__name__}: {error}"
@@ -193,27 +202,14 @@ class Server:
             self._waiting.pop(node, None)
             self._listeners.lost(node, line.incarnation, why)
 
-    async def _hello(self, reader: asyncio.StreamReader) -> tuple[Hello | None, bytes]:
-        """The first message, and what has arrived behind it. Raises NotAMessage, OSError."""
-        data = b""
-        while b"\n" not in data:
-            if len(data) > HELLO_BYTES:
-                raise NotAMessage(f"not a message: a first line of more than {HELLO_BYTES} bytes")
-            part = await reader.read(READ_BYTES)
-            if not part:
-                return None, b""
-            data += part
-        first, _, rest = data.partition(b"\n")
-        decoder: Decoder[Hello] = Decoder(Hello)
-        return decoder.decode(first), rest
-
-    def _admits(self, hello: Hello) -> bool:
-        if not hmac.compare_digest(hello.token.encode(), self._secret.encode()):
-            self._log_refusal("a connection that does not know the run's secret")
+    def _admits(self, hello: Hello, peer: Peer) -> bool:
+        who = f"agent {hello.incarnation} of node {hello.node}"
+        if peer.subject != subject_of(hello.node, hello.incarnation):
+            self._log_refusal(f"{who}: it has authenticated itself as {peer.subject!r}")
         elif self._expected.get(hello.node) != hello.incarnation:
-            self._log_refusal(f"agent {hello.incarnation} of node {hello.node}: it is not the one that was started last")
+            self._log_refusal(f"{who}: it is not the one that was started last")
         elif hello.node in self._lines:
-            self._log_refusal(f"a second connection of agent {hello.incarnation} of node {hello.node}")
+            self._log_refusal(f"a second connection of {who}")
         else:
             return True
         return False
@@ -231,10 +227,6 @@ class Server:
             if not data:
                 return
 
-    def _refuse(self, writer: asyncio.StreamWriter, who: str, why: str) -> None:
-        peer = writer.get_extra_info("peername")
-        self._log_refusal(f"{who} at {peer[0] if peer else 'an unknown address'}: {why}")
-
     def _log_refusal(self, what: str) -> None:
         """In one line, and not more often than a person can read."""
         now = time.monotonic()
@@ -244,7 +236,23 @@ class Server:
         log.warning("refused %s", what)
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            self._listener.close()
         for node in self.nodes:
             self.hang_up(node)
+        for task in self._serving:
+            task.cancel()
+
+
+async def _hello(reader: asyncio.StreamReader) -> tuple[Hello | None, bytes]:
+    """The first message, and what has arrived behind it. Raises NotAMessage, OSError."""
+    data = b""
+    while b"\n" not in data:
+        if len(data) > READ_BYTES:
+            raise NotAMessage(f"not a message: a first line of more than {READ_BYTES} bytes")
+        part = await reader.read(READ_BYTES)
+        if not part:
+            return None, b""
+        data += part
+    first, _, rest = data.partition(b"\n")
+    return Decoder[Hello](Hello).decode(first), rest

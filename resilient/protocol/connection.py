@@ -1,7 +1,8 @@
 """The agent's end of the control connection: typed messages, one a line, over TCP.
 
 Owns the socket and what waits to be written to it. Nothing here waits once the connection is made: what is sent is queued, and a
-driver that does not read stops no agent.
+driver that does not read stops no agent. A connection is made once both ends have proved that they know the run's secret
+(`checkpoint.handshake`); whoever listens at one of the driver's addresses and does not know it is passed over.
 """
 
 import ipaddress
@@ -13,10 +14,11 @@ from types import TracebackType
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from checkpoint.framing import Decoder, NotAMessage, encode
+from checkpoint.handshake import DRIVER_AGENT, authenticate, derive
 from resilient.protocol.messages import AgentMessage, DriverMessage
 
 TOKEN_VARIABLE = "RESILIENT_TOKEN"
-"""In an agent's environment: what it says to the driver to show that it belongs to the run, a dot, and its incarnation."""
+"""In an agent's environment: the run's secret, a dot, and the agent's incarnation. The secret itself is told to nobody else."""
 
 TRY_S = 5.0  # of one address, where there are others
 
@@ -39,14 +41,31 @@ def parse_addresses(text: str) -> list[tuple[str, int]]:
     return [(host.strip("[]"), int(port)) for host, _, port in pairs]
 
 
-def _connect(addresses: Sequence[tuple[str, int]], timeout_s: float) -> socket.socket:
-    """The first address that answers; the others may be of networks that this node does not have."""
+def subject_of(node: int, incarnation: int) -> str:
+    """As whom an agent authenticates itself."""
+    return f"{incarnation} of node {node}"
+
+
+def _connect(addresses: Sequence[tuple[str, int]], key: str, subject: str, timeout_s: float) -> socket.socket:
+    """The first address at which the driver answers; the others may be of networks that this node does not have."""
     for address in addresses[:-1]:
         try:
-            return socket.create_connection(address, timeout=min(timeout_s, TRY_S))
+            return _connect_to(address, key, subject, min(timeout_s, TRY_S))
         except OSError:
             continue
-    return socket.create_connection(addresses[-1], timeout=timeout_s)
+    return _connect_to(addresses[-1], key, subject, timeout_s)
+
+
+def _connect_to(address: tuple[str, int], key: str, subject: str, timeout_s: float) -> socket.socket:
+    """Raises OSError; Refused is one."""
+    connection = socket.create_connection(address, timeout=timeout_s)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        authenticate(connection, key, DRIVER_AGENT, subject, timeout_s=timeout_s)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _elsewhere(addresses: Sequence[tuple[str, int]], here: str) -> str:
@@ -78,21 +97,23 @@ class Connection:
 
     Args:
         addresses: hosts and ports of the driver, best first.
+        token: the run's secret.
+        node, incarnation: of the agent.
         timeout_s: how long to try to connect; the only wait of this class.
 
     Raises:
-        OSError: the driver could not be reached in that time.
+        OSError: the driver could not be reached in that time, or nobody has proved to be it.
     """
 
-    def __init__(self, addresses: Sequence[tuple[str, int]], *, timeout_s: float) -> None:
+    def __init__(self, addresses: Sequence[tuple[str, int]], *, token: str, node: int, incarnation: int, timeout_s: float) -> None:
         attempts = Retrying(
             retry=retry_if_exception_type(OSError),
             wait=wait_random_exponential(multiplier=0.05, max=2.0),
             stop=stop_after_delay(timeout_s),
             reraise=True,
         )
-        self._socket: socket.socket = attempts(_connect, addresses, timeout_s)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        key, subject = derive(token, DRIVER_AGENT), subject_of(node, incarnation)
+        self._socket: socket.socket = attempts(_connect, addresses, key, subject, timeout_s)
         outlast_outages(self._socket)
         self._socket.setblocking(False)
         self._addresses = addresses

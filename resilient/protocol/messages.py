@@ -23,7 +23,7 @@ from resilient.standing import Standing
 
 
 class Hello(Message, frozen=True):
-    """An agent has connected.
+    """An agent has connected, and has authenticated itself as this one (`resilient.protocol.connection.subject_of`).
 
     Attributes:
         incarnation: counts the agents that were started for this node.
@@ -34,7 +34,6 @@ class Hello(Message, frozen=True):
     generation: int
     node: int
     incarnation: int
-    token: str
     host: str
     addr: str
     t: float

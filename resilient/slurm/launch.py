@@ -12,6 +12,7 @@ import os
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import psutil
 
@@ -25,6 +26,7 @@ from resilient.slurm.hosts import fold
 from resilient.slurm.roster import Seat
 from resilient.slurm.step import Step
 
+SYSFS = Path("/sys/class/net")
 COLLECT_S = 0.005  # launches that follow each other within that time are one step
 
 # Options that a step would take over from the job or from a step around it, where the command line does not say otherwise.
@@ -165,11 +167,30 @@ def addresses(host: str, port: int, *, suffix: str = "", interface: str | None =
         interface: the network to use; the plain name, which may lead to another one, is not asked then.
     """
     found = [f"{host}{suffix}"] if suffix or interface is None else []
+    found += [f"[{each}]" if ":" in each else each for each in own_addresses(interface)]
+    return [f"{each}:{port}" for each in dict.fromkeys(found)]
+
+
+def own_addresses(interface: str | None = None, *, sysfs: Path = SYSFS) -> list[str]:
+    """This machine's addresses that lead to other machines, those of one interface or of all.
+
+    The loopback and bridges among the guests of this machine are left out: elsewhere their addresses are another machine's, if not
+    a stranger's. An interface that is asked for by name is taken as it is.
+    """
+    found = []
     for name, each in sorted(psutil.net_if_addrs().items()):
-        if interface not in (None, name):
+        if interface not in (None, name) or (interface is None and _among_guests(name, sysfs)):
             continue
         for address in each:
             local = address.address.startswith(("127.", "::1", "fe80"))
             if address.family in (socket.AF_INET, socket.AF_INET6) and not local:
-                found.append(f"[{address.address}]" if ":" in address.address else address.address)
-    return [f"{each}:{port}" for each in dict.fromkeys(found)]
+                found.append(address.address)
+    return list(dict.fromkeys(found))
+
+
+def _among_guests(name: str, sysfs: Path) -> bool:
+    """Whether an interface is a bridge without a port of hardware, as docker0 and virbr0 are."""
+    if not (sysfs / name / "bridge").is_dir():
+        return False
+    ports = sysfs / name / "brif"
+    return not (ports.is_dir() and any((sysfs / port.name / "device").exists() for port in ports.iterdir()))

@@ -16,7 +16,9 @@ import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
+from checkpoint import descriptors
 from resilient.slurm.hosts import expand
 from resilient.slurm.roster import Seat
 
@@ -43,9 +45,14 @@ def ends_in(line: str) -> tuple[list[str], str] | None:
         return None
 
 
-def _hear_hang_ups() -> None:
-    """For the process that becomes srun: under `nohup` it would ignore hang-ups, and outlive the driver while it is held."""
+def _become_srun(descriptors_before: int) -> None:
+    """In the process that becomes srun: under `nohup` it would ignore hang-ups, and outlive the driver while it is held.
+
+    Args:
+        descriptors_before: the limit that the driver was started with; srun would ask for the driver's own on every node.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    descriptors.limit(descriptors_before)
 
 
 class Step:
@@ -87,7 +94,7 @@ class Step:
             stderr=asyncio.subprocess.PIPE,
             env=dict(environ),
             process_group=0,
-            preexec_fn=_hear_hang_ups,
+            preexec_fn=partial(_become_srun, descriptors.at_start()),
             limit=_LINE_BYTES,
         )
         return cls(process, seats, ended)

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from campaigns import Campaign, same, wait_for
 from lab_jobs import HOSTS, TIMES, LabJob
+from listening import listeners
 
 from chaos.lab.lab import Lab
+from chaos.lab.shape import address
 
 Jobs = Callable[..., LabJob]
 
@@ -222,3 +224,12 @@ def test_without_a_spare_fewer_hosts_go_on_and_one_that_boots_is_taken_in_again(
     smaller, grown = run.events("generation_started")[1:]
     assert smaller["tier"] in KEPT_BY_BUDDIES
     assert grown["tier"] == "ram"
+
+
+def test_a_job_listens_only_at_the_addresses_of_its_hosts_and_only_where_it_is_spoken_to(lab: Lab, job: Jobs):
+    run = job(steps=100_000)
+    run.start().reach(5)
+    found = {host: {at for pid in running(lab, host) for at, _ in listeners(pid)} for host in HOSTS.values()}
+    assert found == {host: {address(host)} for host in HOSTS.values()}
+    run.signal(signal.SIGTERM)
+    run.wait()

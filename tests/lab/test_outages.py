@@ -13,13 +13,16 @@ from chaos.lab.lab import Lab
 from chaos.lab.shape import address
 
 DRIVER = """
-import asyncio, sys, time
+import asyncio, logging, socket, sys, time
 from checkpoint.framing import encode
+from checkpoint.handshake import DRIVER_AGENT, derive
+from checkpoint.listener import Listener, stream
 from resilient.protocol.connection import outlast_outages
 from resilient.protocol.messages import Ping
-async def serve(reader, writer):
+async def serve(connection, data):
     if RESEND:
-        outlast_outages(writer.get_extra_info("socket"))
+        outlast_outages(connection)
+    reader, writer = await stream(connection, data, limit_bytes=1 << 16)
     async def ping():
         while True:
             writer.write(encode(Ping(generation=0)))
@@ -28,8 +31,10 @@ async def serve(reader, writer):
     async for line in reader:
         print(f"up {time.time()}", flush=True)
 async def main():
-    async with await asyncio.start_server(serve, "0.0.0.0", 7777) as server:
-        await server.serve_forever()
+    keys = {DRIVER_AGENT: derive("secret", DRIVER_AGENT)}
+    listening = socket.create_server(("0.0.0.0", 7777))
+    server = Listener([listening], keys, lambda c, _, data: asyncio.ensure_future(serve(c, data)), logging.getLogger())
+    await asyncio.Event().wait()
 asyncio.run(main())
 """
 AGENT = """
@@ -38,7 +43,7 @@ from resilient.protocol import connection as protocol
 from resilient.protocol.messages import Alive
 if not RESEND:
     protocol.outlast_outages = lambda _: None
-connection = protocol.Connection([(sys.argv[1], 7777)], timeout_s=60.0)
+connection = protocol.Connection([(sys.argv[1], 7777)], token="secret", node=0, incarnation=1, timeout_s=60.0)
 while True:
     connection.send(Alive(generation=0))
     if select.select([connection], [], [], 0.25)[0] and connection.receive():

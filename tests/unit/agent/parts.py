@@ -3,8 +3,11 @@
 import select
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from handshakes import as_driver
 
 from checkpoint.framing import Decoder, encode
 from resilient import heartbeat_region
@@ -15,13 +18,15 @@ from resilient.protocol.connection import Connection
 from resilient.protocol.messages import AgentMessage, DriverMessage, Heartbeat
 
 PATIENCE_S = 30.0
+SECRET = "secret"
 
 
 class FakeDriver:
     """The driver's end of a connection, in the test's own thread."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, secret: str = SECRET) -> None:
         self._socket, _ = listener.accept()
+        as_driver(self._socket, secret)
         self._decoder: Decoder[AgentMessage] = Decoder(AgentMessage)
         self._found: list[AgentMessage] = []
 
@@ -69,8 +74,11 @@ class Talk:
         clock: Callable[[], float] | None = None,
     ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.connection = Connection([listener.getsockname()], timeout_s=5.0)
-            self.peer = FakeDriver(listener)
+            with ThreadPoolExecutor(1) as other:
+                peer = other.submit(FakeDriver, listener)
+                where = [listener.getsockname()]
+                self.connection = Connection(where, token=SECRET, node=0, incarnation=1, timeout_s=PATIENCE_S)
+                self.peer = peer.result()
         self.loop = Loop()
         more: dict[str, Any] = {"clock": clock} if clock is not None else {}
         self.driver = Driver(self.loop, self.connection, fence_s=fence_s, handlers=handlers or {}, **more)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from parts import PATIENCE_S, Talk
 
+from checkpoint.handshake import DAEMON_DAEMON, WORKER_DAEMON
 from checkpoint.protocol import Clear, Inventory, Listening, SnapshotKey, Sync, Synced, TakeInventory
 from checkpoint.tiers import session
 from resilient import storage
@@ -52,7 +53,7 @@ class Setting:
             node=1,
             procs=4,
             host="127.0.0.1",
-            token="secret",
+            keys={DAEMON_DAEMON: "daemons", WORKER_DAEMON: "workers"},
             on_news=self.news.extend,
             command=[sys.executable, str(FAKE), how, str(self.log)],
         )
@@ -158,9 +159,9 @@ def test_workers_read_where_the_shards_are(setting: Setting):
     assert (found.node, found.nodes, found.generation, found.first_rank, found.ranks, found.mtbf_s) == (1, 2, 3, 4, 4, 3600.0)
     (read,) = found.candidates
     assert (read.step, read.tier) == (5, "ram")
-    assert [(each.directory, each.address, each.remote_path, each.token) for each in read.holdings] == [
+    assert [(each.directory, each.address, each.remote_path, each.key) for each in read.holdings] == [
         (Path("/b"), None, "", ""),
-        (None, "n0:1", "/a", "secret"),
+        (None, "n0:1", "/a", "workers"),
     ]
 
 
@@ -182,7 +183,7 @@ def test_what_a_node_holds_itself_comes_first_and_a_node_without_an_address_is_l
         "holdings": [
             {"directory": "/b"},
             {"directory": "/c"},
-            {"address": "n0:1", "path": "/a", "token": "t"},
-            {"address": "n0:1", "path": "/e", "token": "t"},
+            {"address": "n0:1", "path": "/a", "key": "t"},
+            {"address": "n0:1", "path": "/e", "key": "t"},
         ],
     }

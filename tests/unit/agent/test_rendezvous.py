@@ -1,15 +1,19 @@
 """Joining a store: a refused port, a server that comes late, a generation that is called off; with real sockets and stores."""
 
+import os
 import socket
 import subprocess
 import sys
 import time
 
 import pytest
+from listening import listeners
 from torch.distributed import TCPStore
 
-from resilient.agent.rendezvous import LONGEST_PAUSE_S, CalledOff, DriverRendezvous, join_store
+from resilient.agent.rendezvous import LONGEST_PAUSE_S, CalledOff, DriverRendezvous, join_store, open_store, store_prefix
 from resilient.protocol.messages import Start
+
+SECRET = "s3cret"
 
 
 def refused_port() -> int:
@@ -108,10 +112,10 @@ def test_a_generation_that_is_called_off_leads_to_the_next_with_a_new_store():
     def pause(seconds: float) -> None:
         raise CalledOff
 
-    rendezvous = DriverRendezvous("test", ready, pause, timeout_s=30.0)
+    rendezvous = DriverRendezvous("test", "127.0.0.1", SECRET, ready, pause, timeout_s=30.0)
     info = rendezvous.next_rendezvous()
     info.store.set("key", "value")
-    assert with_store.get("generation-2/key") == b"value"
+    assert with_store.get(f"{store_prefix(SECRET, 2)}/key") == b"value"
     assert rendezvous.current is not None
     assert rendezvous.current.generation == 2
     assert len(set(said)) == 2
@@ -124,6 +128,51 @@ def test_the_node_of_rank_0_serves_its_own_store():
         said.append(port)
         return start(1, node_rank=0, master_port=port)
 
-    info = DriverRendezvous("test", ready, time.sleep, timeout_s=1.0).next_rendezvous()
+    info = DriverRendezvous("test", "127.0.0.1", SECRET, ready, time.sleep, timeout_s=1.0).next_rendezvous()
     info.store.set("key", "value")
-    assert join_store("127.0.0.1", said[0], timeout_s=5.0).get("generation-1/key") == b"value"
+    assert join_store("127.0.0.1", said[0], timeout_s=5.0).get(f"{store_prefix(SECRET, 1)}/key") == b"value"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.3", "::1"])
+def test_a_store_listens_at_the_nodes_address_alone(address: str):
+    store = open_store(address)
+    store.set("key", "value")
+    assert listeners(os.getpid()) >= {(address, store.port)}
+    assert not {(other, store.port) for other in ("0.0.0.0", "::")} & listeners(os.getpid())
+    port = store.port
+    del store
+    assert (address, port) not in listeners(os.getpid())
+
+
+def test_no_key_of_a_generation_can_be_guessed():
+    info = DriverRendezvous("test", "127.0.0.1", SECRET, lambda port: start(1, node_rank=0, master_port=port), time.sleep, 5.0)
+    found = info.next_rendezvous()
+    found.store.set("key", "value")
+    (key,) = TCPStore("127.0.0.1", found.bootstrap_store_info.master_port, is_master=False).list_keys()
+    prefix, _, name = key.partition("/")
+    assert (len(prefix), name) == (64, "key")
+    assert store_prefix(SECRET, 1) not in (store_prefix(SECRET, 2), store_prefix("other", 1), SECRET)
+
+
+JOINS = """
+import os, sys
+from datetime import timedelta
+import torch.distributed as dist
+if len(sys.argv) > 1:
+    from resilient.agent.groups import meet_below
+    meet_below(sys.argv[1])
+dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+print(*store.list_keys())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("prefix", ["", "s3cret-prefix"])
+def test_groups_that_find_each_other_by_the_environment_keep_their_keys_below_the_prefix_where_there_is_one(prefix: str):
+    store = open_store("127.0.0.1")
+    torchruns = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    environ = {**os.environ, **torchruns, "RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-c", JOINS, *([prefix] if prefix else [])]
+    keys = subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout.split()
+    assert keys and {key.startswith(f"{prefix}/") for key in keys} == {bool(prefix)}

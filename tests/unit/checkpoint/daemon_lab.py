@@ -21,6 +21,7 @@ from checkpoint_processes import Child, kill_this_process
 from checkpoint import LocalShard, points, steps
 from checkpoint.fence import raise_fence
 from checkpoint.framing import Decoder, Message, encode
+from checkpoint.handshake import WORKER_DAEMON, daemon_keys
 from checkpoint.protocol import BeginSession, DaemonNews, DaemonSettings, Inventory, TakeInventory, TierSettings
 from checkpoint.quarantine import quarantine
 from resilient.agent.daemon import write_session
@@ -184,7 +185,7 @@ class Node:
                 generation=lab.generation,
                 node=self.index,
                 host="127.0.0.1",
-                token=TOKEN,
+                keys=daemon_keys(TOKEN),
                 directory=str(self.directory / "k"),
                 memory="ram",
                 places=(str(self.tier_root("ram")),),
@@ -284,7 +285,9 @@ class Lab:
                 mtbf_s=1e5,
                 candidates=candidates,
             )
-            write_session(path, start, TIERS, node=node.index, procs=1, directory=node.directory / "k", token=TOKEN)
+            write_session(
+                path, start, TIERS, node=node.index, procs=1, directory=node.directory / "k", key=daemon_keys(TOKEN)[WORKER_DAEMON]
+            )
             node.session = BeginSession(
                 generation=self.generation, node_rank=node.index, nodes=self.count, first_rank=node.index, ranks=1
             )

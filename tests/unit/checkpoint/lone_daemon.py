@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from checkpoint import step_path
 from checkpoint.framing import Decoder, Message, encode
+from checkpoint.handshake import daemon_keys
 from checkpoint.protocol import BeginSession, DaemonNews, DaemonSettings, Sync, Synced, TierSettings
 from checkpoint.tiers import session
 from checkpoint.tiers.lease import LeaseWord
@@ -85,7 +86,7 @@ class LoneDaemon:
                 generation=generation,
                 node=0,
                 host="127.0.0.1",
-                token=TOKEN,
+                keys=daemon_keys(TOKEN),
                 directory=str(self.directory),
                 memory="ram",
                 places=(str(self.ram),),

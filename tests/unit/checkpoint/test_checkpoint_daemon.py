@@ -21,8 +21,8 @@ from checkpoint import LocalShard, Snapshots, points, shard_manifest, verify
 from checkpoint.daemon.buffers import Buffers
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.framing import encode
+from checkpoint.handshake import WORKER_DAEMON, Client, authenticate, daemon_keys
 from checkpoint.protocol import (
-    Authenticate,
     BeginSession,
     Flushed,
     Held,
@@ -54,6 +54,9 @@ def base() -> Iterator[Path]:
     path = Path(f"/tmp/lone-{os.getpid()}-{random.randrange(1 << 30)}")
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+KEY = daemon_keys(TOKEN)[WORKER_DAEMON]
 
 
 def local_shards(step: int, rows: int = 8) -> list[LocalShard]:
@@ -219,23 +222,30 @@ def test_a_connection_that_speaks_something_else_is_refused_and_others_are_serve
         snapshots = worker(daemon, 1)
         held = take(daemon, snapshots, 1)
         host, _, port = address.rpartition(":")
-        token = encode(Authenticate(token=TOKEN))
-        for opening in (b"GET / HTTP/1.1\r\n\r\n", encode(Authenticate(token="wrong")), token + b"nonsense\n", b"x" * (1 << 17)):
+        guess = Client("a guess", WORKER_DAEMON, "", "").opening
+        for opening in (b"GET / HTTP/1.1\r\n\r\n", guess, b"nonsense\n", b"x" * (1 << 17)):
             with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as stranger:
-                try:
-                    stranger.sendall(opening)
-                    assert stranger.recv(1) == b""
-                except ConnectionError:
-                    pass  # it was closed while something was still under way
-        shard = RemoteShard(address, held.shard.directory, TOKEN)
+                assert_hung_up(stranger, opening)
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as known:
+            authenticate(known, KEY, WORKER_DAEMON, timeout_s=PATIENCE_S)
+            assert_hung_up(known, b"nonsense\n")
+        shard = RemoteShard(address, held.shard.directory, KEY)
         assert shard.manifest.step == 1
         assert shard.documents().keys() == shard.manifest.files.keys()
         shard.close()
         outside = RemoteShard.__new__(RemoteShard)
         with pytest.raises(DamagedCheckpoint, match="not part of any tier"):
-            outside.__init__(address, "/etc", TOKEN)  # type: ignore[misc]
+            outside.__init__(address, "/etc", KEY)  # type: ignore[misc]
         log = daemon.log.read_text()
-        assert "Traceback" not in log and log.count("is refused") == 4
+        assert "Traceback" not in log and log.count("is refused") == 1 and log.count("refused before its handshake") == 1
+
+
+def assert_hung_up(stranger: socket.socket, words: bytes) -> None:
+    try:
+        stranger.sendall(words)
+        assert stranger.recv(1) == b""
+    except ConnectionError:
+        pass  # it was closed while something was still under way
 
 
 def test_an_answer_that_is_no_message_means_that_the_node_cannot_be_reached() -> None:
@@ -250,7 +260,7 @@ def test_an_answer_that_is_no_message_means_that_the_node_cannot_be_reached() ->
         thread = threading.Thread(target=answer, args=(server,))
         thread.start()
         with pytest.raises(DamagedCheckpoint, match="not a message"):
-            RemoteShard(f"127.0.0.1:{server.getsockname()[1]}", "/ram/step-00000001", TOKEN)
+            RemoteShard(f"127.0.0.1:{server.getsockname()[1]}", "/ram/step-00000001", KEY)
         thread.join()
     assert ReadReply().size_bytes == 0
 

@@ -124,7 +124,7 @@ class Play:
 
     def hello(self, node: int, *, skew_s: float = 0.0) -> list[Effect]:
         where = {"host": f"n{node}", "addr": f"10.0.0.{node}"}
-        return self.deliver(node, Hello(generation=0, node=node, incarnation=1, token="", t=self.now + skew_s, **where))
+        return self.deliver(node, Hello(generation=0, node=node, incarnation=1, t=self.now + skew_s, **where))
 
     def ready(self, node: int, port: int = 6000, shards: Sequence[NodeShard] = ()) -> list[Effect]:
         return self.deliver(node, Ready(generation=self.generation, store_port=port, inventory=inventory(node, shards)))

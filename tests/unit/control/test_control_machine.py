@@ -245,7 +245,7 @@ class JobMachine(RuleBasedStateMachine):
         if agent.launched and not agent.joined and not self.finished:
             agent.joined = True
             where = {"host": f"n{node}", "addr": f"10.0.0.{node}"}
-            self.do("on_message", node, Hello(generation=0, node=node, incarnation=1, token="", t=self.now, **where))
+            self.do("on_message", node, Hello(generation=0, node=node, incarnation=1, t=self.now, **where))
             self.say_ready(node)
 
     def say_ready(self, node: int) -> None:

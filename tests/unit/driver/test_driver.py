@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from handshakes import open_agent
 from rich.console import Console
 
 from checkpoint.framing import Decoder, encode
@@ -79,8 +80,8 @@ class Agents:
         self.heard: list[DriverMessage] = []
 
     async def launch(self, node: int, incarnation: int, *, prepare: bool) -> None:
-        reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
-        hello = Hello(generation=0, node=node, incarnation=incarnation, token=self.secret, host="h", addr="127.0.0.1", t=0.0)
+        reader, self.writer = await open_agent(self.port, self.secret, node, incarnation)
+        hello = Hello(generation=0, node=node, incarnation=incarnation, host="h", addr="127.0.0.1", t=0.0)
         self.writer.write(encode(hello) + encode(Alive(generation=1)))
         self.listening = asyncio.create_task(self._listen(reader))
 

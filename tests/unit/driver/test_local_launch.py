@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import resource
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,3 +79,32 @@ def test_an_agent_whose_log_cannot_be_opened_has_ended(local: Local):
     ((node, incarnation, detail),) = local.ended
     assert (node, incarnation) == (0, 7)
     assert "it could not be started" in detail and "agent0.log" in detail
+
+
+def test_without_a_descriptor_to_be_had_an_agent_that_cannot_be_started_is_told_and_one_that_ends_is_seen(local: Local):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    failed: list[str] = []
+
+    async def play() -> None:
+        await local.launcher.launch(0, 1, prepare=False)
+        await until(lambda: bool(local.ended))
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        await local.launcher.launch(0, 2, prepare=False)
+        failed.append(local.ended[-1][2])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        process = subprocess.Popen(["/bin/sleep", "0.1"])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        assert await launch._end_of(process) == 0
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await local.launcher.launch(0, 3, prepare=False)
+        await until(lambda: len(local.ended) == 3)
+        await local.launcher.close(0.0)
+
+    try:
+        asyncio.run(play())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "could not be started" in failed[0] and "Too many open files" in failed[0]
+    assert [incarnation for _, incarnation, _ in local.ended] == [1, 2, 3]

@@ -14,7 +14,7 @@ import crc32c
 import msgspec
 from samples import encoded, samples
 
-from checkpoint import framing, manifest, metadata, protocol, sealed, shard_manifest, slots
+from checkpoint import framing, handshake, manifest, metadata, protocol, sealed, shard_manifest, slots
 from checkpoint.errors import CheckpointError, DamagedCheckpoint
 from checkpoint.layout import ArrayInfo, arrange
 from checkpoint.manifest import FileEntry, Manifest
@@ -83,7 +83,9 @@ def _messages() -> list[Decoder]:
         "daemon requests": protocol.DaemonRequest,
         "daemon news": protocol.DaemonNews,
         "workers to daemon": protocol.WorkerNews,
-        "daemon to daemon": protocol.Authenticate,
+        "authenticate": protocol.Authenticate,
+        "challenge": protocol.Challenge,
+        "response": protocol.Response,
         "read request": protocol.ReadRequest,
         "read reply": protocol.ReadReply,
     }
@@ -102,8 +104,17 @@ def _messages() -> list[Decoder]:
     def packed(data: bytes) -> bytes:
         return zlib.compress(data)
 
+    keys = {handshake.DRIVER_AGENT: "a" * 64}
+    client = handshake.Client(keys[handshake.DRIVER_AGENT], handshake.DRIVER_AGENT, "node 1, agent 1", "10.0.0.1 17")
+
+    def server(data: bytes) -> bytes:
+        return handshake.Server(keys, handshake.Nonces(), "10.0.0.1 17").challenge(data)
+
+    refusals = (framing.NotAMessage, handshake.Refused)
     return [
         *(one(name, union) for name, union in unions.items()),
+        Decoder("handshake of a server", lambda: [client.opening], server, refusals),
+        Decoder("handshake of a client", lambda: [server(client.opening)], client.respond, refusals),
         Decoder("candidates", candidates, messages.unpack, (ValueError,)),
         Decoder(
             "candidates, packed anew",
@@ -182,7 +193,7 @@ def _checkpoints(directory: Path) -> list[Decoder]:
     held = {
         "tier": "ram",
         "step": 7,
-        "holdings": [{"directory": "/dev/shm/x"}, {"address": "10.0.0.1:5", "path": "/x", "token": "t"}],
+        "holdings": [{"directory": "/dev/shm/x"}, {"address": "10.0.0.1:5", "path": "/x", "key": "k"}],
     }
     told = {
         "node": 0,

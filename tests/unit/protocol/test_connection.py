@@ -3,14 +3,18 @@
 import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from handshakes import as_driver
 
 from checkpoint.framing import Decoder, encode
 from resilient.protocol import connection as connection_module
 from resilient.protocol.connection import Connection, Disconnected
 from resilient.protocol.messages import AgentMessage, Alive, DriverMessage, Heartbeat, Propose, Report
+
+SECRET = "secret"
 
 
 @pytest.fixture
@@ -23,10 +27,20 @@ def server() -> Iterator[socket.socket]:
 @pytest.fixture
 def pair(server: socket.socket) -> Iterator[tuple[Connection, socket.socket]]:
     """A connection, and the driver's socket, whose buffer is small."""
-    with Connection([server.getsockname()], timeout_s=5.0) as connection:
-        peer, _ = server.accept()
-        with peer:
+    with ThreadPoolExecutor(1) as other:
+        accepted = other.submit(accept, server)
+        with connect([server.getsockname()], 5.0) as connection, accepted.result() as peer:
             yield connection, peer
+
+
+def accept(server: socket.socket) -> socket.socket:
+    peer, _ = server.accept()
+    as_driver(peer, SECRET)
+    return peer
+
+
+def connect(addresses: Sequence[tuple[str, int]], timeout_s: float) -> Connection:
+    return Connection(addresses, token=SECRET, node=3, incarnation=2, timeout_s=timeout_s)
 
 
 def receive(connection: Connection) -> list[DriverMessage]:
@@ -76,7 +90,7 @@ def test_a_driver_that_is_not_there_is_an_error_after_the_timeout():
     with socket.create_server(("127.0.0.1", 0)) as gone:
         address = gone.getsockname()
     with pytest.raises(OSError):
-        Connection([address], timeout_s=0.2)
+        connect([address], 0.2)
 
 
 def test_what_a_driver_does_not_read_waits_and_arrives_whole_and_in_order_once_it_does(pair: tuple[Connection, socket.socket]):

@@ -4,20 +4,24 @@ import asyncio
 import itertools
 import json
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from checkpoint import descriptors
 from resilient.driver.launch import AgentCommand
 from resilient.exits import EnvironmentUnusable
 from resilient.slurm import roster, step
 from resilient.slurm.allocation import Allocation
-from resilient.slurm.launch import SlurmLauncher
+from resilient.slurm.launch import SlurmLauncher, own_addresses
 from resilient.slurm.roster import Seat
 
 JOB = Allocation("77", ("n2", "n1", "n3", "n7"), (48, 48, 48, 48), 0)
@@ -322,3 +326,43 @@ def test_a_roster_of_thousands_of_nodes_fits_into_a_variable():
     seats = {host: Seat(node, 1) for node, host in enumerate(hosts)}
     assert roster.read(roster.write(seats)) == seats
     assert len(roster.write(seats)) < 1000
+
+
+def test_addresses_of_bridges_among_guests_and_of_the_loopback_are_offered_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    there = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.7", "fe80::7%eth0"], "docker0": ["172.17.0.1"], "br0": ["10.1.0.7"]}
+    found = {
+        name: [SimpleNamespace(family=socket.AF_INET6 if ":" in each else socket.AF_INET, address=each) for each in addresses]
+        for name, addresses in there.items()
+    }
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: found)
+    for bridge, port in (("docker0", "veth3"), ("br0", "eth1")):
+        (tmp_path / bridge / "bridge").mkdir(parents=True)
+        (tmp_path / bridge / "brif" / port).mkdir(parents=True)
+        (tmp_path / port).mkdir()
+    (tmp_path / "eth1" / "device").mkdir()  # hardware: this bridge leads to other machines
+    assert own_addresses(sysfs=tmp_path) == ["10.1.0.7", "10.0.0.7"]
+    assert own_addresses("docker0", sysfs=tmp_path) == ["172.17.0.1"]  # as it was asked for
+
+
+def test_an_srun_has_the_limit_of_descriptors_that_the_driver_was_started_with(steps: Steps):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    steps.does(
+        f"import resource; open({str(steps.directory / 'limit')!r}, 'w').write(str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))"
+    )
+
+    async def play() -> None:
+        launcher = steps.launcher()
+        await launcher.launch(0, 1, prepare=False)
+        async with asyncio.timeout(30):
+            while not steps.ended:
+                await asyncio.sleep(0.01)
+        await launcher.close(0.0)
+
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+        asyncio.run(play())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert int((steps.directory / "limit").read_text()) == descriptors.at_start()

@@ -47,7 +47,7 @@ class Play:
         now = time.time()
         self.turn(self.coordinator.begin, at=now)
         self.turn(self.coordinator.prepared, at=now)
-        hello = Hello(generation=0, node=0, incarnation=1, token="", host="n1", addr="10.0.0.1", t=now)
+        hello = Hello(generation=0, node=0, incarnation=1, host="n1", addr="10.0.0.1", t=now)
         held = Inventory(generation=0, address="10.0.0.1:9", shards=())
         for message in (hello, Ready(generation=0, store_port=5000, inventory=held)):
             self.turn(self.coordinator.on_message, 0, message, at=now)

@@ -1,0 +1,142 @@
+"""What a stranger on the same machine can do to a campaign's listeners; a program of its own.
+
+    python attacks.py DRIVER_PID HELLOS_PER_S
+
+Attacks every address at which the driver or a process below it listens, until its input ends: connections that are opened and left,
+garbage, lines of 16 MB, and hellos, forged ones and ones that were heard. Prints how often each was done, as JSON.
+"""
+
+import asyncio
+import json
+import random
+import sys
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from listening import descendants, listeners
+
+from checkpoint import descriptors
+from checkpoint.handshake import DAEMON_DAEMON, DRIVER_AGENT, WORKER_DAEMON, Client, derive, endpoint
+
+LEFT_OPEN = 1500
+LINE_BYTES = 16 << 20
+TOKEN = b"RESILIENT_TOKEN="
+PATIENCE_S = 5.0
+
+Target = tuple[str, int]
+
+
+class Attack:
+    """Attributes: targets: that are there now; heard: handshakes of the campaign's own, by role."""
+
+    def __init__(self, driver: int, hellos_per_s: float) -> None:
+        self.driver, self.hellos_per_s = driver, hellos_per_s
+        self.targets: list[Target] = []
+        self.heard: dict[Target, list[bytes]] = {}
+        self.done: Counter[str] = Counter()
+        self.left: deque[asyncio.StreamWriter] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def look(self) -> None:
+        """Keep an eye on who listens."""
+        while True:
+            family = list(descendants(self.driver))
+            self.targets = sorted({each for pid in family for each in listeners(pid)})
+            for target in self.targets:
+                if target not in self.heard and (secret := _secret(family)) is not None:
+                    self.heard[target] = await _listened_in(target, secret)
+            await asyncio.sleep(0.5)
+
+    async def leave_open(self, target: Target) -> None:
+        _, writer = await asyncio.open_connection(*target)
+        self.left.append(writer)
+        while len(self.left) > LEFT_OPEN:
+            self.left.popleft().close()
+
+    async def garbage(self, target: Target) -> None:
+        await _say(target, random.randbytes(random.randrange(1, 4000)) + b"\n")
+
+    async def long_line(self, target: Target) -> None:
+        await _say(target, b"x" * LINE_BYTES)
+
+    async def forged(self, target: Target) -> None:
+        role = random.choice((DRIVER_AGENT, DAEMON_DAEMON, WORKER_DAEMON))
+        await _say(target, Client("a guess", role, "1 of node 0", endpoint(target)).opening)
+
+    async def replayed(self, target: Target) -> None:
+        if heard := self.heard.get(target):
+            await _say(target, random.choice(heard))
+
+    async def keep_on(self, attack: Callable[[Target], Awaitable[None]], per_s: float) -> None:
+        loop, began, count = asyncio.get_running_loop(), asyncio.get_running_loop().time(), 0
+        while True:
+            while count < (loop.time() - began) * per_s and len(self._tasks) < 400:
+                count += 1
+                if self.targets:
+                    task = asyncio.create_task(self._once(attack, random.choice(self.targets)))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+            count = max(count, int((loop.time() - began - 1.0) * per_s))  # what was missed is not made up for
+            await asyncio.sleep(0.005)
+
+    async def _once(self, attack: Callable[[Target], Awaitable[None]], target: Target) -> None:
+        with suppress(OSError, TimeoutError):
+            await asyncio.wait_for(attack(target), PATIENCE_S)
+        self.done[attack.__name__] += 1
+
+    async def run(self) -> None:
+        rates = {self.leave_open: 100.0, self.garbage: 50.0, self.long_line: 2.0}
+        rates |= {self.forged: self.hellos_per_s / 2, self.replayed: self.hellos_per_s / 2}
+        works = [self.look(), *(self.keep_on(attack, per_s) for attack, per_s in rates.items())]
+        working = [asyncio.create_task(work) for work in works]
+        over = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+        await asyncio.wait([over, *working], return_when=asyncio.FIRST_COMPLETED)
+        for each in working:
+            if each.done():
+                each.result()  # what has ended it
+            each.cancel()
+        print(json.dumps({"done": self.done, "targets": len(self.heard)}), flush=True)
+
+
+def _secret(family: list[int]) -> str | None:
+    """As somebody has it who could listen in to a handshake: what cannot be heard is used for what can."""
+    for pid in family:
+        with suppress(OSError):
+            for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if variable.startswith(TOKEN):
+                    return variable.removeprefix(TOKEN).decode().rpartition(".")[0]
+    return None
+
+
+async def _listened_in(target: Target, secret: str) -> list[bytes]:
+    """All that an honest client of each role has said in its handshake."""
+    found = []
+    for role in (DRIVER_AGENT, DAEMON_DAEMON, WORKER_DAEMON):
+        client = Client(derive(secret, role), role, "1 of node 1", endpoint(target))
+        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(1.0):
+                reader, writer = await asyncio.open_connection(*target)
+                writer.write(client.opening)
+                response = client.respond((await reader.readuntil(b"\n"))[:-1])
+                found.append(client.opening + response)
+                writer.close()  # without the response: it is still good for a server that would take it later
+    return found
+
+
+async def _say(target: Target, words: bytes) -> None:
+    reader, writer = await asyncio.open_connection(*target)
+    try:
+        writer.write(words)
+        await writer.drain()
+        await reader.read(1 << 12)
+    finally:
+        writer.transport.abort()
+
+
+if __name__ == "__main__":
+    descriptors.raise_limit()
+    asyncio.run(Attack(int(sys.argv[1]), float(sys.argv[2])).run())
