@@ -17,7 +17,8 @@ NAMES = "import pathlib, sys, decoders; print(*[each.name for each in decoders.d
 
 DECODERS = (
     "agent to driver", "driver to agent", "hello", "disk process", "disk process news", "daemon requests", "daemon news",
-    "workers to daemon", "authenticate", "challenge", "response", "handshake of a client", "handshake of a server", "read request", "read reply", "candidates", "candidates, packed anew",
+    "workers to daemon", "authenticate", "challenge", "response", "handshake of a client", "handshake of a server",
+    "read request", "read reply", "candidates", "candidates, packed anew",
     "part.json", "part.json, listed", "manifest.json", "array metadata", "shard file", "arrays of a blueprint",
     "slots of a blueprint", "session", "fence", "tiers in storage.json",
     "events.jsonl", "metrics.jsonl", "storage.json", "spill file", "records left behind", "lease", "archive of logs",
