@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from chaos import faults
 from chaos.fault import Fault
 from chaos.injectors.moments import Phase
 from chaos.orchestration.volumes import Volume
+from resilient.config import document
+from resilient.config.document import NotADocument
+from resilient.config.errors import shown
 from resilient.exits import Exit, ForeseenError
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+TOLD = 50  # problems at once
 SHIPPED = Path(__file__).parent / "experiments"  # a link in the source tree, so that an installation has them too
 
 
@@ -212,14 +215,18 @@ def read(path: Path) -> Experiment:
         ExperimentError: it is not there, is not YAML, or says what cannot be.
     """
     try:
-        return Experiment.model_validate(yaml.safe_load(path.read_text()))
-    except OSError as error:
-        raise ExperimentError(f"{path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ExperimentError(f"{path}: not YAML: {error}") from None
+        return Experiment.model_validate(document.read(path))
+    except NotADocument as error:
+        raise ExperimentError(placed(path, error)) from None
     except ValidationError as error:
-        lines = [f"{path}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        lines = [f"{path}: {shown('.'.join(map(str, each['loc'])))}: {' '.join(each['msg'].split())}" for each in found[:TOLD]]
         raise ExperimentError("\n".join(lines)) from None
+
+
+def placed(path: Path, error: NotADocument) -> str:
+    """What is wrong with a file, with its line where there is one."""
+    return f"{path}: {error.message}" if error.line is None else f"{path}:{error.line}: {error.message}"
 
 
 def lasting(experiment: Experiment, minutes: float | None) -> Experiment:

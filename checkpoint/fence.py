@@ -21,6 +21,7 @@ from checkpoint.errors import CheckpointError, StaleGeneration
 FENCE = ".fence"
 LOCK = ".fence.lock"
 _POLL_S = 0.005
+_DIGITS = 18  # of a generation, at most
 
 
 def newest_generation(root: Path) -> int | None:
@@ -33,7 +34,7 @@ def newest_generation(root: Path) -> int | None:
         text = path.read_bytes()
     except FileNotFoundError:
         return None
-    if not text.strip().isdigit():
+    if not text.strip().isdigit() or len(text.strip()) > _DIGITS:
         raise CheckpointError(
             f"{path} should hold the number of a generation and holds {text[:40]!r}; "
             "write into it the newest generation that has run"

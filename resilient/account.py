@@ -78,7 +78,7 @@ def account(events: Iterable[Line], metrics: Iterable[Line], *, now: float | Non
         now: unix seconds, while the campaign runs; a job that ended without a word is taken to have ended with its last line.
     """
     timed = [line for line in events if "t" in line]
-    steps = [line for line in metrics if "step_s" in line and "t" in line]
+    steps = [line for line in metrics if line.get("step_s") is not None and "step" in line and "t" in line]
     clerk = _Clerk(timed)
     for line in sorted([*timed, *steps], key=_order):
         clerk.take(line)

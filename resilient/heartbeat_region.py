@@ -8,7 +8,8 @@ One side writes each word, and a store of eight aligned bytes is atomic. A recor
 so a worker killed in mid-report leaves no half.
 """
 
-import marshal
+import logging
+import math
 import mmap
 import os
 import threading
@@ -16,8 +17,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from resilient import clock
+
+log = logging.getLogger(__name__)
 
 # The event under which an exception travels from the worker to its agent; it is never written to the ledger.
 RAISED = "raised"
@@ -42,6 +48,10 @@ _BEAT_TIME, _PHASE_TIME = 32, 33  # worker; doubles, unix seconds
 _DATA_S = 34  # worker; double
 
 Fields = Mapping[str, object]
+
+_LATEST_T = 1e11  # unix seconds: what is beyond is no time
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[float, str | None, dict[str, Any]])
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,7 @@ def _fence() -> None:
 
 class _Mapped:
     def __init__(self, fd: int) -> None:
+        self._told = False
         self._map = mmap.mmap(fd, _HEADER_BYTES + RING_BYTES)
         self._whole = memoryview(self._map)
         self._words = self._whole[:_HEADER_BYTES].cast("q")
@@ -96,12 +107,12 @@ class _Mapped:
             pid=words[_PID],
             step=words[_STEP],
             checked=words[_CHECKED],
-            phase=PHASES[words[_PHASE]],
+            phase=PHASES[words[_PHASE]] if 0 <= words[_PHASE] < len(PHASES) else PHASES[0],
             stopped=bool(words[_STOPPED]),
             dropped=words[_DROPPED],
-            beat_t=times[_BEAT_TIME],
-            phase_t=times[_PHASE_TIME],
-            data_s=times[_DATA_S],
+            beat_t=_time(times[_BEAT_TIME]),
+            phase_t=_time(times[_PHASE_TIME]),
+            data_s=_time(times[_DATA_S]),
         )
 
     def left(self) -> list[Record]:
@@ -111,14 +122,27 @@ class _Mapped:
         return self._records(self._words[_TAIL])
 
     def _records(self, start: int) -> list[Record]:
-        """The complete records from this place of the ring on."""
+        """The complete records from this place of the ring on; of a ring that its worker has written over, those before that."""
         head, at = self._words[_HEAD], start
-        records = []
+        records: list[Record] = []
+        if not 0 <= start <= head <= start + RING_BYTES:
+            return self._damaged(records)
         while at < head:
             size = int.from_bytes(self._read(at, 4), "little")
-            t, event, fields = marshal.loads(self._read(at + 4, size))
+            if at + 4 + size > head:
+                return self._damaged(records)
+            try:
+                t, event, fields = _decoder.decode(self._read(at + 4, size))
+            except (ValueError, RecursionError):
+                return self._damaged(records)
             at += 4 + size
-            records.append(Record(t, event, fields, at))
+            records.append(Record(_time(t), event, fields, at))
+        return records
+
+    def _damaged(self, records: list[Record]) -> list[Record]:
+        if not self._told:
+            log.error("a heartbeat region was written over: what its worker reports from now on is lost")
+            self._told = True
         return records
 
     def _read(self, at: int, size: int) -> bytes:
@@ -261,9 +285,9 @@ class WorkerRegion(_Mapped):
     def report(self, event: str | None, fields: dict[str, object]) -> None:
         """Append a record; waits a moment when the ring is full, then drops it and counts the loss."""
         try:
-            payload = marshal.dumps((clock.now(), event, fields))
-        except ValueError:
-            payload = marshal.dumps((clock.now(), event, {key: _plain(value) for key, value in fields.items()}))
+            payload = _encoder.encode((clock.now(), event, fields))
+        except (ValueError, TypeError, OverflowError):
+            payload = _encoder.encode((clock.now(), event, _plain(fields)))
         size = len(payload)
         head = self._words[_HEAD]
         if head + 4 + size - self._words[_TAIL] > RING_BYTES and not self._wait_for_room(head + 4 + size):
@@ -300,7 +324,19 @@ def _plain(value: object) -> object:
     if callable(item):
         value = item()
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {_plain_text(str(key)): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
-    return value if isinstance(value, bool | int | float | str | None) else str(value)
+    if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 64:
+        return float(value) if abs(value) < 1 << 1000 else _plain_text(hex(value))
+    return value if isinstance(value, bool | int | float | None) else _plain_text(str(value))
+
+
+def _plain_text(text: str) -> str:
+    """Without halves of characters."""
+    return text.encode(errors="replace").decode()
+
+
+def _time(seconds: float) -> float:
+    """What a worker has written as a time, 0 where it is none."""
+    return seconds if math.isfinite(seconds) and 0.0 <= seconds <= _LATEST_T else 0.0

@@ -14,10 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from resilient import clock
+from resilient import clock, entries
 
 EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
+LINE_BYTES = 16 << 20  # of a line that is read; what is longer is none of the project's
+_SURROGATE = b"\\u"
 TAIL_BYTES = 8 << 20  # of a file that is opened: lines that a writer before this one may have left are looked for in it
 
 
@@ -217,21 +219,54 @@ class Ledger:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file, in order; nothing if there is no file. Lines that are not whole are skipped."""
+    """The objects of a JSON-lines file, in order; nothing if there is no file.
+
+    Lines that are not whole, or longer than any that is written, are skipped. What is in an object is anybody's word.
+    """
     try:
-        file = path.open(encoding="utf-8", errors="replace")
+        file = path.open("rb")
     except FileNotFoundError:
         return
     with file:
-        for line in file:
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(entry, dict):
+        whole = True  # whether the next line begins where the last read ended
+        while line := file.readline(LINE_BYTES):
+            began, whole = whole, line.endswith(b"\n")
+            entry = _object(line) if began else None
+            if entry is not None:
                 yield entry
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line, if it is one."""
+    try:
+        found = json.loads(line.decode(errors="replace"))
+        if isinstance(found, dict):
+            return _printable(found) if _SURROGATE in line else found
+    except (ValueError, RecursionError):  # numbers of too many digits are a ValueError, too
+        pass
+    return None
+
+
+def _printable(value: Any) -> Any:
+    """The same without halves of characters, which JSON can name, and no terminal and no file takes."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, list):
+        return [_printable(each) for each in value]
+    return {_printable(name): _printable(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a ledger that have what their events have."""
+    return entries.events(read(path))
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of metrics that have what metrics have."""
+    return entries.metrics(read(path))
 
 
 def last_generation(run_dir: Path) -> int:
     """The highest generation that the ledger names; 0 before the first."""
-    return max((int(entry.get("generation", 0)) for entry in read(run_dir / EVENTS)), default=0)
+    named = (entry.get("generation") for entry in read(run_dir / EVENTS))
+    return max((number for number in named if type(number) is int and 0 <= number < 1 << 53), default=0)

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
 from resilient.campaign import gpu_count
-from resilient.config import Config
+from resilient.config import Config, document
 
 Precision = Literal["bf16", "fp32"]
 
@@ -97,8 +95,8 @@ def settled(config: Config) -> tuple[Config, Choice | None]:
 def recorded(path: Path) -> Choice | None:
     """The precision in the config of a run directory; None where there is none to be read."""
     try:
-        found = yaml.safe_load(path.read_bytes())
-    except (OSError, ValueError, yaml.YAMLError):
+        found = document.read(path)
+    except document.NotADocument:
         return None
     match found:
         case {"train": {"precision": "bf16" | "fp32" as precision}}:

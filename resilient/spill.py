@@ -10,7 +10,10 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+import msgspec
+from msgspec import Meta
 
 from resilient import ledger
 from resilient.protocol.messages import Record
@@ -61,27 +64,39 @@ def take_in(run_dir: Path, book: Book) -> int:
     paths = sorted((run_dir / _DIRECTORY).glob("*.jsonl"))
     if not paths:
         return 0
-    known = {(line["generation"], line["t"]) for name in (ledger.EVENTS, ledger.METRICS) for line in ledger.read(run_dir / name)}
-    found = sorted((item for path in paths for item in _items(path)), key=lambda item: item[3])
-    new = [item for item in found if (item[0], item[3]) not in known and item[4] != "resumed"]
-    for generation, host, _, t, event, fields in new:
-        if event is None:
-            book.metrics(fields, generation=generation, t=t)
+    known = {
+        (line.get("generation"), line.get("t"))
+        for name, read in ((ledger.EVENTS, ledger.read_events), (ledger.METRICS, ledger.read_metrics))
+        for line in read(run_dir / name)
+    }
+    found = sorted((item for path in paths for item in _items(path)), key=lambda item: item.t)
+    new = [item for item in found if (item.generation, item.t) not in known and item.event != "resumed"]
+    for each in new:
+        if each.event is None:
+            book.metrics(each.fields, generation=each.generation, t=each.t)
         else:
-            book.event(event, fields, generation=generation, t=t, host=host)
+            book.event(each.event, each.fields, generation=each.generation, t=each.t, host=each.host)
     for path in paths:
         path.unlink()
     return len(new)
 
 
-def _items(path: Path) -> list[Any]:
+class _Left(msgspec.Struct, array_like=True):
+    generation: Annotated[int, Meta(ge=0, le=1 << 53)]
+    host: str
+    rank: int
+    t: Annotated[float, Meta(ge=0, le=1e11)]
+    event: str | None
+    fields: dict[str, Any]
+
+
+def _items(path: Path) -> list[_Left]:
     """The records in a file; what is none, since a disk has lost it, is left out."""
     found = []
-    for line in path.read_text(errors="replace").splitlines():
+    for line in path.read_bytes().splitlines():
         try:
-            generation, host, rank, t, event, fields = json.loads(line)
-        except ValueError as error:
+            # Python's JSON, which has NaN.
+            found.append(msgspec.convert(json.loads(line.decode(errors="replace")), _Left))
+        except (ValueError, RecursionError) as error:
             log.warning("a line of %s is left out: %s", path, error)
-            continue
-        found.append((generation, host, rank, t, event, fields))
     return found

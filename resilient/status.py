@@ -25,6 +25,7 @@ from resilient.picture import picture
 from resilient.processes import local_pids, must_be_run_directory
 from resilient.slurm.badnodes import bad_nodes
 from resilient.slurm.chain import FILE as CHAIN
+from resilient.slurm.chain import whole
 from resilient.slurm.history import began_t, history, queued_s
 from resilient.slurm.queue import QueuedJob
 from resilient.slurm.succession import Succession
@@ -129,12 +130,14 @@ def inspect(run_dir: Path) -> Summary:
     if chain is None:
         must_be_run_directory(run_dir)
     now = time.time()
-    summary = summarize(ledger.read(events), ledger.read(run_dir / ledger.METRICS), locked=holder(run_dir) is not None, now=now)
+    summary = summarize(
+        ledger.read_events(events), ledger.read_metrics(run_dir / ledger.METRICS), locked=holder(run_dir) is not None, now=now
+    )
     summary.bad_nodes = [asdict(each) for each in bad_nodes(run_dir, now)]
     summary.pids = local_pids(run_dir)
     if chain is not None:
         summary.name = summary.name or chain.name
-        add_chain(summary, list(ledger.read(run_dir / CHAIN)), asyncio.run(chain.inspect()), now)
+        add_chain(summary, list(whole(ledger.read(run_dir / CHAIN))), asyncio.run(chain.inspect()), now)
     return summary
 
 

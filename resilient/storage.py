@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import psutil
 
 from checkpoint import safe_dir
@@ -200,5 +201,11 @@ def write(run_dir: Path, storage: Storage) -> None:
 
 def read(run_dir: Path) -> dict[str, Any]:
     """What `write` left, as JSON. Raises OSError, ValueError."""
-    found: dict[str, Any] = json.loads((run_dir / FILE).read_bytes())
+    try:
+        found: dict[str, Any] = json.loads((run_dir / FILE).read_bytes())
+        msgspec.convert(found, Storage)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{run_dir / FILE} does not describe the tiers of a campaign: {error}") from None
+    if not found["tiers"]:
+        raise ValueError(f"{run_dir / FILE} names no tier")
     return found

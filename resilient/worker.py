@@ -46,7 +46,7 @@ GENERATION_VARIABLE = "RESILIENT_GENERATION"
 RUN_DIR_VARIABLE = "RESILIENT_RUN_DIR"
 SESSION_VARIABLE = "RESILIENT_SESSION"
 GUARD_VARIABLE = "RESILIENT_GUARD"
-CHAOS_VARIABLE = "RESILIENT_CHAOS"  # module whose `arm(context)` is called in each rank, where faults are allowed
+CHAOS_VARIABLE = "RESILIENT_CHAOS"  # module whose `arm(context)` is called in each rank; empty where faults are not allowed
 COLLECTIVE_TIMEOUT_VARIABLE = "RESILIENT_COLLECTIVE_TIMEOUT_S"
 
 

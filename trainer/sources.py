@@ -71,9 +71,10 @@ def _tokens_in(path: Path, changed_ns: int) -> dict[str, int]:
         vocab = found["model"]["vocab"] if "model" in found else found
         added = {token["content"]: token["id"] for token in found.get("added_tokens", [])}
         tokens: dict[str, int] = {**vocab, **added}
-        max(tokens.values()) + 1  # numbers, and there are some
+        if not tokens or not all(type(number) is int and 0 <= number < 1 << 31 for number in tokens.values()):
+            raise ValueError("its tokens have no numbers")
         return tokens
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is no tokenizer: expected a tokenizer.json of a BPE, or GPT-2's vocab.json") from error
 
 

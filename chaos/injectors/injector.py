@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from chaos import faults
 from chaos.fault import CannotInject, Inside, Outside
 from chaos.injectors import inside
@@ -51,10 +53,11 @@ class InjectionRequest:
 
     @classmethod
     def of(cls, line: str) -> "InjectionRequest":
-        """From what was sent."""
-        fields = json.loads(line)
-        fields |= {"run_dir": Path(fields["run_dir"]), "target": Target(**fields["target"]), "moment": Moment(**fields["moment"])}
-        return cls(**fields)
+        """From what was sent. Raises ValueError."""
+        try:
+            return msgspec.convert(json.loads(line), cls, dec_hook=lambda kind, value: kind(value))
+        except (RecursionError, TypeError) as error:
+            raise ValueError(f"no request: {error}") from None
 
 
 def main() -> int:
@@ -63,7 +66,11 @@ def main() -> int:
         signal.signal(sig, signal.SIG_IGN)  # its end is the end of its input
     request = InjectionRequest.of(sys.stdin.readline())
     with Guard() as guard:
-        config = load(request.run_dir / "config.yaml", [])
+        path = request.run_dir / "config.yaml"
+        config = load(path, [])
+        if not config.chaos.allow:
+            _answer("failed", reason=f"{path}: chaos.allow: false: nothing is done to this campaign")
+            return 1
         context = InjectionContext(request.run_dir, config, request.target, guard, request.lab, _over)
         try:
             _do(request, context)

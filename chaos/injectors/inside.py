@@ -4,8 +4,8 @@ Runs in the workers. An order is a file of the run directory, so that it reaches
 whoever makes the mark beside it, and never again when the same step is computed anew.
 """
 
-import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -13,8 +13,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from chaos.injectors.context import Follower, RankContext
 from resilient import worker
+
+log = logging.getLogger(__name__)
 
 DIRECTORY = "chaos"
 
@@ -74,6 +78,18 @@ def arm(context: worker.Context) -> None:
         worker.watch(_OrderWatcher(context, context.run_dir / DIRECTORY))
 
 
+def _order(path: Path) -> Order | None:
+    """The order in a file; None where it was withdrawn at this moment, or is none."""
+    try:
+        order = msgspec.json.decode(path.read_bytes(), type=Order)
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as error:
+        log.warning("%s is no order: %s", path, error)
+        return None
+    return order if order.id == path.stem else None
+
+
 class _OrderWatcher:
     """Called at every phase and every finished step."""
 
@@ -105,9 +121,8 @@ class _OrderWatcher:
         for name in sorted(names):
             path = self._directory / name
             if path.suffix == ".order" and path.with_suffix(".taken").name not in names:
-                with contextlib.suppress(FileNotFoundError):  # withdrawn at this moment
-                    order = Order(**json.loads(path.read_text()))
-                    self._orders += [order] if order.rank == self._context.rank else []
+                order = _order(path)
+                self._orders += [order] if order is not None and order.rank == self._context.rank else []
 
     def _due(self, order: Order, phase: str | None) -> bool:
         from chaos.faults import kind

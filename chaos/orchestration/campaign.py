@@ -15,12 +15,13 @@ from typing import Any
 import yaml
 
 from chaos.experiment import Campaign as Wanted
-from chaos.experiment import ExperimentError
+from chaos.experiment import ExperimentError, placed
 from chaos.orchestration.names import RUN
 from chaos.orchestration.sites import Site, Started
 from chaos.orchestration.volumes import filled_in, paths
 from chaos.verdict.observation import JobRun
-from resilient.config import Config, dump, load, spans
+from resilient.config import Config, document, dump, load, spans
+from resilient.config.document import NotADocument
 from resilient.precision import settled
 
 REFERENCE, CONFIG, OUTPUT = "twin", "config.yaml", "output"
@@ -42,9 +43,11 @@ def resolve(wanted: Wanted, experiment: Path, directory: Path, *, allow: bool, c
     if wanted.file is not None:
         path = experiment.parent / wanted.file
         try:
-            values = yaml.safe_load(path.read_text()) or {}
-        except OSError as error:
-            raise ExperimentError(f"{experiment}: campaign.file: {path}: {error.strerror}") from None
+            values = document.read(path) or {}
+        except NotADocument as error:
+            raise ExperimentError(f"{experiment}: campaign.file: {placed(path, error)}") from None
+        if not isinstance(values, dict):
+            raise ExperimentError(f"{experiment}: campaign.file: {path}: a config is a mapping of keys to values")
     for each in (wanted.config, changes or {}, {"run_dir": str(directory.absolute() / RUN), "chaos": {"allow": allow}}):
         values = merged(values, each)
     os.environ.setdefault("USER", getpass.getuser())  # which paths may name, and containers do not have

@@ -63,7 +63,7 @@ def observe(
     """
     config = load(run_dir / "config.yaml", [])
     injections = record.read(run_dir)
-    events = list(ledger.read(run_dir / ledger.EVENTS))
+    events = list(ledger.read_events(run_dir / ledger.EVENTS))
     metrics = _metrics(run_dir)
     return Observation(
         experiment=experiment,

@@ -2,11 +2,15 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from chaos.injectors.context import Target
+from resilient import ledger
 
 RECORD = "chaos.jsonl"
 
@@ -29,11 +33,11 @@ class Injection:
 def read(run_dir: Path) -> list[Injection]:
     """Those of a run, in order of time."""
     path = run_dir / RECORD
-    lines = path.read_text().splitlines() if path.exists() else []
-    records = [json.loads(line) for line in lines]
-    return sorted(
-        (Injection(**{**each, "target": Target(**each["target"])}) for each in records), key=lambda each: each.t or each.asked_t
-    )
+    found = []
+    for line in ledger.read(path):
+        with suppress(ValueError):  # it was cut short by what ended the command
+            found.append(msgspec.convert(line, Injection))
+    return sorted(found, key=lambda each: each.t or each.asked_t)
 
 
 def append(run_dir: Path, injection: Injection) -> None:

@@ -57,18 +57,21 @@ def write(path: Path, session: Mapping[str, Any]) -> None:
 
 def read(path: Path) -> Session:
     """Raises OSError, ValueError."""
-    found = json.loads(path.read_bytes())
-    return Session(
-        node=found["node"],
-        nodes=found["nodes"],
-        generation=found["generation"],
-        first_rank=found["first_rank"],
-        ranks=found["ranks"],
-        directory=Path(found["directory"]),
-        every={entry["name"]: every_of(entry) for entry in found["tiers"]},
-        mtbf_s=found["mtbf_s"],
-        candidates=[_candidate(entry) for entry in found["candidates"]],
-    )
+    try:
+        found = json.loads(path.read_bytes())
+        return Session(
+            node=found["node"],
+            nodes=found["nodes"],
+            generation=found["generation"],
+            first_rank=found["first_rank"],
+            ranks=found["ranks"],
+            directory=Path(found["directory"]),
+            every={entry["name"]: every_of(entry) for entry in found["tiers"]},
+            mtbf_s=found["mtbf_s"],
+            candidates=[_candidate(entry) for entry in found["candidates"]],
+        )
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} describes no session: {error!r}") from None
 
 
 def _candidate(entry: Mapping[str, Any]) -> Candidate:

@@ -103,5 +103,5 @@ def _node_shard(path: Path, blank: Entry) -> Entry:
         )
     except OSError as error:
         return replace(blank, reason=f"{NODE_SHARD} cannot be read: {error.strerror}")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         return replace(blank, reason=f"{NODE_SHARD} is not what a node writes: {error!r}")

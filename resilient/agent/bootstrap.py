@@ -66,8 +66,8 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
             groups.wait_at_most(context.collective_timeout_s)
         if (prefix := os.environ.pop(groups.PREFIX_VARIABLE, "")) != "":
             groups.meet_below(prefix)
-        if worker.CHAOS_VARIABLE in os.environ:
-            importlib.import_module(os.environ[worker.CHAOS_VARIABLE]).arm(context)
+        if injection := os.environ.get(worker.CHAOS_VARIABLE):
+            importlib.import_module(injection).arm(context)
         entry.run(entry.parse(spec.entrypoint), lambda: config or worker.load_config(spec.config))
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is evidence
         if isinstance(error, SystemExit):

@@ -14,6 +14,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from checkpoint import safe_dir
 from resilient.heartbeat_region import RAISED, Record, salvage
 
@@ -139,8 +141,16 @@ def agent_record(run_dir: Path, node: int, root: Path = Path("/")) -> AgentRecor
 
 def _record(place: Path) -> AgentRecord | None:
     try:
-        return AgentRecord(**json.loads((place / FILE).read_text()))
-    except (OSError, ValueError, TypeError):
+        return read_record(place / FILE)
+    except OSError:
+        return None
+
+
+def read_record(path: Path) -> AgentRecord | None:
+    """The record in a file, if it is one. Raises OSError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=AgentRecord)
+    except (ValueError, RecursionError):
         return None
 
 

@@ -16,9 +16,14 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from resilient.standing import Standing, group_of, number_of, standing, unfinished, what_of
 
 RECORDER_SIGNAL = signal.SIGRTMIN + 8
+STANDING = ".standing"  # the file beside a record with where the worker stands
+STANDING_BYTES = 1 << 20
+_standing = msgspec.json.Decoder(Standing | None)
 _DUMPS = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
 
 
@@ -35,10 +40,14 @@ def answer_with_record(path: Path) -> None:
 
 
 def _leave(path: Path) -> None:
-    said = []
+    said: list[str] = []
+    found: Standing | None = None
     for backend, data in _dumps():
         path.with_suffix(f".{backend}").write_bytes(data)
-        said.append(f"{backend}: {in_words(pickle.loads(data))}")
+        record = pickle.loads(data)  # of this very process
+        said.append(f"{backend}: {in_words(record)}")
+        found = found or standing(record)
+    path.with_suffix(STANDING).write_bytes(msgspec.json.encode(found))
     new = path.with_suffix(".new")
     new.write_text("\n".join(said) or "torch has none here")
     new.replace(path)  # the rest is there when this is
@@ -83,16 +92,19 @@ def answers(path: Path) -> Mapping[str, Path]:
 
 
 def standing_of(path: Path) -> Standing | None:
-    """Where a worker stands that was asked; None if it waits in no collective, or has not answered."""
-    with contextlib.suppress(OSError, pickle.UnpicklingError, EOFError):
-        for file in answers(path).values():
-            found = standing(pickle.loads(file.read_bytes()))
-            if found is not None:
+    """Where a worker stands that was asked; None if it waits in no collective, or has not answered.
+
+    The worker says so itself: its record is a pickle, which nobody unpickles who has not made it.
+    """
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if path.exists():
+            with path.with_suffix(STANDING).open("rb") as file:
+                found: Standing | None = _standing.decode(file.read(STANDING_BYTES))
                 return found
     return None
 
 
 def forget(path: Path) -> None:
     """Remove what a worker has left."""
-    for suffix in ("", ".new", *(f".{backend}" for backend in _DUMPS)):
+    for suffix in ("", ".new", STANDING, *(f".{backend}" for backend in _DUMPS)):
         path.with_suffix(suffix or path.suffix).unlink(missing_ok=True)

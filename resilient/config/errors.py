@@ -32,9 +32,9 @@ class Problem:
             place = "command line: "
         elif self.line == ENVIRONMENT:
             place = "environment: "
-        what = self.key
+        what = shown(self.key)
         if self.key and self.value is not None:
-            what = f"{self.key} = {_shown(self.value)}"
+            what = f"{what} = {shown(self.value)}"
         return f"{place}{what}: {self.message}" if what else f"{place}{self.message}"
 
 
@@ -43,12 +43,13 @@ COMMAND_LINE = 0
 ENVIRONMENT = -1
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as a part of one line, short, with what a terminal would act upon written as escapes."""
     if isinstance(value, bool):
         return str(value).lower()
     text = str(value) if isinstance(value, str | Path) else repr(value)
-    text = text.replace("\n", "\\n")
-    return text if len(text) <= 60 else text[:57] + "..."
+    text = text if len(text) <= 60 else text[:57] + "..."
+    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 class ConfigError(ForeseenError):

@@ -8,8 +8,10 @@ import os
 import re
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
@@ -17,13 +19,16 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from resilient.config import checks, profile, warmup
-from resilient.config.errors import COMMAND_LINE, ConfigError, Problem
+from resilient.config import checks, document, profile, warmup
+from resilient.config.document import NotADocument
+from resilient.config.errors import COMMAND_LINE, ConfigError, Problem, shown
 from resilient.config.schema import Config, Section
 
 Key = tuple[str, ...]
 
 LENGTH: tuple[Key, Key] = (("train", "steps"), ("train", "samples"))  # two ways to say how long a run is
+TOLD = 50  # problems at once
+MOST = 4  # times as many are looked at: some are told by others
 WARMUP: tuple[Key, Key] = (("optimizer", "warmup_samples"), ("optimizer", "warmup_tokens"))
 
 
@@ -71,7 +76,7 @@ def read(path: Path, overrides: Sequence[str]) -> Source:
     source = _parse(path)
     problems = [problem for override in overrides for problem in _override(source, override)]
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(_told(problems))
     for each, other in (LENGTH, LENGTH[::-1]):
         _give_way(source, each, to=other)
     return _at_its_site(source)
@@ -115,7 +120,9 @@ def load(path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] |
     try:
         config = Config.model_validate(source.values)
     except ValidationError as error:
-        raise ConfigError(_ordered([_in_words(source, dict(found)) for found in error.errors(include_url=False)])) from None
+        found = error.errors(include_url=False)
+        problems = [_in_words(source, dict(each)) for each in found[: MOST * TOLD]]
+        raise ConfigError(_told(_ordered(problems), len(found) - len(problems))) from None
     written = _written(source, overrides)
     if written is not None:
         config = warmup.fitted(config, written)
@@ -180,42 +187,28 @@ def dump(config: Config) -> str:
 
 def _parse(path: Path) -> Source:
     try:
-        text = path.read_bytes().decode("utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except FileNotFoundError:
-        raise ConfigError([Problem("", None, "there is no such file", path)]) from None
-    except IsADirectoryError:
-        raise ConfigError([Problem("", None, "is a directory; a config is a YAML file", path)]) from None
-    except OSError as error:
-        raise ConfigError([Problem("", None, f"cannot be read: {error.strerror}", path)]) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError([Problem("", None, f"is not UTF-8 text (byte {error.start})", path)]) from None
-    except yaml.YAMLError as error:
-        raise ConfigError([_yaml_problem(path, error)]) from None
+        node = document.compose(document.text_of(path))
+    except NotADocument as error:
+        raise ConfigError([Problem("", None, error.message, path, error.line)]) from None
     if node is None:
         return Source(path, {}, {})
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError([Problem("", None, "a config is a mapping of keys to values", path, node.start_mark.line + 1)])
     lines: dict[Key, int] = {}
-    problems = list(_index(path, node, (), lines))
+    problems = list(islice(_index(path, node, (), lines), TOLD + 1))
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(_told(problems))
     try:
-        values = yaml.load(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError([_yaml_problem(path, error)]) from None
+        values = document.construct(node)
+    except NotADocument as error:
+        raise ConfigError([Problem("", None, error.message, path, error.line)]) from None
     return Source(path, values, lines)
-
-
-def _yaml_problem(path: Path, error: Exception) -> Problem:
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    what = getattr(error, "problem", None) or str(error).partition("\n")[0]
-    return Problem("", None, f"not valid YAML: {what}", path, mark.line + 1 if mark is not None else None)
 
 
 def _index(path: Path, node: yaml.Node, at: Key, lines: dict[Key, int]) -> Iterator[Problem]:
     """Record the line of every key below `node`; yields keys that are no text, or stand twice."""
     if isinstance(node, yaml.MappingNode):
+        own = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if key_node.tag == "tag:yaml.org,2002:merge":
@@ -226,7 +219,7 @@ def _index(path: Path, node: yaml.Node, at: Key, lines: dict[Key, int]) -> Itera
                 yield Problem(".".join(at), None, f"the key {name!r} is not text; put it in quotes", path, line)
                 continue
             key = (*at, key_node.value)
-            if key in lines and not (at and _merged(node, key_node.value)):
+            if key in lines and not (at and own[key_node.value] == 1):  # the other line came in by a merge key
                 yield Problem(".".join(key), None, f"stands twice; it was set in line {lines[key]} already", path, line)
                 continue
             lines[key] = line
@@ -237,32 +230,27 @@ def _index(path: Path, node: yaml.Node, at: Key, lines: dict[Key, int]) -> Itera
             yield from _index(path, entry, (*at, str(number)), lines)
 
 
-def _merged(node: yaml.MappingNode, name: str) -> bool:
-    """Whether `name` stands once in this mapping itself, so that its other line came in by a merge key."""
-    return [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)].count(name) == 1
-
-
 def _override(source: Source, override: str) -> Iterator[Problem]:
     name, equals, text = override.partition("=")
     key = tuple(name.split("."))
-    if not equals or not all(key):
-        yield Problem("", None, f"{override!r} is not KEY=VALUE, as in train.steps=200", None, COMMAND_LINE)
+    if not equals or not all(key) or len(key) > document.LIMIT_DEPTH:
+        yield Problem("", None, f"{shown(override)!r} is not KEY=VALUE, as in train.steps=200", None, COMMAND_LINE)
         return
     try:
-        value = yaml.safe_load(text) if text else None
-    except yaml.YAMLError:
+        value = document.construct(document.compose(text))
+    except NotADocument:
         value = text
     target: Any = source.values
     for depth, part in enumerate(key[:-1]):
-        step = _entry(target, part, create=not isinstance(target, list) and not key[depth + 1].isdigit())
+        step = _entry(target, part, create=not isinstance(target, list) and _number(key[depth + 1]) is None)
         if step is None:
             yield Problem(name, None, f"there is no {'.'.join(key[: depth + 1])} to set this in", None, COMMAND_LINE)
             return
         target = step
     if isinstance(target, dict):
         target[key[-1]] = value
-    elif isinstance(target, list) and key[-1].isdigit() and int(key[-1]) < len(target):
-        target[int(key[-1])] = value
+    elif isinstance(target, list) and (place := _number(key[-1])) is not None and place < len(target):
+        target[place] = value
     else:
         yield Problem(name, None, f"{'.'.join(key[:-1])} has no entry {key[-1]!r}", None, COMMAND_LINE)
         return
@@ -276,9 +264,14 @@ def _entry(target: object, part: str, *, create: bool) -> Any:
         if target.get(part) is None and create:
             target[part] = {}
         return target.get(part)
-    if isinstance(target, list) and part.isdigit() and int(part) < len(target):
-        return target[int(part)]
+    if isinstance(target, list) and (place := _number(part)) is not None and place < len(target):
+        return target[place]
     return None
+
+
+def _number(part: str) -> int | None:
+    """The place in a list that a part of a key names, if it names one."""
+    return int(part) if part.isascii() and part.isdigit() and len(part) < 10 else None
 
 
 # -- findings in words -------------------------------------------------------------------------------------------------
@@ -476,3 +469,11 @@ def _ordered(problems: Sequence[Problem]) -> list[Problem]:
         if not any(other.key.startswith(f"{problem.key}.") for other in problems):
             unique.setdefault((problem.key, problem.message), problem)
     return sorted(unique.values(), key=lambda problem: problem.line or 0)
+
+
+def _told(problems: Sequence[Problem], beyond: int = 0) -> list[Problem]:
+    """As many as a person reads, and how many more there are. Args: beyond: those that are not in `problems`."""
+    more = len(problems) - TOLD + beyond
+    if more <= 0:
+        return list(problems)
+    return [*problems[:TOLD], Problem("", None, "there are more problems than these; correct them first", problems[0].file)]

@@ -76,7 +76,7 @@ def agent_command(config: Config, layout: Layout, allocation: Allocation | None,
         "OMP_NUM_THREADS": str(layout.threads_per_proc),
         **clock.environment(),
         **communication(config, allocation),
-        **({CHAOS_VARIABLE: INJECTION} if config.chaos.allow else {}),
+        CHAOS_VARIABLE: INJECTION if config.chaos.allow else "",  # said in any case: it is not to be had from elsewhere
     }
     return AgentCommand(
         driver=address,

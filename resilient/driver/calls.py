@@ -90,7 +90,7 @@ def _diagnose(call: Diagnose, run_dir: Path) -> str:
     from resilient.exits import Exit
 
     code = Exit(call.exit_code)
-    found = diagnosis.diagnose(ledger.read(run_dir / ledger.EVENTS), code=code, message=call.message)
+    found = diagnosis.diagnose(ledger.read_events(run_dir / ledger.EVENTS), code=code, message=call.message)
     text = diagnosis.page(found)
     if call.traceback:
         text += f"\n## The defect\n\n```\n{call.traceback}\n```\n"

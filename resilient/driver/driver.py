@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from resilient import clock, ledger
+from resilient import clock, entries, ledger
 from resilient.config import Config, ConfigError, Layout, Problem
 from resilient.control import Coordinator
 from resilient.control.preparation import Preparation
@@ -351,7 +351,8 @@ class Driver:
             case WriteMetrics(fields, generation, t):
                 entry = ledger.metrics_entry(fields, generation=generation, t=t)
                 self._writer.metrics(entry)
-                self._display.metrics(entry)
+                if entries.is_metrics(entry):
+                    self._display.metrics(entry)
             case AcknowledgeRecords(node, count):
                 incarnation = self._server.incarnation(node)
                 self._writer.written(lambda: self._server.records_written(node, incarnation, count))
@@ -368,6 +369,8 @@ class Driver:
     def _write_event(self, effect: WriteEvent) -> None:
         entry = ledger.event_entry(effect.event, effect.fields, generation=effect.generation, t=effect.t, host=effect.host)
         self._writer.event(entry)
+        if not entries.is_event(entry):
+            return  # a training script says so, and means something of its own
         self._display.event(entry)
         if effect.event == "generation_started":
             self._starting.over()

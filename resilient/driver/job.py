@@ -21,7 +21,7 @@ from resilient.version import commit
 def job_of(config: Config, layout: Layout, kept: storage.Storage, *, tiers_vanish: bool) -> JobSpec:
     """The job; what earlier jobs found out is read from the ledger and the durable tier. Raises OSError."""
     limits = timeouts(config)
-    invalidated, skip = rollback.remembered(ledger.read(config.run_dir / ledger.EVENTS))
+    invalidated, skip = rollback.remembered(ledger.read_events(config.run_dir / ledger.EVENTS))
     return JobSpec(
         layouts={nodes: _axes(each) for nodes, each in layouts(config, layout).items()},
         spares=config.cluster.spares,

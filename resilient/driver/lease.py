@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from resilient.exits import EnvironmentUnusable
 
 LOCK = ".lock"
@@ -28,6 +30,7 @@ LEASE_S = 30.0  # an owner that has not renewed it for so long is gone
 LOCK_WAIT_S = 10.0  # the processes of a driver that was killed a moment ago are gone long before
 SETTLE_S = 1.0  # another that takes the same expired lease has done so by then
 POLL_S = 0.1
+_OWNER_BYTES = 1 << 16  # of a lease: what is longer names nobody
 SURE_S = LEASE_S / 2  # an owner that has not seen for so long that it has the lease looks before it writes
 
 
@@ -232,13 +235,13 @@ def holder(run_dir: Path) -> Owner | None:
 def read(path: Path) -> tuple[Owner | None, int | None]:
     """The owner that a lease names, and when it was renewed, nanoseconds; None for what is not there, or names nobody."""
     try:
-        with path.open() as file:
-            text, changed_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
+        with path.open("rb") as file:
+            text, changed_ns = file.read(_OWNER_BYTES), os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return None, None
     try:
-        return Owner(**json.loads(text)), changed_ns
-    except (ValueError, TypeError):
+        return msgspec.json.decode(text, type=Owner), changed_ns
+    except (ValueError, RecursionError):
         return None, changed_ns
 
 

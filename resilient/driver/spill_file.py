@@ -119,7 +119,7 @@ def take_in(run_dir: Path, directory: Path) -> int:
     count = 0
     for path in sorted(directory.glob("*.jsonl"), key=lambda each: each.stat().st_mtime_ns):
         lines: dict[str, deque[bytes]] = {}
-        for item in _items(path):
+        for item in items(path):
             count += 1
             if item.whole:
                 replace_text(run_dir / item.path, item.text)
@@ -144,7 +144,7 @@ def replace_text(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def _items(path: Path) -> list[Item]:
+def items(path: Path) -> list[Item]:
     """Those that are whole: the driver may have been killed while it wrote the last one."""
     found = []
     for line in path.read_bytes().splitlines():

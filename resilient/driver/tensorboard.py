@@ -17,6 +17,7 @@ from typing import Any
 
 FLUSH_S = 5.0
 KEPT = 100_000  # scalars' lines that wait for a file that cannot be written; older ones are left out
+_MOST = 1e300  # whole numbers have no limit
 _UNITS = {"step", "generation", "t"}
 
 Encode = Callable[[int, float, Mapping[str, float]], bytes]
@@ -61,7 +62,7 @@ class ScalarFile:
         scalars = {
             f"{group}/{name}": float(value)
             for name, value in line.items()
-            if name not in _UNITS and isinstance(value, int | float) and not isinstance(value, bool)
+            if name not in _UNITS and isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) > _MOST
         }
         self._pending.append((step, t, scalars))
         if self._importing is None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
 import zstandard
 
 LEVEL = 3  # 300 MB/s a core, a tenth of a log's size
@@ -23,6 +24,16 @@ COPY_BYTES = 1 << 20
 _MAGIC = 0x184D2A5C  # one of sixteen that readers skip
 _HEADER = struct.Struct("<II")
 _LENGTH_DIGITS = 16
+_ENTRY_BYTES = 64 << 20
+_WINDOW_BYTES = 8 << 20  # of zstd: what LEVEL takes is a quarter of that
+
+
+class _Entry(msgspec.Struct):
+    folder: str
+    files: dict[str, int]
+
+
+_entry = msgspec.json.Decoder(_Entry)
 
 
 class DamagedArchive(Exception):
@@ -69,10 +80,15 @@ def _contents(file: BinaryIO, path: Path) -> Iterator[Packed]:
             magic, size = _HEADER.unpack(header)
             if magic != _MAGIC:
                 raise ValueError(f"magic number {magic:#x}")
+            if size > min(_ENTRY_BYTES, end - offset):
+                raise ValueError(f"an entry of {size} bytes")
             text = file.read(size)
-            length, found = int(text[:_LENGTH_DIGITS]), json.loads(text[_LENGTH_DIGITS:])
-            packed = Packed(found["folder"], found["files"], offset + _HEADER.size + size, length)
-        except (struct.error, ValueError, KeyError, TypeError) as error:
+            digits = text[:_LENGTH_DIGITS]
+            if not digits.isdigit():
+                raise ValueError(f"a length of {digits!r}")
+            entry = _entry.decode(text[_LENGTH_DIGITS:])
+            packed = Packed(entry.folder, entry.files, offset + _HEADER.size + size, int(digits))
+        except (struct.error, ValueError, RecursionError) as error:
             raise DamagedArchive(f"{path} is no archive of folders at byte {offset}: {error}") from error
         offset = file.seek(packed.offset + packed.length)
         if offset > end:
@@ -132,14 +148,17 @@ def read(path: Path, packed: Packed) -> Iterator[tuple[str, bytes]]:
         frame = io.BytesIO(file.read(packed.length))
         try:
             with (
-                zstandard.ZstdDecompressor().stream_reader(frame) as stream,
+                zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).stream_reader(frame) as stream,
                 tarfile.open(fileobj=stream, mode="r|") as tar,
             ):
                 for member in tar:
                     content = tar.extractfile(member)
+                    name = member.name.removeprefix(f"{packed.name}/")
                     if content is not None:
-                        yield member.name.removeprefix(f"{packed.name}/"), content.read()
-        except (zstandard.ZstdError, tarfile.TarError) as error:
+                        if member.size != packed.files.get(name):
+                            raise DamagedArchive(f"folder {packed.name} in {path} has another {name} than it says")
+                        yield name, content.read()
+        except (zstandard.ZstdError, tarfile.TarError, ValueError, EOFError) as error:
             raise DamagedArchive(f"folder {packed.name} in {path} cannot be read: {error}") from error
 
 

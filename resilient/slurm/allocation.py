@@ -7,6 +7,7 @@ from resilient.exits import EnvironmentUnusable
 from resilient.slurm.hosts import counts, expand
 
 JOB = "SLURM_JOB_ID"
+COMPONENTS = 1024  # of a heterogeneous job, at most
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Allocation:
         """
         try:
             parts = int(environ.get("SLURM_HET_SIZE", "0"))
+            if not 0 <= parts <= COMPONENTS:
+                raise ValueError(f"SLURM_HET_SIZE is {parts}; a job has at most {COMPONENTS} components")
+            job_id = environ.get("SLURM_JOB_ID_HET_GROUP_0") or environ[JOB]
             suffixes = [f"_HET_GROUP_{part}" for part in range(parts)] or [""]
             found = [
                 (component, host, count)
@@ -54,7 +58,7 @@ class Allocation:
         here = environ.get("SLURMD_NODENAME", own)
         found.sort(key=lambda node: node[1] != here)
         components, hosts, cpus = (tuple(each) for each in zip(*found, strict=True))
-        return cls(environ.get("SLURM_JOB_ID_HET_GROUP_0", environ[JOB]), hosts, cpus, task, components if parts else ())
+        return cls(job_id, hosts, cpus, task, components if parts else ())
 
     def within(self, left: Collection[str]) -> "Allocation":
         """With those nodes only that the job still has."""

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 log = logging.getLogger(__name__)
 
 FILE = "bad_nodes.json"
@@ -29,11 +31,11 @@ def bad_nodes(run_dir: Path, now: float | None = None) -> list[BadNode]:
     """Those whose time is not over; none where the file is missing, or is none."""
     now = time.time() if now is None else now
     try:
-        found = [BadNode(**each) for each in json.loads((run_dir / FILE).read_text())]
+        found = msgspec.json.decode((run_dir / FILE).read_bytes(), type=list[BadNode])
         return [each for each in found if each.until_t > now]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         log.warning("%s is left out of account: %s", run_dir / FILE, error)
         return []
 

@@ -5,9 +5,12 @@ What happened so far stands in `chain.jsonl`, one record a line: `begun {name}` 
 `resilient stop`). A chain that is over stays over, whatever the queue holds, until somebody submits again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from resilient.exits import Exit
 from resilient.slurm.queue import QueuedJob
@@ -40,6 +43,49 @@ class Chain:
         return len(last) > STUCK and len(set(last)) == 1 and last[0] is not None
 
 
+class _Record(msgspec.Struct, tag_field="what", tag=str.lower):
+    t: Annotated[float, Meta(ge=0, le=1e11)]
+
+
+class _Begun(_Record, tag="begun"):
+    name: str
+
+
+class _Submitted(_Record, tag="submitted"):
+    job: str
+
+
+class _Started(_Record, tag="started"):
+    job: str
+    step: int | None
+
+
+class _Ended(_Record, tag="ended"):
+    job: str
+    exit_code: Literal[0, 69, 70, 75, 78]
+
+
+class _Cancelled(_Record, tag="cancelled"):
+    job: str
+
+
+class _Stopped(_Record, tag="stopped"):
+    pass
+
+
+_Any = _Begun | _Submitted | _Started | _Ended | _Cancelled | _Stopped
+
+
+def whole(records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Those records that are records of a chain; what a disk has lost of the others is left out."""
+    for record in records:
+        try:
+            msgspec.convert(record, _Any)
+        except (msgspec.ValidationError, RecursionError):
+            continue
+        yield record
+
+
 def fold(records: Iterable[Mapping[str, Any]]) -> Chain:
     """The chain that was begun last."""
     jobs: list[str] = []
@@ -70,7 +116,8 @@ def name(records: Iterable[Mapping[str, Any]]) -> str | None:
 def standing(durable: Iterable[int], metrics: Iterable[Mapping[str, Any]]) -> int | None:
     """Where a campaign stands: its newest checkpoint, or the furthest step that a script with checkpoints of its own has told."""
     newest = max(durable, default=0)
-    return newest or max((int(line["step"]) for line in metrics if "step" in line), default=None)
+    told = (line.get("step") for line in metrics)
+    return newest or max((step for step in told if type(step) is int), default=None)
 
 
 @dataclass(frozen=True)

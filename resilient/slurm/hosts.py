@@ -2,9 +2,14 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
-_NUMBERED = re.compile(r"(.*?)(\d+)")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+LIMIT = 1 << 17  # names in a list: no machine has so many nodes, and a range may name any number
+LIMIT_BRACKETS = 8  # in a name
+
+_NUMBERED = re.compile(r"(.*?)(\d{1,18})", re.ASCII | re.DOTALL)
+SHOWN = 80
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 
 
 def expand(text: str) -> list[str]:
@@ -15,7 +20,14 @@ def expand(text: str) -> list[str]:
     Raises:
         ValueError: it is no such list.
     """
-    return [name for part in _parts(text) for name in _names(part)]
+    found: list[str] = []
+    for part in _parts(text):
+        if part.count("[") > LIMIT_BRACKETS:
+            raise ValueError(f"more than {LIMIT_BRACKETS} brackets in a name of the host list {text[:SHOWN]!r}")
+        found += islice(_names(part), LIMIT + 1 - len(found))
+        if len(found) > LIMIT:
+            raise ValueError(f"more than {LIMIT} names in the host list {text[:SHOWN]!r}")
+    return found
 
 
 def fold(names: Iterable[str]) -> str:
@@ -81,8 +93,11 @@ def counts(text: str) -> list[int]:
     """The numbers in a list such as `48(x3),24`, one for each node. Raises ValueError if it is no such list."""
     found: list[int] = []
     for piece in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", piece)
+        match = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", piece, re.ASCII)
         if match is None:
-            raise ValueError(f"{piece!r} is no count of CPUs")
-        found += [int(match[1])] * int(match[2] or 1)
+            raise ValueError(f"{piece[:SHOWN]!r} is no count of CPUs")
+        times = int(match[2] or 1)
+        if len(found) + times > LIMIT:
+            raise ValueError(f"counts of CPUs for more than {LIMIT} nodes")
+        found += [int(match[1])] * times
     return found

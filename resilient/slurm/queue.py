@@ -22,6 +22,7 @@ FIELDS = "JobID:32,State:24,EndTime:24,PreemptTime:24,Reason:48"  # each wider t
 ALIVE = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 BUSY = ("Unable to contact", "timed out", "Connection", "Zero Bytes", "temporarily", "try again", "Transport", "communication")
+_JOB_ID = re.compile(r"\d{1,18}", re.ASCII)
 OVER = ("Invalid job id", "already completing or completed", "Job/step already")
 
 
@@ -88,7 +89,10 @@ def parse_allotted(text: str) -> AllottedJob | None:
     found = dict(word.split("=", 1) for word in text.split() if "=" in word)
     if not {"JobState", "BatchHost", "NodeList"} <= found.keys():
         return None
-    hosts = () if found["NodeList"] == "(null)" else tuple(expand(found["NodeList"]))
+    try:
+        hosts = () if found["NodeList"] == "(null)" else tuple(expand(found["NodeList"]))
+    except ValueError:
+        return None
     return AllottedJob(found["JobState"], hosts, found["BatchHost"], found.get("Requeue") == "1")
 
 
@@ -97,7 +101,7 @@ def parse_queue(text: str) -> list[QueuedJob]:
     found = []
     for line in text.splitlines():
         words = line.split(maxsplit=4)
-        if len(words) >= 4 and words[0].isdigit():
+        if len(words) >= 4 and _JOB_ID.fullmatch(words[0]):
             end_t, preempt_t = parse_time(words[2]), parse_time(words[3])
             found.append(QueuedJob(words[0], words[1], end_t, preempt_t is not None, words[4].strip() if words[4:] else ""))
     return sorted(found, key=lambda job: int(job.job_id))
@@ -105,14 +109,14 @@ def parse_queue(text: str) -> list[QueuedJob]:
 
 def parse_time(word: str) -> float | None:
     """Unix seconds of a time that Slurm prints in this machine's local time; None for N/A, NONE, Unknown."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OverflowError, OSError):
         return datetime.fromisoformat(word).timestamp()
     return None
 
 
 def parse_kill_wait(text: str) -> float | None:
     """Seconds from SIGTERM to SIGKILL, of the answer of `scontrol show config`."""
-    found = re.search(r"^KillWait\s*=\s*(\d+)", text, re.MULTILINE)
+    found = re.search(r"^KillWait\s*=\s*(\d{1,9})\b", text, re.MULTILINE)
     return float(found[1]) if found else None
 
 

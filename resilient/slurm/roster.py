@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from resilient.exits import EnvironmentUnusable
-from resilient.slurm.hosts import expand, fold
+from resilient.slurm.hosts import LIMIT, expand, fold
 
 VARIABLE = "RESILIENT_ROSTER"  # in the environment of a step
 NODE_NAME = "SLURMD_NODENAME"
 
-_ENTRY = re.compile(r"(\d+):(\d+):(.+)")
+_ENTRY = re.compile(r"(\d{1,9}):(\d{1,9}):(.+)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ def read(text: str) -> dict[str, Seat]:
             raise ValueError(f"{entry!r} is no entry of a roster")
         first = int(match[2])
         found |= {host: Seat(first + place, int(match[1])) for place, host in enumerate(expand(match[3]))}
+        if len(found) > LIMIT:
+            raise ValueError(f"a roster of more than {LIMIT} hosts")
     return found
 
 

@@ -69,12 +69,12 @@ class Succession:
     @classmethod
     def found(cls, run_dir: Path) -> "Succession | None":
         """The chain that has been begun in a run directory, if there is one."""
-        name = chain.name(read(run_dir / chain.FILE))
+        name = chain.name(chain.whole(read(run_dir / chain.FILE)))
         return cls(run_dir, name) if name is not None else None
 
     @property
     def chain(self) -> Chain:
-        return chain.fold(read(self._run_dir / chain.FILE))
+        return chain.fold(chain.whole(read(self._run_dir / chain.FILE)))
 
     async def begin(self, script_text: str) -> tuple[str | None, list[QueuedJob]]:
         """Write the batch script and submit the first job, unless the chain has jobs; its id, and the jobs that were there.

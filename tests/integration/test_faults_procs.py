@@ -213,7 +213,7 @@ def test_snapshot_daemon_agent_node_and_driver_go_one_after_the_other_and_no_bit
 ):
     never_durable = {**tiers(tmp_path / "disturbed/run", ram, replicas=1), "every_steps": 1000}
     cluster = {"nodes": 2, "procs_per_node": 1, "device": "cpu"}
-    run = training(cluster=cluster, checkpoint=never_durable, resilience={"rejoin_s": 100}).start()
+    run = training(cluster=cluster, checkpoint=never_durable, resilience={"rejoin_s": 100}, **ALLOWED).start()
     wait_for((run.run_dir / "storage.json").exists, "the run directory")
     with (
         injector(run, "keeper_kill", node=0, step=3) as daemon,
@@ -341,7 +341,7 @@ def test_a_generation_for_which_no_port_is_free_waits_for_one(counting: Counting
         return subprocess.run(read, check=True, capture_output=True, text=True).stdout
 
     before = ports()
-    run = counting(steps=100_000)
+    run = counting(steps=100_000, **ALLOWED)
     run.within = within
     run.start()
     calm(run, 0, 10)
@@ -368,7 +368,7 @@ def ahead_s() -> float:
 def test_a_clock_that_jumps_and_jumps_back_costs_nothing_and_is_put_right_also_if_the_injector_is_killed(counting: Counting):
     # By more than a node may be silent, and a rank too.
     patience = {"fence_s": 2.0, "lost_s": 3.0, "hang_floor_s": 2.0}
-    run = counting(steps=100_000, cluster={"nodes": 2, "procs_per_node": 1}, resilience=patience).start()
+    run = counting(steps=100_000, cluster={"nodes": 2, "procs_per_node": 1}, resilience=patience, **ALLOWED).start()
     run.reach(30)
     before = ahead_s()
     evidence = strike(run, "clock_jump", node=0, by_s=5.0, seconds=0.5)

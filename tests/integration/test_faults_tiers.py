@@ -65,6 +65,7 @@ def keeping(campaign: Callable[..., Campaign], ram: Path) -> Keeping:
             cluster={"procs_per_node": 2, "device": "cpu", **changes.pop("cluster", {})},
             train={"steps": steps},
             checkpoint={"every_steps": EVERY, "tiers": tiers},
+            chaos={"allow": True},
             **changes,
         )
 

@@ -140,6 +140,7 @@ def two_nodes(campaign: Callable[..., Campaign], disk: Path, ram: Path, tmp_path
             cluster={"nodes": 2, "procs_per_node": 1, "device": "cpu"},
             train={"steps": steps},
             checkpoint={"every_steps": 50, "tiers": tiers},
+            chaos={"allow": True},
             **changes,
         )
         run.run_dir = disk / "run"

@@ -14,7 +14,7 @@ def counting(directory: Path, **config: object) -> Campaign:
 
 
 def test_a_host_that_crashes_is_booted_again_also_if_the_injector_is_killed(bare: Lab, tmp_path: Path):
-    run = counting(tmp_path)
+    run = counting(tmp_path, chaos={"allow": True})
     run.run_dir.mkdir()
     (run.run_dir / "config.yaml").write_text(run.path.read_text())
     where = {"lab": bare.paths.name, "node": 1, "host": "n2"}

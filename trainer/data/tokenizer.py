@@ -130,5 +130,5 @@ def _text(path: Path, what: str) -> str:
 def _json(path: Path, what: str) -> Any:
     try:
         return json.loads(_text(path, what))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON, as {what} is: {error}") from error

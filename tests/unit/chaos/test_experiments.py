@@ -1,5 +1,6 @@
 """Experiments: what a file may say, and what is said where it says something else."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,51 @@ def test_what_cannot_be_is_told_with_file_and_key(tmp_path: Path, changes: dict[
 
 
 def test_a_file_that_is_not_there_or_not_yaml_is_told(tmp_path: Path):
-    with pytest.raises(ExperimentError, match=r"none\.yaml: No such file"):
+    with pytest.raises(ExperimentError, match=r"none\.yaml: there is no such file"):
         read(tmp_path / "none.yaml")
     (tmp_path / "bad.yaml").write_text("a: [")
-    with pytest.raises(ExperimentError, match=r"bad\.yaml: not YAML"):
+    with pytest.raises(ExperimentError, match=r"bad\.yaml:\d+: not valid YAML"):
         read(tmp_path / "bad.yaml")
+
+
+MALFORMED = {
+    "alias of itself": (b"faults: &a [*a]\n", "stands within what it stands for"),
+    "aliases of aliases": (
+        b"a0: &a0 [x, x]\n" + b"".join(b"a%d: &a%d [%s]\n" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 9)) for n in range(1, 12)),
+        "more than 50,000 values",
+    ),
+    "3,000 deep": (b"[" * 3000 + b"]" * 3000, "nested more than 32 deep"),
+    "key that is no text": (b"name: x\n5: x\n", "5"),
+    "list": (b"- x\n", "valid dictionary"),
+    "nothing": (b"", "valid dictionary"),
+    "no UTF-8": (b"name: \xff\n", "not UTF-8"),
+    "number of 5,000 digits": (b"name: x\nsteady_steps: " + b"9" * 5000, "5,000 characters"),
+    "no calendar": (b"name: 2001-99-99\n", "not valid YAML"),
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_malformed_experiment_is_one_line_for_each_problem(kind: str, tmp_path: Path):
+    text, told = MALFORMED[kind]
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(text)
+    with pytest.raises(ExperimentError) as error:
+        read(path)
+    assert told in str(error.value)
+    assert all(line.startswith(f"{path}:") for line in str(error.value).splitlines())
+
+
+def test_an_experiment_or_a_campaign_that_is_no_file_is_not_waited_for(tmp_path: Path):
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    with pytest.raises(ExperimentError, match=r"pipe\.yaml: is a named pipe"):
+        read(pipe)
+    for file in ("pipe.yaml", "/dev/zero"):
+        with pytest.raises(ExperimentError, match=r"campaign\.file: .*: is a (named pipe|device)"):
+            resolve(Campaign(file=Path(file)), tmp_path / "x.yaml", tmp_path / "out", allow=True)
+    (tmp_path / "list.yaml").write_text("- x\n")
+    with pytest.raises(ExperimentError, match=r"list\.yaml: a config is a mapping"):
+        resolve(Campaign(file=Path("list.yaml")), tmp_path / "x.yaml", tmp_path / "out", allow=True)
 
 
 def test_experiments_that_come_along_are_found_by_their_names_and_others_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -84,7 +125,7 @@ def test_a_campaign_is_the_file_with_changes_in_a_directory_of_its_own(tmp_path:
     assert config.run_dir == tmp_path / "out" / "run"
     assert config.chaos.allow
     assert not resolve(wanted, tmp_path / "experiment.yaml", tmp_path / "twin", allow=False).chaos.allow
-    with pytest.raises(ExperimentError, match=r"campaign\.file: .*none\.yaml: No such file"):
+    with pytest.raises(ExperimentError, match=r"campaign\.file: .*none\.yaml: there is no such file"):
         resolve(Campaign(file=Path("none.yaml")), tmp_path / "experiment.yaml", tmp_path / "out", allow=True)
     with pytest.raises(ConfigError, match="did you mean 'steps'"):
         resolve(Campaign(config={"train": {"stepz": 7}}), tmp_path / "experiment.yaml", tmp_path / "out", allow=True)

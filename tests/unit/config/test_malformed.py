@@ -156,7 +156,48 @@ BAD = [
     Bad("text instead of a mapping", "hello\n", 1, ("a mapping of keys to values",)),
     Bad("bytes that are no text", b"name: \xff\xfe\n", None, ("not UTF-8",)),
     Bad("unknown tag", "name: !!python/object:os.system x\n", 1, ("not valid YAML",)),
+    Bad("alias of itself", "train: &a\n  steps: *a\n", 2, ("not valid YAML", "*a stands within what it stands for")),
+    Bad("list within itself", "name: &a [*a]\n", 1, ("*a stands within",)),
+    Bad("alias of nothing", "name: x\ntrain: *nowhere\n", 2, ("not valid YAML", "undefined alias")),
+    Bad(
+        "aliases of aliases",
+        "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)),
+        5,
+        ("more than 50,000 values",),
+    ),
+    Bad(
+        "merges of merges",
+        "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)),
+        None,
+        ("more than 50,000 values",),
+    ),
+    Bad("lists 3,000 deep", "name: " + "[" * 3000 + "]" * 3000, 1, ("nested more than 32 deep",)),
+    Bad("lists that do not end", "[" * 100_000, 1, ("nested more than 32 deep",)),
+    Bad("mappings 3,000 deep", "".join(f"{' ' * n}a:\n" for n in range(1000)), 32, ("nested more than 32 deep",)),
+    Bad("key that is a list", "? [a, b]\n: x\n", 1, ("not text",)),
+    Bad("key that is null", "~: x\n", 1, ("not text",)),
+    Bad("key that is a date", "train: {2001-01-01: x}\n", 1, ("not text",)),
+    Bad("key of two lines", '"a\\nb": x\n', 1, ("a\\nb: unknown key",)),
+    Bad("key that moves the cursor", '"\\e[2J": x\n', 1, ("\\x1b[2J: unknown key",)),
+    Bad("number of 5,000 digits", f"train: {{steps: {'9' * 5000}}}\n", 1, ("a number of 5,000 characters", "at most 100")),
+    Bad("number beyond all counts", f"train: {{steps: -{'9' * 90}}}\n", 1, ("train.steps = -9999", "at least 1")),
+    Bad("number of base 60", "optimizer: {lr: " + "1:" * 4000 + "1.5}\n", 1, ("a number of 8,003 characters",)),
+    Bad("day that is in no calendar", "name: 2001-99-99\n", None, ("not valid YAML", "month must be in 1..12")),
+    Bad("number that is tagged as none", "train: {steps: !!int many}\n", 1, ("'many' cannot be tagged 'int'",)),
+    Bad("number that is tagged and empty", 'train: {steps: !!int ""}\n', 1, ("cannot be tagged 'int'",)),
+    Bad("NUL in a path", 'run_dir: "a\\0b"\n', 1, ("a text with a NUL",)),
+    Bad("half a character", 'run_dir: "a\\uD800b"\n', 1, ("half a character",)),
+    Bad("control character", "name: a\x07b\n", None, ("not valid YAML", "special characters are not allowed")),
+    Bad("UTF-16", "name: x\n".encode("utf-16"), None, ("not UTF-8",)),
+    Bad("Latin-1", "name: ä\n".encode("latin-1"), None, ("not UTF-8 text (byte 6)",)),
+    Bad("two documents", "name: x\n---\nname: y\n", 2, ("not valid YAML", "another document")),
+    Bad("more than is read", "#" * (1 << 20) + "\n", None, ("1,048,577 bytes", "at most 1,048,576")),
     # the command line
+    Bad("override of an endless text", "", None, ("a whole number",), ("train.steps=" + "[" * 5000,)),
+    Bad("override of itself", "", None, ("a whole number",), ("train.steps=&a [*a]",)),
+    Bad("override 3,000 deep", "", None, ("command line", "KEY=VALUE"), (".".join("a" * 3000) + "=1",)),
+    Bad("override of place ²", "data: {split: [1, 1, 1]}\n", None, ("no entry",), ("data.split.²=1",)),
+    Bad("override of a far place", "data: {split: [1, 1, 1]}\n", None, ("no entry",), ("data.split." + "9" * 5000 + "=1",)),
     Bad("override without value", "", None, ("command line", "'train.steps'", "KEY=VALUE"), ("train.steps",)),
     Bad("override of nothing", "", None, ("command line", "'=5'"), ("=5",)),
     Bad("wrong override", "", None, ("command line: train.steps = x", "a whole number"), ("train.steps=x",)),
@@ -186,7 +227,7 @@ def test_a_malformed_config_is_told_with_its_place_and_what_is_allowed(tmp_path:
 
 
 def test_there_are_enough_of_them():
-    assert len(BAD) >= 60
+    assert len(BAD) >= 90
     assert len({bad.name for bad in BAD}) == len(BAD)
 
 
@@ -196,11 +237,26 @@ def test_all_problems_are_told_at_once_in_the_order_of_lines(tmp_path: Path):
     assert [line.split(": ")[0] for line in text.splitlines()] == [f"{path}:{number}" for number in (1, 2, 3, 5)]
 
 
-@pytest.mark.parametrize("make", ["missing", "directory", "unreadable"])
+def test_a_thousand_problems_are_not_told_one_by_one(tmp_path: Path):
+    bad = Bad("", f"cluster:\n  domains: [{', '.join(['1'] * 1000)}]\n", None, ())
+    _, text = message(tmp_path, bad)
+    *told, last = text.splitlines()
+    assert len(told) == 50
+    assert "more problems" in last
+
+
+@pytest.mark.parametrize("make", ["missing", "directory", "unreadable", "pipe", "endless", "sparse"])
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, make: str):
     path = tmp_path / "config.yaml"
     if make == "directory":
         path.mkdir()
+    elif make == "pipe":
+        os.mkfifo(path)
+    elif make == "endless":
+        path.symlink_to("/dev/zero")
+    elif make == "sparse":
+        with path.open("wb") as file:
+            file.truncate(1 << 30)
     elif make == "unreadable":
         if os.geteuid() == 0:
             path.symlink_to(path)  # root reads everything but a loop
@@ -222,3 +278,20 @@ def test_the_command_ends_with_78_and_without_a_traceback(tmp_path: Path, comman
     assert f"{path}:2: train.step: unknown key" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert sorted(tmp_path.iterdir()) == [path]  # nothing was made
+
+
+@pytest.mark.parametrize("kind", ["alias of itself", "lists 3,000 deep", "pipe"])
+def test_the_command_ends_with_78_for_what_is_no_document(tmp_path: Path, kind: str):
+    path = tmp_path / "bad.yaml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        (bad,) = [each for each in BAD if each.name == kind]
+        path.write_text(str(bad.text))
+    done = subprocess.run(
+        [sys.executable, "-m", "resilient", "run", str(path)], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 78
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{path}:")
+    assert sorted(tmp_path.iterdir()) == [path]

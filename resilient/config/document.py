@@ -1,0 +1,155 @@
+"""YAML documents from files that may be anything: regular, small, shallow, without loops, or refused in one line.
+
+Owns the limits. YAML as such has none: an alias may contain itself, a few lines of aliases may stand for billions of nodes, and a
+document that is nested deeply enough exhausts the stack. What is refused here costs little more than the reading of it.
+"""
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+LIMIT_BYTES = 1 << 20
+LIMIT_DEPTH = 32
+LIMIT_NODES = 50_000  # aliases counted with all that they stand for
+LIMIT_NUMBER = 100  # characters; a date is a number here
+
+_TEXT = "tag:yaml.org,2002:str"
+_UNPRINTABLE = re.compile("[\x00\ud800-\udfff]")  # that no path and no terminal takes
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class NotADocument(Exception):
+    """A file or a text is no YAML document that is read here.
+
+    Attributes:
+        message: what is wrong, and what is allowed, in one line.
+        line: where, from 1; None where it is the whole.
+    """
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.message, self.line = message, line
+
+
+def read(path: Path) -> Any:
+    """The plain values of a file; None where it is empty. Raises NotADocument."""
+    return construct(compose(text_of(path)))
+
+
+def text_of(path: Path) -> str:
+    """The text of a file. What is no regular file is not waited for. Raises NotADocument."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise NotADocument("there is no such file") from None
+    except OSError as error:
+        raise NotADocument(f"cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise NotADocument("there is no such file: its name holds a NUL") from None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
+            raise NotADocument(f"is {kind}; allowed: a regular file with YAML")
+        if found.st_size > LIMIT_BYTES:
+            raise NotADocument(f"has {found.st_size:,} bytes; allowed: at most {LIMIT_BYTES:,}")
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            data = file.read(LIMIT_BYTES + 1)  # the files of /proc have no size
+    except OSError as error:
+        raise NotADocument(f"cannot be read: {error.strerror}") from None
+    finally:
+        os.close(fd)
+    if len(data) > LIMIT_BYTES:
+        raise NotADocument(f"has more than {LIMIT_BYTES:,} bytes, which is all that is allowed")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NotADocument(f"is not UTF-8 text (byte {error.start})") from None
+
+
+def compose(text: str) -> yaml.Node | None:
+    """The nodes of a document, a tree once aliases are followed; None where it is empty. Raises NotADocument."""
+    try:
+        node: yaml.Node | None = _Loader(text).get_single_node()
+    except yaml.YAMLError as error:
+        raise _refused(error) from None
+    return node
+
+
+def construct(node: yaml.Node | None) -> Any:
+    """The plain values of a document. Raises NotADocument."""
+    if node is None:
+        return None
+    try:
+        return yaml.SafeLoader("").construct_document(node)
+    except yaml.YAMLError as error:
+        raise _refused(error) from None
+    except (ValueError, OverflowError) as error:  # a day that is in no calendar
+        raise NotADocument(f"not valid YAML: {error}") from None
+
+
+def _refused(error: yaml.YAMLError) -> NotADocument:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    what = getattr(error, "problem", None) or str(error).partition("\n")[0]
+    return NotADocument(f"not valid YAML: {what}", mark.line + 1 if mark is not None else None)
+
+
+class _Loader(yaml.SafeLoader):
+    """Counts while it composes.
+
+    Invariant: `_count` is the number of nodes so far, aliases written out; `_sizes` has the nodes under each anchor that is closed.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._count = 0
+        self._sizes: dict[str, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in self.anchors and event.anchor not in self._sizes:
+                raise NotADocument(f"not valid YAML here: *{event.anchor} stands within what it stands for", line)
+            self._add(self._sizes.get(event.anchor or "", 0), line)
+            return super().compose_node(parent, index)
+        if self._depth >= LIMIT_DEPTH:
+            raise NotADocument(f"is nested more than {LIMIT_DEPTH} deep, which is all that is allowed", line)
+        before = self._count
+        self._add(1, line)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if event.anchor is not None:
+            self._sizes[event.anchor] = self._count - before
+        return node
+
+    def _add(self, nodes: int, line: int) -> None:
+        self._count += nodes
+        if self._count > LIMIT_NODES:
+            raise NotADocument(f"has more than {LIMIT_NODES:,} values, aliases written out, which is all that is allowed", line)
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
+        line = node.start_mark.line + 1
+        if node.tag != _TEXT:
+            if len(node.value) > LIMIT_NUMBER:
+                raise NotADocument(f"a number of {len(node.value):,} characters; allowed: at most {LIMIT_NUMBER}", line)
+            if self.resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag:  # type: ignore[no-untyped-call]
+                name = node.tag.rpartition(":")[2]
+                raise NotADocument(f"not valid YAML: {node.value[:40]!r} cannot be tagged {name!r}", line)
+        elif _UNPRINTABLE.search(node.value):
+            raise NotADocument("a text with a NUL or half a character, which is in no name and no path", line)
+        return node

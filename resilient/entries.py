@@ -1,0 +1,172 @@
+"""What a line of the ledger and of the metrics must have, so that those who read it find what they expect.
+
+The two files hold what training scripts report besides what the driver writes, and disks lose bytes: a line may be any JSON object.
+Owns the fields that the project's own readers rely on; a line may have others. Pure.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+Line = Mapping[str, Any]
+Seconds = Annotated[float, Meta(ge=-1e11, le=1e11)]
+Time = Annotated[float, Meta(ge=0, le=1e11)]  # unix seconds
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+
+
+class _Entry(msgspec.Struct):
+    t: Time
+    event: str
+    generation: Count
+    host: str
+
+
+class _RunStarted(_Entry, kw_only=True):
+    name: str
+    target_step: Count | None
+
+
+class _GenerationStarted(_Entry, kw_only=True):
+    nodes: list[str]
+    world_size: Count
+    resumed_step: Count | None
+
+
+class _Step(_Entry, kw_only=True):
+    step: Count
+
+
+class _Snapshot(_Step, kw_only=True):
+    stall_s: Seconds
+
+
+class _Rejected(_Step, kw_only=True):
+    reason: str
+
+
+class _Fault(_Entry, kw_only=True):
+    fault_id: str
+    kind: str
+    ranks: list[Count]
+    nodes: list[Count]
+    step: Count | None
+    detail: str
+    evidence: str
+    detect_s: Seconds
+    phase: str | None = None
+    verdict: str | None = msgspec.field(name="class", default=None)
+
+
+class _Action(_Entry, kw_only=True):
+    fault_id: str | None
+    name: str
+    reason: str
+    step: Count | UnsetType = UNSET
+    skip: list[tuple[Count, Count]] | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if self.name == "roll_back" and (self.step is UNSET or self.skip is UNSET):
+            raise ValueError("a roll-back has a step, and what is left out")
+
+
+class _Recovered(_Step, kw_only=True):
+    fault_id: str
+    downtime_s: Seconds
+    lost_steps: Count
+
+
+class _Link(_Entry, kw_only=True):
+    node: Count
+    interface: str | None
+    state: str
+    detail: str | UnsetType = UNSET
+    down_s: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        if (self.state in ("up", "flapped") and self.down_s is None) or (self.state == "down" and self.detail is UNSET):
+            raise ValueError("a link that is down says why, and one that was says for how long")
+
+
+class _Finding(msgspec.Struct):
+    check: str
+    text: str
+
+
+class _Health(_Entry, kw_only=True):
+    node: Count
+    ok: bool
+    findings: list[_Finding]
+
+
+class _Validation(_Step, kw_only=True):
+    val_loss: float
+
+
+class _Drain(_Entry, kw_only=True):
+    signal: str
+    took_s: Seconds
+    step: Count | None
+
+
+class _RunFinished(_Entry, kw_only=True):
+    exit_code: Annotated[int, Meta(ge=-255, le=255)]
+    step: Count | None
+
+
+_EVENTS: Mapping[str, type[_Entry]] = {
+    "run_started": _RunStarted,
+    "generation_started": _GenerationStarted,
+    "snapshot": _Snapshot,
+    "replicated": _Step,
+    "committed": _Step,
+    "checkpoint_rejected": _Rejected,
+    "fault": _Fault,
+    "action": _Action,
+    "recovered": _Recovered,
+    "link": _Link,
+    "health": _Health,
+    "validation": _Validation,
+    "drain": _Drain,
+    "run_finished": _RunFinished,
+}
+
+
+class _Metrics(msgspec.Struct, kw_only=True):
+    t: Time
+    generation: Count
+    step: Count | UnsetType = UNSET
+    step_s: Seconds | None = None
+    data_s: Seconds | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
+
+
+def is_event(line: Line) -> bool:
+    """Whether a line of the ledger has what its event has."""
+    name = line.get("event")
+    return isinstance(name, str) and _fits(line, _EVENTS.get(name, _Entry))
+
+
+def is_metrics(line: Line) -> bool:
+    """Whether a line of metrics has its time and generation, and, where it has them, a step, a loss and times that are such."""
+    return _fits(line, _Metrics)
+
+
+def events(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Those that are events."""
+    return filter(is_event, lines)
+
+
+def metrics(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Those that are metrics."""
+    return filter(is_metrics, lines)
+
+
+def _fits(line: Line, kind: type[msgspec.Struct]) -> bool:
+    try:
+        msgspec.convert(line, kind)
+    except (msgspec.ValidationError, RecursionError):
+        return False
+    return True
