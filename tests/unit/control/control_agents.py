@@ -80,6 +80,11 @@ class Agent:
         """The furthest boundary that its rank has passed."""
         return self.step if self.hold_at is None else min(self.step, self.hold_at - 1)
 
+    @property
+    def idle(self) -> bool:
+        """It runs no worker, and nothing on its way to it will start one."""
+        return self.rank is None and not any(isinstance(each, Start) for each in self.inbox)
+
     def will_hold(self) -> set[NodeShard]:
         """What is left once all that it was told has reached it."""
         held = set(self.held)

@@ -102,7 +102,7 @@ def check_starts(starts: Sequence[tuple[int, Start]], agents: Sequence[Agent], m
         assert agent.joined and agent.ready, f"a start to node {node}, which is not ready"
         assert not agent.unfit, f"a start to node {node}, which has failed its check"
     for node, agent in enumerate(agents):
-        assert not agent.joined or agent.ready, f"node {node} may still run generation {agent.generation}"
+        assert not agent.joined or agent.idle, f"node {node} may still run generation {agent.generation}"
 
 
 def check_way_back(start: Start, agents: Sequence[Agent], ledger: LedgerChecks) -> None:

@@ -37,6 +37,7 @@ class Campaign(RuleBasedStateMachine):
         self.generation = 0
         self.base = 0  # the step that the generation goes on from
         self.now = 0.0
+        self.holds = True  # nothing was found by the last call
         self.invalid: list[Void] = []
         self.quarantining = False  # what is invalid is being renamed on the durable tier
         self.protected: SnapshotKey | None = None  # the newest that was replicated, and has lost no copy by a loss since
@@ -47,7 +48,7 @@ class Campaign(RuleBasedStateMachine):
 
     def do(self, method: str, *arguments: Any) -> None:
         """One turn of the core; its requests are on their way."""
-        out = Outbox()
+        out, self.holds = Outbox(), False
         getattr(self.core, method)(*arguments, out)
         for effect in out.take():
             if isinstance(effect, WriteEvent):
@@ -61,6 +62,7 @@ class Campaign(RuleBasedStateMachine):
                     assert source.alive, f"a replica is to come from node {source.node}, which is gone"
                     assert {source.node, effect.node} <= set(self.members), "replicas lie on members, and are of members"
                 self.daemons[effect.node].inbox.append(effect.request)
+        self.holds = True
 
     def is_told(self, event: WriteEvent) -> None:
         """What the ledger says has come to be."""
@@ -341,6 +343,8 @@ class Campaign(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """With all nodes back, training goes on, snapshots get complete and replicated, and the newest becomes durable."""
+        if not self.holds:
+            return
         for node in range(NODES):
             self.node_returns(node)
         self.settle()
