@@ -16,9 +16,7 @@ from resilient.logs.archive import DamagedArchive
 from resilient.logs.paths import DIRECTORY, generation_directory
 
 _NODE_LOG = re.compile(r"node(\d+)\.log")
-_RANK_LOG = re.compile(
-    r"rank(\d+)\.log"
-)  # of campaigns begun with an earlier version: one for each rank, whose lines have no times
+_RANK_LOG = re.compile(r"rank(\d+)\.log")  # of campaigns begun with an earlier version: lines without times
 _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (?:\[rank (\d+)\] )?")
 
 

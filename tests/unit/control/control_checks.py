@@ -9,7 +9,7 @@ from checkpoint.protocol import SnapshotKey
 from resilient.outbox import AcknowledgeRecords, Effect, WriteEvent, WriteMetrics
 from resilient.policy import Budget
 from resilient.protocol.messages import Start, unpack
-from resilient.rollback import Void
+from resilient.rollback import InvalidationRule
 
 DRIVERS_OWN = {"generation_started", "fault", "action", "recovered", "drain", "run_finished"}
 RESTARTS = {"restart_workers", "replace_node", "roll_back"}
@@ -33,7 +33,7 @@ class LedgerChecks:
     faults: set[str] = field(default_factory=set)
     open: dict[str, str] = field(default_factory=dict)
     restarts: list[float] = field(default_factory=list)
-    voids: list[Void] = field(default_factory=list)
+    voids: list[InvalidationRule] = field(default_factory=list)
     go_back_to: int | None = None
     said: dict[int, int] = field(default_factory=dict)
     announced: set[int] = field(default_factory=set)
@@ -81,7 +81,7 @@ class LedgerChecks:
             step = event.fields["step"]
             assert isinstance(step, int)
             self.go_back_to = step
-            self.voids.append(Void(event.generation, step))
+            self.voids.append(InvalidationRule(event.generation, step))
 
     def void(self, key: SnapshotKey) -> bool:
         return any(each.covers(key.step, key.generation) for each in self.voids)

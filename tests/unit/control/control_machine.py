@@ -50,7 +50,7 @@ BAD: tuple[int, Raised | None] = (1, Raised("BadBatch", "the loss is nan", "a tr
 nodes = st.integers(0, NODES + SPARES - 1)
 
 
-class Job(RuleBasedStateMachine):
+class JobMachine(RuleBasedStateMachine):
     """The driver, its agents and the network between them."""
 
     def __init__(self) -> None:
@@ -150,7 +150,9 @@ class Job(RuleBasedStateMachine):
             case Launch(node):
                 before = self.agents[node]
                 silent_s = self.attended_s - before.heard_s
-                assert not before.launched or silent_s > SILENCE_WITH_SPARE_S - ROUNDING_S, f"node {node} is started again after {silent_s} s"
+                assert not before.launched or silent_s > SILENCE_WITH_SPARE_S - ROUNDING_S, (
+                    f"node {node} is started again after {silent_s} s"
+                )
                 held = before.held if before.joined else set()
                 self.agents[node] = Agent(node, NODES, launched=True, held=held)
             case Send(node, Start() as message):
@@ -240,7 +242,9 @@ class Job(RuleBasedStateMachine):
                 assert self.attended_s - heard_s[node] > least_s - ROUNDING_S, f"node {node} is lost for nothing"
         for node, since_s in heard_s.items():
             known = self.core.membership.nodes[node].joined and not self.finished
-            assert not known or self.attended_s - since_s <= SILENCE_S + TICK_S + ROUNDING_S, f"the loss of node {node} is not noticed"
+            assert not known or self.attended_s - since_s <= SILENCE_S + TICK_S + ROUNDING_S, (
+                f"the loss of node {node} is not noticed"
+            )
 
     @rule(seconds=st.floats(2.5, 200.0))
     def driver_is_away(self, seconds: float) -> None:

@@ -61,7 +61,7 @@ MUTANTS = (
         "a spare that takes part is not told to start",
         "resilient.control.generations",
         "            out.send(node, message)\n\n    # -- while it runs",
-        "            if membership.nodes[node].failures == 0 and node < membership.wanted:\n                out.send(node, message)\n\n    # -- while it runs",
+        "            if node < membership.wanted:\n                out.send(node, message)\n\n    # -- while it runs",
     ),
     Mutant(
         "ranks are told where to go back to only once, although the generation may end before a step",
@@ -96,8 +96,8 @@ MUTANTS = (
     Mutant(
         "faults that stop no rank share an id with the next one",
         "resilient.control.incidents",
-        "        self._told += 1\n",
-        '        self._told += action.name != "restart_agent"\n',
+        "        self._reported += 1\n",
+        '        self._reported += action.name != "restart_agent"\n',
     ),
     Mutant(
         "silence is counted for time for which the driver was away",
@@ -114,8 +114,8 @@ MUTANTS = (
     Mutant(
         "a node that returns is still as silent as the one that was lost",
         "resilient.control.presence",
-        "        self._heard_s[node] = now_s\n        if node not in self._queued:",
-        "        self._heard_s.setdefault(node, now_s)\n        if node not in self._queued:",
+        "        self._last_message_s[node] = now_s\n        if node not in self._queued:",
+        "        self._last_message_s.setdefault(node, now_s)\n        if node not in self._queued:",
     ),
     Mutant(
         "the agent of a node that is lost is not started anew",

@@ -23,10 +23,10 @@ def test_a_mutant_whose_text_is_gone_is_an_error() -> None:
 
 @pytest.mark.soak
 def test_the_core_as_it_is_holds() -> None:
-    found = outcome(MACHINE, "Job", EXAMPLES, None)
+    found = outcome(MACHINE, "JobMachine", EXAMPLES, None)
     assert not found.falsified, found.said
 
 
 @pytest.mark.parametrize("mutant", [CHEAP, *map(soaked, MUTANTS[1:])], ids=lambda mutant: mutant.name)
 def test_a_mistake_is_found(mutant: Mutant) -> None:
-    assert outcome(MACHINE, "Job", EXAMPLES, mutant).falsified, f"survived: {mutant.name}"
+    assert outcome(MACHINE, "JobMachine", EXAMPLES, mutant).falsified, f"survived: {mutant.name}"

@@ -13,7 +13,7 @@ from snapshot_daemons import BEGIN_SESSION, BUFFERS, DURABLE, NVME, RAM, TAKE_IN
 from checkpoint.protocol import DaemonNews, Held, Inventory, Replicate, SnapshotKey, StartJob
 from resilient.outbox import Outbox, RequestDaemon, WriteEvent
 from resilient.protocol.messages import unpack
-from resilient.rollback import Void
+from resilient.rollback import InvalidationRule
 from resilient.snapshots import Snapshots, StoragePlan, TierPlan
 
 MEMBERS = 3
@@ -38,7 +38,7 @@ class Campaign(RuleBasedStateMachine):
         self.base = 0  # the step that the generation goes on from
         self.now = 0.0
         self.holds = True  # nothing was found by the last call
-        self.invalid: list[Void] = []
+        self.invalid: list[InvalidationRule] = []
         self.quarantining = False  # what is invalid is being renamed on the durable tier
         self.protected: SnapshotKey | None = None  # the newest that was replicated, and has lost no copy by a loss since
         self.past: list[tuple[int, DaemonNews]] = []  # which may arrive once more
@@ -273,7 +273,7 @@ class Campaign(RuleBasedStateMachine):
     @rule(back=st.integers(0, 3))
     def numbers_are_bad(self, back: int) -> None:
         step = max(0, max(self.daemons[node].step for node in self.members) - back)
-        self.invalid.append(Void(self.generation, step))
+        self.invalid.append(InvalidationRule(self.generation, step))
         if self.protected is not None and self.protected.step > step:
             self.protected = None
         self.do("roll_back", step, "bad numbers")
