@@ -149,6 +149,9 @@ class Coordinator:
         if self._core.ends.settled(when.attended_s):
             self._response.blame(when, out)
         self._workers.judge(when, out)
+        if not self.finished:
+            before = self.generation
+            self._fenced(before, self._core.generations.unanswered(when, out), when, out)
         self._gather(when, out)
         self._give_up_if_hopeless(when, out)
         why = self._core.run_dir.unbearable(when.attended_s, job.run_dir_patience_s)

@@ -6,15 +6,17 @@
     OVER        the job ends: there will be no other generation
 
 A number is used for one fence only. So what comes back late, of a fence that was given up for the loss of a node, is known by it.
+Nobody waits for ever: what the shell has not answered long after its limit counts as failed (`unanswered`).
 """
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Literal
 
 from checkpoint.tiers.cadence import mean_time_between_failures
-from resilient.config.timeouts import FENCE_HANG_S, FENCE_RAISE_S
+from resilient.config.timeouts import ANSWER_S, FENCE_HANG_S, FENCE_RAISE_S, QUARANTINE_S
 from resilient.control.attendance import Moment
 from resilient.control.incidents import Incidents
 from resilient.control.job import JobSpec
@@ -60,7 +62,8 @@ class Run:
 class Generations:
     """Owns the number of the generation, its state, and what it has come to.
 
-    Invariants: `generation` is that of the last `Start`, and never goes back; while `FENCING`, all of `_chosen` are ready.
+    Invariants: `generation` is that of the last `Start`, and never goes back; while `FENCING`, all of `_chosen` are ready, and the
+    answer to `_awaited` is due at `_answer_by_s`.
     """
 
     def __init__(
@@ -82,6 +85,8 @@ class Generations:
         self._prepared = False
         self._not_before_s = 0.0
         self._fenced = last_generation  # the last number that was used for a fence
+        self._awaited: Literal["fence", "quarantine"] = "fence"
+        self._answer_by_s = 0.0  # attended seconds
         self._chosen: tuple[int, ...] = ()
         self._grown_from: int | None = None  # the newest snapshot when nodes came to stand by that were missing
 
@@ -115,7 +120,20 @@ class Generations:
             return
         self.state, self._chosen = State.FENCING, members
         self._fenced = max(self._fenced, self.generation) + 1
-        out.append(RaiseFence(self._fenced, FENCE_HANG_S if self._snapshots.may_start_without_fence else FENCE_RAISE_S))
+        patience_s = FENCE_HANG_S if self._snapshots.may_start_without_fence else FENCE_RAISE_S
+        self._await("fence", patience_s, when)
+        out.append(RaiseFence(self._fenced, patience_s))
+
+    def _await(self, what: Literal["fence", "quarantine"], limit_s: float, when: Moment) -> None:
+        self._awaited, self._answer_by_s = what, when.attended_s + limit_s + ANSWER_S
+
+    def unanswered(self, when: Moment, out: Outbox) -> str | None:
+        """If the fence or the quarantine was not answered in time, that is a failure of it; why the job must end, if it must."""
+        if self.state is not State.FENCING or when.attended_s < self._answer_by_s:
+            return None
+        if self._awaited == "fence":
+            return self.fence_raised(self._fenced, "nothing is heard of it", when, out)
+        return self.quarantined(self._fenced, (), "nothing is heard of it", when, out)
 
     def hopeless(self, when: Moment) -> str | None:
         """Why there can be no other generation; None if there can."""
@@ -130,7 +148,7 @@ class Generations:
 
     def fence_raised(self, generation: int, error: str | None, when: Moment, out: Outbox) -> str | None:
         """The fence is up, or could not be raised; why the job must end, if it must."""
-        if self.state is not State.FENCING or generation != self._fenced:
+        if self.state is not State.FENCING or generation != self._fenced or self._awaited != "fence":
             return None
         if error is not None and not self._snapshots.may_start_without_fence:
             return f"the checkpoint fence: {error}"
@@ -139,6 +157,7 @@ class Generations:
             log.warning("the checkpoint fence could not be raised: %s", error)
         invalidated = self._snapshots.invalidated_due()
         if invalidated:
+            self._await("quarantine", QUARANTINE_S, when)
             out.append(Quarantine(invalidated, generation))
         else:
             self._start(when, out)
@@ -169,13 +188,14 @@ class Generations:
         port = first.ready_port
         assert port is not None
         if len(members) < membership.size:
-            gone = [node for node in membership.members if not membership.nodes[node].joined]
+            gone = [node for node in membership.members if node not in members]
             reason = f"no spare stands in for node {listed(gone)}: {len(members)} nodes go on, with the same global batch"
             self._incidents.follow_up("shrink", reason, when.now, self.generation, out)
         membership.start(members)
-        self.generation, self.state, self._grown_from, self.run = self._fenced, State.RUNNING, None, Run(when.now)
+        self.generation, self.state, self.run = self._fenced, State.RUNNING, Run(when.now)
         self._snapshots.begin(self.generation, members, out)
         self._snapshots.quarantine_done(out)
+        self.stand_by()  # who came while the fence was raised will say nothing more
         mtbf_s = mean_time_between_failures(len(self._incidents.faults), when.now - self._began_t)
         candidates = self._snapshots.candidates()
         for node_rank, node in enumerate(members):

@@ -11,6 +11,7 @@ from typing import Any
 
 from resilient import clock, storage
 from resilient.config import Config
+from resilient.config.timeouts import QUARANTINE_S
 from resilient.driver.writer import Writer
 from resilient.exits import Exit
 from resilient.outbox import Finish, Quarantine, RaiseFence
@@ -21,7 +22,6 @@ from resilient.slurm.blame import nodes_at_fault
 log = logging.getLogger(__name__)
 
 MARGIN_S = 0.5
-QUARANTINE_S = 60.0
 NOTE_S = 30.0
 SUCCESSOR_S = 30.0  # at the end of a job
 FOR_EVER_S = 7 * 86400.0

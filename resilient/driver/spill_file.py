@@ -79,12 +79,16 @@ class SpillFile:
 
     def read(self, limit_bytes: int = READ_BYTES) -> list[Item]:
         """The next items, at least one if there is one."""
-        data = os.pread(self._fd, min(limit_bytes, self._size_bytes - self._read_bytes), self._read_bytes) if self._fd >= 0 else b""
+        data = self._read(limit_bytes, self._read_bytes)
         while data and b"\n" not in data:
-            data += os.pread(self._fd, limit_bytes, self._read_bytes + len(data))
+            data += self._read(limit_bytes, self._read_bytes + len(data))
         whole = data[: data.rfind(b"\n") + 1]
         self._read_bytes += len(whole)
         return [_decoder.decode(line) for line in whole.splitlines()]
+
+    def _read(self, limit_bytes: int, offset: int) -> bytes:
+        """Bytes of what was added: behind it may be the rest of an append that has failed."""
+        return os.pread(self._fd, min(limit_bytes, self._size_bytes - offset), offset) if self._fd >= 0 else b""
 
     def rewind(self) -> None:
         """Read from the beginning again."""

@@ -16,6 +16,7 @@ from resilient.logs.archive import DamagedArchive
 from resilient.logs.paths import DIRECTORY, generation_directory
 
 _NODE_LOG = re.compile(r"node(\d+)\.log")
+_RANK_LOG = re.compile(r"rank(\d+)\.log")  # of campaigns begun with an earlier version: lines without times
 _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (?:\[rank (\d+)\] )?")
 
 
@@ -66,6 +67,9 @@ def lines(run_dir: Path, generation: int, wanted: Wanted) -> Iterator[str]:
             _allow_files(len(paths))
             files = [stack.enter_context(path.open("rb")) for node, path in sorted(paths.items()) if wanted.node in (None, node)]
             yield from _merged(files, wanted)
+            for rank, path in sorted((rank, path) for path in folder.iterdir() if (rank := _rank_of(path.name)) is not None):
+                with path.open("rb") as file:
+                    yield from _of_rank(rank, file, wanted)
     except (OSError, DamagedArchive) as error:
         raise EnvironmentUnusable(f"the logs of generation {generation} cannot be read: {error}") from error
 
@@ -82,6 +86,8 @@ def _packed(run_dir: Path, generation: int, wanted: Wanted) -> Iterator[str]:
             files[name] = content if content.startswith(before) else before + content
     nodes = {node: io.BytesIO(files[name]) for name in files if (node := _node_of(name)) is not None}
     yield from _merged([file for node, file in sorted(nodes.items()) if wanted.node in (None, node)], wanted)
+    for rank, content in sorted((rank, files[name]) for name in files if (rank := _rank_of(name)) is not None):
+        yield from _of_rank(rank, io.BytesIO(content), wanted)
 
 
 def _there(run_dir: Path) -> str:
@@ -92,6 +98,18 @@ def _there(run_dir: Path) -> str:
 def _node_of(name: str) -> int | None:
     match = _NODE_LOG.fullmatch(name)
     return int(match[1]) if match is not None else None
+
+
+def _rank_of(name: str) -> int | None:
+    match = _RANK_LOG.fullmatch(name)
+    return int(match[1]) if match is not None else None
+
+
+def _of_rank(rank: int, file: BinaryIO, wanted: Wanted) -> Iterator[str]:
+    """The lines of a log of one rank. Nobody knows when they were printed, nor on which node."""
+    if wanted.rank in (None, rank) and wanted.node is None and wanted.since is None:
+        for raw in file:
+            yield f"[rank {rank}] {text(raw)}"
 
 
 def _merged(files: Iterable[BinaryIO], wanted: Wanted) -> Iterator[str]:

@@ -54,6 +54,10 @@ class Snapshot:
         """Whether a tier has every shard, on whatever nodes."""
         return len(self.tiers.get(tier, ())) == self.shards
 
+    def replicated_on(self, tier: str) -> bool:
+        """Whether a tier has every shard, each on two nodes at least."""
+        return self.whole_on(tier) and all(len(nodes) > 1 for nodes in self.tiers[tier].values())
+
     def sources(self) -> dict[int, int]:
         """Of each shard the node to read it from: its own where that is there. Of a whole one."""
         best: dict[int, tuple[bool, int]] = {}

@@ -94,6 +94,13 @@ class Replication:
         if members != self._members:
             self._members, self._buddies = members, buddies(len(members), domains)
 
+    def resumed(self) -> None:
+        """The generation goes on: what buddies have from before stays protected, until they have something newer."""
+        for tier in self._tiers:
+            found = [key for key, snapshot in self._catalog.snapshots.items() if snapshot.replicated_on(tier)]
+            if found:
+                self.protected[tier] = max(found)
+
     def start(self, tier: str, generation: int, out: Outbox) -> None:
         """Let the buddies fetch the newest snapshot that is complete on a tier, unless they are at another one."""
         complete = self._catalog.complete[tier]

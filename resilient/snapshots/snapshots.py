@@ -116,10 +116,11 @@ class Snapshots:
         self._retention.holding = False
         self._catalog.forget(lambda key: key.step > step and key.generation < self._generation)
         self._transfers.prune()
+        self._replication.resumed()
         self._durable.roll_back(step)
+        self._transfers.schedule(self._generation, now, out)  # first, so that daemons do not forget what they are to write
         for tier in self.plan.node_tiers:
             self._retention.send(tier.name, self._generation, out)
-        self._transfers.schedule(self._generation, now, out)
 
     # -- what is invalid -----------------------------------------------------------------------------------------------
 

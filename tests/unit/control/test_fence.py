@@ -4,7 +4,7 @@ from control_play import Play, shard
 from test_roll_back import durable, spoilt
 
 from checkpoint.protocol import Discard
-from resilient.config.timeouts import FENCE_HANG_S, FENCE_RAISE_S
+from resilient.config.timeouts import ANSWER_S, FENCE_HANG_S, FENCE_RAISE_S, QUARANTINE_S
 from resilient.control.coordinator import State
 from resilient.exits import Exit
 from resilient.outbox import Quarantine, RaiseFence
@@ -105,3 +105,51 @@ def test_a_node_that_is_lost_while_it_is_quarantined_does_not_see_a_start_withou
     effects = play.do("fence_raised", 7, None)
     assert isinstance(effects[-1], Quarantine)  # once more: nobody knows how far it had come
     assert len(play.sent(Start, play.do("quarantined", 7, [], None))) == 2
+
+
+def test_a_fence_that_nobody_answers_ends_the_job_where_nothing_is_held():
+    play = gathered()
+    play.wait(FENCE_RAISE_S + ANSWER_S - 1)
+    assert play.coordinator.state is State.FENCING
+    play.wait(1)
+    assert play.finish().code is Exit.UNUSABLE
+    assert play.finish().message == "the checkpoint fence: nothing is heard of it"
+    assert not play.do("fence_raised", 5, None)
+
+
+def held_and_killed(play: Play) -> None:
+    """Nodes hold a snapshot, and nobody answers the fence of the next generation."""
+    play.held(0, 8), play.held(1, 8)
+    play.exit(1)
+    play.fence = None
+    play.again(shards={node: [shard(8, node)] for node in (0, 1)})
+
+
+def test_where_nodes_hold_a_snapshot_a_fence_that_nobody_answers_holds_nobody_up(play):
+    held_and_killed(play)
+    assert not play.sent(Start, play.wait(FENCE_HANG_S + ANSWER_S - 1))
+    assert len(play.sent(Start, play.wait(1))) == 2
+    assert not play.do("fence_raised", 6, None) and not play.do("fence_raised", 6, "it took too long")
+
+
+def test_time_for_which_the_driver_was_away_is_not_counted_against_the_fence():
+    play = gathered()
+    play.now += 500
+    play.do("tick")
+    assert play.coordinator.state is State.FENCING
+    assert len(play.sent(Start, play.do("fence_raised", 5, None))) == 2
+
+
+def test_a_quarantine_that_nobody_answers_ends_the_job(play):
+    rolled_back(play)
+    play.wait(QUARANTINE_S + ANSWER_S - 1)
+    assert play.coordinator.state is State.FENCING
+    play.wait(1)
+    message = "a checkpoint that was rolled back cannot be set aside on tier scratch: nothing is heard of it"
+    assert play.finish().code is Exit.UNUSABLE and play.finish().message == message
+
+
+def test_the_late_answer_of_a_fence_does_not_start_anybody_before_the_quarantine(play):
+    rolled_back(play)
+    assert not play.do("fence_raised", 6, None)
+    assert len(play.sent(Start, play.do("quarantined", 6, [], None))) == 2

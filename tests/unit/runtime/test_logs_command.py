@@ -134,3 +134,21 @@ def test_the_command_is_completed_as_the_others_are():
     code = "import sys; sys.argv = ['resilient']; from resilient.cli import app; app(prog_name='resilient')"
     shown = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
     assert "--rank" in shown.stdout, shown.stderr
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_logs_of_single_ranks_of_an_earlier_version_are_shown(tmp_path: Path, command: Command, packed: bool):
+    folder = tmp_path / "old" / "logs" / "g1"
+    folder.mkdir(parents=True)
+    (tmp_path / "old" / ledger.EVENTS).touch()
+    for rank in (0, 1, 10):
+        (folder / f"rank{rank}.log").write_text(f"step 1\nas rank {rank}\n")
+    if packed:
+        (folder.parent / "g2").mkdir()
+        packing.pack_folders(folder.parent, packing.Rule(folders=1, files=1000))
+        assert not folder.exists()
+    code, out, _ = command("--generation", "1", where=tmp_path / "old")
+    assert code == 0
+    assert out.splitlines() == [f"[rank {rank}] {line}" for rank in (0, 1, 10) for line in ("step 1", f"as rank {rank}")]
+    _, out, _ = command("--generation", "1", "--rank", "10", where=tmp_path / "old")
+    assert out == "[rank 10] step 1\n[rank 10] as rank 10\n"

@@ -6,7 +6,7 @@ import pytest
 from snapshot_course import Course, address, failed, replicated, shard
 
 from checkpoint.protocol import Cancel, Replicate, Retain, SnapshotKey
-from resilient.outbox import Effect
+from resilient.outbox import Effect, Outbox
 from resilient.snapshots.replication import buddies
 
 
@@ -164,3 +164,23 @@ def test_what_replication_held_back_is_let_go_at_once_where_no_buffer_is_left(co
     assert {each.steps for _, each in course.requests(Retain, effects)} == {(2, 3)}  # and 1: no buffer for step 4
     effects = all_replicated(course, effects)
     assert {each.steps for _, each in course.requests(Retain, effects)} == {(1, 3)}
+
+
+def test_what_buddies_have_is_retained_through_a_restart_until_they_have_something_newer(course: Course) -> None:
+    all_replicated(course, course.all_take(1))
+    course.all_take(2)
+    course.stopped({node: [shard(1, node), shard(1, 1 - node, replica=True), shard(2, node)] for node in (0, 1)})
+    course.begin(6)
+    effects = course.resumed(2)
+    assert {each.steps for _, each in course.requests(Retain, effects)} == {(1, 2)}
+    course.core.lost(1, Outbox())
+    assert course.core.newest == SnapshotKey(1, 5)
+
+
+def test_what_is_newer_than_the_step_that_was_gone_on_from_is_not_retained_for_its_replicas(course: Course) -> None:
+    all_replicated(course, course.all_take(1))
+    all_replicated(course, course.all_take(2))
+    held = {node: [shard(step, number, replica=number != node) for step in (1, 2) for number in (0, 1)] for node in (0, 1)}
+    course.stopped(held)
+    course.begin(6)
+    assert {each.steps for _, each in course.requests(Retain, course.resumed(1))} == {(1,)}
