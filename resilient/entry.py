@@ -28,6 +28,11 @@ class Entry:
     script: Path | None = None
     args: tuple[str, ...] = ()
 
+    @property
+    def is_script(self) -> bool:
+        """Whether it is run as a program is, and knows no config."""
+        return self.script is not None
+
 
 def parse(text: str) -> Entry:
     """The entry point that a config names; its form has been checked (`resilient.config`)."""

@@ -60,14 +60,18 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
     os.environ.update(spec.environ)
     if (torch := sys.modules.get("torch")) is not None and "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # it was imported before that was known
+    progress = None
     try:
         context = worker.init()
         if context.collective_timeout_s is not None:
             groups.wait_at_most(context.collective_timeout_s)
         if worker.CHAOS_VARIABLE in os.environ:
             importlib.import_module(os.environ[worker.CHAOS_VARIABLE]).arm(context)
+        progress = worker.observe_progress()
         entry.run(entry.parse(spec.entrypoint), lambda: config or worker.load_config(spec.config))
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is evidence
+        if progress is not None:
+            progress.ends()
         if isinstance(error, SystemExit):
             _leave(_status(error))
         text = traceback.format_exc()
@@ -76,6 +80,8 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
         worker.report({**record, **numbers, "final": _final(error)}, event=RAISED)
         sys.stderr.write(text)
         _leave(1)
+    if progress is not None:
+        progress.ends()
     _leave(0)
 
 

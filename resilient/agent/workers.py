@@ -179,6 +179,7 @@ class Workers:
                 state=inspection.state_of(rank.process.pid or 0) if worth_it else "",
                 phased=pulse.phase_t > 0,
                 own_s=own_s + pulse.data_s if (own_s := rank.own.seconds()) is not None else None,
+                observed=pulse.observed,
             )
             for rank, pulse in pulses.items()
         }
