@@ -24,8 +24,8 @@ class Attempt:
 def got_on(attempt: Attempt, earlier: Sequence[Attempt]) -> bool:
     """Whether an attempt has got on, so that failures before it say nothing of the next one.
 
-    It has if it wrote a checkpoint, or finished more steps than the attempt before it. Where neither was ever seen, it has if it lived
-    for ten minutes.
+    It has if it wrote a checkpoint, or finished more steps than the attempt before it. Where neither was ever seen, it has if it
+    lived for ten minutes.
 
     Args:
         earlier: the attempts before it that failed, oldest first.

@@ -3,7 +3,8 @@
 Pure: (fault, history, budget, clock) to an action, by the first row of a table that holds. It sees no process and does nothing.
 
 What counts against a failure is the *stretch* of faults without progress that it belongs to: those since a step was last finished
-at which an earlier one had failed, or since an attempt of a script that says nothing got on (`resilient.attempts`). Restarts within a stretch follow each other with growing pauses; progress forgets them.
+at which an earlier one had failed, or since an attempt of a script that says nothing got on (`resilient.attempts`). Restarts within
+a stretch follow each other with growing pauses; progress forgets them.
 """
 
 from collections.abc import Callable, Sequence
@@ -225,7 +226,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         lambda s: True,
         "restart_workers",
-        lambda s: "all ranks start again from the newest checkpoint",
+        lambda s: "all ranks start again from the newest checkpoint" + (" of the script" if s.fault.attempt is not None else ""),
     ),
 )
 
@@ -250,8 +251,8 @@ def pause_s(failures: int, longest_s: float) -> float:
 
 
 def stretch(faults: Sequence[Fault]) -> list[Fault]:
-    """Of faults, oldest first, the last ones between which no step was finished at which one of them had failed, and of whose attempts
-    none but the first got on."""
+    """Of faults, oldest first, the last ones between which no step was finished at which one of them had failed, and of whose
+    attempts none but the first got on."""
     found: list[Fault] = []
     attempts: list[Attempt] = []
     furthest = -1

@@ -1,8 +1,8 @@
 """The progress of a training script that says nothing: its optimizer steps are counted, and the process beats for it.
 
-Owns the count, the phases that can be told apart (`data` inside a DataLoader, `snapshot` while a checkpoint is written, else `step`),
-and how such a script is stopped at a step boundary. What the script says itself by `resilient.worker` wins, each word for itself:
-beats, phases, metrics, and whether it asks to stop.
+Owns the count, the phases that can be told apart (`data` inside a DataLoader, `snapshot` while a checkpoint is written, else
+`step`), and how such a script is stopped at a step boundary. What the script says itself by `resilient.worker` wins, each word for
+itself: beats, phases, metrics, and whether it asks to stop.
 
 An iteration begins with the first step of an optimizer that has stepped since the last one began: so several optimizers that take
 turns, one in each parameter's backward hook, or one that is replaced by another count as one. Micro batches whose gradients are

@@ -113,7 +113,7 @@ def _nothing(*_: object) -> None:
 
 
 def common_place(files: list[SavedFile]) -> Path:
-    """What is told of files that were written one after the other: the only one, under the name that it has now, or their folder."""
+    """What is told of files that were written one after the other: the only one, as it is named now, or their folder."""
     places = {_name_now(each) for each in files}
     if len(places) == 1:
         return places.pop()

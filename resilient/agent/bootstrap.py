@@ -4,10 +4,12 @@ Runs in the forked child. It shields the worker from signals that are for the dr
 exception that ended it on the page before anything is torn down.
 """
 
+import atexit
 import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,7 +75,10 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
         if progress is not None:
             progress.ends()
         if isinstance(error, SystemExit):
-            _leave(_status(error))
+            status = _status(error)
+            if status == 0 and entry.parse(spec.entrypoint).is_script:
+                _as_the_interpreter_ends()
+            _leave(status)
         text = traceback.format_exc()
         record = {"type": type(error).__name__, "message": str(error), "traceback": text, "t": clock.now()}
         numbers = {"kind": error.kind, "since": error.since} if isinstance(error, worker.BadNumbersError) else {}
@@ -82,7 +87,15 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
         _leave(1)
     if progress is not None:
         progress.ends()
+    if entry.parse(spec.entrypoint).is_script:
+        _as_the_interpreter_ends()
     _leave(0)
+
+
+def _as_the_interpreter_ends() -> None:
+    """A program may leave its last work to a thread, or to `atexit`."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
 
 
 def _status(error: SystemExit) -> int:

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from checkpoint.naming import steps
-from resilient import entry, ledger, rollback, storage
+from resilient import ledger, rollback, storage
 from resilient.config import Config, Layout, layouts
 from resilient.config.timeouts import timeouts
 from resilient.control import Job
@@ -40,7 +40,7 @@ def job_of(config: Config, layout: Layout, kept: storage.Storage, *, tiers_vanis
         skip=tuple(skip),
         tiers_vanish=tiers_vanish,
         run_dir_patience_s=limits.run_dir_patience_s,
-        script=entry.parse(config.entrypoint).is_script,
+        script=config.is_script,
     )
 
 
@@ -52,7 +52,7 @@ def description(config: Config, layout: Layout) -> dict[str, object]:
         "pid": os.getpid(),
         "version": version("resilient"),
         "commit": commit(),
-        "target_step": config.train.steps,
+        "target_step": config.target_step,
         "layout": asdict(layout),
     }
 

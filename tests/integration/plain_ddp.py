@@ -1,4 +1,4 @@
-"""A training script as people write them for torchrun: DDP, AdamW, a DataLoader, its own checkpoints. It knows nothing of resilient.
+"""A training script as people write them for torchrun: DDP, AdamW, a DataLoader, its own checkpoints, and nothing of resilient.
 
 It misbehaves where it is told to, once for each time that is told: `--fault hang:12:1` as in *what:step:rank*.
 """
