@@ -6,6 +6,7 @@ It misbehaves where it is told to, once for each time that is told: `--fault han
 import argparse
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,14 +18,14 @@ from torch.utils.data import DataLoader, Dataset
 class Numbers(Dataset[torch.Tensor]):
     """Samples that are a function of their index; one of them may take for ever."""
 
-    def __init__(self, length: int, stuck_at: int | None) -> None:
-        self.length, self.stuck_at = length, stuck_at
+    def __init__(self, length: int, stuck: Callable[[int], bool]) -> None:
+        self.length, self.stuck = length, stuck
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if index == self.stuck_at:
+        if self.stuck(index + 1):
             time.sleep(3600)
         return torch.full((8,), index % 7 / 7)
 
@@ -36,7 +37,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
-    parser.add_argument("--raise-every", type=int, default=0)
+    parser.add_argument("--raise-after", type=int, default=0)
     parser.add_argument("--fault", action="append", default=[])
     args = parser.parse_args()
     dist.init_process_group("gloo")
@@ -61,8 +62,8 @@ def main() -> None:
         marker.touch()
         return True
 
-    stuck = next((step for step in range(done, args.steps) if due("data", step + 1)), None)
-    loader = DataLoader(Numbers(args.steps, stuck), batch_size=1, sampler=range(done, args.steps))
+    samples = Numbers(args.steps, lambda step: due("data", step))
+    loader = DataLoader(samples, batch_size=1, sampler=range(done, args.steps))
     began = done
     try:
         for batch in loader:
@@ -71,7 +72,7 @@ def main() -> None:
                 time.sleep(3600)
             if due("exit", step):
                 os._exit(3)
-            if args.raise_every and step % args.raise_every == 0 and step > began + 1 and rank == 1:
+            if args.raise_after and done - began == args.raise_after and rank == 1:
                 raise RuntimeError(f"no luck with step {step}")
             optimizer.zero_grad()
             loss = model(batch).pow(2).mean()

@@ -52,10 +52,10 @@ def test_hangs_and_ends_of_a_plain_ddp_script_are_named_recovered_and_accounted_
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.soak)])
 def test_an_exception_every_few_steps_is_never_given_up_on(campaign: Callable[..., Campaign], optimizer: str):
-    run = scripted(campaign, f"--steps 49 --save-every 6 --raise-every 6 --optimizer {optimizer}", resilience={"backoff_s": 0.5})
+    run = scripted(campaign, f"--steps 29 --save-every 5 --raise-after 7 --optimizer {optimizer}", resilience={"backoff_s": 0.5})
     assert run.run() == 0, run.output + run.logs()
     assert {fault["detail"] for fault in run.events("fault")} == {
-        f"RuntimeError: no luck with step {step}" for step in range(6, 49, 6)
+        f"RuntimeError: no luck with step {step}" for step in (8, 13, 18, 23, 28)
     }
     assert {action["name"] for action in run.events("action")} == {"restart_workers"}
 
@@ -77,7 +77,7 @@ def test_the_command_stands_in_for_torchrun(tmp_path: Path):
     command = [sys.executable, "-m", "resilient", "run", "--procs", "2", "cluster.device=cpu", "show.py", "--lr", "3e-4", "a b"]
     environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     environ["PYTHONPATH"] = str(SCRIPT.parents[2])
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(2):
         found = json.loads((tmp_path / f"rank{rank}.json").read_text())
