@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 
 from resilient import ledger, storage
-from resilient.agent.memory import agent_record, daemon_directory, page_directory
-from resilient.page import peek
+from resilient.agent.memory import agent_record, daemon_directory, region_directory
+from resilient.heartbeat_region import peek
 
 ENTRY = Path(__file__).with_name("torchrun_entry.py")
 NVRX = ["--ft-workload-check-interval", "0.2", "--ft-rank-heartbeat-timeout", "2", "--ft-initial-rank-heartbeat-timeout", "60"]
@@ -106,14 +106,14 @@ class Launcher:
 
 
 class Resilient(Launcher):
-    """Ours: what the ranks are doing stands on their pages."""
+    """Ours: heartbeat regions say what the ranks are doing."""
 
-    def pages(self) -> list[Path]:
-        return sorted(page_directory(self.run_dir, 0).glob("g*-rank*"))
+    def regions(self) -> list[Path]:
+        return sorted(region_directory(self.run_dir, 0).glob("g*-rank*"))
 
     def ranks(self) -> dict[int, int]:
         found = {}
-        for path in self.pages():
+        for path in self.regions():
             try:
                 if path.suffix == "" and (pid := peek(path).pid):
                     found[int(path.name.rpartition("rank")[2])] = pid
@@ -127,7 +127,7 @@ class Resilient(Launcher):
         for log in (self.run_dir / "logs").glob("agent*.log"):
             node = int(log.stem.removeprefix("agent"))
             shutil.rmtree(daemon_directory(self.run_dir, node), ignore_errors=True)
-            shutil.rmtree(page_directory(self.run_dir, node), ignore_errors=True)
+            shutil.rmtree(region_directory(self.run_dir, node), ignore_errors=True)
         with contextlib.suppress(OSError):
             for root in map(Path, storage.read(self.run_dir)["tiers"][0]["roots"]):
                 shutil.rmtree(root, ignore_errors=True)

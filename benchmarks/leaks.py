@@ -17,7 +17,7 @@ import psutil
 from launchers import Launcher, Resilient, make
 
 from resilient import ledger
-from resilient.agent.memory import daemon_directory, page_directory
+from resilient.agent.memory import daemon_directory, region_directory
 
 SETTLED_KILLS = 5  # by then everything that is made once is there
 QUIET_STEPS = 15
@@ -115,8 +115,8 @@ def _look(run: Launcher) -> Counter[str]:
 
 
 def _in_memory(run: Launcher) -> list[Path]:
-    """Pages, and what the snapshot daemon shares with the ranks."""
-    roots = page_directory(run.run_dir, 0), daemon_directory(run.run_dir, 0)
+    """Heartbeat regions, and what the snapshot daemon shares with the ranks."""
+    roots = region_directory(run.run_dir, 0), daemon_directory(run.run_dir, 0)
     return sorted(path for root in roots if root.is_dir() for path in (root, *root.rglob("*")))
 
 

@@ -21,8 +21,8 @@ import figures
 import psutil
 from launchers import Launcher, Resilient, make
 
-from resilient.agent.memory import page_directory
-from resilient.page import peek
+from resilient.agent.memory import region_directory
+from resilient.heartbeat_region import peek
 
 SCRIPT = """
 import time
@@ -136,8 +136,8 @@ def memory(process: psutil.Process) -> int:
 
 def rank_of(run: Resilient, node: int) -> int:
     """The process id of a node's rank."""
-    pages = [path for path in page_directory(run.run_dir, node).glob("g*-rank*") if path.suffix == ""]
-    return peek(max(pages, key=lambda path: path.stat().st_mtime)).pid
+    regions = [path for path in region_directory(run.run_dir, node).glob("g*-rank*") if path.suffix == ""]
+    return peek(max(regions, key=lambda path: path.stat().st_mtime)).pid
 
 
 def kill_rank(run: Resilient, chance: random.Random) -> float:

@@ -33,7 +33,7 @@ from leaks import soak
 
 from resilient import ledger
 from resilient.config import load
-from resilient.page import peek
+from resilient.heartbeat_region import peek
 
 CONFIG = Path(__file__).with_name("recovery.yaml")
 MEANING = "How long training stands still when a worker of a node dies or stops answering, with each launcher's shortest intervals."
@@ -54,7 +54,7 @@ class Times:
 
 
 class Watch:
-    """Follows the pages of our ranks through a recovery: when the last of them runs, and when it has restored."""
+    """Follows the regions of our ranks through a recovery: when the last of them runs, and when it has restored."""
 
     def __init__(self, launcher: Resilient, generation: int) -> None:
         self._launcher, self._generation = launcher, generation
@@ -62,15 +62,17 @@ class Watch:
         self.restored: dict[str, float] = {}
 
     def __call__(self) -> None:
-        for path in self._launcher.pages():
+        for path in self._launcher.regions():
             if path.suffix or int(path.name[1:].partition("-")[0]) <= self._generation:
                 continue
             with contextlib.suppress(OSError, ValueError):
-                pulse = peek(path)
-                if pulse.pid:
-                    self.running.setdefault(path.name, pulse.phase_t or time.time())
-                    if pulse.phase not in ("start", "load") or (pulse.phase == "start" and pulse.phase_t > self.running[path.name]):
-                        self.restored.setdefault(path.name, pulse.phase_t)
+                activity = peek(path)
+                if activity.pid:
+                    self.running.setdefault(path.name, activity.phase_t or time.time())
+                    if activity.phase not in ("start", "load") or (
+                        activity.phase == "start" and activity.phase_t > self.running[path.name]
+                    ):
+                        self.restored.setdefault(path.name, activity.phase_t)
 
 
 def hurt(launcher: Launcher, kind: str, chance: random.Random, times: Times) -> None:
@@ -103,7 +105,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def phases(launcher: Launcher, watch: Watch, began: float, line: dict[str, Any]) -> dict[str, float]:
-    """A recovery cut at what the ledger and the pages tell; nothing where a word is missing."""
+    """A recovery cut by what the ledger and the heartbeat regions say; nothing where an entry is missing."""
     generation = line["generation"]
     events = list(ledger.read(launcher.run_dir / ledger.EVENTS))
     known = [event["t"] for event in events if event["event"] == "fault" and event["t"] > began]

@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from chaos import experiment, faults
 from chaos.fault import Fault, Inside, parameters
-from chaos.staging.volumes import Volume
+from chaos.orchestration.volumes import Volume
 from resilient.config.source import allowed
 
 _SECTIONS: dict[str, type[BaseModel]] = {
@@ -69,14 +69,14 @@ def _expected(kind: type[Fault]) -> str:
         expected = kind().expects()
     except ValidationError:
         return "depends on its parameters"
-    told = [f"told as {' or '.join(f'`{each}`' for each in sorted(expected.kinds))}"] if expected.kinds else []
-    told += ["which names the target"] if expected.culprit else []
-    told += ["or not told"] if expected.may_pass and expected.kinds else []
+    reported = [f"reported as {' or '.join(f'`{each}`' for each in sorted(expected.kinds))}"] if expected.kinds else []
+    reported += ["which names the target"] if expected.culprit else []
+    reported += ["or not reported"] if expected.may_pass and expected.kinds else []
     done = [" or ".join(f"`{each}`" for each in sorted(expected.actions))] if expected.actions else []
     ends = [f"the job may end with {', '.join(map(str, sorted(expected.exits)))}"] if expected.exits else []
     refused = ["a checkpoint is passed over"] if expected.rejected else []
     close = [] if expected.exact else ["numbers may differ from then on"]
-    return "; ".join([*([", ".join(told)] if told else []), *done, *ends, *refused, *close]) or "nothing: training goes on"
+    return "; ".join([*([", ".join(reported)] if reported else []), *done, *ends, *refused, *close]) or "nothing: training goes on"
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

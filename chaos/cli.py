@@ -33,25 +33,25 @@ def run(
     from rich.console import Console
 
     from chaos.experiment import find, lasting, read, seed_of
-    from chaos.judging.report import as_json as as_json_object
-    from chaos.judging.report import show
-    from chaos.staging import stage
-    from chaos.staging.telling import Lines
+    from chaos.orchestration import execution
+    from chaos.orchestration.display import Lines
+    from chaos.verdict.report import as_json as as_json_object
+    from chaos.verdict.report import show
 
     file = find(experiment)
     wanted = lasting(read(file), minutes)
     console = Console(stderr=as_json, highlight=False)
-    teller = Lines(console)
+    display = Lines(console)
     first = seed_of(wanted, seed)
-    good, twin = True, None
+    good, reference = True, None
     for number in range(first, first + repeat):
         name = f"{wanted.name}-{number}"
-        directory = stage.fresh(stage.RESULTS, name) if out is None else stage.given(out if repeat == 1 else out / name)
+        directory = execution.fresh(execution.RESULTS, name) if out is None else execution.given(out if repeat == 1 else out / name)
         if run_dir is not None:
-            result = stage.attach(wanted, number, run_dir.absolute(), directory, teller)
+            result = execution.attach(wanted, number, run_dir.absolute(), directory, display)
         else:
-            result = stage.perform(wanted, file, number, directory, twin, teller)
-            twin = result.twin if wanted.campaign.until == "target" else None
+            result = execution.perform(wanted, file, number, directory, reference, display)
+            reference = result.reference if wanted.campaign.until == "target" else None
         if as_json:
             typer.echo(json.dumps(as_json_object(result.verdict)))
         else:
@@ -68,16 +68,16 @@ def plan(experiment: Named, seed: Seed = None, minutes: Minutes = None) -> None:
     from rich.console import Console
 
     from chaos.experiment import find, lasting, read, seed_of
+    from chaos.orchestration import execution
+    from chaos.orchestration.campaign import resolve
+    from chaos.orchestration.display import show_plan
     from chaos.planning import plan as planned
-    from chaos.staging import stage
-    from chaos.staging.campaign import resolve
-    from chaos.staging.telling import show_plan
 
     file = find(experiment)
     wanted = lasting(read(file), minutes)
     with tempfile.TemporaryDirectory() as directory:
         config = resolve(wanted.campaign, file, Path(directory), allow=True)
-    made = planned(wanted, seed_of(wanted, seed), stage.world_of(config, stage.has_here(wanted)))
+    made = planned(wanted, seed_of(wanted, seed), execution.world_of(config, execution.has_here(wanted)))
     show_plan(Console(highlight=False), made)
 
 
@@ -88,7 +88,7 @@ def catalogue() -> None:
 
     from chaos.fault import Need
     from chaos.lab.needs import missing
-    from chaos.staging.sites import rights
-    from chaos.staging.telling import show_faults
+    from chaos.orchestration.display import show_faults
+    from chaos.orchestration.sites import rights
 
     show_faults(Console(highlight=False), rights() | (frozenset() if missing(slurm=True) else {Need.LAB, Need.SLURM}))

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from chaos import faults
 from chaos.fault import Fault
-from chaos.hands.moments import Phase
-from chaos.staging.volumes import Volume
+from chaos.injectors.moments import Phase
+from chaos.orchestration.volumes import Volume
 from resilient.exits import Exit, ForeseenError
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"

@@ -1,7 +1,7 @@
 """What a fault is: parameters, what it needs, what it does to its target, how that is undone, and what should come of it.
 
 Each kind of fault is one small file of `chaos.faults`, named as the fault, with one subclass of `Outside` or `Inside`. Fields are
-its parameters. Nothing here or in a fault file may import torch at the top: catalogues and hands must start at once.
+its parameters. Nothing here or in a fault file may import torch at the top: catalogues and injectors must start at once.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
-    from chaos.hands.scene import Place, Scene
+    from chaos.injectors.context import InjectionContext, RankContext
 
 Evidence = Mapping[str, object]
 
@@ -38,7 +38,7 @@ class Expectation:
     """What should come of a fault, as the recovery ladder says.
 
     Attributes:
-        kinds: of `fault` events, any of which tells of it; empty: it need not be told, and may be by any for which an action of
+        kinds: of `fault` events, any of which reports it; empty: it need not be reported, and may be by any for which an action of
             `actions` was taken.
         actions: the rungs that may be taken; empty: nothing may be done for it.
         culprit: whether the ledger must name the target (its rank, or its node).
@@ -46,7 +46,7 @@ class Expectation:
         lost_steps: most that may have to be computed again, beyond the newest snapshot it left; None: back to whatever is left.
         rejected: whether a checkpoint may be found damaged because of it, and passed over (`checkpoint_rejected`).
         exact: whether losses and weights stay those of a run without faults, to the last bit.
-        may_pass: nobody need tell of it, although `kinds` says as what.
+        may_pass: it need not be reported, although `kinds` says as what.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -74,15 +74,15 @@ class Fault(BaseModel):
 
 
 class Outside(Fault):
-    """Done to processes, links, tiers or files, by a hand: a process beside them (`chaos.hands.hand`)."""
+    """Done to processes, links, tiers or files, by an injector: a process beside them (`chaos.injectors.injector`)."""
 
-    # "node": the hand runs on the node that is aimed at; "machine": on the one from which the lab's hosts are made.
+    # "node": the injector runs on the node that is aimed at; "machine": on the one from which the lab's hosts are made.
     site: ClassVar[Literal["node", "machine"]] = "node"
 
-    def inject(self, scene: "Scene") -> Evidence:
+    def inject(self, context: "InjectionContext") -> Evidence:
         """Do it, and return once it has happened, with what shows that it has: process states, counters, mounts.
 
-        What must be undone is given to `scene.guard` *before* it is done. To last for a time, wait in `scene.hold(seconds)`.
+        What must be undone is given to `context.guard` *before* it is done. To last for a time, wait in `context.hold(seconds)`.
 
         Raises:
             CannotInject: there is nothing to do it to, or it did not take.
@@ -91,12 +91,12 @@ class Outside(Fault):
 
 
 class Inside(Fault):
-    """Done by a rank to itself, at a step: the worker finds an order to (`chaos.hands.inside`)."""
+    """Done by a rank to itself, at a step: the worker finds an order to (`chaos.injectors.inside`)."""
 
     aim: ClassVar[Aim] = Aim.RANK
     when: ClassVar[str] = "step"  # phase of the training thread at whose begin it strikes
 
-    def strike(self, place: "Place") -> None:
+    def strike(self, context: "RankContext") -> None:
         """Do it; called in the training thread, at most once for an order, after the order was marked as taken."""
         raise NotImplementedError
 

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from chaos import faults
 from chaos.experiment import Experiment, ExperimentError, Kind, Mix, Scheduled, When, make
 from chaos.fault import Aim, Need, Outside
-from chaos.hands.scene import Target
+from chaos.injectors.context import Target
 
-PREPARED = ("recovery", "drain")  # phases that are over so soon that a hand must wait for them beforehand
+PREPARED = ("recovery", "drain")  # phases that are over so soon that an injector must wait for them beforehand
 UNBOUNDED = 10_000  # faults of a mix that nothing else ends
 
 

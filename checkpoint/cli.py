@@ -34,7 +34,7 @@ def list_checkpoints(
     from checkpoint.tools import listing, show
     from checkpoint.tools.bar import bar
 
-    with _told():
+    with _refusals_shown():
         found = listing.entries(path)
         if verify:
             with bar("verifying", sum(entry.size_bytes or 0 for entry in found if entry.state == "committed")) as progress:
@@ -52,22 +52,22 @@ def verify_checkpoints(path: Where, as_json: Json = False) -> None:
     """Read every byte and compare it with the manifest; exit 0 if all is well, 1 if something is damaged."""
     from dataclasses import asdict
 
-    from checkpoint.tools import places, show
+    from checkpoint.tools import locations, show
     from checkpoint.tools.bar import bar
     from checkpoint.tools.refusal import Refusal
 
-    with _told():
-        found = places.places(path)
-        targets = [place for place in found if not places.is_part(place.path)]
+    with _refusals_shown():
+        found = locations.locations(path)
+        targets = [location for location in found if not locations.is_node_shard(location.path)]
         if not targets:
             raise Refusal(f"there is no {'whole ' if found else ''}checkpoint in {path}")
 
         from checkpoint.tools.verifying import size_bytes, verdict
 
         verdicts = []
-        with bar("verifying", sum(size_bytes(place.path) for place in targets)) as progress:
-            for place in targets:
-                verdicts.append(verdict(place, progress))
+        with bar("verifying", sum(size_bytes(location.path) for location in targets)) as progress:
+            for location in targets:
+                verdicts.append(verdict(location, progress))
     if as_json:
         show.as_json([asdict(each) for each in verdicts])
     for each in verdicts:
@@ -96,13 +96,13 @@ def compare_checkpoints(
     Exit 0 if all arrays are equal (bit by bit, or close where a tolerance is given), 1 if not. The small state is
     compared too, but has no say in the exit code.
     """
-    with _told():
-        from checkpoint.tools import diff, places, show
+    with _refusals_shown():
+        from checkpoint.tools import diff, locations, show
         from checkpoint.tools.bar import bar
 
         given = atol is not None or rtol is not None
         tolerance = diff.Tolerance(atol or 0.0, rtol or 0.0) if given else None
-        comparison = diff.Comparison(places.one(a), places.one(b), only=only or (), tolerance=tolerance)
+        comparison = diff.Comparison(locations.one(a), locations.one(b), only=only or (), tolerance=tolerance)
         with bar("comparing", comparison.size_bytes) as progress:
             found = comparison.run(progress)
         if as_json:
@@ -125,12 +125,12 @@ def export_checkpoint(
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
 ) -> None:
     """Write a checkpoint in another form. OUT appears whole or not at all."""
-    with _told():
-        from checkpoint.tools import aside, export, places
+    with _refusals_shown():
+        from checkpoint.tools import aside, export, locations
         from checkpoint.tools.bar import bar
 
         aside.check(output, force=force)
-        source = places.one(path)
+        source = locations.one(path)
         built_in = form in ("zarr", "torch")
         with bar("exporting", export.size_bytes(source, only or ()) if built_in else 0) as progress:
             written = export.export(source, form, output, only=only or (), float32=float32, force=force, progress=progress)
@@ -145,7 +145,7 @@ def flush_snapshot(
     from checkpoint.tools import flushing
     from checkpoint.tools.bar import bar
 
-    with _told():
+    with _refusals_shown():
         held, root = flushing.newest(path)
         if held is None:
             typer.echo(f"nothing is held that is newer than what is in {root}")
@@ -169,7 +169,7 @@ def prune_checkpoints(
     from checkpoint.tools import pruning
     from checkpoint.tools.refusal import WRONG, Refusal
 
-    with _told():
+    with _refusals_shown():
         plans = pruning.plans(path, keep_last, keep_every)
         count = sum(len(plan.gone) for plan in plans)
         if not count:
@@ -195,7 +195,7 @@ def prune_checkpoints(
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _refusals_shown() -> Iterator[None]:
     """Every foreseen failure becomes one message and its exit code."""
     from checkpoint.errors import CheckpointError, CheckpointMismatch
     from checkpoint.tools.refusal import UNUSABLE, WRONG, Refusal

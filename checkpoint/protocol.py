@@ -4,7 +4,7 @@
     agent ──────────────────────────────► daemon    AgentRequest: DaemonSettings first
     daemon ─────────────────────────────► agent     DaemonNews, which the agent passes on to the driver
     worker ─────────────────────────────► daemon    WorkerNews, as datagrams
-    daemon ─────────────────────────────► daemon    PartRequest, over TCP; PartReply in front of the bytes
+    daemon ─────────────────────────────► daemon    ReadRequest, over TCP; ReadReply in front of the bytes
 
 `generation` is the one on whose behalf the sender speaks. Sizes are in bytes, durations in seconds.
 """
@@ -401,7 +401,7 @@ class Authenticate(Message, frozen=True):
     token: str
 
 
-class PartRequest(Message, frozen=True):
+class ReadRequest(Message, frozen=True):
     """A range of a file in a shard's directory; all of it without a length."""
 
     directory: str
@@ -410,7 +410,7 @@ class PartRequest(Message, frozen=True):
     length: int | None = None
 
 
-class PartReply(Message, frozen=True):
+class ReadReply(Message, frozen=True):
     """So many bytes follow; or none, and why."""
 
     size_bytes: int = 0

@@ -78,10 +78,10 @@ def account(events: Iterable[Line], metrics: Iterable[Line], *, now: float | Non
     Args:
         now: unix seconds, while the campaign runs; a job that ended without a word is taken to have ended with its last line.
     """
-    told = [line for line in events if "t" in line]
+    timed = [line for line in events if "t" in line]
     steps = [line for line in metrics if "step_s" in line and "t" in line]
-    clerk = _Clerk(told)
-    for line in sorted([*told, *steps], key=_order):
+    clerk = _Clerk(timed)
+    for line in sorted([*timed, *steps], key=_order):
         clerk.take(line)
     if now is not None and clerk.cursor is not None:
         clerk.spend(now, "productive" if clerk.phase == "run" else clerk.phase)
@@ -179,8 +179,8 @@ class _Clerk:
 
     def _fault(self, line: Line, t: float) -> None:
         action = self._actions.get(line["fault_id"], "")
-        told = {"detail": "", "ranks": [], "nodes": [], "detect_s": 0.0, **line}
-        incident = Incident(line["fault_id"], t, line["kind"], told["detail"], told["ranks"], told["nodes"], action)
+        fields = {"detail": "", "ranks": [], "nodes": [], "detect_s": 0.0, **line}
+        incident = Incident(line["fault_id"], t, line["kind"], fields["detail"], fields["ranks"], fields["nodes"], action)
         self.account.incidents.append(incident)
         if action in GOES_ON or line["kind"] in PLANNED:
             return
@@ -189,7 +189,7 @@ class _Clerk:
             self.spend(t, "link")
             self.phase = "link"
             return
-        self.spend(t - float(told["detect_s"]), "rework" if self.phase == "run" else self.phase)
+        self.spend(t - float(fields["detect_s"]), "rework" if self.phase == "run" else self.phase)
         self._open.append(incident)
         self.spend(t, "detection")
         self._given_up = int(line["generation"])

@@ -252,9 +252,9 @@ def short(found: Diagnosis) -> str:
     lines = [f"gave up: {found.what}" if found.code is Exit.GAVE_UP else found.what]
     lines += [f"  {name:<11}{text}" for name, text in _facts(found)]
     if found.traceback:
-        told = found.traceback.splitlines()
-        cut = ["  | ..."] if len(told) > TRACEBACK_LINES else []
-        lines += [*cut, *(f"  | {line}" for line in told[-TRACEBACK_LINES:])]
+        traceback = found.traceback.splitlines()
+        cut = ["  | ..."] if len(traceback) > TRACEBACK_LINES else []
+        lines += [*cut, *(f"  | {line}" for line in traceback[-TRACEBACK_LINES:])]
     done = [each.action for each in found.tried if each.action != "give up"]
     if done:
         counted = ", ".join(f"{action} x {done.count(action)}" for action in dict.fromkeys(done))

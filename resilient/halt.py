@@ -24,19 +24,19 @@ def halt(run_dir: Path) -> str:
         running = [job.job_id for job in asyncio.run(chain.stop()) if job.runs]
         if running:
             for job_id in running:
-                _tell_job(job_id)
+                _signal_job(job_id)
             return f"the chain is over: nothing waits, and job {', '.join(running)} stops at its next step"
         if owner is None:
             return "the chain is over: nothing waits, and nothing runs"
     if owner is None:
         return f"nothing runs in {run_dir}"
-    _tell(run_dir, owner)
+    _request_stop(run_dir, owner)
     return f"{owner} stops at its next step"
 
 
-def _tell(run_dir: Path, owner: Owner) -> None:
+def _request_stop(run_dir: Path, owner: Owner) -> None:
     if owner.job:
-        _tell_job(owner.job)
+        _signal_job(owner.job)
     elif owner.machine == machine_id() and owner.pid > 0:
         try:
             os.kill(owner.pid, signal.SIGTERM)
@@ -46,7 +46,7 @@ def _tell(run_dir: Path, owner: Owner) -> None:
         raise EnvironmentUnusable(f"{run_dir} is in use by {owner}, which is not to be reached from here: kill -TERM it there")
 
 
-def _tell_job(job_id: str) -> None:
+def _signal_job(job_id: str) -> None:
     """SIGTERM: the signal ahead of the limit would be taken for one that Slurm has sent early."""
     try:
         asyncio.run(queue.signal_driver(job_id, "TERM"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from checkpoint.protocol import DriverRequest
 from resilient.exits import Exit
 from resilient.protocol.messages import DriverMessage
-from resilient.rollback import Void
+from resilient.rollback import InvalidationRule
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RaiseFence:
 class Quarantine:
     """Rename the durable checkpoints that are invalidated, so that nobody goes on from them. Comes back as `quarantined`."""
 
-    invalidated: tuple[Void, ...]
+    invalidated: tuple[InvalidationRule, ...]
     generation: int
 
 

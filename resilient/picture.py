@@ -44,8 +44,8 @@ text { fill: #5c6570; font: 11px system-ui, "Segoe UI", Helvetica, Arial, sans-s
 
 def picture(events: Iterable[Line], metrics: Iterable[Line]) -> str:
     """The drawing of a run directory's lines; those without what every line has are passed over."""
-    told, steps = whole(events, metrics)
-    timeline = read(told, steps)
+    lines, steps = whole(events, metrics)
+    timeline = read(lines, steps)
     x = Scale(timeline.first_t, max(timeline.last_t, timeline.first_t + 1.0), LEFT, WIDTH - RIGHT)
     rows = _rows(timeline)
     listed_top = STRIPS + 2 * STRIP + AXIS + KEY
@@ -127,8 +127,8 @@ def _losses(timeline: Timeline, metrics: Sequence[Line], x: Scale) -> Iterator[s
         yield f'<text x="{(LEFT + WIDTH) / 2:.0f}" y="{TOP + PANEL / 2:.0f}" text-anchor="middle">No step was finished.</text>'
     yield from curves(points, x, y)
     for t, value in _spread(timeline.validations, x, 8.0):
-        told = f"<title>validation loss {value:.4f}</title>"
-        yield f'<circle class="validation" cx="{x(t):.1f}" cy="{y(value):.1f}" r="3">{told}</circle>'
+        title = f"<title>validation loss {value:.4f}</title>"
+        yield f'<circle class="validation" cx="{x(t):.1f}" cy="{y(value):.1f}" r="3">{title}</circle>'
 
 
 def _label(text: str, y: float) -> str:
@@ -142,10 +142,10 @@ def _generations(timeline: Timeline, x: Scale) -> Iterator[str]:
     for at, (t, generation, ranks, resumed) in enumerate(shown):
         left = x(t)
         right = x(shown[at + 1][0]) if at + 1 < len(shown) else x.at_high
-        told = safe(f"generation {generation}: {ranks} ranks, from step {resumed}")
+        title = safe(f"generation {generation}: {ranks} ranks, from step {resumed}")
         yield (
             f'<rect class="band{at % 2}" x="{left:.1f}" width="{max(0.5, right - left):.1f}" y="{STRIPS:.0f}" '
-            f'height="{STRIP - 4:.0f}"><title>{told}</title></rect>'
+            f'height="{STRIP - 4:.0f}"><title>{title}</title></rect>'
         )
         if right - left > 8 + 6 * len(str(generation)):
             yield f'<text class="band" x="{left + 4:.1f}" y="{STRIPS + 9.5:.1f}">{generation}</text>'
@@ -184,14 +184,14 @@ def _marks(timeline: Timeline, x: Scale) -> Iterator[str]:
     for group in groups:
         place = x(group[0].t)
         kind = "pause" if all(each.pause for each in group) else "fault"
-        told = "\n".join(each.title(timeline.first_t) for each in group) if len(timeline.incidents) <= 1000 else _counted(group)
+        title = "\n".join(each.title(timeline.first_t) for each in group) if len(timeline.incidents) <= 1000 else _counted(group)
         shown = [numbers[id(each)] for each in group if id(each) in numbers]
         text = shown[0] if len(group) == 1 and shown else f"{shown[0]}+" if shown else ""
         yield f'<g class="{kind}"><line x1="{place:.1f}" x2="{place:.1f}" y1="{TOP - 6:.0f}" y2="{bottom:.0f}"/>'
         yield f'<circle cx="{place:.1f}" cy="{HEAD + 11:.0f}" r="{8 if text else 4}"/>'
         if text:
             yield f'<text class="mark" x="{place:.1f}" y="{HEAD + 14.5:.1f}" text-anchor="middle">{text}</text>'
-        yield f"<title>{safe(told)}</title></g>"
+        yield f"<title>{safe(title)}</title></g>"
 
 
 def _counted(group: Sequence[Incident]) -> str:

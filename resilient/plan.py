@@ -116,7 +116,7 @@ def tiers(config: Config, layout: Layout, one: tuple[int, int] | None) -> dict[s
     return rows
 
 
-def _cadence(tier: storage.Place) -> str:
+def _cadence(tier: storage.TierStorage) -> str:
     if tier.every_s is not None:
         return f"every {tier.every_s:g} s"
     if tier.every_steps == "auto":

@@ -290,11 +290,13 @@ def _targets(roll_backs: Sequence[tuple[Fault, RollBack]]) -> str:
 
 def _way_back(way: RollBack | None) -> str:
     assert way is not None
-    told = f"back to step {way.step}, and what is newer is void"
+    detail = f"back to step {way.step}, and what is newer is invalidated"
     if way.skip is None:
-        return told
+        return detail
     first, last = way.skip
-    return f"{told}; bad again at the same data: {f'steps {first} to {last} are' if last > first else f'step {first} is'} left out"
+    return (
+        f"{detail}; bad again at the same data: {f'steps {first} to {last} are' if last > first else f'step {first} is'} left out"
+    )
 
 
 def _place(fault: Fault) -> str:

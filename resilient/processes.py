@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 
 from resilient import ledger
-from resilient.agent.memory import page_directory
+from resilient.agent.memory import region_directory
 from resilient.driver.lease import holder, machine_id
 from resilient.exits import EnvironmentUnusable
-from resilient.page import peek
+from resilient.heartbeat_region import peek
 
 DRIVER = "driver"
 
@@ -35,7 +35,7 @@ def local_pids(run_dir: Path) -> dict[str, int]:
         if line.get("event") == "run_started" and isinstance(line.get("run_dir"), str):
             named = Path(line["run_dir"])
     newest: dict[int, tuple[int, int]] = {}  # generation and process id by rank
-    place = page_directory(named, 0)
+    place = region_directory(named, 0)
     for path in place.parent.glob(f"{place.name.removesuffix('0')}*/g*-rank*"):
         name = re.fullmatch(r"g(\d+)-rank(\d+)", path.name)
         if name is None:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from resilient import clock
-from resilient.page import PHASES, WorkerPage
+from resilient.heartbeat_region import PHASES, WorkerRegion
 from resilient.script_files import ScriptFiles, common_place
 
 ON_STOP_VARIABLE = "RESILIENT_ON_STOP"
@@ -47,8 +47,8 @@ class Progress:
     Invariants: nothing is told before the first step, nor after `stand_back`.
     """
 
-    def __init__(self, page: WorkerPage, *, first_rank: bool, on_stop: OnStop) -> None:
-        self._page, self._first_rank, self._on_stop = page, first_rank, on_stop
+    def __init__(self, region: WorkerRegion, *, first_rank: bool, on_stop: OnStop) -> None:
+        self._region, self._first_rank, self._on_stop = region, first_rank, on_stop
         self.count = 0
         self.asked = False
         self.last_step_s: float | None = None
@@ -76,7 +76,7 @@ class Progress:
         """The script beats by itself."""
         if self._beating:
             self._beating = self._lines = False
-            self._page.observe(False)
+            self._region.observe(False)
 
     def leave_phases(self) -> None:
         """The script tells its phases by itself."""
@@ -108,13 +108,13 @@ class Progress:
             return
         if self._told_t == 0.0:
             self._begin(optimizer)
-        self._page.beat(self._base + count)
+        self._region.beat(self._base + count)
         if self.files:
             self.tell_files(count - 1)
         if self._first_rank:
             self._tell_step()
         if not self.asked:
-            reason = self._page.stop_reason(count)
+            reason = self._region.stop_reason(count)
             if reason is not None and self._reason is None:
                 self._stop(reason)
 
@@ -123,16 +123,16 @@ class Progress:
         self._silent = False
         self._thread = threading.get_ident()
         self._base = self._went_on_from(optimizer)
-        self._page.observe(True)
+        self._region.observe(True)
         self.files.take()  # what was written before any step is no progress
         self.files.wrap()
         if self._first_rank:
-            self._page.report("resumed", {"step": self._base, "tier": TIER})
+            self._region.report("resumed", {"step": self._base, "tier": TIER})
         self._told_t = self._first_data_t or clock.now()
         self._told_count = self.count - 1
-        self._told_data_s = self._page.data_s
+        self._told_data_s = self._region.data_s
         if self._phases:
-            self._page.enter(_STEP)
+            self._region.enter(_STEP)
 
     def _went_on_from(self, optimizer: Any) -> int:
         """The step from which the script went on, as the state of its optimizer tells after the first one; else 0."""
@@ -148,7 +148,7 @@ class Progress:
         steps, since_s = self.count - self._told_count, now - self._told_t
         if since_s < LINES_S and self.count > 1:
             return
-        data_s = self._page.data_s - self._told_data_s
+        data_s = self._region.data_s - self._told_data_s
         self.last_step_s = since_s / steps
         if self._lines:
             line = {
@@ -156,8 +156,8 @@ class Progress:
                 "step_s": self.last_step_s,
                 "steps_per_s": steps / since_s if since_s else None,
             }
-            self._page.report(None, {**line, "data_s": data_s, **({"steps": steps} if steps > 1 else {})})
-        self._told_count, self._told_t, self._told_data_s = self.count, now, self._page.data_s
+            self._region.report(None, {**line, "data_s": data_s, **({"steps": steps} if steps > 1 else {})})
+        self._told_count, self._told_t, self._told_data_s = self.count, now, self._region.data_s
 
     def tell_files(self, count: int) -> None:
         """Tell of the checkpoint that was written after so many steps: whoever wrote it has gone on, so it is whole."""
@@ -167,7 +167,7 @@ class Progress:
         stall_s = sum(each.stall_s for each in files)
         self._told_t = min(self._told_t + stall_s, clock.now())
         fields = {"step": self._base + count, "path": str(common_place(files)), "files": len(files)}
-        self._page.report(SAVED, {**fields, "bytes": sum(each.size_bytes for each in files), "stall_s": round(stall_s, 6)})
+        self._region.report(SAVED, {**fields, "bytes": sum(each.size_bytes for each in files), "stall_s": round(stall_s, 6)})
 
     def ends(self) -> None:
         """The script has ended, in whatever way it could notice."""
@@ -175,7 +175,7 @@ class Progress:
             self.tell_files(self.count)
 
     def _silence(self) -> None:
-        """In a process that the script has forked: the page is its parent's."""
+        """In a process that the script has forked: the region is its parent's."""
         self._beating = self._phases = self._lines = False
         self.asked = True
 
@@ -186,9 +186,9 @@ class Progress:
             yield
             self._unfinished = False
             return
-        before = self._page.enter(_SNAPSHOT)
-        yield  # what raises leaves its phase on the page: it is where the worker failed
-        self._page.enter(before)
+        before = self._region.enter(_SNAPSHOT)
+        yield  # what raises leaves its phase in the region: it is where the worker failed
+        self._region.enter(before)
         self._unfinished = False
 
     def reading(self, next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -201,14 +201,14 @@ class Progress:
                 return next_batch(loader)
             if self._first_data_t is None:
                 self._first_data_t = clock.now()
-            before = self._page.enter(_DATA)
-            # One that raises leaves its phase on the page, as it is where the worker failed; the end of the data is no failure.
+            before = self._region.enter(_DATA)
+            # One that raises leaves its phase in the region, as it is where the worker failed; the end of the data is no failure.
             try:
                 batch = next_batch(loader)
             except StopIteration:
-                self._page.enter(before)
+                self._region.enter(before)
                 raise
-            self._page.enter(before)
+            self._region.enter(before)
             return batch
 
         return __next__
@@ -240,12 +240,12 @@ class Progress:
         raise Stopped(0)
 
 
-def observe(page: WorkerPage, *, rank: int, on_stop: OnStop) -> Progress | None:
+def observe(region: WorkerRegion, *, rank: int, on_stop: OnStop) -> Progress | None:
     """Watch this process from now on; None if torch is not imported, so that there is nothing to watch yet."""
     optimizer, loader = sys.modules.get("torch.optim.optimizer"), sys.modules.get("torch.utils.data.dataloader")
     if optimizer is None:
         return None
-    progress = Progress(page, first_rank=rank == 0, on_stop=on_stop)
+    progress = Progress(region, first_rank=rank == 0, on_stop=on_stop)
     os.register_at_fork(after_in_child=progress._silence)
     optimizer.register_optimizer_step_post_hook(progress.after_step)
     if loader is not None:

@@ -1,8 +1,9 @@
-"""Roll-backs: where to go back to when the numbers went bad, what is void from then on, and which data is left out.
+"""Roll-backs: where to go back to when the numbers went bad, what is invalidated from then on, and which data is left out.
 
 Pure. A roll-back takes the run to a checkpoint from before the trouble began, at each repeat to an older one; where the same data
-is bad again, its steps are left out. What earlier generations had computed beyond that checkpoint is *void*: it lies on several
-tiers and may come to light at any time, so it is known by a rule and not by a list. The ledger keeps the rules for later jobs.
+is bad again, its steps are left out. What earlier generations had computed beyond that checkpoint is *invalidated*: it lies
+on several tiers and may be found at any time, so it is described by a rule and not by a list. The ledger keeps the rules for later
+jobs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,14 +18,14 @@ Stretch = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Void:
+class InvalidationRule:
     """What generations up to this one computed beyond a step."""
 
     generation: int
     step: int
 
     def covers(self, step: int, generation: int) -> bool:
-        """Whether what a generation computed up to `step` is void."""
+        """Whether what a generation computed up to `step` is invalidated."""
         return step > self.step and generation <= self.generation
 
 
@@ -96,17 +97,17 @@ def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
     return found
 
 
-def telling(voids: Iterable[Void]) -> list[Void]:
+def without_implied(rules: Iterable[InvalidationRule]) -> list[InvalidationRule]:
     """Without those that another one implies."""
-    every = sorted(set(voids), key=lambda void: (void.generation, void.step))
+    every = sorted(set(rules), key=lambda rule: (rule.generation, rule.step))
     return [v for v in every if not any(o != v and o.generation >= v.generation and o.step <= v.step for o in every)]
 
 
-def remembered(events: Iterable[Mapping[str, Any]]) -> tuple[list[Void], list[Stretch]]:
-    """What roll-backs of earlier jobs made void, and the steps that are left out, from the ledger's lines."""
+def remembered(events: Iterable[Mapping[str, Any]]) -> tuple[list[InvalidationRule], list[Stretch]]:
+    """What roll-backs of earlier jobs made invalidated, and the steps that are left out, from the ledger's lines."""
     lines = [line for line in events if line.get("event") == "action" and line.get("name") == "roll_back"]
-    voids = telling(Void(int(line["generation"]), int(line["step"])) for line in lines)
-    return voids, merged((int(first), int(last)) for line in lines for first, last in line["skip"])
+    rules = without_implied(InvalidationRule(int(line["generation"]), int(line["step"])) for line in lines)
+    return rules, merged((int(first), int(last)) for line in lines for first, last in line["skip"])
 
 
 @dataclass

@@ -125,7 +125,7 @@ def summarize(events: Iterable[Line], metrics: Iterable[Line], *, locked: bool, 
     return summary
 
 
-def look(run_dir: Path) -> Summary:
+def inspect(run_dir: Path) -> Summary:
     """The summary of a run directory. Raises EnvironmentUnusable if it is none."""
     events, chain = run_dir / ledger.EVENTS, Succession.found(run_dir)
     if chain is None:
@@ -136,7 +136,7 @@ def look(run_dir: Path) -> Summary:
     summary.pids = local_pids(run_dir)
     if chain is not None:
         summary.name = summary.name or chain.name
-        add_chain(summary, list(ledger.read(run_dir / CHAIN)), asyncio.run(chain.look()), now)
+        add_chain(summary, list(ledger.read(run_dir / CHAIN)), asyncio.run(chain.inspect()), now)
     return summary
 
 
@@ -264,7 +264,7 @@ def _incidents(summary: Summary) -> list[Table]:
 
 def show(run_dir: Path, *, as_json: bool) -> None:
     """Print the summary."""
-    summary = look(run_dir)
+    summary = inspect(run_dir)
     if as_json:
         Console(highlight=False, soft_wrap=True).print_json(json.dumps(asdict(summary)))
     else:
@@ -274,9 +274,9 @@ def show(run_dir: Path, *, as_json: bool) -> None:
 def watch_forever(run_dir: Path) -> Never:
     """Show the summary anew until Ctrl-C, which ends the process with status 0."""
     try:
-        with Live(render(look(run_dir)), console=Console(highlight=False), auto_refresh=False) as live:
+        with Live(render(inspect(run_dir)), console=Console(highlight=False), auto_refresh=False) as live:
             while True:
                 time.sleep(WATCH_S)
-                live.update(render(look(run_dir)), refresh=True)
+                live.update(render(inspect(run_dir)), refresh=True)
     except KeyboardInterrupt:
         raise SystemExit(0) from None

@@ -29,7 +29,7 @@ Kind = Literal["memory", "node", "durable"]
 
 
 @dataclass(frozen=True)
-class Place:
+class TierStorage:
     """One tier.
 
     Attributes:
@@ -55,21 +55,21 @@ class Storage:
     """All tiers, fastest first; the first one is memory, the last one durable.
 
     Attributes:
-        slabs: snapshots that memory has room for on each node.
+        buffers: snapshots that memory has room for on each node.
         domains: failure domain of each node; empty where the config names none.
     """
 
     identity: str
-    tiers: tuple[Place, ...]
-    slabs: int
+    tiers: tuple[TierStorage, ...]
+    buffers: int
     domains: tuple[str, ...]
 
     @property
-    def memory(self) -> Place:
+    def memory(self) -> TierStorage:
         return self.tiers[0]
 
     @property
-    def durable(self) -> Place:
+    def durable(self) -> TierStorage:
         return self.tiers[-1]
 
 
@@ -88,9 +88,9 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
     def roots(path: Path) -> tuple[str, ...]:
         return tuple(str(path / campaign / f"node{node}") for node in range(nodes))
 
-    def place(tier: Tier, kind: Kind, where: tuple[str, ...], keep: int, steps: int | Literal["auto"]) -> Place:
+    def place(tier: Tier, kind: Kind, where: tuple[str, ...], keep: int, steps: int | Literal["auto"]) -> TierStorage:
         timed = tier.every_s is not None
-        return Place(
+        return TierStorage(
             name=tier.name,
             kind=kind,
             durable=kind == "durable",
@@ -109,21 +109,21 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
         taken = {tier.name for tier in checkpoint.tiers}
         name = next(each for each in (MEMORY, *(f"{MEMORY}{number}" for number in range(2, 99))) if each not in taken)
         where = roots(_RAM / f"resilient-{os.getuid()}")
-        first = Place(name, "memory", False, where, 1, None, None, None, False, None)
+        first = TierStorage(name, "memory", False, where, 1, None, None, None, False, None)
     middle = [place(tier, "node", roots(tier.path), 2, checkpoint.every_steps) for tier in before]
     end = place(last, "durable", (str(last.path),), 3, checkpoint.every_steps)
     # One is being written; and in a tier that people ask for, one more is on its way to a slower tier.
-    slabs = first.keep_last + (2 if memory is not None else 1)
-    return Storage(identity, (first, *middle, end), slabs, tuple(config.cluster.domains or ()))
+    buffers = first.keep_last + (2 if memory is not None else 1)
+    return Storage(identity, (first, *middle, end), buffers, tuple(config.cluster.domains or ()))
 
 
-def needed(found: Storage, tier: Place, nodes: int, size: tuple[int, int]) -> tuple[int, int]:
+def needed(found: Storage, tier: TierStorage, nodes: int, size: tuple[int, int]) -> tuple[int, int]:
     """Bytes and files that a tier must have room for: on each node, or the durable one for all of them.
 
     Args:
         size: bytes and files of one checkpoint.
     """
-    copies = found.slabs if tier.kind == "memory" else tier.keep_last + 1
+    copies = found.buffers if tier.kind == "memory" else tier.keep_last + 1
     share, twice = (1 if tier.kind == "durable" else nodes), 2 if tier.replicas and nodes > 1 else 1
     return copies * size[0] // share * twice, copies * size[1] * twice
 

@@ -157,10 +157,10 @@ def diagnose(message: str | None, log: str) -> Finding | None:
     """
     if message is None:
         return read(log)
-    told = read(message)
-    if told is None or told.symptom.verdict != "transient":
-        return told
+    recognised = read(message)
+    if recognised is None or recognised.symptom.verdict != "transient":
+        return recognised
     logged = read(log)
-    if logged is not None and TABLE.index(logged.symptom) < TABLE.index(told.symptom):
+    if logged is not None and TABLE.index(logged.symptom) < TABLE.index(recognised.symptom):
         return logged
-    return told
+    return recognised

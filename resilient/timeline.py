@@ -46,8 +46,8 @@ class Incident:
         """All that is known of it, on a line."""
         after = "" if self.down_s is None else f", {seconds_text(self.down_s)} down"
         again = "" if not self.lost_steps else f", {steps_text(self.lost_steps)} again"
-        told = f"{self.name} at {moment_text(self.t - origin_t)}: {self.what}: {self.detail}".strip().removesuffix(": ")
-        return f"{told}; {self.done or 'nothing was done'}{after}{again}"
+        text = f"{self.name} at {moment_text(self.t - origin_t)}: {self.what}: {self.detail}".strip().removesuffix(": ")
+        return f"{text}; {self.done or 'nothing was done'}{after}{again}"
 
 
 @dataclass
@@ -72,8 +72,8 @@ class Timeline:
 
 def whole(events: Iterable[Line], metrics: Iterable[Line]) -> tuple[list[Line], list[Line]]:
     """The lines that have what every line has."""
-    told = [line for line in events if finite(line.get("t")) is not None and isinstance(line.get("event"), str)]
-    return told, [line for line in metrics if finite(line.get("t")) is not None and isinstance(line.get("step"), int)]
+    lines = [line for line in events if finite(line.get("t")) is not None and isinstance(line.get("event"), str)]
+    return lines, [line for line in metrics if finite(line.get("t")) is not None and isinstance(line.get("step"), int)]
 
 
 def read(events: Sequence[Line], metrics: Sequence[Line]) -> Timeline:
@@ -118,11 +118,11 @@ def read(events: Sequence[Line], metrics: Sequence[Line]) -> Timeline:
                 each = _incident(line, t)
                 found.incidents.append(each)
                 open_[each.name] = each
-            case "action" if (told := open_.get(str(line.get("fault_id")))) is not None and not told.done:
-                told.done = str(line.get("name", "")).replace("_", " ")
-            case "recovered" if (told := open_.get(str(line.get("fault_id")))) is not None:
-                told.down_s, told.lost_steps = finite(line.get("downtime_s")), integer(line.get("lost_steps"))
-                told.until_t = t
+            case "action" if (incident := open_.get(str(line.get("fault_id")))) is not None and not incident.done:
+                incident.done = str(line.get("name", "")).replace("_", " ")
+            case "recovered" if (incident := open_.get(str(line.get("fault_id")))) is not None:
+                incident.down_s, incident.lost_steps = finite(line.get("downtime_s")), integer(line.get("lost_steps"))
+                incident.until_t = t
     return found
 
 

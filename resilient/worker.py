@@ -1,7 +1,7 @@
 """What a training script says to the runtime: five calls.
 
 `init`, `phase`, `beat`, `should_stop`, `report`. Without a supervisor each does nothing, so the same script runs under torchrun
-or alone. None of them costs a system call: they write to memory that the agent shares (`resilient.page`).
+or alone. None of them costs a system call: they write to memory that the agent shares (`resilient.heartbeat_region`).
 
 This module is also the one face that the runtime shows to a training script, so the campaign's config is to be had here.
 """
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Literal
 
 from resilient.config import Config, ConfigError, Layout, Problem, layout, load, notes, settle, spans, write
-from resilient.page import PHASES, WorkerPage
+from resilient.heartbeat_region import PHASES, WorkerRegion
 from resilient.progress import ON_STOP_VARIABLE, Progress, observe
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-PAGE_VARIABLE = "RESILIENT_PAGE"
+REGION_VARIABLE = "RESILIENT_HEARTBEAT_REGION"
 GENERATION_VARIABLE = "RESILIENT_GENERATION"
 RUN_DIR_VARIABLE = "RESILIENT_RUN_DIR"
 SESSION_VARIABLE = "RESILIENT_SESSION"
@@ -56,8 +56,8 @@ class Context:
     """Who this process is. Ranks and sizes as torchrun names them; `generation` counts the restarts of the campaign.
 
     `session` is for `checkpoint.Snapshots`; None where nobody keeps snapshots. `skip` holds first and last step of each stretch
-    whose data is to be left out. `go_back_to` is for scripts that keep checkpoints of their own: those of later steps are void, and
-    must be deleted; it is told from a roll-back until a step is finished. The runtime clears its own places by itself.
+    whose data is to be left out. `go_back_to` is for scripts that keep checkpoints of their own: those of later steps are invalid
+    and must be deleted; it is set from a roll-back until a step is finished. The runtime clears its own places by itself.
     `collective_timeout_s` is what process groups are to be made with, so that a hang is judged before a collective times out; None
     without a supervisor. Groups that are made without a timeout have it.
     """
@@ -97,28 +97,28 @@ class UnrecoverableError(Exception):
     """Raised by a training script when trying again cannot help: the run ends at once, exit 70, with the message alone."""
 
 
-_page: WorkerPage | None = None
+_region: WorkerRegion | None = None
 _progress: Progress | None = None  # what is observed of a script that says nothing
 
 
 def observe_progress() -> Progress | None:
     """Have this rank's optimizer steps counted, for a script that does not beat by itself; called by the runtime, once."""
     global _progress
-    if _page is not None and _progress is None:
+    if _region is not None and _progress is None:
         on_stop = os.environ.get(ON_STOP_VARIABLE, "raise")
-        _progress = observe(_page, rank=int(os.environ.get("RANK", "0")), on_stop=on_stop)  # type: ignore[arg-type]
+        _progress = observe(_region, rank=int(os.environ.get("RANK", "0")), on_stop=on_stop)  # type: ignore[arg-type]
     return _progress
 
 
 def init() -> Context:
     """Attach to the supervisor, where there is one; call it first. May be called again."""
-    global _page
+    global _region
     env = os.environ
     if _progress is not None:
         _progress.expect_words()
-    path = env.get(PAGE_VARIABLE)
-    if path is not None and _page is None:
-        _page = WorkerPage(Path(path))
+    path = env.get(REGION_VARIABLE)
+    if path is not None and _region is None:
+        _region = WorkerRegion(Path(path))
     run_dir, session, timeout_s = env.get(RUN_DIR_VARIABLE), env.get(SESSION_VARIABLE), env.get(COLLECTIVE_TIMEOUT_VARIABLE)
     guard = json.loads(env.get(GUARD_VARIABLE, "{}"))
     return Context(
@@ -128,7 +128,7 @@ def init() -> Context:
         local_world_size=int(env.get("LOCAL_WORLD_SIZE", "1")),
         generation=int(env.get(GENERATION_VARIABLE, "0")),
         run_dir=Path(run_dir) if run_dir is not None else None,
-        supervised=_page is not None,
+        supervised=_region is not None,
         session=Path(session) if session is not None else None,
         skip=tuple((first, last) for first, last in guard.get("skip", ())),
         go_back_to=guard.get("go_back_to"),
@@ -181,17 +181,17 @@ class _Phase:
         self._before = 0
 
     def __enter__(self) -> None:
-        if _page is not None:
+        if _region is not None:
             if _progress is not None:
                 _progress.leave_phases()
-            self._before = _page.enter(self._code)
+            self._before = _region.enter(self._code)
         if _watcher is not None:
             _watcher(PHASES[self._code], 0)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # A phase that raised stays on the page: it is where the worker failed.
-        if _page is not None and kind is None:
-            _page.enter(self._before)
+        # A phase that raised stays in the region: it is where the worker failed.
+        if _region is not None and kind is None:
+            _region.enter(self._before)
 
 
 _CODES = {name: code for code, name in enumerate(PHASES)}
@@ -208,10 +208,10 @@ def phase(name: str) -> _Phase:
 
 def beat(step: int) -> None:
     """Say that optimizer step `step` (1-based) is finished. All ranks beat every step."""
-    if _page is not None:
+    if _region is not None:
         if _progress is not None:
             _progress.stand_back()
-        _page.beat(step)
+        _region.beat(step)
     if _watcher is not None:
         _watcher(None, step)
 
@@ -221,9 +221,9 @@ def should_stop() -> str | None:
 
     All ranks must ask at every boundary; they all get the reason at the same one, without talking to each other.
     """
-    if _page is None:
+    if _region is None:
         return None
-    return _page.stop_reason(None if _progress is None else _progress.boundary())
+    return _region.stop_reason(None if _progress is None else _progress.boundary())
 
 
 def report(metrics: Mapping[str, object], *, event: str | None = None) -> None:
@@ -231,11 +231,11 @@ def report(metrics: Mapping[str, object], *, event: str | None = None) -> None:
 
     The values are plain: numbers, text, None, lists and dicts of them. What was reported survives the death of the worker.
     """
-    if _page is None:
+    if _region is None:
         return
     line = dict(metrics)
     if _progress is not None and event is None and "step" in line:
         _progress.leave_lines()
         if "step_s" not in line and _progress.last_step_s:
             line["step_s"] = _progress.last_step_s
-    _page.report(event, line)
+    _region.report(event, line)

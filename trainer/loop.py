@@ -134,7 +134,7 @@ class Trainer:
             found = self._gradients(size)
             bad = self._judge(found)
             if bad is not None:
-                self._tell(bad, "recompute_batch", "a fault of the hardware would not come again")
+                self._report(bad, "recompute_batch", "a fault of the hardware would not come again")
                 self.optimizer.zero_grad()
                 set_random_state(random)
                 found = self._gradients(size)
@@ -202,9 +202,9 @@ class Trainer:
             step = progress.step + 1
             what = f"{progress.skipped} batches in a row are bad, the last one at step {step}: {bad.detail}"
             raise BadBatch(what, since=step - progress.skipped + 1, kind=bad.kind)
-        self._tell(bad, "skip_batch", "bad again from the same weights: it is the data")
+        self._report(bad, "skip_batch", "bad again from the same weights: it is the data")
 
-    def _tell(self, bad: Bad, action: str, reason: str) -> None:
+    def _report(self, bad: Bad, action: str, reason: str) -> None:
         step = self.state.progress.step + 1
         log.warning("step %d: %s; %s", step, bad.detail, action)
         if self.context.rank == 0:

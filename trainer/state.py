@@ -96,10 +96,10 @@ class TrainingState:
             if tiers and (not self.progress.skipped or self._config.checkpoint.tiers[-1].name in tiers):
                 self._snapshot(tiers)
         elif self._clock is not None:
-            told = [bool(self._clock.due(step, time.monotonic()))]
+            due = [bool(self._clock.due(step, time.monotonic()))]
             if self._clock.timed and self._context.world_size > 1:
-                dist.broadcast_object_list(told, src=0)  # the first rank's clock decides for all
-            if told[0]:
+                dist.broadcast_object_list(due, src=0)  # the first rank's clock decides for all
+            if due[0]:
                 self._save()
 
     def save(self) -> None:

@@ -1,8 +1,8 @@
 """An agent is killed."""
 
 from chaos.fault import Aim, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means.processes import end
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.processes import end
 
 
 class AgentKill(Outside):
@@ -14,7 +14,7 @@ class AgentKill(Outside):
         actions = frozenset({"replace_node", "restart_agent", "shrink", "grow"})
         return Expectation(frozenset({"node_lost"}), actions, culprit=True)
 
-    def inject(self, scene: Scene) -> Evidence:
-        process = scene.agent()
+    def inject(self, context: InjectionContext) -> Evidence:
+        process = context.agent()
         end(process)
         return {"pid": process.pid, "state": "gone"}

@@ -3,9 +3,9 @@
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
+from chaos.injectors.context import InjectionContext
 from chaos.lab.network import HostNetwork
-from chaos.means import links
+from chaos.primitives import links
 
 
 class BandwidthCap(Outside):
@@ -22,11 +22,11 @@ class BandwidthCap(Outside):
     def expects(self) -> Expectation:
         return Expectation(actions=frozenset({"report"}))
 
-    def inject(self, scene: Scene) -> Evidence:
-        host = HostNetwork(scene)
+    def inject(self, context: InjectionContext) -> Evidence:
+        host = HostNetwork(context)
         ends = (host.namespace, links.DEVICE), (host.switch, host.name)
         host.make(links.capped(namespace, device, host.mark, self.mbit_per_s) for namespace, device in ends)
-        scene.hold(self.seconds)
+        context.hold(self.seconds)
         held_back = sum(host.held_back(*end) for end in ends)
         if not held_back:
             raise CannotInject(f"host {host.name} did not send {self.mbit_per_s:g} Mbit a second, nor was it sent that much")

@@ -6,7 +6,7 @@ import time
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
+from chaos.injectors.context import InjectionContext
 
 # $1: seconds to take back, $2: the clock minus the monotonic one, as it was. Does nothing where somebody has set it meanwhile.
 _BACK = (
@@ -29,13 +29,13 @@ class ClockJump(Outside):
     def expects(self) -> Expectation:
         return Expectation()
 
-    def inject(self, scene: Scene) -> Evidence:
+    def inject(self, context: InjectionContext) -> Evidence:
         before = time.time() - time.monotonic()
-        scene.guard.add([sys.executable, "-c", _BACK, repr(self.by_s), repr(before)])
+        context.guard.add([sys.executable, "-c", _BACK, repr(self.by_s), repr(before)])
         try:
             time.clock_settime(time.CLOCK_REALTIME, time.time() + self.by_s)
         except PermissionError as error:
             raise CannotInject(f"the clock cannot be set: {error}") from error
         jumped_s = time.time() - time.monotonic() - before
-        scene.hold(self.seconds)
+        context.hold(self.seconds)
         return {"jumped_s": round(jumped_s, 3)}

@@ -1,8 +1,8 @@
 """A rank's connections are reset."""
 
 from chaos.fault import Aim, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means import sockets
+from chaos.injectors.context import InjectionContext
+from chaos.primitives import sockets
 
 
 class ConnectionReset(Outside):
@@ -14,8 +14,8 @@ class ConnectionReset(Outside):
         # Those at both ends are told that the other one has gone: nobody is to blame.
         return Expectation(frozenset({"exception", "collective_timeout", "exit"}), frozenset({"restart_workers"}))
 
-    def inject(self, scene: Scene) -> Evidence:
-        process = scene.worker()
+    def inject(self, context: InjectionContext) -> Evidence:
+        process = context.worker()
         with sockets.borrowed(process) as connections:
             for each in connections.values():
                 sockets.reset(each)

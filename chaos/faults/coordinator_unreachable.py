@@ -3,9 +3,9 @@
 from pydantic import Field
 
 from chaos.fault import Aim, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
+from chaos.injectors.context import InjectionContext
 from chaos.lab.network import HostNetwork
-from chaos.means import links, outage
+from chaos.primitives import links, outage
 from resilient.protocol.connection import parse_addresses
 
 
@@ -22,9 +22,9 @@ class CoordinatorUnreachable(Outside):
     def expects(self) -> Expectation:
         return outage.of_a_node(self.seconds)
 
-    def inject(self, scene: Scene) -> Evidence:
-        host = HostNetwork(scene)
-        _, port = parse_addresses(scene.driver_address(host.root))[0]
+    def inject(self, context: InjectionContext) -> Evidence:
+        host = HostNetwork(context)
+        _, port = parse_addresses(context.driver_address(host.root))[0]
         host.make(links.cut_off_from_port(host.namespace, host.mark, port))
-        scene.hold(self.seconds)
+        context.hold(self.seconds)
         return {"host": host.name, "port": port, "dropped_packets": host.dropped()}

@@ -7,7 +7,7 @@ import psutil
 from pydantic import Field
 
 from chaos.fault import CannotInject
-from chaos.means.stopping import Stop, send
+from chaos.primitives.stopping import Stop, send
 
 
 class CtrlC(Stop):

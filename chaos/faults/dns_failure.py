@@ -3,10 +3,10 @@
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
+from chaos.injectors.context import InjectionContext
 from chaos.lab.network import HostNetwork
 from chaos.lab.shape import LOGIN
-from chaos.means import links
+from chaos.primitives import links
 
 
 class DnsFailure(Outside):
@@ -22,11 +22,11 @@ class DnsFailure(Outside):
     def expects(self) -> Expectation:
         return Expectation()
 
-    def inject(self, scene: Scene) -> Evidence:
-        host = HostNetwork(scene)
+    def inject(self, context: InjectionContext) -> Evidence:
+        host = HostNetwork(context)
         path = host.lay_down(links.no_names(host.mark))
         host.make(links.without_names(host.init, host.mark, str(path)))
         if host.resolves(LOGIN):
             raise CannotInject(f"the name {LOGIN} leads somewhere on host {host.name} all the same")
-        scene.hold(self.seconds)
+        context.hold(self.seconds)
         return {"host": host.name, "resolves": False}

@@ -3,8 +3,8 @@
 import signal
 
 from chaos.fault import Aim, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means.processes import end
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.processes import end
 
 
 class DriverKill(Outside):
@@ -16,8 +16,8 @@ class DriverKill(Outside):
         # As a child's status, and as a shell or srun hands it on.
         return Expectation(exits=frozenset({-signal.SIGKILL, 128 + signal.SIGKILL}))
 
-    def inject(self, scene: Scene) -> Evidence:
-        process = scene.driver()
+    def inject(self, context: InjectionContext) -> Evidence:
+        process = context.driver()
         below = process.children(recursive=True)
         end(process)
         return {"pid": process.pid, "state": "gone", "below": len(below)}

@@ -7,19 +7,19 @@ from pathlib import Path
 from pydantic import Field
 
 from chaos.fault import CannotInject, Evidence
-from chaos.hands.scene import Scene
-from chaos.means.damage import Damage
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.damage import Damage
 from checkpoint import shard_manifest
 from checkpoint.metadata import NAME as METADATA
 from checkpoint.tiers.copying import shards_of
 
 
 class FlippedByte(Damage):
-    """One byte of the newest checkpoint, anywhere in it, turns into another one; nothing else tells of it."""
+    """One byte of the newest checkpoint, anywhere in it, turns into another one; nothing else reports it."""
 
     seed: int = Field(0, description="of the place")
 
-    def damage(self, checkpoint: Path, scene: Scene) -> Evidence:
+    def damage(self, checkpoint: Path, context: InjectionContext) -> Evidence:
         chance = random.Random(self.seed)
         path, offset = _in_a_part(checkpoint, chance) if self.tier == "memory" else _anywhere(checkpoint, chance)
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -3,7 +3,7 @@
 import time
 
 from chaos.fault import Expectation, Inside
-from chaos.hands.scene import Place
+from chaos.injectors.context import RankContext
 
 
 class HangData(Inside):
@@ -14,7 +14,7 @@ class HangData(Inside):
     def expects(self) -> Expectation:
         return Expectation(frozenset({"hang"}), frozenset({"restart_workers"}), culprit=True)
 
-    def strike(self, place: Place) -> None:
+    def strike(self, context: RankContext) -> None:
         wait_for_a_sample()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from chaos.fault import Expectation, Inside
-from chaos.hands.scene import Place
+from chaos.injectors.context import RankContext
 
 
 class HangIo(Inside):
@@ -18,7 +18,7 @@ class HangIo(Inside):
     def expects(self) -> Expectation:
         return Expectation(frozenset({"hang"}), frozenset({"restart_workers"}), culprit=True)
 
-    def strike(self, place: Place) -> None:
+    def strike(self, context: RankContext) -> None:
         with tempfile.TemporaryDirectory() as directory:
             fifo = Path(directory) / "silent"
             os.mkfifo(fifo)

@@ -6,7 +6,7 @@ from itertools import repeat
 from pydantic import Field
 
 from chaos.fault import Expectation, Inside
-from chaos.hands.scene import Place
+from chaos.injectors.context import RankContext
 
 
 class HangPython(Inside):
@@ -17,7 +17,7 @@ class HangPython(Inside):
     def expects(self) -> Expectation:
         return Expectation(frozenset({"hang"}), frozenset({"restart_workers"}), culprit=True)
 
-    def strike(self, place: Place) -> None:
+    def strike(self, context: RankContext) -> None:
         spin(keep_interpreter=self.keep_interpreter)
 
 

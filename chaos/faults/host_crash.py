@@ -5,7 +5,7 @@ import sys
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
+from chaos.injectors.context import InjectionContext
 
 
 class HostCrash(Outside):
@@ -22,17 +22,17 @@ class HostCrash(Outside):
         kinds = frozenset({"node_lost"})
         return Expectation(kinds, frozenset({"replace_node", "restart_agent", "shrink", "grow"}), culprit=True, lost_steps=None)
 
-    def inject(self, scene: Scene) -> Evidence:
+    def inject(self, context: InjectionContext) -> Evidence:
         from chaos.lab.lab import Lab
-        from chaos.lab.shape import Place
+        from chaos.lab.shape import LabPaths
 
-        name = scene.target.host
-        lab = Lab(Place(scene.lab))
+        name = context.target.host
+        lab = Lab(LabPaths(context.lab))
         host = lab.host(name)
         processes = host.processes()
-        scene.guard.add([sys.executable, "-m", "resilient", "lab", "--name", scene.lab, "boot", name])
+        context.guard.add([sys.executable, "-m", "resilient", "lab", "--name", context.lab, "boot", name])
         lab.crash(name)
         if host.exists():
             raise CannotInject(f"host {name} is still there")
-        scene.hold(self.seconds)
+        context.hold(self.seconds)
         return {"host": name, "processes": len(processes)}

@@ -6,8 +6,8 @@ from pathlib import Path
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means import outage
+from chaos.injectors.context import InjectionContext
+from chaos.primitives import outage
 
 PORTS = Path("/sys/class/infiniband")
 
@@ -28,13 +28,13 @@ class IbPort(Outside):
     def expects(self) -> Expectation:
         return outage.of_a_node(self.seconds)
 
-    def inject(self, scene: Scene) -> Evidence:
+    def inject(self, context: InjectionContext) -> Evidence:
         if not self.down or not self.up:
             raise CannotInject("no port is taken down unasked: `down` and `up` must say by which commands")
         for line in reversed(self.up):  # the guard runs the last one first
-            scene.guard.add(shlex.split(line))
+            context.guard.add(shlex.split(line))
         for line in self.down:
-            scene.guard.run(shlex.split(line))
+            context.guard.run(shlex.split(line))
         states = {str(path.parent): path.read_text().strip() for path in sorted(PORTS.glob("*/ports/*/state"))}
-        scene.hold(self.seconds)
+        context.hold(self.seconds)
         return {"down": self.down, "states": states}

@@ -1,8 +1,8 @@
 """A snapshot daemon is killed."""
 
 from chaos.fault import Aim, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means.processes import end
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.processes import end
 
 
 class KeeperKill(Outside):
@@ -13,7 +13,7 @@ class KeeperKill(Outside):
     def expects(self) -> Expectation:
         return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}), may_pass=True)
 
-    def inject(self, scene: Scene) -> Evidence:
-        process = scene.snapshot_daemon()
+    def inject(self, context: InjectionContext) -> Evidence:
+        process = context.snapshot_daemon()
         end(process)
         return {"pid": process.pid, "state": "gone"}

@@ -3,9 +3,9 @@
 from pydantic import Field
 
 from chaos.fault import Aim, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
+from chaos.injectors.context import InjectionContext
 from chaos.lab.network import HostNetwork
-from chaos.means import links, outage
+from chaos.primitives import links, outage
 
 
 class LinkDown(Outside):
@@ -21,9 +21,9 @@ class LinkDown(Outside):
     def expects(self) -> Expectation:
         return outage.of_a_node(self.seconds)
 
-    def inject(self, scene: Scene) -> Evidence:
-        host = HostNetwork(scene)
+    def inject(self, context: InjectionContext) -> Evidence:
+        host = HostNetwork(context)
         before = host.carrier_downs()
         host.make([links.unplugged(host.switch, host.name)])
-        scene.hold(self.seconds)
+        context.hold(self.seconds)
         return {"host": host.name, "carrier_downs": host.carrier_downs() - before}

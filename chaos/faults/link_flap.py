@@ -3,9 +3,9 @@
 from pydantic import Field
 
 from chaos.fault import Aim, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
+from chaos.injectors.context import InjectionContext
 from chaos.lab.network import HostNetwork
-from chaos.means import links, outage
+from chaos.primitives import links, outage
 
 
 class LinkFlap(Outside):
@@ -24,14 +24,14 @@ class LinkFlap(Outside):
         # What counts is the longest outage at a stretch: between two, transports catch up, if there is time for it.
         return outage.of_a_node(self.down_s if self.up_s >= self.down_s else self.times * (self.down_s + self.up_s))
 
-    def inject(self, scene: Scene) -> Evidence:
-        host = HostNetwork(scene)
+    def inject(self, context: InjectionContext) -> Evidence:
+        host = HostNetwork(context)
         before = host.carrier_downs()
         host.make([links.unplugged(host.switch, host.name)])
         for _ in range(self.times - 1):
-            scene.hold(self.down_s)
-            scene.guard.run(links.port(host.switch, host.name, up=True))
-            scene.hold(self.up_s)
-            scene.guard.run(links.port(host.switch, host.name, up=False))
-        scene.hold(self.down_s)
+            context.hold(self.down_s)
+            context.guard.run(links.port(host.switch, host.name, up=True))
+            context.hold(self.up_s)
+            context.guard.run(links.port(host.switch, host.name, up=False))
+        context.hold(self.down_s)
         return {"host": host.name, "carrier_downs": host.carrier_downs() - before}

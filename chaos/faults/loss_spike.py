@@ -3,8 +3,8 @@
 from pydantic import Field
 
 from chaos.fault import Expectation, Inside
-from chaos.hands.scene import Place
-from chaos.means.tensors import MAX_SKIPS, until_finished
+from chaos.injectors.context import RankContext
+from chaos.primitives.tensors import MAX_SKIPS, until_finished
 
 
 class LossSpike(Inside):
@@ -24,9 +24,9 @@ class LossSpike(Inside):
             exact=self.steps > MAX_SKIPS,
         )
 
-    def strike(self, place: Place) -> None:
-        from chaos.means.tensors import scale_outputs
+    def strike(self, context: RankContext) -> None:
+        from chaos.primitives.tensors import scale_outputs
 
         stop = scale_outputs(self.factor, once=not self.steps)
         if self.steps:
-            place.follow(until_finished(place.step + self.steps - 1, stop))
+            context.follow(until_finished(context.step + self.steps - 1, stop))

@@ -3,8 +3,8 @@
 from pydantic import Field
 
 from chaos.fault import Expectation, Inside
-from chaos.hands.scene import Place
-from chaos.means.tensors import MAX_SKIPS, until_finished
+from chaos.injectors.context import RankContext
+from chaos.primitives.tensors import MAX_SKIPS, until_finished
 
 
 class NanGradient(Inside):
@@ -19,9 +19,9 @@ class NanGradient(Inside):
         actions = frozenset({"recompute_batch", "skip_batch", "roll_back"})
         return Expectation(frozenset({"not_finite"}), actions, lost_steps=self.steps, exact=self.steps > MAX_SKIPS)
 
-    def strike(self, place: Place) -> None:
-        from chaos.means.tensors import spoil_gradients
+    def strike(self, context: RankContext) -> None:
+        from chaos.primitives.tensors import spoil_gradients
 
         stop = spoil_gradients(once=not self.steps)
         if self.steps:
-            place.follow(until_finished(place.step + self.steps - 1, stop))
+            context.follow(until_finished(context.step + self.steps - 1, stop))

@@ -3,8 +3,8 @@
 import shutil
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means.processes import continues, end, end_at_once, is_gone
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.processes import continues, end, end_at_once, is_gone
 
 
 class NodeCrash(Outside):
@@ -18,13 +18,15 @@ class NodeCrash(Outside):
         kinds, actions = frozenset({"node_lost"}), frozenset({"replace_node", "restart_agent", "shrink", "grow"})
         return Expectation(kinds, actions, culprit=True, lost_steps=None)
 
-    def inject(self, scene: Scene) -> Evidence:
-        agent = scene.agent()
-        node = scene.target.node
+    def inject(self, context: InjectionContext) -> Evidence:
+        agent = context.agent()
+        node = context.target.node
         assert node is not None
-        held = {path: path.with_name(f".{path.name}.gone") for path in (*scene.held(node), *scene.memory(node)) if path.exists()}
-        scene.guard.add(["rm", "-rf", *map(str, held.values())])
-        scene.guard.add(continues(agent))
+        held = {
+            path: path.with_name(f".{path.name}.gone") for path in (*context.held(node), *context.memory(node)) if path.exists()
+        }
+        context.guard.add(["rm", "-rf", *map(str, held.values())])
+        context.guard.add(continues(agent))
         agent.suspend()  # nothing is started anew before all is gone, and the driver hears nothing
         ended: list[int] = []
         # Stopped, the agent cannot take leave of those that have ended: they stay its children.

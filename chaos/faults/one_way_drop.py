@@ -5,9 +5,9 @@ from typing import Literal
 from pydantic import Field
 
 from chaos.fault import Aim, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
+from chaos.injectors.context import InjectionContext
 from chaos.lab.network import HostNetwork
-from chaos.means import links, outage
+from chaos.primitives import links, outage
 
 
 class OneWayDrop(Outside):
@@ -24,9 +24,9 @@ class OneWayDrop(Outside):
     def expects(self) -> Expectation:
         return outage.of_a_node(self.seconds)
 
-    def inject(self, scene: Scene) -> Evidence:
-        host = HostNetwork(scene)
+    def inject(self, context: InjectionContext) -> Evidence:
+        host = HostNetwork(context)
         chain, flag = ("INPUT", "-i") if self.lost == "in" else ("OUTPUT", "-o")
         host.make([links.dropped(host.namespace, chain, host.mark, flag, links.DEVICE)])
-        scene.hold(self.seconds)
+        context.hold(self.seconds)
         return {"host": host.name, "dropped_packets": host.dropped()}

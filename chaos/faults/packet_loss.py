@@ -3,9 +3,9 @@
 from pydantic import Field
 
 from chaos.fault import Aim, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
+from chaos.injectors.context import InjectionContext
 from chaos.lab.network import HostNetwork
-from chaos.means import links, outage
+from chaos.primitives import links, outage
 
 
 class PacketLoss(Outside):
@@ -23,8 +23,8 @@ class PacketLoss(Outside):
         # TCP bears a loss of some percent; what is resent again and again makes silences of any length.
         return outage.of_a_node(outage.SHORT_S if self.share <= 0.2 else outage.SHORT_S + self.seconds)
 
-    def inject(self, scene: Scene) -> Evidence:
-        host = HostNetwork(scene)
+    def inject(self, context: InjectionContext) -> Evidence:
+        host = HostNetwork(context)
         host.make(links.lost_at_random(host.namespace, host.mark, self.share))
-        scene.hold(self.seconds)
+        context.hold(self.seconds)
         return {"host": host.name, "dropped_packets": host.dropped()}

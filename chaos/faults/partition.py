@@ -3,9 +3,9 @@
 from pydantic import Field
 
 from chaos.fault import Aim, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
+from chaos.injectors.context import InjectionContext
 from chaos.lab.network import HostNetwork, addresses
-from chaos.means import links, outage
+from chaos.primitives import links, outage
 
 
 class Partition(Outside):
@@ -22,8 +22,8 @@ class Partition(Outside):
     def expects(self) -> Expectation:
         return outage.of_a_node(self.seconds)
 
-    def inject(self, scene: Scene) -> Evidence:
-        host = HostNetwork(scene)
+    def inject(self, context: InjectionContext) -> Evidence:
+        host = HostNetwork(context)
         everyone = list(host.hosts())
         first = everyone.index(host.name)
         turned = everyone[first:] + everyone[:first]
@@ -31,5 +31,5 @@ class Partition(Outside):
         group, others = turned[:count], turned[count:]
         for each in group:
             host.make(links.cut_off_from(host.namespace_of(each), host.mark, addresses(others)))
-        scene.hold(self.seconds)
+        context.hold(self.seconds)
         return {"group": group, "others": others, "dropped_packets": host.dropped(*group[1:])}

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
+from chaos.injectors.context import InjectionContext
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -28,12 +28,12 @@ class PortTaken(Outside):
     def expects(self) -> Expectation:
         return Expectation()
 
-    def inject(self, scene: Scene) -> Evidence:
-        if not scene.lab:
+    def inject(self, context: InjectionContext) -> Evidence:
+        if not context.lab:
             raise CannotInject("this is done to hosts of a lab alone: a machine has other users")
         before = RANGE.read_text().split()
         first = int(before[0])
-        scene.guard.add(["sh", "-c", f"echo {shlex.join(before)} > {RANGE}"])
+        context.guard.add(["sh", "-c", f"echo {shlex.join(before)} > {RANGE}"])
         with contextlib.ExitStack() as taken:
             for port in range(first, first + self.ports):
                 with contextlib.suppress(OSError):  # taken by somebody else, which is as good
@@ -41,7 +41,7 @@ class PortTaken(Outside):
             RANGE.write_text(f"{first} {first + self.ports - 1}")
             if not _none_free():
                 raise CannotInject(f"a port is still given away, though {first} to {first + self.ports - 1} are taken")
-            scene.hold(self.seconds)
+            context.hold(self.seconds)
         return {"ports": [first, first + self.ports - 1]}
 
 

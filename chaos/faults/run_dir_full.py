@@ -6,9 +6,9 @@ import time
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means.filling import LEAST_BYTES, fill
-from chaos.means.places import free, run_mount
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.filling import LEAST_BYTES, fill
+from chaos.primitives.tiers import free, run_mount
 
 MOST_MIB = 4096
 AGAIN_S = 0.2
@@ -26,18 +26,18 @@ class RunDirFull(Outside):
         # What fits into the last block of the ledger and the metrics is still written: nobody need notice.
         return Expectation(frozenset({"storage"}), frozenset({"degrade", "degrade_tier"}), lost_steps=0, may_pass=True)
 
-    def inject(self, scene: Scene) -> Evidence:
-        mount = run_mount(scene)
+    def inject(self, context: InjectionContext) -> Evidence:
+        mount = run_mount(context)
         left = free(mount)[0]
         if left > MOST_MIB << 20:
             raise CannotInject(f"{mount} has {left >> 20} MiB left, and no more than {MOST_MIB} may be written")
         filler = mount / f".filler-{secrets.token_hex(4)}"
-        scene.guard.add(["rm", "-f", str(filler)])
+        context.guard.add(["rm", "-f", str(filler)])
         size = fill(filler)
         left = free(mount)[0]
         if left > 16 * LEAST_BYTES:
             raise CannotInject(f"{left} bytes are left on {mount}")
         deadline = time.monotonic() + self.for_s
-        while time.monotonic() < deadline and not scene.over(AGAIN_S):
+        while time.monotonic() < deadline and not context.over(AGAIN_S):
             fill(filler)
         return {"file": str(filler), "bytes": size, "left_bytes": left}

@@ -3,9 +3,9 @@
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
-from chaos.means.mounts import change, options
-from chaos.means.places import run_mount
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.mounts import change, options
+from chaos.primitives.tiers import run_mount
 
 _UNDO = 'while [ "$(grep -c " $1 " /proc/self/mountinfo)" -gt 1 ]; do umount "$1" || exit 1; done; mount -o remount,rw "$1"'
 
@@ -27,17 +27,17 @@ class RunDirReadOnly(Outside):
         # A writer whose files are open under a read-only view need not notice.
         return Expectation(frozenset({"storage"}), frozenset({"degrade", "degrade_tier"}), lost_steps=0, may_pass=True)
 
-    def inject(self, scene: Scene) -> Evidence:
-        mount = run_mount(scene)
-        scene.guard.add(["sh", "-c", _UNDO, "sh", str(mount)])
+    def inject(self, context: InjectionContext) -> Evidence:
+        mount = run_mount(context)
+        context.guard.add(["sh", "-c", _UNDO, "sh", str(mount)])
         view = False
         try:
-            change(scene.guard, ["mount", "-o", "remount,ro", str(mount)])
+            change(context.guard, ["mount", "-o", "remount,ro", str(mount)])
         except CannotInject:
             view = True
-            change(scene.guard, ["mount", "--bind", str(mount), str(mount)])
-            change(scene.guard, ["mount", "-o", "remount,bind,ro", str(mount)])
+            change(context.guard, ["mount", "--bind", str(mount), str(mount)])
+            change(context.guard, ["mount", "-o", "remount,bind,ro", str(mount)])
         if "ro" not in options(mount):
             raise CannotInject(f"{mount} is still mounted for writing")
-        scene.hold(self.for_s)
+        context.hold(self.for_s)
         return {"mount": str(mount), "view": view, "options": sorted(options(mount))}

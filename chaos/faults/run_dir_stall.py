@@ -3,9 +3,9 @@
 from pydantic import Field
 
 from chaos.fault import Aim, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
-from chaos.means.mounts import change
-from chaos.means.places import run_mount
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.mounts import change
+from chaos.primitives.tiers import run_mount
 
 REPORTED_AFTER_S = 6.0  # the driver bears with its run directory for 2 s
 
@@ -17,7 +17,7 @@ class RunDirStall(Outside):
     needs = frozenset({Need.ROOT})
     undone = "the file system is thawed"
 
-    for_s: float = Field(8.0, gt=0, description="how long it lasts; from about 6 s on it must be told")
+    for_s: float = Field(8.0, gt=0, description="how long it lasts; from about 6 s on it must be reported")
 
     def expects(self) -> Expectation:
         return Expectation(
@@ -27,9 +27,9 @@ class RunDirStall(Outside):
             may_pass=self.for_s < REPORTED_AFTER_S,
         )
 
-    def inject(self, scene: Scene) -> Evidence:
-        mount = run_mount(scene)
-        scene.guard.add(["fsfreeze", "-u", str(mount)])
-        change(scene.guard, ["fsfreeze", "-f", str(mount)])
-        scene.hold(self.for_s)
+    def inject(self, context: InjectionContext) -> Evidence:
+        mount = run_mount(context)
+        context.guard.add(["fsfreeze", "-u", str(mount)])
+        change(context.guard, ["fsfreeze", "-f", str(mount)])
+        context.hold(self.for_s)
         return {"mount": str(mount), "frozen": True}

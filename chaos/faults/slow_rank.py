@@ -5,7 +5,7 @@ import time
 from pydantic import Field
 
 from chaos.fault import Expectation, Inside
-from chaos.hands.scene import Place
+from chaos.injectors.context import RankContext
 
 
 class SlowRank(Inside):
@@ -19,7 +19,7 @@ class SlowRank(Inside):
         # Where steps are so long that too few come in this time, nobody can tell.
         return Expectation(frozenset({"straggler"}), frozenset({"report", "replace_node"}), culprit=True, may_pass=True)
 
-    def strike(self, place: Place) -> None:
+    def strike(self, context: RankContext) -> None:
         until = time.monotonic() + self.seconds
         own_s = time.thread_time()
 
@@ -30,7 +30,7 @@ class SlowRank(Inside):
                 own_s = time.thread_time()
             return time.monotonic() < until
 
-        place.follow(follow)
+        context.follow(follow)
 
 
 def work(seconds: float) -> None:

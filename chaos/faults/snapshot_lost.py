@@ -5,9 +5,9 @@ from dataclasses import replace
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means.damage import lose
-from chaos.means.places import place
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.damage import lose
+from chaos.primitives.tiers import find_tier
 
 
 class SnapshotLost(Outside):
@@ -21,12 +21,12 @@ class SnapshotLost(Outside):
     def expects(self) -> Expectation:
         return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}), may_pass=True)
 
-    def inject(self, scene: Scene) -> Evidence:
-        tier = place(scene, self.tier)
+    def inject(self, context: InjectionContext) -> Evidence:
+        tier = find_tier(context, self.tier)
         if tier.kind == "durable":
             raise CannotInject(f"tier {tier.name} is no node's own")
         held = sorted(path.name for path in tier.root.glob("step-*"))
         gone = lose(replace(tier, roots=(tier.root,)))
         if not gone:
-            raise CannotInject(f"node {scene.target.node} has nothing at {tier.root}")
+            raise CannotInject(f"node {context.target.node} has nothing at {tier.root}")
         return {"directories": gone, "held": held}

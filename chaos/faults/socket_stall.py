@@ -5,8 +5,8 @@ import time
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means import outage, sockets
+from chaos.injectors.context import InjectionContext
+from chaos.primitives import outage, sockets
 
 TAKE_S = 10.0  # for something to be sent to it
 
@@ -25,17 +25,17 @@ class SocketStall(Outside):
     def expects(self) -> Expectation:
         return outage.of_a_rank(self.seconds)
 
-    def inject(self, scene: Scene) -> Evidence:
-        process = scene.worker()
-        scene.guard.add(sockets.undo(process))
+    def inject(self, context: InjectionContext) -> Evidence:
+        process = context.worker()
+        context.guard.add(sockets.undo(process))
         with sockets.borrowed(process) as connections:  # not for longer: borrowed ones stay open when the rank is killed
             for each in connections.values():
                 sockets.deafen(each)
             before = sum(map(sockets.dropped, connections.values()))
             deadline = time.monotonic() + TAKE_S
             while not (dropped := sum(map(sockets.dropped, connections.values())) - before):
-                if time.monotonic() > deadline or scene.over(0.005):
-                    raise CannotInject(f"nothing was sent to rank {scene.target.rank} that could be dropped")
+                if time.monotonic() > deadline or context.over(0.005):
+                    raise CannotInject(f"nothing was sent to rank {context.target.rank} that could be dropped")
             peers = list(connections)
-        scene.hold(self.seconds)
+        context.hold(self.seconds)
         return {"pid": process.pid, "peers": peers, "dropped_packets": dropped}

@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import Field
 
 from chaos.fault import CannotInject, Evidence
-from chaos.hands.scene import Scene
-from chaos.means.damage import Damage
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.damage import Damage
 from checkpoint.naming import step_path, steps, temporary_path
 
 
@@ -22,7 +22,7 @@ class StaleLatest(Damage):
     tier: Literal["durable"] = Field("durable", description="where it lies")
     how: Literal["older", "unfinished"] = Field("older", description="which of the two")
 
-    def damage(self, checkpoint: Path, scene: Scene) -> Evidence:
+    def damage(self, checkpoint: Path, context: InjectionContext) -> Evidence:
         root = checkpoint.parent
         oldest, newest = steps(root)[0], steps(root)[-1]
         if self.how == "older":

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import psutil
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means.processes import until
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.processes import until
 
 _PIDFD_GETFD = 438  # the same number on all architectures
 
@@ -24,17 +24,17 @@ class StoreKill(Outside):
         # Ranks that have met need it no more, unless they make groups later.
         return Expectation(actions=frozenset({"restart_workers"}))
 
-    def inject(self, scene: Scene) -> Evidence:
-        agent, port = _host(scene)
+    def inject(self, context: InjectionContext) -> Evidence:
+        agent, port = _host(context)
         sockets = [each for each in agent.net_connections("tcp") if each.laddr and each.laddr.port == port]
         _shut_down(agent.pid, [each.fd for each in sockets])
         until(lambda: port not in _listening(agent), f"something still listens on port {port}")
         return {"pid": agent.pid, "port": port, "clients": len(sockets) - 1}
 
 
-def _host(scene: Scene) -> tuple[psutil.Process, int]:
-    """The agent that lends its store to all, and where it listens; those of other nodes listen nowhere."""
-    for agent in scene.agents():
+def _host(context: InjectionContext) -> tuple[psutil.Process, int]:
+    """The agent whose store all use, and where it listens; those of other nodes listen nowhere."""
+    for agent in context.agents():
         ports = _listening(agent)
         if ports:
             return agent, ports[0]
@@ -51,11 +51,13 @@ def _shut_down(pid: int, fds: Iterable[int]) -> None:
     pidfd = os.pidfd_open(pid)
     try:
         for fd in fds:
-            lent = libc.syscall(_PIDFD_GETFD, pidfd, fd, 0)
-            if lent < 0:
+            copy_fd = libc.syscall(_PIDFD_GETFD, pidfd, fd, 0)
+            if copy_fd < 0:
                 why = os.strerror(ctypes.get_errno())
-                raise CannotInject(f"the kernel does not lend sockets of process {pid}: {why} (kernel.yama.ptrace_scope above 0?)")
-            with socket.socket(fileno=lent) as mine:
+                raise CannotInject(
+                    f"the kernel does not duplicate sockets of process {pid}: {why} (kernel.yama.ptrace_scope above 0?)"
+                )
+            with socket.socket(fileno=copy_fd) as mine:
                 mine.shutdown(socket.SHUT_RDWR)
     finally:
         os.close(pidfd)

@@ -6,9 +6,9 @@ import time
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means.filling import LEAST_BYTES, fill
-from chaos.means.places import free, own_mount, place
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.filling import LEAST_BYTES, fill
+from chaos.primitives.tiers import find_tier, free, own_mount
 
 DEFAULT_MIB = 4096
 AGAIN_S = 0.2
@@ -31,20 +31,20 @@ class TierFull(Outside):
     def expects(self) -> Expectation:
         return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}))
 
-    def inject(self, scene: Scene) -> Evidence:
-        tier = place(scene, self.tier)
+    def inject(self, context: InjectionContext) -> Evidence:
+        tier = find_tier(context, self.tier)
         if self.limit_mib is None:
-            own_mount(scene, tier)
+            own_mount(context, tier)
         left, limit = free(tier.path)[0], (self.limit_mib or DEFAULT_MIB) << 20
         if left > limit:
             raise CannotInject(f"tier {tier.name} has {left >> 20} MiB left, and no more than {limit >> 20} may be written")
         filler = tier.path / f".filler-{secrets.token_hex(4)}"
-        scene.guard.add(["rm", "-f", str(filler)])
+        context.guard.add(["rm", "-f", str(filler)])
         size = fill(filler)
         left = free(tier.path)[0]
         if left > 16 * LEAST_BYTES:
             raise CannotInject(f"{left} bytes are left on tier {tier.name}")
         deadline = time.monotonic() + self.for_s
-        while time.monotonic() < deadline and not scene.over(AGAIN_S):
+        while time.monotonic() < deadline and not context.over(AGAIN_S):
             fill(filler)
         return {"file": str(filler), "bytes": size, "left_bytes": left}

@@ -6,9 +6,9 @@ from pathlib import Path
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means.mounts import change, mounted
-from chaos.means.places import Place, own_mount, place
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.mounts import change, mounted
+from chaos.primitives.tiers import TargetTier, find_tier, own_mount
 
 # $1: where it was put, $2: where it belongs. What was made in its place meanwhile is kept beside it.
 _BACK = '[ -e "$1" ] || exit 0; [ ! -e "$2" ] || rmdir "$2" 2>/dev/null || mv -T "$2" "$1.meanwhile"; mv -T "$1" "$2"'
@@ -27,34 +27,34 @@ class TierGone(Outside):
     def expects(self) -> Expectation:
         return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}))
 
-    def inject(self, scene: Scene) -> Evidence:
-        tier = place(scene, self.tier)
+    def inject(self, context: InjectionContext) -> Evidence:
+        tier = find_tier(context, self.tier)
         try:
-            mount = own_mount(scene, tier)
+            mount = own_mount(context, tier)
         except CannotInject:
-            return self._move(scene, tier)
-        return self._unmount(scene, mount)
+            return self._move(context, tier)
+        return self._unmount(context, mount)
 
-    def _move(self, scene: Scene, tier: Place) -> Evidence:
+    def _move(self, context: InjectionContext, tier: TargetTier) -> Evidence:
         if tier.kind != "durable":
             raise CannotInject(f"tier {tier.name} is no mount of its own, and {tier.path} may be others' too")
         path = tier.path.resolve()
         aside = _aside(path)
-        scene.guard.add(["sh", "-c", _BACK, "sh", str(aside), str(path)])
+        context.guard.add(["sh", "-c", _BACK, "sh", str(aside), str(path)])
         path.rename(aside)
-        scene.hold(self.for_s)
+        context.hold(self.for_s)
         return {"path": str(path), "aside": str(aside)}
 
-    def _unmount(self, scene: Scene, mount: Path) -> Evidence:
+    def _unmount(self, context: InjectionContext, mount: Path) -> Evidence:
         aside = _aside(mount)
-        scene.guard.add(["rmdir", str(aside)])
+        context.guard.add(["rmdir", str(aside)])
         aside.mkdir()
-        scene.guard.add(["sh", "-c", _MOUNTED_BACK, "sh", str(aside), str(mount)])
-        change(scene.guard, ["mount", "--bind", str(mount), str(aside)])  # so that it is not lost altogether
-        change(scene.guard, ["umount", "-l", str(mount)])
+        context.guard.add(["sh", "-c", _MOUNTED_BACK, "sh", str(aside), str(mount)])
+        change(context.guard, ["mount", "--bind", str(mount), str(aside)])  # so that it is not lost altogether
+        change(context.guard, ["umount", "-l", str(mount)])
         if mounted(mount):
             raise CannotInject(f"something is still mounted at {mount}")
-        scene.hold(self.for_s)
+        context.hold(self.for_s)
         return {"mount": str(mount), "aside": str(aside)}
 
 

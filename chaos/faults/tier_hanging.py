@@ -3,11 +3,11 @@
 from pydantic import Field
 
 from chaos.fault import Aim, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
-from chaos.means.mounts import change
-from chaos.means.places import own_mount, place
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.mounts import change
+from chaos.primitives.tiers import find_tier, own_mount
 
-TOLD_AFTER_S = 32.0  # the snapshot daemon bears with a tier for 30 s
+REPORTED_AFTER_S = 32.0  # the snapshot daemon bears with a tier for 30 s
 
 
 class TierHanging(Outside):
@@ -18,14 +18,14 @@ class TierHanging(Outside):
     undone = "the file system is thawed"
 
     tier: str = Field("durable", description="its name; a mount of its own that can be frozen: ext4, xfs or btrfs")
-    for_s: float = Field(5.0, gt=0, description="how long it lasts; from about 32 s on it must be told")
+    for_s: float = Field(5.0, gt=0, description="how long it lasts; from about 32 s on it must be reported")
 
     def expects(self) -> Expectation:
-        return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}), may_pass=self.for_s < TOLD_AFTER_S)
+        return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}), may_pass=self.for_s < REPORTED_AFTER_S)
 
-    def inject(self, scene: Scene) -> Evidence:
-        mount = own_mount(scene, place(scene, self.tier))
-        scene.guard.add(["fsfreeze", "-u", str(mount)])
-        change(scene.guard, ["fsfreeze", "-f", str(mount)])
-        scene.hold(self.for_s)
+    def inject(self, context: InjectionContext) -> Evidence:
+        mount = own_mount(context, find_tier(context, self.tier))
+        context.guard.add(["fsfreeze", "-u", str(mount)])
+        change(context.guard, ["fsfreeze", "-f", str(mount)])
+        context.hold(self.for_s)
         return {"mount": str(mount), "frozen": True}

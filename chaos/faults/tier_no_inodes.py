@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means.places import free, own_mount, place
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.tiers import find_tier, free, own_mount
 
 MOST_FILES = 200_000
 
@@ -26,19 +26,19 @@ class TierNoInodes(Outside):
     def expects(self) -> Expectation:
         return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}))
 
-    def inject(self, scene: Scene) -> Evidence:
-        tier = place(scene, self.tier)
-        own_mount(scene, tier)
+    def inject(self, context: InjectionContext) -> Evidence:
+        tier = find_tier(context, self.tier)
+        own_mount(context, tier)
         left = free(tier.path)[1]
         if not 0 < left <= MOST_FILES:
             raise CannotInject(f"tier {tier.name} has room for {left or 'any number of'} files; at most {MOST_FILES} are made")
         directory = tier.path / f".filler-{secrets.token_hex(4)}"
-        scene.guard.add(["rm", "-rf", str(directory)])
+        context.guard.add(["rm", "-rf", str(directory)])
         made = _fill(directory)
         left = free(tier.path)[1]
         if left:
             raise CannotInject(f"there is still room for {left} files on tier {tier.name}")
-        scene.hold(self.for_s)
+        context.hold(self.for_s)
         return {"directory": str(directory), "files": made, "left_files": left}
 
 

@@ -3,9 +3,9 @@
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
-from chaos.means.mounts import change, options
-from chaos.means.places import own_mount, place
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.mounts import change, options
+from chaos.primitives.tiers import find_tier, own_mount
 
 
 class TierReadOnly(Outside):
@@ -21,11 +21,11 @@ class TierReadOnly(Outside):
     def expects(self) -> Expectation:
         return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}))
 
-    def inject(self, scene: Scene) -> Evidence:
-        mount = own_mount(scene, place(scene, self.tier))
-        scene.guard.add(["mount", "-o", "remount,rw", str(mount)])
-        change(scene.guard, ["mount", "-o", "remount,ro", str(mount)], patiently=True)
+    def inject(self, context: InjectionContext) -> Evidence:
+        mount = own_mount(context, find_tier(context, self.tier))
+        context.guard.add(["mount", "-o", "remount,rw", str(mount)])
+        change(context.guard, ["mount", "-o", "remount,ro", str(mount)], patiently=True)
         if "ro" not in options(mount):
             raise CannotInject(f"{mount} is still mounted for writing")
-        scene.hold(self.for_s)
+        context.hold(self.for_s)
         return {"mount": str(mount), "options": sorted(options(mount))}

@@ -5,9 +5,9 @@ import time
 from pydantic import Field
 
 from chaos.fault import Aim, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
-from chaos.means.mounts import change
-from chaos.means.places import own_mount, place
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.mounts import change
+from chaos.primitives.tiers import find_tier, own_mount
 
 
 class TierSlow(Outside):
@@ -29,16 +29,16 @@ class TierSlow(Outside):
     def expects(self) -> Expectation:
         return Expectation(frozenset({"storage"}), frozenset({"degrade_tier"}), may_pass=True)
 
-    def inject(self, scene: Scene) -> Evidence:
-        mount = own_mount(scene, place(scene, self.tier))
-        scene.guard.add(["fsfreeze", "-u", str(mount)])
+    def inject(self, context: InjectionContext) -> Evidence:
+        mount = own_mount(context, find_tier(context, self.tier))
+        context.guard.add(["fsfreeze", "-u", str(mount)])
         began, over, frozen_s, periods = time.monotonic(), False, 0.0, 0
         while not over and time.monotonic() - began < self.for_s:
-            change(scene.guard, ["fsfreeze", "-f", str(mount)])
+            change(context.guard, ["fsfreeze", "-f", str(mount)])
             since = time.monotonic()
-            over = scene.over(self.period_s * (1 - 1 / self.factor))
-            change(scene.guard, ["fsfreeze", "-u", str(mount)])
+            over = context.over(self.period_s * (1 - 1 / self.factor))
+            change(context.guard, ["fsfreeze", "-u", str(mount)])
             frozen_s += time.monotonic() - since
             periods += 1
-            over = over or scene.over(self.period_s / self.factor)
+            over = over or context.over(self.period_s / self.factor)
         return {"mount": str(mount), "frozen_s": round(frozen_s, 3), "of_s": round(time.monotonic() - began, 3), "periods": periods}

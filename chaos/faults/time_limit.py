@@ -8,8 +8,8 @@ from datetime import datetime
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
-from chaos.hands.scene import Scene
-from chaos.means.processes import is_gone
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.processes import is_gone
 from resilient.exits import Exit
 
 MINUTE_S = 60.0
@@ -29,32 +29,37 @@ class TimeLimit(Outside):
         kinds, actions = frozenset({"time_limit", "preempted"}), frozenset({"finish_drain"})
         return Expectation(kinds, actions, exits=frozenset({int(Exit.STOPPED)}), lost_steps=0)
 
-    def inject(self, scene: Scene) -> Evidence:
-        driver = scene.driver()
+    def inject(self, context: InjectionContext) -> Evidence:
+        driver = context.driver()
         environ = {name: value for name, value in driver.environ().items() if name.startswith(("SLURM_", "PATH"))}
         job = environ.get("SLURM_JOB_ID")
         if job is None:
             raise CannotInject("the driver runs in no job of Slurm")
-        told = _asked(environ, "scontrol", "--oneliner", "show", "job", job)
-        began = datetime.fromisoformat(told["StartTime"])
+        before = _asked(environ, "scontrol", "--oneliner", "show", "job", job)
+        began = datetime.fromisoformat(before["StartTime"])
         elapsed_s = (datetime.now() - began).total_seconds()
         minutes = max(1, math.ceil((elapsed_s + self.in_s) / MINUTE_S))
         conf = [f"SLURM_CONF={environ['SLURM_CONF']}"] if "SLURM_CONF" in environ else []
         update = ["env", *conf, "scontrol", "update", f"JobId={job}"]
-        scene.guard.add([*update, f"TimeLimit={told['TimeLimit']}"])
-        scene.guard.run([*update, f"TimeLimit={minutes}"])
+        context.guard.add([*update, f"TimeLimit={before['TimeLimit']}"])
+        context.guard.run([*update, f"TimeLimit={minutes}"])
         now = _asked(environ, "scontrol", "--oneliner", "show", "job", job)
-        if now["TimeLimit"] == told["TimeLimit"]:
-            raise CannotInject(f"the time limit of job {job} is still {told['TimeLimit']}")
-        scene.hold(minutes * MINUTE_S - elapsed_s + PATIENCE_S, unless=lambda: is_gone(driver))
-        return {"job": job, "before": told["TimeLimit"], "after": now["TimeLimit"], "state": "ended" if is_gone(driver) else "runs"}
+        if now["TimeLimit"] == before["TimeLimit"]:
+            raise CannotInject(f"the time limit of job {job} is still {before['TimeLimit']}")
+        context.hold(minutes * MINUTE_S - elapsed_s + PATIENCE_S, unless=lambda: is_gone(driver))
+        return {
+            "job": job,
+            "before": before["TimeLimit"],
+            "after": now["TimeLimit"],
+            "state": "ended" if is_gone(driver) else "runs",
+        }
 
 
 def _asked(environ: dict[str, str], *words: str) -> dict[str, str]:
     """What Slurm says, as names and values."""
-    told = subprocess.run(
+    completed = subprocess.run(
         words, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, env={**os.environ, **environ}
     )
-    if told.returncode:
-        raise CannotInject(f"`{' '.join(words)}` failed: {told.stderr.strip()}")
-    return dict(word.split("=", 1) for word in told.stdout.split() if "=" in word)
+    if completed.returncode:
+        raise CannotInject(f"`{' '.join(words)}` failed: {completed.stderr.strip()}")
+    return dict(word.split("=", 1) for word in completed.stdout.split() if "=" in word)

@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from chaos.fault import CannotInject, Evidence
-from chaos.hands.scene import Scene
-from chaos.means.damage import Damage
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.damage import Damage
 
 
 class TornWrite(Damage):
@@ -16,7 +16,7 @@ class TornWrite(Damage):
 
     tier: Literal["durable"] = Field("durable", description="whose newest checkpoint is hit")
 
-    def damage(self, checkpoint: Path, scene: Scene) -> Evidence:
+    def damage(self, checkpoint: Path, context: InjectionContext) -> Evidence:
         path = max((each for each in checkpoint.rglob("c*") if each.is_file()), key=lambda each: (each.stat().st_size, str(each)))
         size = path.stat().st_size
         os.truncate(path, size // 2)

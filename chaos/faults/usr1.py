@@ -4,7 +4,7 @@ import signal
 
 import psutil
 
-from chaos.means.stopping import Stop, send
+from chaos.primitives.stopping import Stop, send
 
 
 class Usr1(Stop):

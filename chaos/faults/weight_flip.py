@@ -3,8 +3,8 @@
 import json
 
 from chaos.fault import Expectation, Inside
-from chaos.hands.scene import Place
-from chaos.means.tensors import MAX_SKIPS
+from chaos.injectors.context import RankContext
+from chaos.primitives.tensors import MAX_SKIPS
 
 
 class WeightFlip(Inside):
@@ -14,8 +14,8 @@ class WeightFlip(Inside):
         kinds, actions = frozenset({"not_finite", "loss_spike"}), frozenset({"recompute_batch", "skip_batch", "roll_back"})
         return Expectation(kinds, actions, lost_steps=MAX_SKIPS + 2)
 
-    def strike(self, place: Place) -> None:
-        from chaos.means.tensors import flip_after_next_update
+    def strike(self, context: RankContext) -> None:
+        from chaos.primitives.tensors import flip_after_next_update
 
-        told = place.run_dir / "chaos" / f"flipped-{place.step}-rank{place.rank}.json"
-        flip_after_next_update(lambda flipped: told.write_text(json.dumps(flipped)))
+        record = context.run_dir / "chaos" / f"flipped-{context.step}-rank{context.rank}.json"
+        flip_after_next_update(lambda flipped: record.write_text(json.dumps(flipped)))

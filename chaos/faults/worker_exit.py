@@ -5,7 +5,7 @@ import os
 from pydantic import Field
 
 from chaos.fault import Expectation, Inside
-from chaos.hands.scene import Place
+from chaos.injectors.context import RankContext
 
 
 class WorkerExit(Inside):
@@ -16,5 +16,5 @@ class WorkerExit(Inside):
     def expects(self) -> Expectation:
         return Expectation(frozenset({"exit"}), frozenset({"restart_workers"}), culprit=True)
 
-    def strike(self, place: Place) -> None:
+    def strike(self, context: RankContext) -> None:
         os._exit(self.code)

@@ -1,8 +1,8 @@
 """A worker is killed."""
 
 from chaos.fault import Aim, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means.processes import end
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.processes import end
 
 
 class WorkerKill(Outside):
@@ -13,7 +13,7 @@ class WorkerKill(Outside):
     def expects(self) -> Expectation:
         return Expectation(frozenset({"exit"}), frozenset({"restart_workers"}), culprit=True)
 
-    def inject(self, scene: Scene) -> Evidence:
-        process = scene.worker()
+    def inject(self, context: InjectionContext) -> Evidence:
+        process = context.worker()
         end(process)
         return {"pid": process.pid, "state": "gone"}

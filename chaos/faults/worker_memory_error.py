@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import Field
 
 from chaos.fault import Expectation, Inside
-from chaos.hands.scene import Place
+from chaos.injectors.context import RankContext
 
 
 class WorkerMemoryError(Inside):
@@ -17,7 +17,7 @@ class WorkerMemoryError(Inside):
     def expects(self) -> Expectation:
         return Expectation(frozenset({"exception"}), frozenset({"restart_workers"}), culprit=True)
 
-    def strike(self, place: Place) -> None:
+    def strike(self, context: RankContext) -> None:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         before = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (used + (self.mib << 20), before[1]))

@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import Field
 
 from chaos.fault import CannotInject, Expectation, Inside, Need
-from chaos.hands.guard import Guard
-from chaos.hands.scene import Place
+from chaos.injectors.context import RankContext
+from chaos.injectors.guard import Guard
 from resilient import worker
 from resilient.agent.oom import controller
 
@@ -30,7 +30,7 @@ class WorkerOom(Inside):
         # The kernel may look for memory to give back for so long that the rank is found hanging before it is killed.
         return Expectation(frozenset({"exit", "hang"}), frozenset({"restart_workers"}), culprit=True)
 
-    def strike(self, place: Place) -> None:
+    def strike(self, context: RankContext) -> None:
         found = controller(Path("/proc/self/mountinfo").read_text())
         if found is None:
             raise CannotInject("no cgroup accounts for memory here")

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from chaos.fault import Expectation, Inside
-from chaos.hands.scene import Place
+from chaos.injectors.context import RankContext
 
 
 class InjectedError(Exception):
@@ -18,5 +18,5 @@ class WorkerRaise(Inside):
     def expects(self) -> Expectation:
         return Expectation(frozenset({"exception"}), frozenset({"restart_workers"}), culprit=True)
 
-    def strike(self, place: Place) -> None:
-        raise InjectedError(f"{self.message} (rank {place.rank}, step {place.step})")
+    def strike(self, context: RankContext) -> None:
+        raise InjectedError(f"{self.message} (rank {context.rank}, step {context.step})")

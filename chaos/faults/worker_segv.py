@@ -3,8 +3,8 @@
 import signal
 
 from chaos.fault import Aim, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means.processes import end
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.processes import end
 
 
 class WorkerSegv(Outside):
@@ -15,7 +15,7 @@ class WorkerSegv(Outside):
     def expects(self) -> Expectation:
         return Expectation(frozenset({"exit"}), frozenset({"restart_workers"}), culprit=True)
 
-    def inject(self, scene: Scene) -> Evidence:
-        process = scene.worker()
+    def inject(self, context: InjectionContext) -> Evidence:
+        process = context.worker()
         end(process, signal.SIGSEGV)
         return {"pid": process.pid, "state": "gone"}

@@ -5,8 +5,8 @@ import signal
 from pydantic import Field
 
 from chaos.fault import Aim, Evidence, Expectation, Outside
-from chaos.hands.scene import Scene
-from chaos.means.processes import continues, is_gone, until
+from chaos.injectors.context import InjectionContext
+from chaos.primitives.processes import continues, is_gone, until
 
 SEEN_S = 5.0  # who is stopped for as long is found
 
@@ -20,13 +20,13 @@ class WorkerStop(Outside):
     seconds: float = Field(10.0, gt=0, description="for which it is stopped; what is as short as a step is nobody's fault")
 
     def expects(self) -> Expectation:
-        told = frozenset({"stopped"}) if self.seconds >= SEEN_S else frozenset[str]()
-        return Expectation(told, frozenset({"restart_workers"}), culprit=True)
+        kinds = frozenset({"stopped"}) if self.seconds >= SEEN_S else frozenset[str]()
+        return Expectation(kinds, frozenset({"restart_workers"}), culprit=True)
 
-    def inject(self, scene: Scene) -> Evidence:
-        process = scene.worker()
-        scene.guard.add(continues(process))
+    def inject(self, context: InjectionContext) -> Evidence:
+        process = context.worker()
+        context.guard.add(continues(process))
         process.send_signal(signal.SIGSTOP)
         until(lambda: is_gone(process) or process.status() == "stopped", f"process {process.pid} does not stop")
-        scene.hold(self.seconds, unless=lambda: is_gone(process))
+        context.hold(self.seconds, unless=lambda: is_gone(process))
         return {"pid": process.pid, "state": "T", "killed": is_gone(process)}

@@ -27,10 +27,10 @@ def _which(
 def _lab(context: typer.Context) -> "Lab":
     from chaos.lab.lab import Lab
     from chaos.lab.needs import demand
-    from chaos.lab.shape import Place
+    from chaos.lab.shape import LabPaths
 
     demand(slurm=False)
-    return Lab(Place(context.obj))
+    return Lab(LabPaths(context.obj))
 
 
 @app.command()

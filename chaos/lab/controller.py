@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from chaos.lab.host import CommandFailed, Host
-from chaos.lab.shape import LOGIN, Place, Shape
+from chaos.lab.shape import LOGIN, LabPaths, Shape
 from chaos.lab.slurm_conf import cgroup_conf, slurm_conf
 
 START_S = 30.0
@@ -32,7 +32,7 @@ class NodeState:
 class Controller:
     """The lab's Slurm."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: LabPaths) -> None:
         self._place = place
         self._login = Host(place, LOGIN)
 
@@ -86,14 +86,14 @@ class Controller:
 
     def nodes(self) -> list[NodeState]:
         """What Slurm says of each host; empty while the controller does not answer."""
-        told = self.ask("sinfo", "--noheader", "--partition", "lab", "--Node", "--format", "%N %t")
-        return [NodeState(*line.split()) for line in told.splitlines()] if told is not None else []
+        output = self.ask("sinfo", "--noheader", "--partition", "lab", "--Node", "--format", "%N %t")
+        return [NodeState(*line.split()) for line in output.splitlines()] if output is not None else []
 
     def ask(self, *words: str) -> str | None:
         """What a command of Slurm prints on the host from which jobs are submitted; None if it fails."""
         line = self._login.inside(words, self.environ(), Path("/"))
-        told = subprocess.run(line, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        return None if told.returncode else told.stdout
+        completed = subprocess.run(line, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        return None if completed.returncode else completed.stdout
 
     @property
     def _key(self) -> Path:
@@ -118,6 +118,6 @@ class Controller:
 
 
 def _version() -> tuple[int, ...]:
-    told = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"(\d+)\.(\d+)", told)
+    version = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0,)

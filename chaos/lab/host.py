@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from chaos.lab.shape import LOGIN, NVME, Place, Shape, address, prefix_length
+from chaos.lab.shape import LOGIN, NVME, LabPaths, Shape, address, prefix_length
 from resilient.exits import EnvironmentUnusable
 
 GONE_S = 10.0
@@ -48,11 +48,11 @@ def command(*words: str | Path) -> str:
     Raises:
         CommandFailed: with what it said.
     """
-    told = subprocess.run([str(word) for word in words], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if told.returncode:
-        said = (told.stderr or told.stdout).strip()
-        raise CommandFailed(f"`{shlex.join(str(word) for word in words)}` failed with status {told.returncode}: {said}")
-    return told.stdout
+    completed = subprocess.run([str(word) for word in words], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if completed.returncode:
+        said = (completed.stderr or completed.stdout).strip()
+        raise CommandFailed(f"`{shlex.join(str(word) for word in words)}` failed with status {completed.returncode}: {said}")
+    return completed.stdout
 
 
 def namespaces() -> list[str]:
@@ -64,8 +64,8 @@ def namespaces() -> list[str]:
 class Host:
     """A host by its name, whether it is there or not."""
 
-    def __init__(self, place: Place, name: str) -> None:
-        self.place = place
+    def __init__(self, place: LabPaths, name: str) -> None:
+        self.paths = place
         self.name = name
         self.namespace = place.namespace(name)
 
@@ -93,11 +93,11 @@ class Host:
 
     def link_is_up(self) -> bool:
         """Whether the port of the switch is up that its link leads to."""
-        switch = Host(self.place, LOGIN)
-        told = subprocess.run(
+        switch = Host(self.paths, LOGIN)
+        completed = subprocess.run(
             ["ip", "-n", switch.namespace, "link", "show", self.name], check=False, capture_output=True, text=True
         )
-        return told.returncode == 0 and ",UP" in told.stdout.partition("<")[2].partition(">")[0]
+        return completed.returncode == 0 and ",UP" in completed.stdout.partition("<")[2].partition(">")[0]
 
     # -- from nothing and back -----------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class Host:
             command("ip", "-n", self.namespace, "addr", "add", inside, "dev", BRIDGE)
             command("ip", "-n", self.namespace, "link", "set", BRIDGE, "up")
             return
-        switch = self.place.namespace(LOGIN)
+        switch = self.paths.namespace(LOGIN)
         peer = ["peer", "name", "eth0", "netns", self.namespace]
         command("ip", "-n", switch, "link", "add", self.name, "type", "veth", *peer)
         command("ip", "-n", switch, "link", "set", self.name, "master", BRIDGE, "up")
@@ -129,8 +129,8 @@ class Host:
     def _start_init(self, shape: Shape) -> None:
         into = ["setsid", "--fork", "nsenter", f"--net=/run/netns/{self.namespace}"]
         apart = ["unshare", "--uts", "--pid", "--fork", "--kill-child=KILL", "--mount", "--mount-proc"]
-        arguments = [self.name, self.place.hosts_file, self.place.spool, shape.disk_mib]
-        log = self.place.logs / f"{self.name}.log"
+        arguments = [self.name, self.paths.hosts_file, self.paths.spool, shape.disk_mib]
+        log = self.paths.logs / f"{self.name}.log"
         with log.open("ab") as errors:
             starter = subprocess.Popen(
                 [*into, *apart, "sh", "-c", _BOOT, "sh", *map(str, arguments)],
@@ -141,8 +141,8 @@ class Host:
                 env=_environ({}),
             )
             assert starter.stdout is not None
-            with starter.stdout as told:
-                ready = told.readline()
+            with starter.stdout as output:
+                ready = output.readline()
             starter.wait()
         if ready != b"ready\n":
             raise CommandFailed(f"host {self.name} did not come up: {log.read_text().strip()[-500:]}")
@@ -194,7 +194,7 @@ class Host:
             raise CommandFailed(f"the link of host {self.name} could not be taken down and brought up again")
 
     def _port(self, action: str, *state: str) -> list[str]:
-        return ["ip", "-n", self.place.namespace(LOGIN), "link", action, self.name, *state]
+        return ["ip", "-n", self.paths.namespace(LOGIN), "link", action, self.name, *state]
 
     # -- commands on it ------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from chaos.lab.controller import Controller
 from chaos.lab.host import Host, namespaces
 from chaos.lab.needs import demand
-from chaos.lab.shape import LOGIN, NVME, PREFIX, ROOT, Place, Shape, SlurmTimes, address, hosts_text
+from chaos.lab.shape import LOGIN, NVME, PREFIX, ROOT, LabPaths, Shape, SlurmTimes, address, hosts_text
 from resilient.exits import EnvironmentUnusable
 
 _MADE_NVME = ROOT / "made-nvme"  # there if the mount point is not the machine's own
@@ -42,9 +42,9 @@ class HostState:
 class Lab:
     """A lab by its name, whether it is up or not."""
 
-    def __init__(self, place: Place | None = None) -> None:
-        self.place = place or Place()
-        self.controller = Controller(self.place)
+    def __init__(self, place: LabPaths | None = None) -> None:
+        self.paths = place or LabPaths()
+        self.controller = Controller(self.paths)
 
     def host(self, name: str) -> Host:
         """One of its hosts.
@@ -55,7 +55,7 @@ class Lab:
         names = self.shape().all_names
         if name not in names:
             raise EnvironmentUnusable(f"the lab has no host {name!r}; allowed: {', '.join(names)}")
-        return Host(self.place, name)
+        return Host(self.paths, name)
 
     def shape(self) -> Shape:
         """What it was asked to be.
@@ -77,7 +77,7 @@ class Lab:
         demand(slurm=shape.slurm)
         with self._locked():
             found = self._recorded()
-            if found is not None and found[1] and Host(self.place, LOGIN).init() is not None:
+            if found is not None and found[1] and Host(self.paths, LOGIN).init() is not None:
                 if found[0] != shape:
                     raise EnvironmentUnusable("a lab of another shape is up; `resilient lab down` first")
                 return False
@@ -92,7 +92,7 @@ class Lab:
     def down(self) -> bool:
         """Remove all of it; whether there was anything."""
         with self._locked():
-            found = self.place.directory.exists() or bool(self._hosts())
+            found = self.paths.directory.exists() or bool(self._hosts())
             self._clear()
         return found
 
@@ -133,12 +133,12 @@ class Lab:
         if found is None:
             return []
         shape = found[0]
-        asked = shape.slurm and Host(self.place, LOGIN).init() is not None
+        asked = shape.slurm and Host(self.paths, LOGIN).init() is not None
         slurm = {each.name: each.state for each in self.controller.nodes()} if asked else {}
         return [self._state(name, slurm.get(name, "")) for name in shape.names]
 
     def _state(self, name: str, slurm: str) -> HostState:
-        host = Host(self.place, name)
+        host = Host(self.paths, name)
         state, link = "up" if host.init() is not None else "crashed", "up" if host.link_is_up() else "down"
         return HostState(name, address(name), state, link, slurm)
 
@@ -157,16 +157,16 @@ class Lab:
     def _recorded(self) -> tuple[Shape, bool] | None:
         """The shape that was asked for, and whether it was reached; None if there is no lab."""
         try:
-            found = json.loads(self.place.state.read_text())
+            found = json.loads(self.paths.state.read_text())
         except (FileNotFoundError, ValueError):
             return None
         shape = found["shape"]
         return Shape(**{**shape, "times": SlurmTimes(**shape["times"])}), found["ready"]
 
     def _record(self, shape: Shape, *, ready: bool) -> None:
-        fresh = self.place.state.with_suffix(".new")
+        fresh = self.paths.state.with_suffix(".new")
         fresh.write_text(json.dumps({"shape": asdict(shape), "ready": ready}))
-        fresh.replace(self.place.state)
+        fresh.replace(self.paths.state)
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
@@ -177,11 +177,11 @@ class Lab:
 
     def _hosts(self) -> list[Host]:
         """Those of which there is anything; the one with the switch last."""
-        names = [name for namespace in namespaces() if (name := self.place.host_of(namespace)) is not None]
-        return [Host(self.place, name) for name in sorted(names, key=lambda name: name == LOGIN)]
+        names = [name for namespace in namespaces() if (name := self.paths.host_of(namespace)) is not None]
+        return [Host(self.paths, name) for name in sorted(names, key=lambda name: name == LOGIN)]
 
     def _build(self, shape: Shape) -> None:
-        place = self.place
+        place = self.paths
         for directory in (place.directory, place.logs, place.spool):
             directory.mkdir(mode=0o755)
         if not NVME.exists():
@@ -200,8 +200,8 @@ class Lab:
     def _clear(self) -> None:
         for host in self._hosts():
             host.remove()
-        if self.place.directory.exists():
-            shutil.rmtree(self.place.directory)
+        if self.paths.directory.exists():
+            shutil.rmtree(self.paths.directory)
         if _MADE_NVME.exists() and not any(name.startswith(f"{PREFIX}-") for name in namespaces()):
             with suppress(OSError):
                 NVME.rmdir()

@@ -1,4 +1,4 @@
-"""The network of one host of the lab, as faults change it: the commands are `chaos.means.links`' own, the counters the kernel's."""
+"""The network of one host of the lab, as faults change it: commands of `chaos.primitives.links`, counters of the kernel."""
 
 import json
 import os
@@ -8,22 +8,22 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from chaos.fault import CannotInject
-from chaos.hands.scene import Scene
+from chaos.injectors.context import InjectionContext
 from chaos.lab.lab import Lab
-from chaos.lab.shape import LOGIN, Place, address
-from chaos.means import links
+from chaos.lab.shape import LOGIN, LabPaths, address
+from chaos.primitives import links
 from resilient.exits import EnvironmentUnusable
 
 
 class HostNetwork:
-    """Args: scene: with the lab and the host that is aimed at. Raises CannotInject: that host is not up."""
+    """Args: context: with the lab and the host that is aimed at. Raises CannotInject: that host is not up."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(self, context: InjectionContext) -> None:
+        self._context = context
         self.mark = os.getpid() % 0xFFFE + 1
-        self.name = scene.target.host
+        self.name = context.target.host
         try:
-            self._lab = Lab(Place(scene.lab))
+            self._lab = Lab(LabPaths(context.lab))
             init = self._lab.host(self.name).init()
         except EnvironmentUnusable as error:
             raise CannotInject(str(error)) from None
@@ -40,8 +40,8 @@ class HostNetwork:
     def make(self, changes: Iterable[links.Change]) -> None:
         """Make changes that are undone when the guard is released."""
         for change in changes:
-            self._scene.guard.add(change.undo)
-            self._scene.guard.run(change.do)
+            self._context.guard.add(change.undo)
+            self._context.guard.run(change.do)
 
     def hosts(self) -> Sequence[str]:
         """All that compute."""
@@ -49,7 +49,7 @@ class HostNetwork:
 
     def namespace_of(self, host: str) -> str:
         """The network namespace of a host."""
-        return self._lab.place.namespace(host)
+        return self._lab.paths.namespace(host)
 
     def resolves(self, name: str) -> bool:
         """Whether a name leads to an address there."""
@@ -58,8 +58,8 @@ class HostNetwork:
 
     def lay_down(self, text: str) -> Path:
         """A file with this text, which is gone when the guard is released."""
-        path = self._lab.place.directory / f"chaos-{self.mark}"
-        self._scene.guard.add(["rm", "-f", str(path)])
+        path = self._lab.paths.directory / f"chaos-{self.mark}"
+        self._context.guard.add(["rm", "-f", str(path)])
         path.write_text(text)
         return path
 
@@ -76,8 +76,8 @@ class HostNetwork:
         found = 0
         for namespace in (self.namespace, *map(self.namespace_of, others)):
             command, mark = links.packets(namespace, self.mark)
-            told = subprocess.run(command, check=False, capture_output=True, text=True).stdout
-            found += sum(int(line.split()[0]) for line in told.splitlines() if re.search(rf"{mark}\b", line))
+            output = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+            found += sum(int(line.split()[0]) for line in output.splitlines() if re.search(rf"{mark}\b", line))
         if not found:
             raise CannotInject(f"host {self.name} has lost no packet")
         return found
@@ -85,8 +85,8 @@ class HostNetwork:
     def held_back(self, namespace: str, device: str) -> int:
         """How often a packet had to wait, or was lost, because of a cap."""
         command = ["tc", "-n", namespace, "-s", "-j", "qdisc", "show", "dev", device]
-        told = subprocess.run(command, check=False, capture_output=True, text=True).stdout
-        return sum(each.get("overlimits", 0) + each.get("drops", 0) for each in json.loads(told or "[]"))
+        output = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+        return sum(each.get("overlimits", 0) + each.get("drops", 0) for each in json.loads(output or "[]"))
 
 
 def addresses(hosts: Iterable[str]) -> list[str]:

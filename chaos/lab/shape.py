@@ -75,7 +75,7 @@ def prefix_length() -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class LabPaths:
     """Where the traces of one lab are, so that they can be found without its help.
 
     Args:

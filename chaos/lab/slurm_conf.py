@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from chaos.lab.shape import LOGIN, Place, Shape, address
+from chaos.lab.shape import LOGIN, LabPaths, Shape, address
 
 _CGROUP_OFF = (23, 11)  # the version since which Slurm can be told to do without cgroups
 
 
-def slurm_conf(shape: Shape, place: Place, memory_mib: int) -> str:
+def slurm_conf(shape: Shape, place: LabPaths, memory_mib: int) -> str:
     """The text of slurm.conf: one partition for everything, one with a time limit, one that preempts.
 
     Args:

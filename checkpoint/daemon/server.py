@@ -1,6 +1,6 @@
 """The server: daemons and workers of other nodes read this node's shards over TCP.
 
-A connection begins with Authenticate; then each PartRequest is answered by a PartReply and as many bytes as it says. What is no
+A connection begins with Authenticate; then each ReadRequest is answered by a ReadReply and as many bytes as it says. What is no
 message ends the connection. Whoever reads compares the bytes with their checksums: see `checkpoint.tiers.remote`.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from checkpoint import direct
 from checkpoint.framing import Decoder, NotAMessage, encode
-from checkpoint.protocol import Authenticate, PartReply, PartRequest
+from checkpoint.protocol import Authenticate, ReadReply, ReadRequest
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Server:
             hello = Decoder[Authenticate](Authenticate).decode(await reader.readline())
             if not hmac.compare_digest(hello.token.encode(), self._token):
                 raise NotAMessage("a wrong token")
-            requests = Decoder[PartRequest](PartRequest)
+            requests = Decoder[ReadRequest](ReadRequest)
             async for line in reader:
                 await self._answer(requests.decode(line), writer)
         except ValueError as error:  # NotAMessage, or a line without end
@@ -56,17 +56,17 @@ class Server:
             with suppress(OSError):
                 writer.close()
 
-    async def _answer(self, request: PartRequest, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, request: ReadRequest, writer: asyncio.StreamWriter) -> None:
         try:
             data = await asyncio.to_thread(self._read, request)
         except (OSError, ValueError) as error:
-            writer.write(encode(PartReply(error=str(error))))
+            writer.write(encode(ReadReply(error=str(error))))
         else:
-            writer.write(encode(PartReply(size_bytes=len(data))))
+            writer.write(encode(ReadReply(size_bytes=len(data))))
             writer.write(data)
         await writer.drain()
 
-    def _read(self, request: PartRequest) -> bytes | memoryview:
+    def _read(self, request: ReadRequest) -> bytes | memoryview:
         path = Path(request.directory).joinpath(request.file).resolve()
         if not any(path.is_relative_to(root) for root in self._roots):
             raise ValueError(f"{path} is not part of any tier")

@@ -1,6 +1,6 @@
 """Shards of other nodes, read over TCP.
 
-Owns the reader's end of the protocol (Authenticate, PartRequest, PartReply); the other is `checkpoint.daemon.server`. All bytes
+Owns the reader's end of the protocol (Authenticate, ReadRequest, ReadReply); the other is `checkpoint.daemon.server`. All bytes
 are checked by whoever reads them.
 """
 
@@ -16,7 +16,7 @@ from checkpoint import shard_manifest
 from checkpoint.errors import DamagedCheckpoint
 from checkpoint.framing import Decoder, NotAMessage, encode
 from checkpoint.layout import Shard
-from checkpoint.protocol import Authenticate, PartReply, PartRequest
+from checkpoint.protocol import Authenticate, ReadReply, ReadRequest
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import Source
 
@@ -80,7 +80,7 @@ class RemoteShard(Source):
             each.close()
 
     def _ask(self, target: memoryview | None = None, *, file: str, offset: int = 0, length: int | None = None) -> bytes:
-        request = PartRequest(directory=self._directory, file=file, offset=offset, length=length)
+        request = ReadRequest(directory=self._directory, file=file, offset=offset, length=length)
         attempts = Retrying(
             retry=retry_if_exception_type(OSError),
             wait=wait_random_exponential(multiplier=0.05, max=1.0),
@@ -92,7 +92,7 @@ class RemoteShard(Source):
         except OSError as error:
             raise Unreachable(self.path, f"{file} cannot be fetched: {error}") from error
 
-    def _once(self, target: memoryview | None, request: PartRequest) -> bytes:
+    def _once(self, target: memoryview | None, request: ReadRequest) -> bytes:
         if self._cancelled.is_set():
             raise Unreachable(self.path, NOT_WANTED)
         try:
@@ -131,7 +131,7 @@ class RemoteShard(Source):
             connection.sendall(encode(Authenticate(token=self._token)))
         return connection
 
-    def _reply(self, connection: socket.socket) -> tuple[PartReply, bytes]:
+    def _reply(self, connection: socket.socket) -> tuple[ReadReply, bytes]:
         """The head of the answer, and what has come of the bytes behind it."""
         data = bytearray()
         buffer = memoryview(bytearray(_AT_ONCE_BYTES))
@@ -141,7 +141,7 @@ class RemoteShard(Source):
             data += buffer[: self._receive(connection, buffer)]
         line, _, begun = bytes(data).partition(b"\n")
         try:
-            reply = Decoder[PartReply](PartReply).decode(line)
+            reply = Decoder[ReadReply](ReadReply).decode(line)
         except NotAMessage as error:
             raise ConnectionError(f"the other node's answer is {error}") from None
         if reply.size_bytes < 0:

@@ -19,7 +19,7 @@ from checkpoint.source import DirectorySource
 from checkpoint.tiers import copying
 from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.pace import Pace
-from checkpoint.tools.places import directory, tiers
+from checkpoint.tools.locations import directory, tiers
 from checkpoint.tools.refusal import Refusal
 
 _LOCK = ".lock"

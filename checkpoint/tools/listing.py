@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from checkpoint import manifest
 from checkpoint.errors import DamagedCheckpoint
-from checkpoint.tools.places import PART, Place, is_part, places
+from checkpoint.tools.locations import NODE_SHARD, CheckpointLocation, is_node_shard, locations
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Entry:
 
 def entries(path: Path) -> list[Entry]:
     """All that a path means, by tier, root and step. Raises Refusal."""
-    return list(_entries(places(path), time.time()))
+    return list(_entries(locations(path), time.time()))
 
 
 def verified(entry: Entry, progress: Callable[[int], None] | None = None) -> Entry:
@@ -68,7 +68,7 @@ def verified(entry: Entry, progress: Callable[[int], None] | None = None) -> Ent
     return replace(entry, verified=True)
 
 
-def _entries(found: list[Place], now: float) -> Iterator[Entry]:
+def _entries(found: list[CheckpointLocation], now: float) -> Iterator[Entry]:
     for place in found:
         tier, durable = (None, None) if place.tier is None else (place.tier.name, place.tier.durable)
         try:
@@ -76,7 +76,7 @@ def _entries(found: list[Place], now: float) -> Iterator[Entry]:
         except FileNotFoundError:  # a campaign that goes on deletes what is superseded
             continue
         blank = Entry(tier, durable, str(place.path), place.step, None, None, None, age_s, "damaged")
-        yield _part(place.path, blank) if is_part(place.path) else _whole(place.path, blank)
+        yield _node_shard(place.path, blank) if is_node_shard(place.path) else _whole(place.path, blank)
 
 
 def _whole(path: Path, blank: Entry) -> Entry:
@@ -88,9 +88,9 @@ def _whole(path: Path, blank: Entry) -> Entry:
     return replace(blank, state="committed", generation=found.generation, size_bytes=size, files=files)
 
 
-def _part(path: Path, blank: Entry) -> Entry:
+def _node_shard(path: Path, blank: Entry) -> Entry:
     try:
-        found: dict[str, Any] = json.loads((path / PART).read_bytes())
+        found: dict[str, Any] = json.loads((path / NODE_SHARD).read_bytes())
         files = found["files"]
         return replace(
             blank,
@@ -102,6 +102,6 @@ def _part(path: Path, blank: Entry) -> Entry:
             nodes=int(found["nodes"]),
         )
     except OSError as error:
-        return replace(blank, reason=f"{PART} cannot be read: {error.strerror}")
+        return replace(blank, reason=f"{NODE_SHARD} cannot be read: {error.strerror}")
     except (ValueError, KeyError, TypeError) as error:
-        return replace(blank, reason=f"{PART} is not what a node writes: {error!r}")
+        return replace(blank, reason=f"{NODE_SHARD} is not what a node writes: {error!r}")

@@ -12,7 +12,7 @@ from checkpoint.errors import DamagedCheckpoint
 from checkpoint.naming import deleted, step_of, step_path, steps
 from checkpoint.pruning import prune
 from checkpoint.retention import superseded
-from checkpoint.tools.places import directory, tiers
+from checkpoint.tools.locations import directory, tiers
 from checkpoint.tools.refusal import WRONG, Refusal
 
 

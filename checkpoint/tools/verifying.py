@@ -10,7 +10,7 @@ from pathlib import Path
 
 from checkpoint import manifest
 from checkpoint.errors import DamagedCheckpoint
-from checkpoint.tools.places import Place
+from checkpoint.tools.locations import CheckpointLocation
 from checkpoint.verification import verify
 
 
@@ -45,7 +45,7 @@ def size_bytes(path: Path) -> int:
         return 0
 
 
-def verdict(place: Place, progress: Callable[[int], None] | None = None) -> Verdict:
+def verdict(place: CheckpointLocation, progress: Callable[[int], None] | None = None) -> Verdict:
     """Read every byte of a checkpoint and compare it with its manifest."""
     read: list[int] = []
 

@@ -27,11 +27,11 @@ from resilient.agent.driver import Driver, gone
 from resilient.agent.ending import end_output, end_workers, leave_records, leave_salvaged
 from resilient.agent.environment import environment_of, token_of
 from resilient.agent.forkserver import ForkServer, ForkServerGone
-from resilient.agent.limits import CLEAR_S, INVENTORY_S, JOIN_S, LOOK_S, QUIET_S, RUN_DIR_S, STORE_TRY_S
+from resilient.agent.limits import CLEAR_S, INVENTORY_S, JOIN_S, QUIET_S, REGION_POLL_S, RUN_DIR_S, STORE_TRY_S
 from resilient.agent.links import interface_of
 from resilient.agent.logs import NodeOutput
 from resilient.agent.loop import Loop
-from resilient.agent.memory import daemon_directory, page_directory
+from resilient.agent.memory import daemon_directory, region_directory
 from resilient.agent.node_events import NodeEvents
 from resilient.agent.rendezvous import CalledOff, DriverRendezvous
 from resilient.agent.reports import Reports
@@ -87,7 +87,7 @@ class NodeAgent(LocalElasticAgent):
         self._output = output
         self._token, self._incarnation = token_of(settings.token)
         self._storage = storage.read(settings.run_dir)
-        self._pages = page_directory(settings.run_dir, settings.node)
+        self._regions = region_directory(settings.run_dir, settings.node)
         self._loop = Loop()
         self._driver = Driver(
             self._loop,
@@ -135,7 +135,7 @@ class NodeAgent(LocalElasticAgent):
             rdzv_handler=self._rendezvous_handler,
             entrypoint=settings.entrypoint,
             max_restarts=0,
-            monitor_interval=LOOK_S,
+            monitor_interval=REGION_POLL_S,
         )
         super().__init__(spec, _OwnLogs())
 
@@ -148,7 +148,7 @@ class NodeAgent(LocalElasticAgent):
 
     def _invoke_run(self, role: str = "worker") -> RunResult:
         settings = self._settings
-        found = memory.salvaged(self._pages)
+        found = memory.salvaged(self._regions)
         if found:
             leaving = self._loop.in_thread(lambda: leave_salvaged(settings.run_dir, found), "salvage")
             self._loop.wait_until(leaving.done, RUN_DIR_S)
@@ -168,7 +168,7 @@ class NodeAgent(LocalElasticAgent):
             self._next(QUIET_S)
         self._driver.send(Imported(generation=0))
         if settings.health_s:
-            self._check = NodeCheck(node_check.spec_of(settings, self._storage, self._pages), self._fork_server)
+            self._check = NodeCheck(node_check.spec_of(settings, self._storage, self._regions), self._fork_server)
         while True:
             # Ends by the RendezvousGracefulExitError of `_ready`, once the driver has no more generations.
             self._initialize_workers(self._worker_group)
@@ -200,7 +200,7 @@ class NodeAgent(LocalElasticAgent):
         self._workers = Workers(
             settings.node,
             environs,
-            pages=self._pages,
+            regions=self._regions,
             output=self._output,
             log_file=node_log(settings.run_dir, start.generation, settings.node),
             config=settings.config,
@@ -253,7 +253,7 @@ class NodeAgent(LocalElasticAgent):
         end_output(self._output, self._loop)
         with contextlib.suppress(OSError):
             memory.forget_record(self._settings.run_dir, self._settings.node)
-            self._pages.rmdir()
+            self._regions.rmdir()
         if self._clear:
             self._daemon.send(Clear(generation=self._driver.generation, tiers=self._clear))
             self._loop.wait_until(lambda: self._daemon.cleared or not self._daemon.running, CLEAR_S)

@@ -1,7 +1,7 @@
 """What a worker process does before and after the entry point.
 
 Runs in the forked child. It shields the worker from signals that are for the driver, sends its output to the agent, and leaves the
-exception that ended it on the page before anything is torn down.
+exception that ended it in the region before anything is torn down.
 """
 
 import atexit
@@ -19,7 +19,7 @@ from typing import NoReturn
 from resilient import clock, entry, worker
 from resilient.agent import groups, inspection, recorder
 from resilient.exits import Exit
-from resilient.page import RAISED
+from resilient.heartbeat_region import RAISED
 
 _SHIELDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 

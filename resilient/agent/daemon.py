@@ -260,7 +260,7 @@ class DaemonProcess:
             directory=str(self._directory),
             memory=memory["name"],
             places=tuple(str(place) for place in places),
-            buffers=self._described["slabs"],
+            buffers=self._described["buffers"],
             tiers=tuple(
                 TierSettings(
                     name=tier["name"],

@@ -53,7 +53,7 @@ class Driver:
         self._loop, self._connection = loop, connection
         self._fence_s, self._handlers, self._clock = fence_s, handlers, clock
         self._inbox: deque[DriverMessage] = deque()
-        self._heard_t = clock()
+        self._last_message_t = clock()
         self._sent_t = float("-inf")
         self._hung_up = False
         self.generation = 0
@@ -106,7 +106,7 @@ class Driver:
         except Disconnected as error:
             raise self._given_up(f"the driver is gone: {error}") from error
         if messages:
-            self._heard_t = self._clock()
+            self._last_message_t = self._clock()
         for message in messages:
             if isinstance(message, Ping):
                 self._answer()
@@ -127,7 +127,7 @@ class Driver:
             raise self._given_up(f"the driver is gone: {error}") from error
 
     def _mind_the_fence(self) -> None:
-        if not self._hung_up and self._clock() - self._heard_t > self._fence_s:
+        if not self._hung_up and self._clock() - self._last_message_t > self._fence_s:
             self.fenced = True
             raise self._given_up(f"no word from the driver for {self._fence_s:.0f} s: fenced")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from resilient import spill
-from resilient.agent.limits import KILL_S, OUTPUT_END_S, OUTPUT_LOOK_S, SPILL_S
+from resilient.agent.limits import KILL_S, OUTPUT_END_S, OUTPUT_POLL_S, SPILL_S
 from resilient.agent.logs import NodeOutput
 from resilient.agent.loop import Loop
 from resilient.agent.memory import Salvaged
@@ -35,7 +35,7 @@ def end_workers(workers: Killable, loop: Loop, limit_s: float = KILL_S) -> bool:
 def end_output(output: NodeOutput, loop: Loop) -> None:
     """Run turns of the loop until all that workers have printed is read; their pipes beside the heartbeat regions are gone then."""
     output.end_all()
-    if not loop.wait_until(lambda: output.over, OUTPUT_END_S, poll_s=OUTPUT_LOOK_S):
+    if not loop.wait_until(lambda: output.over, OUTPUT_END_S, poll_s=OUTPUT_POLL_S):
         log.warning("the output of the workers was not read to its end within %.0f s", OUTPUT_END_S)
 
 

@@ -1,4 +1,4 @@
-"""How long the agent waits for what, and how often it looks; all of it in one place.
+"""How long the agent waits for what, and how often it polls; all of it in one place.
 
 All waits but those of a turn and of a moment are turns of the loop (`resilient.agent.loop`), in which the driver is answered; so
 none of them must be shorter than what the driver bears. `docs/architecture.md` has them in the ladder of timeouts.
@@ -7,14 +7,14 @@ none of them must be shorter than what the driver bears. `docs/architecture.md` 
 TURN_S = 0.35
 """The longest turn of the loop, and so the interval at which links are sampled; to wake a processor costs more than that."""
 
-LOOK_S = 0.35
-"""Between two looks at the heartbeat regions, where the driver wants reports as often."""
+REGION_POLL_S = 0.35
+"""Between two reads of the heartbeat regions, where the driver wants reports as often."""
 PROMPT_S = 0.2
 """Where the driver wants reports so often, news of the daemon does not wait for the next one: recovery time depends on it."""
 QUIET_S = 1.0
-"""Between two reports of heartbeats that have not changed; below `resilient.config.timeouts.TOLD_S`."""
+"""Between two reports of heartbeats that have not changed; below `resilient.config.timeouts.SILENCE_REPORT_S`."""
 UNWATCHED_S = 0.65
-"""An agent that looks so much later than it should does not know who was silent meanwhile."""
+"""An agent that polls so much later than it should does not know who was silent meanwhile."""
 STANDBY_S = 10.0
 """A rank that has not finished a step by then has a long start, or does not report any; standbys are forked then."""
 
@@ -32,8 +32,8 @@ LAST_WORDS_S = 3.0
 """What workers that hang say before they are killed; half a second, and then it is written to the run directory."""
 OUTPUT_S = 0.4
 """What a worker that has ended has printed is read to its end; another process may hold its pipe open."""
-OUTPUT_LOOK_S = 0.005
-"""Between two looks whether it is."""
+OUTPUT_POLL_S = 0.005
+"""Between two checks whether it is."""
 OUTPUT_END_S = 2.0
 """At the agent's end: all that workers have printed is read, and their pipes are given back."""
 RUN_DIR_S = 1.0

@@ -243,7 +243,7 @@ class _Files:
 
 
 class LinkWatch:
-    """Looks at links, and says what has changed since it looked last.
+    """Polls links, and returns what has changed since the last poll.
 
     Args:
         interfaces: names of network interfaces.
@@ -276,10 +276,10 @@ class LinkWatch:
 
     @property
     def links(self) -> Mapping[str, Link]:
-        """How they were when last looked at."""
+        """How they were at the last poll."""
         return self._sample.links
 
-    def look(self) -> list[Change]:
+    def poll(self) -> list[Change]:
         """Take a sample; what has changed since the one before."""
         before, self._sample = self._sample, self._take()
         changes = compare(before, self._sample, self._down_since)

@@ -126,7 +126,7 @@ class Loop:
         """Run turns until the condition holds, at most `limit_s`; whether it does.
 
         Args:
-            poll_s: between two looks at it, at the most, where nothing wakes the loop when it comes true.
+            poll_s: between two checks, at the most, where nothing wakes the loop when it comes true.
         """
         deadline = time.monotonic() + limit_s
         while not condition():

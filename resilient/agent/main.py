@@ -150,10 +150,10 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
 
 def _orders() -> argparse.Namespace:
     """What an agent that was started ahead is to be (`driver.launch.AgentAhead`); the process ends if it is not needed."""
-    told = sys.stdin.buffer.read()
-    if not told:
+    text = sys.stdin.buffer.read()
+    if not text:
         os._exit(0)
-    orders = json.loads(told)
+    orders = json.loads(text)
     os.environ.update(orders["environ"])
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -13,12 +13,12 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from resilient.page import RAISED, Record, salvage
+from resilient.heartbeat_region import RAISED, Record, salvage
 
 FILE = "agent.json"
 
 
-def page_directory(run_dir: Path, node: int) -> Path:
+def region_directory(run_dir: Path, node: int) -> Path:
     """Where a node's heartbeat regions of this run are: in RAM, and the same for every agent that the node has."""
     return _in_memory(run_dir, f"node{node}")
 
@@ -35,7 +35,7 @@ def _in_memory(run_dir: Path, what: str) -> Path:
     return root / f"resilient-{os.getuid()}-{digest}-{what}"
 
 
-def page_name(generation: int, rank: int) -> str:
+def region_name(generation: int, rank: int) -> str:
     return f"g{generation}-rank{rank}"
 
 
@@ -54,16 +54,16 @@ class Salvaged:
     records: tuple[Record, ...]
 
 
-def salvaged(pages: Path) -> list[Salvaged]:
+def salvaged(regions: Path) -> list[Salvaged]:
     """What a killed agent has left here. The directory is there then, and has nothing else in it.
 
     Raises PermissionError if it belongs to another user.
     """
-    pages.mkdir(mode=0o700, exist_ok=True)
-    if pages.stat().st_uid != os.getuid():
-        raise PermissionError(f"{pages} belongs to another user")
+    regions.mkdir(mode=0o700, exist_ok=True)
+    if regions.stat().st_uid != os.getuid():
+        raise PermissionError(f"{regions} belongs to another user")
     found = []
-    for path in sorted(pages.iterdir()):
+    for path in sorted(regions.iterdir()):
         name = re.fullmatch(r"g(\d+)-rank(\d+)", path.name)
         records: tuple[Record, ...] = ()
         if name is not None:
@@ -86,14 +86,14 @@ class AgentRecord:
 
 def leave_record(run_dir: Path, node: int, driver: str) -> None:
     """Say that this process is the agent; the directory of its heartbeat regions is there. Raises OSError."""
-    path = page_directory(run_dir, node) / FILE
+    path = region_directory(run_dir, node) / FILE
     new = path.with_suffix(".new")
     new.write_text(json.dumps(asdict(AgentRecord(os.getpid(), driver))))
     new.replace(path)
 
 
 def forget_record(run_dir: Path, node: int) -> None:
-    (page_directory(run_dir, node) / FILE).unlink(missing_ok=True)
+    (region_directory(run_dir, node) / FILE).unlink(missing_ok=True)
 
 
 def agent_record(run_dir: Path, node: int, root: Path = Path("/")) -> AgentRecord | None:
@@ -103,6 +103,6 @@ def agent_record(run_dir: Path, node: int, root: Path = Path("/")) -> AgentRecor
         root: of the file system that the agent sees.
     """
     try:
-        return AgentRecord(**json.loads((root / (page_directory(run_dir, node) / FILE).relative_to("/")).read_text()))
+        return AgentRecord(**json.loads((root / (region_directory(run_dir, node) / FILE).relative_to("/")).read_text()))
     except (OSError, ValueError, TypeError):
         return None

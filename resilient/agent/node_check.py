@@ -15,15 +15,15 @@ log = logging.getLogger(__name__)
 MEETING = "health-check"  # beside the heartbeat regions; whatever is no region goes when the next agent starts
 
 
-def spec_of(settings: AgentSettings, described: Mapping[str, Any], pages: Path) -> NodeSpec:
-    """What is checked. Args: described: see `resilient.storage.read`; pages: the node's directory of heartbeat regions."""
+def spec_of(settings: AgentSettings, described: Mapping[str, Any], regions: Path) -> NodeSpec:
+    """What is checked. Args: described: see `resilient.storage.read`; regions: the node's directory of heartbeat regions."""
     return NodeSpec(
         procs=settings.procs,
         world=settings.world,
         device=settings.device,
         addr=settings.addr,
         tiers=tiers_of(described, settings.node),
-        meeting=pages / MEETING,
+        meeting=regions / MEETING,
         limit_s=settings.health_s,
     )
 

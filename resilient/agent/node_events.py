@@ -66,7 +66,7 @@ class NodeEvents:
         self._sampled_t = now
         changes = tuple(
             LinkChange(interface=each.interface, state=each.state, down_s=each.down_s, detail=each.detail, counters=each.counters)
-            for each in self._links.look()
+            for each in self._links.poll()
         )
         if changes:
             self._send(LinksChanged(generation=self._generation(), t=clock.now(), changes=changes))

@@ -1,7 +1,7 @@
 """Our rendezvous handler for torchelastic: the driver says who takes part, and every generation has a store of its own.
 
 A restarted rank that reads what a dead attempt left in a shared store hangs or meets dead addresses; here nothing is shared:
-each agent opens a new, empty store before each generation, and the one that is given node rank 0 lends its store to all.
+each agent opens a new, empty store before each generation, and the one that is given node rank 0 serves its store to all.
 
 A store that does not answer, or has no port, is tried again with growing, jittered pauses, up to a limit, or until the
 driver gives up on it.

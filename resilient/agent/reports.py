@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from checkpoint.protocol import DaemonNews
-from resilient import page
-from resilient.agent.limits import LOOK_S, PROMPT_S, QUIET_S, UNWATCHED_S
+from resilient import heartbeat_region
+from resilient.agent.limits import PROMPT_S, QUIET_S, REGION_POLL_S, UNWATCHED_S
 from resilient.agent.workers import Workers
-from resilient.page import AgentPage
+from resilient.heartbeat_region import AgentRegion
 from resilient.protocol.messages import Heartbeat, Record, Report
 
 RECORDS_BYTES = 1 << 20
@@ -24,7 +24,7 @@ Send = Callable[[Report, bool], bool]
 """Sends a report; whether it may be dropped where the driver is slow to read; returns whether it was sent."""
 
 
-def record_of(rank: int, record: page.Record) -> Record:
+def record_of(rank: int, record: heartbeat_region.Record) -> Record:
     """A record as a message has it."""
     return Record(rank, record.t, record.event, dict(record.fields))
 
@@ -60,16 +60,16 @@ class Reports:
         self._send, self._generation, self._clock = send, generation, clock
         self._workers: Workers | None = None
         self._news: list[DaemonNews] = []
-        self._unwritten: deque[tuple[Record, int, AgentPage, int]] = deque()
+        self._unwritten: deque[tuple[Record, int, AgentRegion, int]] = deque()
         self._reported: dict[int, tuple[float, str]] = {}
-        self._looked_t = self._heartbeats_t = self._sent_t = float("-inf")
+        self._polled_t = self._heartbeats_t = self._sent_t = float("-inf")
         self.report_s = PROMPT_S
 
     def begin(self, workers: Workers, report_s: float) -> None:
         """A generation's workers have started."""
         self._workers, self.report_s = workers, min(report_s, QUIET_S)
         self._reported = {}
-        self._looked_t = self._clock() - self._look_s
+        self._polled_t = self._clock() - self._poll_s
 
     def end(self) -> None:
         """The workers have ended, and their regions are about to go: the last records of theirs are sent."""
@@ -96,20 +96,20 @@ class Reports:
             self.flush()
 
     def due_in_s(self) -> float:
-        """Until the heartbeat regions are to be looked at."""
-        return max(0.0, self._looked_t + self._look_s - self._clock())
+        """Until the heartbeat regions are to be read."""
+        return max(0.0, self._polled_t + self._poll_s - self._clock())
 
     @property
-    def _look_s(self) -> float:
-        return max(LOOK_S, self.report_s)
+    def _poll_s(self) -> float:
+        return max(REGION_POLL_S, self.report_s)
 
     def report(self) -> None:
-        """Look at the heartbeat regions, and report all that is new."""
+        """Read the heartbeat regions, and report all that is new."""
         assert self._workers is not None
         now = self._clock()
-        if now - self._looked_t > self._look_s + UNWATCHED_S:
+        if now - self._polled_t > self._poll_s + UNWATCHED_S:
             self._workers.watch_from_now()
-        self._looked_t = now
+        self._polled_t = now
         heartbeats = self._workers.heartbeats()
         news = {rank: (each.activity_t, each.state) for rank, each in heartbeats.items()}
         if news == self._reported and now - self._heartbeats_t < QUIET_S:
@@ -122,8 +122,8 @@ class Reports:
         self._report({})
 
     def tick(self) -> None:
-        """Where nobody looks at heartbeats, or not for a while: news is reported all the same."""
-        patience_s = self.report_s if self._workers is None else 2 * self._look_s
+        """Where nobody reads heartbeats, or not for a while: news is reported all the same."""
+        patience_s = self.report_s if self._workers is None else 2 * self._poll_s
         if self._news and self._clock() - self._sent_t >= patience_s:
             self.flush()
 

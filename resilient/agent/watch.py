@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from resilient.agent.limits import INSPECT_S, LAST_WORDS_S, OUTPUT_LOOK_S, OUTPUT_S, STANDBY_S
+from resilient.agent.limits import INSPECT_S, LAST_WORDS_S, OUTPUT_POLL_S, OUTPUT_S, STANDBY_S
 from resilient.agent.loop import Loop
 from resilient.agent.reports import Reports
 from resilient.agent.standby import Standbys
@@ -92,9 +92,9 @@ class Watch:
 
     def _report_ends(self) -> None:
         """What a worker has printed last is evidence: it is read to its end before."""
-        self._loop.wait_until(self._workers.note_ends, OUTPUT_S, poll_s=OUTPUT_LOOK_S)
+        self._loop.wait_until(self._workers.note_ends, OUTPUT_S, poll_s=OUTPUT_POLL_S)
         for end in self._workers.reap():
-            stopped = self._workers.pulses()[end.rank].stopped
+            stopped = self._workers.activities()[end.rank].stopped
             self._send(WorkerEnded(generation=self._generation, end=end, stopped=stopped))
 
     def _take_last_words(self, folder: Path) -> None:
@@ -104,7 +104,7 @@ class Watch:
             log.warning("the last words of the workers are not in %s within %.0f s", folder, LAST_WORDS_S)
 
     def _stand_by(self) -> None:
-        """Fork ahead what a restart would need, one process at a look, once the ranks no longer need the time themselves."""
+        """Fork ahead what a restart would need, one process at a time, once the ranks no longer need the time themselves."""
         if self._workers.underway or time.monotonic() - self._began_t > STANDBY_S:
             rank = self._standbys.missing(self._workers.pids, self._world_size)
             if rank is not None:

@@ -21,11 +21,11 @@ from resilient.agent.bootstrap import WorkerSpec
 from resilient.agent.effort import OwnTime
 from resilient.agent.forkserver import Forked
 from resilient.agent.logs import NodeOutput, RankOutput
-from resilient.agent.memory import page_name, pipe_name
+from resilient.agent.memory import pipe_name, region_name
 from resilient.agent.oom import OomWatch
 from resilient.agent.standby import Standbys
 from resilient.faults import Raised, WorkerEnd
-from resilient.page import NOT_BEATEN, RAISED, AgentPage, Pulse, Record
+from resilient.heartbeat_region import NOT_BEATEN, RAISED, Activity, AgentRegion, Record
 from resilient.protocol.messages import Heartbeat, Inspection
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Rank:
 
     rank: int
     process: Forked
-    page: AgentPage
+    region: AgentRegion
     output: RankOutput
     own: OwnTime
     records: list[Record] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Rank:
 
     def collect(self) -> None:
         """Move the region's records over here; an exception is kept apart."""
-        for record in self.page.drain():
+        for record in self.region.drain():
             if record.event == RAISED:
                 self.raised = _raised(record.fields)
             else:
@@ -62,7 +62,7 @@ class Workers:
     Args:
         node: index of the node, for the reports.
         environs: environment of each local rank; RANK names the global one.
-        pages: existing directory in RAM for the heartbeat regions.
+        regions: existing directory in RAM for the heartbeat regions.
         output: reads what the ranks print.
         log_file: where their lines are written.
         config: the resolved config's file.
@@ -75,7 +75,7 @@ class Workers:
         node: int,
         environs: Sequence[Mapping[str, str]],
         *,
-        pages: Path,
+        regions: Path,
         output: NodeOutput,
         log_file: Path,
         config: Path,
@@ -94,19 +94,19 @@ class Workers:
         for environ in environs:
             number = int(environ["RANK"])
             generation = int(environ[worker.GENERATION_VARIABLE])
-            page = AgentPage(pages / page_name(generation, number))
-            printed = output.open(number, pages / pipe_name(generation, number), log_file)
+            region = AgentRegion(regions / region_name(generation, number))
+            printed = output.open(number, regions / pipe_name(generation, number), log_file)
             spec = WorkerSpec(
-                environ={**environ, worker.PAGE_VARIABLE: str(page.path)},
+                environ={**environ, worker.REGION_VARIABLE: str(region.path)},
                 output=printed.pipe,
-                stacks=_stacks_of(page),
-                record=_record_of(page),
+                stacks=_stacks_of(region),
+                record=_record_of(region),
                 config=config,
                 entrypoint=entrypoint,
             )
             process = standbys.start(spec)
             assert process.pid is not None
-            self._ranks.append(Rank(number, process, page, printed, OwnTime(process.pid)))
+            self._ranks.append(Rank(number, process, region, printed, OwnTime(process.pid)))
 
     @property
     def pids(self) -> dict[int, int]:
@@ -116,7 +116,7 @@ class Workers:
     @property
     def underway(self) -> bool:
         """Whether every rank has finished a step; one that has ended does not count."""
-        self._underway = self._underway or all(rank.page.pulse().beat_t for rank in self._ranks if rank.end is None)
+        self._underway = self._underway or all(rank.region.activity().beat_t for rank in self._ranks if rank.end is None)
         return self._underway
 
     def sentinels(self) -> list[int]:
@@ -142,46 +142,46 @@ class Workers:
     def _finish(self, rank: Rank, now: float) -> WorkerEnd:
         rank.process.join()
         rank.collect()
-        pulse = rank.page.pulse()
+        activity = rank.region.activity()
         rank.end = WorkerEnd(
             rank=rank.rank,
             node=self._node,
             pid=rank.process.pid or 0,
             exitcode=rank.process.exitcode if rank.process.exitcode is not None else -signal.SIGKILL,
             noticed_t=now,
-            step=pulse.step,
-            phase=pulse.phase,
+            step=activity.step,
+            phase=activity.phase,
             raised=rank.raised,
             log=rank.output.tail() if rank.process.exitcode != 0 else "",
             oom=self._oom.ended(rank.process.pid or 0) if rank.process.exitcode == -signal.SIGKILL else None,
         )
         return rank.end
 
-    def pulses(self) -> dict[int, Pulse]:
+    def activities(self) -> dict[int, Activity]:
         """What the heartbeat regions say now, by global rank."""
-        return {rank.rank: rank.page.pulse() for rank in self._ranks}
+        return {rank.rank: rank.region.activity() for rank in self._ranks}
 
     def heartbeats(self) -> dict[int, Heartbeat]:
         """When each worker that runs showed activity last, and where it is; by global rank."""
         now = clock.now()
         self._oom.poll(pid for rank in self._ranks if rank.end is None and (pid := rank.process.pid) is not None)
-        pulses = {rank: rank.page.pulse() for rank in self._ranks if rank.end is None}
-        active = {rank: max(pulse.beat_t, pulse.phase_t) for rank, pulse in pulses.items()}
+        activities = {rank: rank.region.activity() for rank in self._ranks if rank.end is None}
+        active = {rank: max(activity.beat_t, activity.phase_t) for rank, activity in activities.items()}
         silent = {rank: max(0.0, now - max(t, self._watched_t)) if t else 0.0 for rank, t in active.items()}
         worth_it = any(seconds > SILENT_S for seconds in silent.values())
         return {
             rank.rank: Heartbeat(
-                step=pulse.step,
-                phase=pulse.phase,
-                beat_t=pulse.beat_t,
+                step=activity.step,
+                phase=activity.phase,
+                beat_t=activity.beat_t,
                 activity_t=active[rank],
                 silent_s=silent[rank],
                 state=inspection.state_of(rank.process.pid or 0) if worth_it else "",
-                phased=pulse.phase_t > 0,
-                own_s=own_s + pulse.data_s if (own_s := rank.own.seconds()) is not None else None,
-                observed=pulse.observed,
+                phased=activity.phase_t > 0,
+                own_s=own_s + activity.data_s if (own_s := rank.own.seconds()) is not None else None,
+                observed=activity.observed,
             )
-            for rank, pulse in pulses.items()
+            for rank, activity in activities.items()
         }
 
     def watch_from_now(self) -> None:
@@ -190,24 +190,26 @@ class Workers:
 
     def inspect(self) -> dict[int, Inspection]:
         """What the workers that run are doing, by global rank; takes a moment."""
-        running = [rank for rank in self._ranks if rank.end is None and max(rank.page.pulse().beat_t, rank.page.pulse().phase_t)]
+        running = [
+            rank for rank in self._ranks if rank.end is None and max(rank.region.activity().beat_t, rank.region.activity().phase_t)
+        ]
         awake = [rank for rank in running if inspection.state_of(rank.process.pid or 0) != "T"]
         asked_t = time.monotonic()
         for rank in awake:
-            recorder.ask(rank.process.pid or 0, _record_of(rank.page))
-        found = inspection.inspect({rank.rank: (rank.process.pid or 0, _stacks_of(rank.page)) for rank in running})
+            recorder.ask(rank.process.pid or 0, _record_of(rank.region))
+        found = inspection.inspect({rank.rank: (rank.process.pid or 0, _stacks_of(rank.region)) for rank in running})
         self._known_stacks = {rank for rank, each in found.items() if each.stacks}
         # The one whose record is missing is taken for one that waits in no collective, and nobody can say who has gone astray.
-        able = [_record_of(rank.page) for rank in awake if found[rank.rank].state in ("R", "S")]
+        able = [_record_of(rank.region) for rank in awake if found[rank.rank].state in ("R", "S")]
         recorder.wait_for_answers(able, asked_t + RECORDS_S)
-        standings = {rank.rank: recorder.standing_of(_record_of(rank.page)) for rank in awake}
+        standings = {rank.rank: recorder.standing_of(_record_of(rank.region)) for rank in awake}
         return {rank: msgspec.structs.replace(each, standing=standings.get(rank)) for rank, each in found.items()}
 
     def last_words(self, folder: Path) -> None:
         """Have the workers that run say what they can before they are killed; see `resilient.agent.lastwords`. Takes a moment."""
         witnesses = {
             rank.rank: lastwords.Witness(
-                rank.process.pid or 0, _record_of(rank.page), None if rank.rank in self._known_stacks else _stacks_of(rank.page)
+                rank.process.pid or 0, _record_of(rank.region), None if rank.rank in self._known_stacks else _stacks_of(rank.region)
             )
             for rank in self._ranks
             if rank.end is None
@@ -217,21 +219,21 @@ class Workers:
         except OSError as error:
             log.warning("the last words of the workers could not be left in %s: %s", folder, error)
 
-    def take_records(self) -> Iterator[tuple[int, Record, AgentPage]]:
+    def take_records(self) -> Iterator[tuple[int, Record, AgentRegion]]:
         """The records that came since the last call, with their rank and the region that has them until they are durable."""
         for rank in self._ranks:
             rank.collect()
             records, rank.records = rank.records, []
             for record in records:
-                yield rank.rank, record, rank.page
+                yield rank.rank, record, rank.region
 
     def propose(self, reason: str) -> int:
         """Propose to all ranks to hold at their next boundary; returns the furthest one that any of them has checked."""
-        return max(rank.page.propose(NOT_BEATEN, reason) for rank in self._ranks)
+        return max(rank.region.propose(NOT_BEATEN, reason) for rank in self._ranks)
 
     def arm(self, target: int) -> None:
         for rank in self._ranks:
-            rank.page.arm(target)
+            rank.region.arm(target)
 
     def kill(self) -> None:
         """Send SIGKILL to all workers and what they have started; returns at once. They go when all `sentinels` are readable."""
@@ -253,10 +255,10 @@ class Workers:
             keep_records: leave the regions' files in RAM: they hold records that are nowhere else, for the node's next agent.
         """
         for rank in self._ranks:
-            _stacks_of(rank.page).unlink(missing_ok=True)
-            recorder.forget(_record_of(rank.page))
+            _stacks_of(rank.region).unlink(missing_ok=True)
+            recorder.forget(_record_of(rank.region))
             self._output.end(rank.output)
-            rank.page.close(keep_file=keep_records)
+            rank.region.close(keep_file=keep_records)
             rank.own.close()
             with contextlib.suppress(ValueError):  # still running: it was left behind
                 rank.process.close()
@@ -270,12 +272,12 @@ def _raised(fields: Mapping[str, object]) -> Raised:
     return Raised(**sound)  # type: ignore[arg-type]
 
 
-def _stacks_of(page: AgentPage) -> Path:
-    return page.path.with_suffix(".stacks")
+def _stacks_of(region: AgentRegion) -> Path:
+    return region.path.with_suffix(".stacks")
 
 
-def _record_of(page: AgentPage) -> Path:
-    return page.path.with_suffix(".record")
+def _record_of(region: AgentRegion) -> Path:
+    return region.path.with_suffix(".record")
 
 
 def _kill_tree(pid: int | None, *, leader: bool = True) -> None:

@@ -287,7 +287,7 @@ class Resilience(Section):
     )
     fence_s: Seconds | Auto = Field("auto", description="an agent without its driver for so long kills its workers; auto: 180")
     lost_s: Seconds | Auto = Field(
-        "auto", description="a node that is not heard of for so long is lost; auto: 8 while a spare stands by, else 35"
+        "auto", description="a node whose agent sends nothing for so long is lost; auto: 8 while a spare stands by, else 35"
     )
     rejoin_s: Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_bool)] | Auto = Field(
         "auto", description="a lost node is waited for so long, where no spare is there, before fewer nodes go on; auto: 30"
@@ -311,7 +311,7 @@ class Resilience(Section):
     straggler_factor: Annotated[float, Field(gt=1), BeforeValidator(_no_bool)] = Field(
         1.5, description="so many times the median of the others, in what it spends without waiting for them"
     )
-    straggler_steps: Count = Field(50, description="over which that is measured; it is told after two such windows in a row")
+    straggler_steps: Count = Field(50, description="over which that is measured; it is reported after two such windows in a row")
     on_stop: Literal["raise", "signal", "callback"] = Field(
         "raise",
         description="how a script that does not ask (worker.should_stop) is stopped, after the same optimizer step on all ranks: "

@@ -129,7 +129,7 @@ def load(path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] |
 def notes(path: Path, overrides: Sequence[str] = ()) -> list[str]:
     """What came out otherwise than the file says, a line each, because of what the command line says. Raises ConfigError."""
     written = _written(read(path, overrides), overrides)
-    line = warmup.told(load(path, overrides), written) if written is not None else None
+    line = warmup.described(load(path, overrides), written) if written is not None else None
     return [line] if line is not None else []
 
 

@@ -19,9 +19,9 @@ from resilient.config.errors import Problem
 from resilient.config.schema import Config
 
 STOPPED_S = 1.0  # a process in state T is suspected
-TOLD_S = 1.5  # agents tell how long a worker has been silent at least so often
+SILENCE_REPORT_S = 1.5  # agents report how long a worker has been silent at least so often
 PING_S = 1.0  # the driver says at least so often that it is there
-JUDGING_S = 20.0  # from a suspicion until ranks are killed, with room: all are looked at, perhaps again while a link is down
+INSPECTION_S = 20.0  # from a suspicion until ranks are killed, with room: all are inspected, perhaps again while a link is down
 FENCE_S = 180.0  # a driver that is stopped for two minutes, or its machine, is back by then
 LOST_S = 35.0
 FENCE_RAISE_S = 30.0  # the durable tier is closed to older generations: for a commit that is under way
@@ -44,7 +44,7 @@ class Timeouts:
         link_grace_s: ranks may be silent so long while a link is down or has just come back.
         collective_s: of a process group.
         fence_s: an agent without its driver kills its workers.
-        lost_s: the driver calls an agent lost that it has not heard of.
+        lost_s: the driver calls an agent lost from which nothing has come.
         lost_with_spare_s: the same while a spare stands by, so that little is lost if the node was well. Its workers may live on
             until the fence, but belong to a generation that is over.
         run_dir_patience_s: training goes on while the run directory cannot be written; then the job drains.
@@ -89,14 +89,14 @@ def timeouts(config: Config) -> Timeouts:
 
 def _least_collective_s(config: Config, grace_s: float) -> float:
     """The watchdog has spoken, and its word has been acted on, before a collective gives up."""
-    return max(config.resilience.hang_ceiling_s, grace_s) + JUDGING_S
+    return max(config.resilience.hang_ceiling_s, grace_s) + INSPECTION_S
 
 
 def out_of_order(config: Config) -> Iterator[Problem]:
     """What stands on the wrong side of something else."""
     resilience, network, found = config.resilience, config.network, timeouts(config)
-    if found.soft_s < TOLD_S:
-        message = f"must be at least {TOLD_S:g}: agents tell no more often how long a rank has been silent"
+    if found.soft_s < SILENCE_REPORT_S:
+        message = f"must be at least {SILENCE_REPORT_S:g}: agents report no more often how long a rank has been silent"
         yield Problem("resilience.hang_floor_s", found.soft_s, message)
     if found.soft_s > found.hard_s:
         message = f"must be at most resilience.hang_ceiling_s = {found.hard_s:g}"
@@ -105,15 +105,15 @@ def out_of_order(config: Config) -> Iterator[Problem]:
     if found.collective_s < least_s:
         longer, key = max((found.hard_s, "hang_ceiling_s"), (found.link_grace_s, "link_grace_s"))
         message = (
-            f"must be at least {least_s:g}, which is resilience.{key} = {longer:g} and {JUDGING_S:g} s to look at all ranks: a "
+            f"must be at least {least_s:g}, which is resilience.{key} = {longer:g} and {INSPECTION_S:g} s to inspect all ranks: a "
             "collective that gives up before the watchdog hides who is to blame; allowed: more, or auto"
         )
         yield Problem("network.collective_timeout_s", found.collective_s, message)
     if found.fence_s < PING_S:
         message = f"must be at least {PING_S:g}: the driver says no more often that it is there"
         yield Problem("resilience.fence_s", found.fence_s, message)
-    if found.lost_s <= TOLD_S:
-        message = f"must be above {TOLD_S:g}: agents say no more often that they are there"
+    if found.lost_s <= SILENCE_REPORT_S:
+        message = f"must be above {SILENCE_REPORT_S:g}: agents report no more often that they are there"
         yield Problem("resilience.lost_s", found.lost_s, message)
     both_given = "auto" not in (resilience.link_grace_s, resilience.fence_s)
     if both_given and config.cluster.nodes != 1 and found.link_grace_s > found.fence_s:

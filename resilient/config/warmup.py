@@ -27,7 +27,7 @@ def fitted(config: Config, written: Config) -> Config:
     return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=update)})
 
 
-def told(config: Config, written: Config) -> str | None:
+def described(config: Config, written: Config) -> str | None:
     """One line on a warm-up that is shorter than the file's because the run is; None where there is nothing to tell."""
     (warmup, decay), (warmup_written, decay_written) = spans(config), spans(written)
     if warmup >= warmup_written or decay >= decay_written:

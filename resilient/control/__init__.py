@@ -4,6 +4,6 @@ News go in with the time at which they came; effects are appended to an outbox (
 """
 
 from resilient.control.coordinator import Coordinator
-from resilient.control.job import Job
+from resilient.control.job import JobSpec
 
-__all__ = ["Coordinator", "Job"]
+__all__ = ["Coordinator", "JobSpec"]

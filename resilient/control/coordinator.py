@@ -15,7 +15,7 @@ from typing import Literal
 from resilient.control import fitness, generations
 from resilient.control.attendance import Attendance, Moment
 from resilient.control.core import core_of
-from resilient.control.job import Job
+from resilient.control.job import JobSpec
 from resilient.control.response import Response
 from resilient.control.workers import Workers
 from resilient.exits import Exit
@@ -36,7 +36,7 @@ from resilient.protocol.messages import (
     WorkerEnded,
 )
 
-__all__ = ["Coordinator", "Job", "State"]
+__all__ = ["Coordinator", "JobSpec", "State"]
 
 RUN_DIR_DRAIN = "run_dir_patience_s"  # by what a drain was asked for, as it stands in the ledger
 
@@ -55,7 +55,7 @@ class State(Enum):
 class Coordinator:
     """See the module. `now` is unix seconds everywhere. Once `finished`, nothing is appended to any outbox."""
 
-    def __init__(self, job: Job, *, last_generation: int) -> None:
+    def __init__(self, job: JobSpec, *, last_generation: int) -> None:
         self._core = core = core_of(job, last_generation)
         self._attendance = Attendance()
         self._response = Response(core)
@@ -121,7 +121,7 @@ class Coordinator:
             return
         fault = Fault(self.incidents.next_id(self.generation), kind, kind, (), (), None, detail, "", 0.0)
         action = Action("finish_drain", "the state is made durable while there is time")
-        self.incidents.tell(fault, action, now, self.generation, out)
+        self.incidents.report(fault, action, now, self.generation, out)
         self._core.shutdown.stop(kind, when, out, until_t=until_t)
 
     def hurry(self, until_t: float) -> None:
@@ -203,7 +203,7 @@ class Coordinator:
     def on_message(self, node: int, message: AgentMessage, now: float, out: Outbox) -> None:
         """News from a node's agent. What speaks of a generation that is over is ignored, except records and news of the daemon."""
         when = self._attendance.note(now)
-        self._core.presence.heard(node, when.attended_s)
+        self._core.presence.on_message(node, when.attended_s)
         if self.finished:
             return
         current = message.generation == self.generation

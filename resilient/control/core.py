@@ -6,7 +6,7 @@ from resilient.control.ends import WorkerEnds
 from resilient.control.generations import Generations
 from resilient.control.incidents import Incidents
 from resilient.control.inspection import Inspector
-from resilient.control.job import Job
+from resilient.control.job import JobSpec
 from resilient.control.links import Links
 from resilient.control.liveness import Watchdog
 from resilient.control.membership import Membership
@@ -20,9 +20,9 @@ from resilient.snapshots import Snapshots
 
 @dataclass(frozen=True)
 class Core:
-    """One job's. `stragglers`: None where nobody looks for them."""
+    """One job's. `stragglers`: None where they are not detected."""
 
-    job: Job
+    job: JobSpec
     membership: Membership
     presence: Presence
     links: Links
@@ -38,7 +38,7 @@ class Core:
     shutdown: Shutdown
 
 
-def core_of(job: Job, last_generation: int) -> Core:
+def core_of(job: JobSpec, last_generation: int) -> Core:
     """That of a job that is about to begin."""
     membership = Membership(job.layouts, job.spares, job.rejoin_s)
     snapshots, incidents = Snapshots(job.storage), Incidents()

@@ -18,7 +18,7 @@ from resilient.attempts import Attempt
 from resilient.config.timeouts import FENCE_HANG_S, FENCE_RAISE_S
 from resilient.control.attendance import Moment
 from resilient.control.incidents import Incidents
-from resilient.control.job import Job
+from resilient.control.job import JobSpec
 from resilient.control.liveness import NO_STEP
 from resilient.control.membership import Membership
 from resilient.control.roll_back import RollBacks
@@ -71,7 +71,7 @@ class Generations:
 
     def __init__(
         self,
-        job: Job,
+        job: JobSpec,
         membership: Membership,
         snapshots: Snapshots,
         incidents: Incidents,
@@ -287,7 +287,7 @@ class Generations:
             return False
         return True
 
-    def tell_growth(self, when: Moment, out: Outbox) -> None:
+    def report_growth(self, when: Moment, out: Outbox) -> None:
         """Write down that this generation ends for a larger one."""
         reason = f"nodes have returned; all go on from step {self._newest_step}"
         self._incidents.follow_up("grow", reason, when.now, self.generation, out)

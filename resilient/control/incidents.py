@@ -17,13 +17,13 @@ class Incidents:
 
     def __init__(self) -> None:
         self.faults: list[tuple[float, Fault]] = []  # with the time at which each was handled, unix seconds
-        self._told = 0  # also those that stop no rank
+        self._reported = 0  # also those that stop no rank
         self._stopped_ranks: list[tuple[Fault, float]] = []  # and when each happened
         self._stalls: list[tuple[Fault, float]] = []  # that a link explains, and when they began
 
     def next_id(self, generation: int) -> str:
         """Of the fault that is written down next."""
-        return f"g{generation}-{self._told + 1}"
+        return f"g{generation}-{self._reported + 1}"
 
     def respond(self, fault: Fault, action: Action, happened_t: float, now: float, generation: int, out: Outbox) -> None:
         """A fault of ranks and what is done about it; a stall that is waited for is written down once."""
@@ -34,11 +34,11 @@ class Incidents:
         elif action.name != "report":
             self.faults.append((now, fault))
             self._stopped_ranks.append((fault, happened_t))
-        self.tell(fault, action, now, generation, out)
+        self.report(fault, action, now, generation, out)
 
-    def tell(self, fault: Fault, action: Action, now: float, generation: int, out: Outbox) -> None:
+    def report(self, fault: Fault, action: Action, now: float, generation: int, out: Outbox) -> None:
         """Write a fault down, and what is done about it."""
-        self._told += 1
+        self._reported += 1
         fields = {
             "fault_id": fault.fault_id,
             "kind": fault.kind,

@@ -1,4 +1,4 @@
-"""Inspections: all ranks that may be to blame for a silence are looked at by their agents before anything is done about it.
+"""Inspections: all ranks that may be to blame for a silence are inspected by their agents before anything is done about it.
 
 Not all ranks of a large world: the stacks of 16,384 ranks tell no more than those of a thousand, and cost seconds. Asked are the
 nodes of the suspected ranks, and beside them the nodes whose ranks lag behind most or have shown no activity for longest: whoever

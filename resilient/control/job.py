@@ -11,7 +11,7 @@ from resilient.snapshots import StoragePlan
 
 
 @dataclass(frozen=True)
-class Job:
+class JobSpec:
     """One job of a campaign.
 
     Attributes:
@@ -24,7 +24,7 @@ class Job:
         hang: between which bounds the watchdog's timeouts are.
         link_grace_s: how long ranks may wait for each other while a link is down, or has just come back.
         collective_timeout_s: of process groups: longer than the watchdog bears.
-        stragglers: None: nobody looks for them.
+        stragglers: None: they are not detected.
         skip: steps that earlier jobs found to be bad whatever the weights.
         tiers_vanish: what is on the nodes is gone with the job: only the durable tier is there for the next one.
         run_dir_patience_s: for so long training goes on while the run directory cannot be written.

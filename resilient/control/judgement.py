@@ -33,7 +33,7 @@ class Doing:
     waiting: Waiting | None
 
 
-_NO_SIGN = Doing("silent", "without a sign since its start", None)
+_NO_HEARTBEAT = Doing("silent", "without a heartbeat since its start", None)
 _NO_ANSWER = Doing("silent", "silent, and its agent does not answer", None)
 
 
@@ -92,7 +92,7 @@ def _fault(
 ) -> Fault:
     first, guilty = culprits[0], set(culprits)
     heartbeat = alive[first].heartbeat
-    mine = doings.get(first, _NO_ANSWER if heartbeat.activity_t else _NO_SIGN)
+    mine = doings.get(first, _NO_ANSWER if heartbeat.activity_t else _NO_HEARTBEAT)
     waiting = sorted(rank for rank, each in doings.items() if rank not in guilty and each.waiting == "collective")
     kind: Kind = "stopped" if mine.what == "stopped" else "hang" if mine.waiting is None else "collective_timeout"
     step = heartbeat.step + 1

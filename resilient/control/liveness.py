@@ -1,7 +1,7 @@
 """The watchdog: which ranks do not get on. Heartbeats in, a suspicion out.
 
-How long a rank has been silent, its agent measures and tells again and again (`resilient.config.timeouts.TOLD_S`): the driver
-compares that with what was learned of the rank's phase. So a rank is looked at only when its agent tells of it, and a driver that
+Agents measure how long each rank has been silent, and report it every `resilient.config.timeouts.SILENCE_REPORT_S`. The driver
+compares that with what was learned of the rank's phase. So a rank is judged only when its agent reports on it, and a driver that
 was away mistakes nobody's silence for its own. Whose fault a silence is, `resilient.control.judgement` finds out.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from resilient.config.timeouts import STOPPED_S, TOLD_S
+from resilient.config.timeouts import SILENCE_REPORT_S, STOPPED_S
 from resilient.control.learning import EVERY_STEP, NEEDED, Limits, Patience
 from resilient.protocol.messages import Heartbeat
 
@@ -121,7 +121,7 @@ class Watchdog:
         learned = {"first start": step_s}
         if before.phased:
             warm = before.step - known.first_step >= WARM_STEPS
-            learned = {phase: min(step_s, known.longest_s.get(phase, 0.0) + TOLD_S) for phase in EVERY_STEP if warm}
+            learned = {phase: min(step_s, known.longest_s.get(phase, 0.0) + SILENCE_REPORT_S) for phase in EVERY_STEP if warm}
         for step in range(heartbeat.step - min(steps, NEEDED), heartbeat.step):
             for phase, seconds in learned.items():
                 self._patience.learn(phase, step, seconds)

@@ -6,7 +6,7 @@ Where there is none, the run waits a moment for the node to return, then goes on
 what has returned later on. The ranks of a node follow each other, and tensor-parallel groups lie inside a node.
 
 Owns who is there and who is a member; when generations end and start is `resilient.control.generations`' affair. All times are
-attended seconds (`resilient.control.attendance`). News of a node costs the same however many there are; all nodes are looked at
+attended seconds (`resilient.control.attendance`). News of a node costs the same however many there are; all nodes are visited
 only when nobody is waited for any more.
 """
 
@@ -63,7 +63,7 @@ class Membership:
         spares: nodes beside those.
         rejoin_s: for so long a node that is gone is waited for, where no spare takes its place.
 
-    Invariants, of the sets that spare a look at all nodes: `_absent` are those that have not joined, `_unfit` those that are unfit,
+    Invariants, of sets that spare a pass over all nodes: `_absent` are those that have not joined, `_unfit` those that are unfit,
     `_awaited` the members that are neither ready nor gone, `_standing_by` those that are ready and no members. Members are
     distinct.
     """

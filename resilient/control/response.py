@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from resilient.config.timeouts import TOLD_S
+from resilient.config.timeouts import SILENCE_REPORT_S
 from resilient.control.attendance import Moment
 from resilient.control.core import Core
 from resilient.control.generations import State
@@ -15,8 +15,8 @@ from resilient.outbox import Outbox, WriteText
 from resilient.policy import Action, Situation, decide
 
 LINK_MEMORY_S = 15.0  # a stall that began so soon after a link came back may be its doing
-LOOK_AGAIN_S = 5.0  # at ranks that wait for a link
-UNHEARD_S = 2 * TOLD_S  # without a word of an agent: the way to it is broken, or it is gone
+INSPECT_AGAIN_S = 5.0  # at ranks that wait for a link
+UNHEARD_S = 2 * SILENCE_REPORT_S  # without a word of an agent: the way to it is broken, or it is gone
 TEXTS = 64  # ranks of which an incident keeps the stacks
 
 
@@ -44,7 +44,7 @@ class Response:
     def on_fault_beside(self, fault: Fault, when: Moment, out: Outbox) -> None:
         """A fault that concerns no rank: nothing that runs is ended for it."""
         action = decide(self._situation(fault, when, None))
-        self._core.incidents.tell(fault, action, when.now, self._core.generations.generation, out)
+        self._core.incidents.report(fault, action, when.now, self._core.generations.generation, out)
 
     def node_lost(self, node: int, cause: str, detail: str, evidence: str, detect_s: float) -> Fault:
         """The fault of a node that is gone, or is not fit."""
@@ -140,7 +140,7 @@ class Response:
         match action.name:
             case "wait":
                 self._core.inspector.wait(
-                    when.attended_s + max(1.0, min(LOOK_AGAIN_S, self._core.job.link_grace_s - fault.detect_s))
+                    when.attended_s + max(1.0, min(INSPECT_AGAIN_S, self._core.job.link_grace_s - fault.detect_s))
                 )
             case "give_up" if fault.final is not None:
                 self._core.shutdown.conclude(Exit(fault.final), fault.evidence, when, out)
@@ -160,7 +160,7 @@ class Response:
 
     def grow(self, when: Moment, out: Outbox) -> None:
         """Nodes are taken in that have returned."""
-        self._core.generations.tell_growth(when, out)
+        self._core.generations.report_growth(when, out)
         self._regather(when, out)
 
     def _regather(self, when: Moment, out: Outbox) -> None:

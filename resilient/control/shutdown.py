@@ -12,7 +12,7 @@ from checkpoint.protocol import Sync
 from resilient.control.attendance import Moment
 from resilient.control.drain import Drain, fits
 from resilient.control.generations import Generations, State
-from resilient.control.job import Job
+from resilient.control.job import JobSpec
 from resilient.control.membership import Membership
 from resilient.exits import Exit
 from resilient.outbox import Finish, Outbox
@@ -44,7 +44,7 @@ class Saving:
 class Shutdown:
     """Invariants: at most one drain in a job; `saving` from when no generation will follow; nothing happens once `finished`."""
 
-    def __init__(self, job: Job, membership: Membership, snapshots: Snapshots, generations: Generations) -> None:
+    def __init__(self, job: JobSpec, membership: Membership, snapshots: Snapshots, generations: Generations) -> None:
         self._job, self._membership, self._snapshots, self._generations = job, membership, snapshots, generations
         self.drain: Drain | None = None
         self.saving: Saving | None = None

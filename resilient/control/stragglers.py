@@ -77,8 +77,8 @@ class Episode:
     def _evidence(self) -> str:
         """The own times of this rank and of those that are slowest beside it."""
         slowest = sorted(self.own_s, key=lambda rank: (rank != self.rank, -self.own_s[rank], rank))[:NAMED]
-        told = ", ".join(f"rank {rank} {self.own_s[rank] * 1e3:.1f} ms" for rank in sorted(slowest))
-        return f"own time of a step: {told}{more(len(self.own_s) - len(slowest))}"
+        slowest_ranks = ", ".join(f"rank {rank} {self.own_s[rank] * 1e3:.1f} ms" for rank in sorted(slowest))
+        return f"own time of a step: {slowest_ranks}{more(len(self.own_s) - len(slowest))}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class _Rank:
     base_s: float | None = None  # of its first window
     high: int = 0  # windows in a row above the factor
     low: int = 0
-    told: int = 0  # the number of the episode that goes on
+    episode: int = 0  # the number of the episode that goes on
 
 
 class Stragglers:
@@ -152,11 +152,11 @@ class Stragglers:
         for rank, known in self._ranks.items():
             usual_s = usual[rank]
             if usual_s is not None and known.latest is not None:
-                factor, number = own[rank] / usual_s if usual_s > 0 else 1.0, known.told
+                factor, number = own[rank] / usual_s if usual_s > 0 else 1.0, known.episode
                 if self._changed(known, factor, own[rank] - usual_s > least_s):
-                    over = not known.told
+                    over = not known.episode
                     step = known.latest.step
-                    found.append(Episode(rank, over, step, factor, usual_s, own, steps[rank], known.told or number))
+                    found.append(Episode(rank, over, step, factor, usual_s, own, steps[rank], known.episode or number))
         for rank, known in self._ranks.items():
             known.base_s = own[rank] if known.base_s is None else known.base_s
         return tuple(found)
@@ -187,12 +187,12 @@ class Stragglers:
         back = 1.0 + BACK * (self.rules.factor - 1.0)
         known.high = known.high + 1 if factor >= self.rules.factor and costly else 0
         known.low = known.low + 1 if factor < back or not costly else 0
-        if not known.told and known.high >= WINDOWS:
+        if not known.episode and known.high >= WINDOWS:
             self._episodes += 1
-            known.told = self._episodes
+            known.episode = self._episodes
             return True
-        if known.told and known.low >= WINDOWS:
-            known.told = 0
+        if known.episode and known.low >= WINDOWS:
+            known.episode = 0
             return True
         return False
 

@@ -14,7 +14,7 @@ from resilient.slurm.allocation import Allocation
 from resilient.slurm.launch import SlurmLauncher, addresses
 from resilient.worker import CHAOS_VARIABLE
 
-INJECTION = "chaos.hands.inside"  # by name: the runtime knows nothing of it
+INJECTION = "chaos.injectors.inside"  # by name: the runtime knows nothing of it
 
 Ended = Callable[[int, int, str], None]
 

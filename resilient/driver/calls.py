@@ -57,11 +57,11 @@ def _do(call: Call, run_dir: Path) -> Answer:
 
 
 def _quarantine(call: QuarantineCheckpoints) -> Answer:
-    from checkpoint.voiding import set_aside
-    from resilient.rollback import Void
+    from checkpoint.quarantine import quarantine
+    from resilient.rollback import InvalidationRule
 
-    invalidated = [Void(*each) for each in call.invalidated]
-    renamed = set_aside(
+    invalidated = [InvalidationRule(*each) for each in call.invalidated]
+    renamed = quarantine(
         Path(call.root),
         lambda step, generation: any(each.covers(step, generation) for each in invalidated),
         "rolled-back",

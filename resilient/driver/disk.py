@@ -48,8 +48,8 @@ class DiskProcess:
         match request:
             case DiskSettings():
                 self._settings = request
-                self.tell(Serving())
-                self._thread = DiskThread(request, os.getppid(), self.tell)
+                self.send(Serving())
+                self._thread = DiskThread(request, os.getppid(), self.send)
             case WriteItems(items=items):
                 assert self._thread is not None, "settings come first"
                 self._thread.put(items)
@@ -57,10 +57,10 @@ class DiskProcess:
                 assert self._thread is not None, "settings come first"
                 self._thread.call(request)
             case _:
-                work = threading.Thread(target=lambda: self.tell(answered(request, self._settings.run_dir)), daemon=True)
+                work = threading.Thread(target=lambda: self.send(answered(request, self._settings.run_dir)), daemon=True)
                 work.start()
 
-    def tell(self, news: Message) -> None:
+    def send(self, news: Message) -> None:
         """Send news to the driver; from any thread."""
         try:
             with self._sending:

@@ -40,13 +40,13 @@ class DiskThread:
 
     Args:
         pid: of the driver.
-        tell: sends news to the driver, from any thread.
+        send: sends news to the driver, from any thread.
     """
 
-    def __init__(self, settings: DiskSettings, pid: int, tell: Callable[[Message], None]) -> None:
+    def __init__(self, settings: DiskSettings, pid: int, send: Callable[[Message], None]) -> None:
         run_dir, scalars = Path(settings.run_dir), settings.scalars
         self._run_dir = run_dir
-        self._tell = tell
+        self._send = send
         self._lease = RunLease.adopted(run_dir, settings.token, settings.lock_fd, pid)
         counted = ScalarFile(run_dir / "tensorboard", scalars.queue_size, scalars.interval) if scalars is not None else None
         self._files = RunDirFiles(run_dir, counted)
@@ -105,13 +105,13 @@ class DiskThread:
         number = batch[-1].number if batch else 0
         self._files.write(batch)
         if number:
-            self._tell(Written(number=number))
+            self._send(Written(number=number))
         self._files.flush()
         if self._lease.unseen_s >= RENEW_S and not self._renew():
             return False
         if self._failed is not None:
             self._failed, self._pause_s = None, FIRST_PAUSE_S
-            self._tell(WriteWorks())
+            self._send(WriteWorks())
         if number:
             time.sleep(GATHER_S)
         self._answer()
@@ -120,10 +120,10 @@ class DiskThread:
     def _renew(self) -> bool:
         other = self._lease.renew()
         if other is not None:
-            self._tell(TakenOver(owner=str(other)))
+            self._send(TakenOver(owner=str(other)))
             self.over.set()
             return False
-        self._tell(Renewed())
+        self._send(Renewed())
         return True
 
     def _fail(self, error: OSError) -> None:
@@ -131,7 +131,7 @@ class DiskThread:
         detail = error.strerror or str(error)
         if detail != self._failed:
             self._failed = detail
-            self._tell(WriteFailed(detail=detail))
+            self._send(WriteFailed(detail=detail))
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
@@ -151,4 +151,4 @@ class DiskThread:
                 self.over.set()
         with self._changed:
             self._calls.popleft()
-        self._tell(Answer(call=call.call))
+        self._send(Answer(call=call.call))

@@ -9,20 +9,20 @@ from checkpoint.naming import steps
 from resilient import ledger, rollback, storage
 from resilient.config import Config, Layout, layouts
 from resilient.config.timeouts import timeouts
-from resilient.control import Job
+from resilient.control import JobSpec
 from resilient.control.learning import Limits
 from resilient.control.stragglers import Rules
 from resilient.policy import Budget
-from resilient.rollback import Void
+from resilient.rollback import InvalidationRule
 from resilient.snapshots import StoragePlan, TierPlan
 from resilient.version import commit
 
 
-def job_of(config: Config, layout: Layout, kept: storage.Storage, *, tiers_vanish: bool) -> Job:
+def job_of(config: Config, layout: Layout, kept: storage.Storage, *, tiers_vanish: bool) -> JobSpec:
     """The job; what earlier jobs found out is read from the ledger and the durable tier. Raises OSError."""
     limits = timeouts(config)
     invalidated, skip = rollback.remembered(ledger.read(config.run_dir / ledger.EVENTS))
-    return Job(
+    return JobSpec(
         layouts={nodes: _axes(each) for nodes, each in layouts(config, layout).items()},
         spares=config.cluster.spares,
         rejoin_s=limits.rejoin_s,
@@ -65,10 +65,10 @@ def budget(config: Config) -> Budget:
     )
 
 
-def storage_plan(kept: storage.Storage, durable: Path, invalidated: tuple[Void, ...] = ()) -> StoragePlan:
+def storage_plan(kept: storage.Storage, durable: Path, invalidated: tuple[InvalidationRule, ...] = ()) -> StoragePlan:
     """What the snapshot core must know of the tiers."""
 
-    def plan(tier: storage.Place) -> TierPlan:
+    def plan(tier: storage.TierStorage) -> TierPlan:
         return TierPlan(tier.name, tier.keep_last, tier.replicas)
 
     first, *middle, last = kept.tiers
@@ -77,7 +77,7 @@ def storage_plan(kept: storage.Storage, durable: Path, invalidated: tuple[Void, 
         memory=plan(first),
         others=tuple(map(plan, middle)),
         durable=plan(last),
-        buffers=kept.slabs,
+        buffers=kept.buffers,
         domains=kept.domains,
         durable_step=max(found, default=0),
         durable_steps=tuple(found),
@@ -86,7 +86,7 @@ def storage_plan(kept: storage.Storage, durable: Path, invalidated: tuple[Void, 
 
 
 def straggler_rules(config: Config) -> Rules | None:
-    """What makes a straggler; None where nobody looks for them."""
+    """What makes a straggler; None where they are not detected."""
     resilience = config.resilience
     if resilience.straggler == "off":
         return None

@@ -27,7 +27,7 @@ RENEW_S = 3.0
 LEASE_S = 30.0  # an owner that has not renewed it for so long is gone
 LOCK_WAIT_S = 10.0  # the processes of a driver that was killed a moment ago are gone long before
 SETTLE_S = 1.0  # another that takes the same expired lease has done so by then
-LOOK_S = 0.1
+POLL_S = 0.1
 SURE_S = LEASE_S / 2  # an owner that has not seen for so long that it has the lease looks before it writes
 
 
@@ -151,7 +151,7 @@ class RunLease:
                     raise EnvironmentUnusable(
                         f"{run_dir} is in use by {who}; stop that run first, or give this one another run_dir"
                     )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _take(self, *, fresh: bool, settle: bool) -> bool:
         """Write the lease; whether it is still this one's a moment later.
@@ -233,11 +233,11 @@ def read(path: Path) -> tuple[Owner | None, int | None]:
     """The owner that a lease names, and when it was renewed, nanoseconds; None for what is not there, or names nobody."""
     try:
         with path.open() as file:
-            told, changed_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
+            text, changed_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return None, None
     try:
-        return Owner(**json.loads(told)), changed_ns
+        return Owner(**json.loads(text)), changed_ns
     except (ValueError, TypeError):
         return None, changed_ns
 

@@ -28,7 +28,7 @@ READ_BYTES = 1 << 16
 HELLO_BYTES = 1 << 16  # of a first message: nobody who has not shown the secret is given more memory
 HELLO_S = 30.0
 UNREAD_BYTES = 64 << 20  # that a node has not read
-RECORDS_AT_ONCE = 64  # their room in the page is not to be missed
+RECORDS_AT_ONCE = 64  # the workers need their room in the heartbeat regions again
 REFUSALS = 10  # that are logged in a minute
 BACKLOG = 4096
 
@@ -165,7 +165,7 @@ class Server:
             return
         line.writer.write(data)
 
-    # -- what is heard -------------------------------------------------------------------------------------------------
+    # -- what is received -------------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         outlast_outages(writer.get_extra_info("socket"))

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 ASK_EVERY_S = 60.0  # limits may be changed while a job runs
 ASK_AGAIN_S = 5.0  # until Slurm has answered for the first time
-LOOK_EVERY_S = 0.5
+POLL_S = 0.5
 SIGNAL_PATIENCE_S = 3.0  # for Slurm's answer when a signal has come, before the worst is assumed
 
 
@@ -70,16 +70,16 @@ class Stops:
 
     async def watch(self) -> None:
         """Stop the run in time before the job's end; never returns."""
-        asked_t, told = 0.0, False
+        asked_t, answered = 0.0, False
         while True:
-            if time.monotonic() - asked_t >= (ASK_EVERY_S if told else ASK_AGAIN_S):
+            if time.monotonic() - asked_t >= (ASK_EVERY_S if answered else ASK_AGAIN_S):
                 asked_t = time.monotonic()
-                told = await self._ask(queue.ASK_S) is not None
+                answered = await self._ask(queue.ASK_S) is not None
             now = time.time()
             stop = due(self._known(None, now), now)
             if stop is not None and not self._coordinator.draining:
                 self._carry_out(stop, now)
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_S)
 
     async def signalled(self, name: str) -> None:
         """A signal has come, to this process or to an agent: what it means is asked of Slurm, for a moment."""

@@ -41,7 +41,7 @@ MEMORY_BYTES = 8 << 20
 IN_FLIGHT_BYTES = 1 << 20  # to the disk process at a time
 STALL_S = 2.0  # without an answer of the run directory
 START_S = 20.0  # of the disk process, on a machine where all processes start at once
-FLUSH_LOOK_S = 0.02
+FLUSH_POLL_S = 0.02
 AWAY_S = 1.0  # between two ticks: this process was stopped, and answers may lie in its sockets
 
 
@@ -104,7 +104,7 @@ class Writer:
     def written(self, then: Callable[[], None]) -> None:
         """Call this once all that was given before is in the run directory, or in the spill file."""
         self._kept.append((self._next - 1, then))
-        self._tell_kept()
+        self._report_kept()
 
     def _put(self, path: str, text: str, *, whole: bool = False) -> None:
         self._items.append(Item(self._next, path, text, whole))
@@ -177,7 +177,7 @@ class Writer:
         self._oldest_t = time.monotonic() if self._items else None
         if not self.spill.empty and self._written >= self.spill.last:
             self.spill.remove()
-        self._tell_kept()
+        self._report_kept()
         self._feed()
 
     # -- when it takes long --------------------------------------------------------------------------------------------
@@ -211,9 +211,9 @@ class Writer:
         self._spill_failed = False
         self._items.clear()
         self._memory_bytes, self._oldest_t = 0, None
-        self._tell_kept()
+        self._report_kept()
 
-    def _tell_kept(self) -> None:
+    def _report_kept(self) -> None:
         kept = max(self._written, self.spill.last)
         while self._kept and self._kept[0][0] <= kept:
             self._kept.popleft()[1]()
@@ -245,7 +245,7 @@ class Writer:
         deadline = time.monotonic() + patience_s
         seen = self._written
         while self._written < last and time.monotonic() < deadline:
-            await asyncio.sleep(FLUSH_LOOK_S)
+            await asyncio.sleep(FLUSH_POLL_S)
             if self._written > seen:
                 seen, deadline = self._written, time.monotonic() + patience_s
         return self._written >= last

@@ -158,12 +158,12 @@ class Examination:
                 probe.collect()
         return not self.pending
 
-    def finish(self, told: Callable[[], None] = lambda: None) -> list[Finding]:
-        """Wait for all; `told` is called whenever something has come, and every quarter of a second."""
+    def finish(self, on_answer: Callable[[], None] = lambda: None) -> list[Finding]:
+        """Wait for all; `on_answer` is called whenever something has come, and every quarter of a second."""
         while not self.collect():
-            told()
+            on_answer()
             wait(self.waitable(), min(self.left_s, 0.25))
-        told()
+        on_answer()
         return self.findings
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ class TierSpec:
 
 
 @dataclass(frozen=True)
-class Look:
+class DiskState:
     """What was seen of a tier.
 
     Attributes:
@@ -80,22 +80,22 @@ class Look:
 
 
 def check(tier: TierSpec, clock_too: bool) -> Iterator[Finding]:
-    """Look and judge; with the clock of the file system as a finding of its own, where that is wanted."""
-    seen = look(tier)
+    """Inspect and judge; with the clock of the file system as a finding of its own, where that is wanted."""
+    seen = inspect(tier)
     yield judge(tier, seen)
     if clock_too:
         yield judge_skew(seen.skew, f"the file system of {tier.path}")
 
 
-def look(tier: TierSpec) -> Look:
-    """Look at a tier; may take as long as its file system pleases."""
+def inspect(tier: TierSpec) -> DiskState:
+    """Inspect a tier; may take as long as its file system pleases."""
     place = tier.path
     try:
         place = next(each for each in (place, *place.parents) if each.exists())
         free = os.statvfs(place)
         fd, skew = _nameless(place)
     except OSError as error:
-        return Look(place, trouble=_why(error, place))
+        return DiskState(place, trouble=_why(error, place))
     free_bytes = free.f_bavail * free.f_frsize
     try:
         began = time.perf_counter()
@@ -105,11 +105,11 @@ def look(tier: TierSpec) -> Look:
         much = min(SIZE_BYTES, free_bytes // 4)  # others write here, too
         write_rate, read_rate = _speed(fd, much) if tier.measured and much >= BLOCK_BYTES else (None, None)
     except OSError as error:
-        return Look(place, trouble=_why(error, place))
+        return DiskState(place, trouble=_why(error, place))
     finally:
         os.close(fd)
     held_bytes, held_files = _held(tier)
-    return Look(
+    return DiskState(
         place,
         free_bytes=free_bytes,
         free_files=free.f_favail if free.f_files else None,
@@ -176,7 +176,7 @@ def _held(tier: TierSpec) -> tuple[int, int]:
     return size_bytes, files
 
 
-def judge(tier: TierSpec, seen: Look) -> Finding:
+def judge(tier: TierSpec, seen: DiskState) -> Finding:
     """What a look at a tier means."""
     numbers = {
         "free_bytes": seen.free_bytes,

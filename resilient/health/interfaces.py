@@ -32,7 +32,7 @@ class Wire:
     port: bool
 
 
-def look(
+def inspect(
     address: str, environ: Mapping[str, str], *, sys: Path = Path("/sys"), interfaces: Sequence[str] | None = None
 ) -> list[Wire]:
     """The links in use of the node that others reach at `address`.
@@ -48,8 +48,8 @@ def look(
     finally:
         watch.close()
     wires = [Wire(name, links[name].trouble, _speed(sys / "class/net" / name), port=False) for name in names]
-    told = list(links.items())[len(names) :]
-    return wires + [Wire(name, link.trouble, _rate(port), port=True) for (name, link), port in zip(told, ports, strict=True)]
+    listed = list(links.items())[len(names) :]
+    return wires + [Wire(name, link.trouble, _rate(port), port=True) for (name, link), port in zip(listed, ports, strict=True)]
 
 
 def _speed(directory: Path) -> float | None:
@@ -95,5 +95,5 @@ def judge(wires: Sequence[Wire], environ: Mapping[str, str]) -> list[Finding]:
 
 
 def check(address: str, environ: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Look and judge."""
-    return judge(look(address, environ), environ)
+    """Inspect and judge."""
+    return judge(inspect(address, environ), environ)

@@ -151,11 +151,11 @@ def reach(address: str) -> Finding:
                 with far:
                     far.settimeout(REACH_S)
                     near.sendall(b"?")
-                    heard = far.recv(1) == b"?"
+                    received = far.recv(1) == b"?"
     except OSError as error:
         text = f"no connection can be made to {address}: {error.strerror or error}; see the node's name, addresses and firewall"
         return Finding("address", "fail", text)
-    if not heard:
+    if not received:
         return Finding("address", "fail", f"a connection to {address} carries nothing; see the node's firewall")
     return Finding("address", "ok", f"{address} can be listened on and connected to", {"address": address})
 

@@ -59,7 +59,7 @@ class NodeCheck:
         self._at_once = [  # none of it hangs: RAM has no server and no device
             machine.reach(spec.addr),
             *machine.judge_limits(machine.limits_of(), ranks=spec.procs, world=spec.world, rdma=False),
-            *(disk.judge(tier, disk.look(tier)) for tier in in_ram),
+            *(disk.judge(tier, disk.inspect(tier)) for tier in in_ram),
         ]
         self.examination = Examination(tasks, context, spec.limit_s)
 

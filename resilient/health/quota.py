@@ -149,12 +149,12 @@ def _ask(name: str, *arguments: str) -> str:
     if tool is None:
         return ""
     try:
-        told = subprocess.run(
+        completed = subprocess.run(
             [tool, *arguments], env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, timeout=ASK_S, check=False
         )
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return ""
-    return told.stdout if told.returncode == 0 else ""
+    return completed.stdout if completed.returncode == 0 else ""
 
 
 def _left_scale(row: Mapping[str, str], what: str, unit: int) -> int | None:

@@ -77,7 +77,11 @@ class RaiseDurableFence(Message, frozen=True):
 
 
 class QuarantineCheckpoints(Message, frozen=True):
-    """Rename the checkpoints that are invalidated. Attributes: invalidated: pairs of generation and step; see `rollback.Void`."""
+    """Rename the checkpoints that are invalidated.
+
+    Attributes:
+        invalidated: pairs of generation and step; see `resilient.rollback.InvalidationRule`.
+    """
 
     call: int
     root: str

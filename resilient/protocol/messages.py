@@ -107,7 +107,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
         step: the last one that it finished; -1 before the first.
         phase: that it is in.
         beat_t: when it finished the step.
-        activity_t: of its last sign of life; 0 if it never gave one.
+        activity_t: of its last activity; 0 if there was none.
         silent_s: since then.
         state: of its process, as /proc tells it, once a rank of the node has been silent for a while; else "".
         phased: whether it ever told a phase.
@@ -308,7 +308,7 @@ class Inspect(Message, frozen=True):
 
 
 class RecordsWritten(Message, frozen=True):
-    """So many more of the records that the agent has sent are durable; their room in the pages may be used again."""
+    """So many more of the records that the agent has sent are durable; their room in the regions may be used again."""
 
     generation: int
     count: int

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from resilient.config.timeouts import TOLD_S
+from resilient.config.timeouts import SILENCE_REPORT_S
 
 REPEATED = 3  # faults of one node, at steps that differ: a bug comes again at the same step, or on any node
 
@@ -37,7 +37,7 @@ class Row:
 TABLE: tuple[Row, ...] = (
     Row(lambda v: v.action == "exclude_node", lambda v: v.fault["detail"]),
     # An agent that ends in mid-sentence may have been killed; a node that is gone says nothing.
-    Row(lambda v: v.fault["kind"] == "node_lost" and v.fault["detect_s"] > TOLD_S, lambda v: v.fault["detail"]),
+    Row(lambda v: v.fault["kind"] == "node_lost" and v.fault["detect_s"] > SILENCE_REPORT_S, lambda v: v.fault["detail"]),
     Row(lambda v: v.fault["kind"] == "straggler" and v.action == "replace_node", lambda v: v.fault["detail"]),
     Row(lambda v: v.fault.get("class") == "node", lambda v: v.fault["detail"]),
     Row(

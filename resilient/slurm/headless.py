@@ -18,7 +18,7 @@ from resilient.slurm.queue import SlurmSilent
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 10.0  # Slurm itself takes minutes until it calls a node down
+POLL_S = 10.0  # Slurm itself takes minutes until it calls a node down
 
 
 def see_to_the_job(environ: Mapping[str, str]) -> None:
@@ -41,4 +41,4 @@ async def _watch(job_id: str) -> None:
                 return
         except SlurmSilent as error:
             log.warning("how job %s is: %s", job_id, error)
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)

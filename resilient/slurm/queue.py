@@ -134,7 +134,7 @@ async def _call(command: Sequence[str], timeout_s: float = ASK_S) -> str:
     except OSError as error:
         raise SlurmRefused(f"{command[0]} cannot be started: {error.strerror}") from error
     try:
-        told, complaint = await asyncio.wait_for(process.communicate(), timeout_s)
+        output, complaint = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:
         raise SlurmSilent(f"{command[0]} has not answered for {timeout_s:g} s") from None
     finally:
@@ -146,25 +146,25 @@ async def _call(command: Sequence[str], timeout_s: float = ASK_S) -> str:
         said = complaint.decode(errors="replace").strip() or f"exit code {process.returncode}"
         refused = not any(words in said for words in BUSY)
         raise (SlurmRefused if refused else SlurmSilent)(said if said.startswith(command[0]) else f"{command[0]}: {said}")
-    return told.decode(errors="replace")
+    return output.decode(errors="replace")
 
 
 async def job(job_id: str, *, timeout_s: float = ASK_S) -> QueuedJob | None:
     """One job; None if Slurm does not know it any more. Raises SlurmSilent."""
     try:
-        told = await _call(["squeue", "--noheader", "--states", "all", "--jobs", job_id, "--Format", FIELDS], timeout_s)
+        output = await _call(["squeue", "--noheader", "--states", "all", "--jobs", job_id, "--Format", FIELDS], timeout_s)
     except SlurmSilent as error:
         if any(words in str(error) for words in OVER):
             return None
         raise
-    return next(iter(parse_queue(told)), None)
+    return next(iter(parse_queue(output)), None)
 
 
 async def nodes(job_id: str, *, timeout_s: float = ASK_S) -> set[str]:
     """Names of the nodes that a job has now, of a heterogeneous one those of all components. Raises SlurmSilent."""
-    told = await _call(["squeue", "--noheader", "--jobs", job_id, "--format", "%N"], timeout_s)
+    output = await _call(["squeue", "--noheader", "--jobs", job_id, "--format", "%N"], timeout_s)
     try:
-        return {name for line in told.split() for name in expand(line)}
+        return {name for line in output.split() for name in expand(line)}
     except ValueError as error:
         raise SlurmSilent(str(error)) from error
 
@@ -198,8 +198,8 @@ async def submit(script: Path, dependencies: Collection[str], without: Collectio
     """
     exclude = [f"--exclude={','.join(without)}"] if without else []
     command = ["sbatch", "--parsable", f"--dependency={','.join(dependencies)}", *exclude, str(script)]
-    told = await _call(command, 3 * ASK_S)
-    return told.strip().partition(";")[0]
+    output = await _call(command, 3 * ASK_S)
+    return output.strip().partition(";")[0]
 
 
 async def exclude(job_id: str, hosts: Collection[str]) -> None:

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 LOCK = "chain.lock"
 PERSON_PATIENCE_S = 60.0
 END_PATIENCE_S = 20.0  # a successor that is not cancelled finds the chain over, and ends at once
-LOCK_LOOK_S = 0.1
+LOCK_POLL_S = 0.1
 
 
 class Succession:
@@ -156,7 +156,7 @@ class Succession:
     def _bad_hosts(self) -> list[str]:
         return [each.host for each in bad_nodes(self._run_dir)]
 
-    async def look(self) -> list[QueuedJob] | None:
+    async def inspect(self) -> list[QueuedJob] | None:
         """The jobs that wait or run; None if Slurm does not say."""
         with contextlib.suppress(SlurmSilent):
             return await queue.jobs(self.name)
@@ -217,7 +217,7 @@ class Succession:
             retry=retry_if_exception_type(SlurmSilent),
             wait=wait_random_exponential(multiplier=1, max=60),
             stop=stop,
-            before_sleep=_tell,
+            before_sleep=_log_retry,
             reraise=True,
         ):
             with attempt:
@@ -233,13 +233,13 @@ class Succession:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    await asyncio.sleep(LOCK_LOOK_S)
+                    await asyncio.sleep(LOCK_POLL_S)
             yield
         finally:
             os.close(fd)
 
 
-def _tell(state: RetryCallState) -> None:
+def _log_retry(state: RetryCallState) -> None:
     """That Slurm is asked again, and what it said."""
     error = state.outcome.exception() if state.outcome is not None else None
     log.warning("%s; asked again in %.1f s", error, state.upcoming_sleep)

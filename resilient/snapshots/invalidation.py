@@ -2,7 +2,7 @@
 
 from checkpoint.protocol import Discard, SnapshotKey
 from resilient.outbox import Outbox
-from resilient.rollback import Void, telling
+from resilient.rollback import InvalidationRule, without_implied
 from resilient.snapshots.catalog import Catalog
 
 
@@ -13,11 +13,11 @@ class Invalidation:
     behind the fence. Invariant: as long as something is due, no generation may start.
     """
 
-    def __init__(self, invalidated: tuple[Void, ...], catalog: Catalog) -> None:
+    def __init__(self, invalidated: tuple[InvalidationRule, ...], catalog: Catalog) -> None:
         self._catalog = catalog
-        self._rules = telling(invalidated)
+        self._rules = without_implied(invalidated)
         self._due = bool(invalidated)
-        self._asked: list[Void] = []  # what was last handed out to be quarantined
+        self._asked: list[InvalidationRule] = []  # what was last handed out to be quarantined
 
     def covers(self, key: SnapshotKey) -> bool:
         """Whether a snapshot is invalid."""
@@ -25,14 +25,14 @@ class Invalidation:
 
     def add(self, generation: int, step: int) -> None:
         """What generations up to this one computed beyond a step is invalid."""
-        self._rules = telling([*self._rules, Void(generation, step)])
+        self._rules = without_implied([*self._rules, InvalidationRule(generation, step)])
         self._due = True
 
     def reappeared(self) -> None:
         """A daemon still holds something of it: it was not there to be told, or died over it."""
         self._due = True
 
-    def due(self) -> tuple[Void, ...]:
+    def due(self) -> tuple[InvalidationRule, ...]:
         """What is to be quarantined before the next start; nothing where all was done."""
         if not self._due:
             return ()

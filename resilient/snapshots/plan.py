@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from resilient.rollback import Void
+from resilient.rollback import InvalidationRule
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class StoragePlan:
     domains: tuple[str, ...] = ()
     durable_step: int = 0
     durable_steps: tuple[int, ...] = ()
-    invalidated: tuple[Void, ...] = ()
+    invalidated: tuple[InvalidationRule, ...] = ()
 
     @property
     def node_tiers(self) -> tuple[TierPlan, ...]:

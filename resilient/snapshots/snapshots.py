@@ -23,7 +23,7 @@ from checkpoint.protocol import (
     TierWell,
 )
 from resilient.outbox import Outbox
-from resilient.rollback import Void
+from resilient.rollback import InvalidationRule
 from resilient.snapshots.candidates import Candidates
 from resilient.snapshots.catalog import Catalog
 from resilient.snapshots.durable import Durable
@@ -33,7 +33,7 @@ from resilient.snapshots.plan import StoragePlan
 from resilient.snapshots.replication import Replication
 from resilient.snapshots.retention import Retention
 from resilient.snapshots.tier_health import Faults, TierHealth
-from resilient.snapshots.transfers import ATTEMPTS, Job, Transfers
+from resilient.snapshots.transfers import ATTEMPTS, TransferJob, Transfers
 
 STALE_STEPS = 4
 """Of which faults are counted at the same time."""
@@ -104,7 +104,7 @@ class Snapshots:
         self._generation, self._members = generation, tuple(members)
         self._retention.holding = True
         self._left_out.begin()
-        self._tell_stale(out)
+        self._report_stale(out)
         self._transfers.begin(generation, out)
         self._replication.begin(self._members, generation, out)
         self._catalog.recount()
@@ -138,7 +138,7 @@ class Snapshots:
         self._transfers.prune()
         self._durable.roll_back(step)
 
-    def invalidated_due(self) -> tuple[Void, ...]:
+    def invalidated_due(self) -> tuple[InvalidationRule, ...]:
         """What must be quarantined on the durable tier before the next start; nothing where that was done."""
         return self._invalidation.due()
 
@@ -230,14 +230,14 @@ class Snapshots:
 
     def _on_stale(self, node: int, news: Stale, out: Outbox) -> None:
         if news.step not in self._stale:
-            self._tell_stale(out, beyond=STALE_STEPS - 1)
+            self._report_stale(out, beyond=STALE_STEPS - 1)
             self._stale.append(news.step)
         self._on_skipped(node, news.step, news.generation, out)
         detail = f"step {news.step} carries the same bytes as step {news.before} although training went on: refused"
         tier, generation = self.plan.memory.name, self._generation
         self._faults.report_one_of_many(f"stale {news.step}", node, tier, detail, generation, out, step=news.step)
 
-    def _tell_stale(self, out: Outbox, *, beyond: int = 0) -> None:
+    def _report_stale(self, out: Outbox, *, beyond: int = 0) -> None:
         """Write the faults of stale steps that were only counted so far, but not those of so many steps that came last."""
         while len(self._stale) > beyond:
             step = self._stale.pop(0)
@@ -259,7 +259,7 @@ class Snapshots:
         self._snapshot_event(tier, key, snapshot.size_bytes, snapshot.stall_s, write_s, out)
         if tier == self.plan.memory.name:
             self._left_out.decide(key.step)
-            self._tell_stale(out)
+            self._report_stale(out)
             self._transfers.want(key, snapshot.wants, self._generation, out)
         self._transfers.schedule(self._generation, now, out)  # first, so that daemons do not overwrite what they are to read
         self._retention.send(tier, self._generation, out)  # before the replicas, which take the place of what is forgotten
@@ -302,7 +302,7 @@ class Snapshots:
         if job is not None:
             self._on_ended(node, job, now, out)
 
-    def _on_ended(self, node: int, job: Job, now: float, out: Outbox) -> None:
+    def _on_ended(self, node: int, job: TransferJob, now: float, out: Outbox) -> None:
         """A job is over; its tier takes the next one."""
         if job.unwanted is not None:
             self._transfers.give_up_or_again(node, job, self._generation, out)

@@ -29,7 +29,7 @@ class Unwanted(Enum):
 
 
 @dataclass
-class Job:
+class TransferJob:
     """One snapshot on its way to one tier.
 
     Attributes:
@@ -69,7 +69,7 @@ class Transfers:
     """
 
     def __init__(self, plan: StoragePlan, catalog: Catalog, durable: Durable, faults: Faults, job_ids: Iterator[int]) -> None:
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, TransferJob] = {}
         self.pending: dict[str, SnapshotKey] = {}
         self._plan = plan
         self._catalog = catalog
@@ -151,7 +151,7 @@ class Transfers:
         snapshot = self._catalog.snapshots[key]
         kind: Literal["copy", "flush"] = "flush" if tier == self._plan.durable.name else "copy"
         sources = snapshot.sources()
-        job = Job(
+        job = TransferJob(
             job_id=next(self._job_ids),
             tier=tier,
             key=key,
@@ -167,11 +167,11 @@ class Transfers:
             job.shards_of.setdefault(node, []).append(shard)
             self._request(job, shard, generation, out)
 
-    def _request(self, job: Job, shard: int, generation: int, out: Outbox) -> None:
+    def _request(self, job: TransferJob, shard: int, generation: int, out: Outbox) -> None:
         request = StartJob(generation=generation, kind=job.kind, job_id=job.job_id, tier=job.tier, key=job.key, shard=shard)
         out.request(job.sources[shard], request)
 
-    def _cancel(self, job: Job, why: Unwanted, generation: int, out: Outbox, *, reason: str = "") -> None:
+    def _cancel(self, job: TransferJob, why: Unwanted, generation: int, out: Outbox, *, reason: str = "") -> None:
         """End a job without success, unless it is ending so already."""
         if job.unwanted is not None:
             return
@@ -186,7 +186,7 @@ class Transfers:
         if tier in self.jobs:
             self.jobs[tier].troubled = True
 
-    def on_done(self, kind: JobKind, job_id: int, tier: str, shard: int, generation: int, out: Outbox) -> Job | None:
+    def on_done(self, kind: JobKind, job_id: int, tier: str, shard: int, generation: int, out: Outbox) -> TransferJob | None:
         """A node has done its shard; the job, if it is over."""
         job = self._job(kind, job_id, tier, shard)
         if job is None:
@@ -196,7 +196,7 @@ class Transfers:
             self._commit(job, generation, out)
         return self._over(job)
 
-    def on_failed(self, news: JobFailed, generation: int, out: Outbox) -> Job | None:
+    def on_failed(self, news: JobFailed, generation: int, out: Outbox) -> TransferJob | None:
         """A node has ended its shard without success; the job, if it is over."""
         job = self._job(news.kind, news.job_id, news.tier, news.shard)
         if job is None:
@@ -216,7 +216,7 @@ class Transfers:
                 if self._over(job) is not None:
                     self.again(job)
 
-    def new_daemon(self, node: int, generation: int, out: Outbox) -> list[Job]:
+    def new_daemon(self, node: int, generation: int, out: Outbox) -> list[TransferJob]:
         """A node's daemon is a new one: it is told once more what it has to do. The jobs that are over by that."""
         over = []
         for job in list(self.jobs.values()):
@@ -231,11 +231,11 @@ class Transfers:
                         over.append(job)
         return over
 
-    def again(self, job: Job) -> None:
+    def again(self, job: TransferJob) -> None:
         """A job is over and its tier still wants the snapshot, unless it has something newer to wait for."""
         self.pending.setdefault(job.tier, job.key)
 
-    def give_up_or_again(self, node: int, job: Job, generation: int, out: Outbox) -> None:
+    def give_up_or_again(self, node: int, job: TransferJob, generation: int, out: Outbox) -> None:
         """A job that is over was not successful."""
         if job.unwanted is Unwanted.LOST:
             self.again(job)
@@ -247,13 +247,13 @@ class Transfers:
                 detail = f"step {job.key.step} is given up: {job.reason}"
                 self._faults.report([node], job.tier, detail, generation, out, step=job.key.step)
 
-    def _job(self, kind: JobKind, job_id: int, tier: str, shard: int) -> Job | None:
+    def _job(self, kind: JobKind, job_id: int, tier: str, shard: int) -> TransferJob | None:
         """The job that waits for this."""
         job = self.jobs.get(tier)
         waits = job is not None and (job.job_id, job.kind) == (job_id, kind) and shard in job.waiting
         return job if waits else None
 
-    def _commit(self, job: Job, generation: int, out: Outbox) -> None:
+    def _commit(self, job: TransferJob, generation: int, out: Outbox) -> None:
         """Second round, of the first shard's node, which knows what it has flushed."""
         if job.sources[0] not in self._catalog.addresses:
             job.unwanted = Unwanted.LOST
@@ -261,7 +261,7 @@ class Transfers:
         job.kind, job.waiting = "commit", {0}
         self._request(job, 0, generation, out)
 
-    def _over(self, job: Job) -> Job | None:
+    def _over(self, job: TransferJob) -> TransferJob | None:
         """The job, without a place in the list, where nothing of it is waited for."""
         if job.waiting:
             return None

@@ -294,14 +294,14 @@ def weights(run: Campaign, step: int = STEPS) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def twins(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Callable[[str], Campaign]:
+def reference_runs(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Callable[[str], Campaign]:
     """The run in which nothing happens, once per precision."""
     made: dict[str, Campaign] = {}
 
-    def twin(precision: str) -> Campaign:
+    def reference(precision: str) -> Campaign:
         if precision not in made:
             run = Campaign(
-                tmp_path_factory.mktemp(f"twin-{precision}"),
+                tmp_path_factory.mktemp(f"reference-{precision}"),
                 cluster={"procs_per_node": 2, "device": "cpu"},
                 model=MODEL,
                 data={"path": str(dataset)},
@@ -314,13 +314,13 @@ def twins(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Callable[[
             made[precision] = run
         return made[precision]
 
-    return twin
+    return reference
 
 
-def same(run: Campaign, twin: Campaign) -> None:
+def same(run: Campaign, reference: Campaign) -> None:
     """Equal to the last bit: one loss per step, and every array of the last checkpoint."""
-    assert run.losses() == twin.losses()
-    ours, theirs = weights(run), weights(twin)
+    assert run.losses() == reference.losses()
+    ours, theirs = weights(run), weights(reference)
     assert ours.keys() == theirs.keys()
     assert len(ours) > 10
     for name, array in theirs.items():

@@ -1,5 +1,5 @@
 """Fixtures of campaigns; what they are made of is in `campaigns`."""
 
-from campaigns import campaign, counting, dataset, training, twins, volume
+from campaigns import campaign, counting, dataset, reference_runs, training, volume
 
-__all__ = ["campaign", "counting", "dataset", "training", "twins", "volume"]
+__all__ = ["campaign", "counting", "dataset", "reference_runs", "training", "volume"]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from campaigns import wait_for
 
-from chaos.judging import machine
+from chaos.verdict import machine
 from experiments import Chaos, commands
 
 CAMPAIGN = {
@@ -46,8 +46,8 @@ def test_an_experiment_runs_from_end_to_end_and_says_what_came_of_each_fault(cha
     assert not chaos.all_of_it()
     ledger = (chaos.out / "run" / "events.jsonl").read_text()
     assert ledger.count('"run_started"') >= 2  # the killed driver's campaign was started again
-    twin = (chaos.out / "twin" / "run" / "metrics.jsonl").read_text()
-    assert json.loads(twin.splitlines()[-1])["step"] == told["steps"]
+    reference = (chaos.out / "twin" / "run" / "metrics.jsonl").read_text()
+    assert json.loads(reference.splitlines()[-1])["step"] == told["steps"]
 
 
 def test_a_campaign_that_gives_up_makes_a_bad_verdict(chaos: Chaos):
@@ -106,7 +106,7 @@ HELD = {"fault": "worker_stop", "with": {"seconds": 60}}  # a rank is stopped un
 def test_an_experiment_that_is_interrupted_takes_everything_along(chaos: Chaos):
     chaos.start({"campaign": {"config": ENDLESS}, "faults": [HELD], "twin": False})
     assert chaos.process is not None
-    _wait_for_a_hand(chaos)
+    _wait_for_an_injector(chaos)
     chaos.process.send_signal(signal.SIGTERM)
     assert chaos.process.wait(60) == 75
     assert "stopped by SIGTERM" in chaos.said()
@@ -114,7 +114,7 @@ def test_an_experiment_that_is_interrupted_takes_everything_along(chaos: Chaos):
 
 
 def test_a_command_that_is_killed_at_any_moment_leaves_nothing(chaos: Chaos, rounds: int):
-    before = machine.look([chaos.directory])
+    before = machine.inspect([chaos.directory])
     endless = {"campaign": {"config": ENDLESS}, "faults": [{"fault": "worker_kill"}, HELD] * 50}
     for number in range(rounds):
         chance = random.Random(number)
@@ -122,7 +122,7 @@ def test_a_command_that_is_killed_at_any_moment_leaves_nothing(chaos: Chaos, rou
         chaos.start({**endless, "twin": False})
         assert chaos.process is not None
         if number % 2:
-            _wait_for_a_hand(chaos)
+            _wait_for_an_injector(chaos)
         moment_s = chance.uniform(0.1, 8.0)
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = chaos.process.wait(moment_s)
@@ -130,11 +130,11 @@ def test_a_command_that_is_killed_at_any_moment_leaves_nothing(chaos: Chaos, rou
         chaos.process.kill()
         chaos.process.wait()
         wait_for(lambda: not chaos.all_of_it(), f"left after {moment_s:.2f} s (round {number}): {chaos.all_of_it()}", 60.0)
-        assert not machine.changes(before, machine.look([chaos.directory]))
+        assert not machine.changes(before, machine.inspect([chaos.directory]))
 
 
-def _wait_for_a_hand(chaos: Chaos) -> None:
-    wait_for(lambda: any("chaos.hands.hand" in _words(each) for each in chaos.all_of_it()), "a hand", 600.0)
+def _wait_for_an_injector(chaos: Chaos) -> None:
+    wait_for(lambda: any("chaos.injectors.injector" in _words(each) for each in chaos.all_of_it()), "an injector", 600.0)
 
 
 def _words(process: psutil.Process) -> list[str]:

@@ -18,11 +18,11 @@ from typing import Any
 import psutil
 import pytest
 from campaigns import EVERY, Campaign, Training, same, wait_for, weights
-from hands import hand, strike
+from injectors import injector, strike
 
 from chaos import faults
 from chaos.fault import Inside
-from chaos.means.processes import continues
+from chaos.primitives.processes import continues
 from resilient.agent.oom import controller
 
 pytestmark = pytest.mark.alone
@@ -74,7 +74,7 @@ def calm(run: Campaign, recovered: int, steps: int = 15) -> None:
 
 
 def without_buddies(run: Campaign) -> list[dict[str, Any]]:
-    """The faults in the ledger. A buddy that was fetching from a node or a keeper that is gone says so as well."""
+    """The faults in the ledger. A buddy that was fetching from a node or a snapshot daemon that is gone says so as well."""
     return [event for event in run.events("fault") if event["kind"] != "storage"]
 
 
@@ -103,12 +103,12 @@ def stop(run: Campaign) -> None:
 
 
 def stopped_and_continued(run: Campaign) -> None:
-    """A hand that is killed leaves nobody stopped, and nobody notices."""
+    """An injector that is killed leaves nobody stopped, and nobody notices."""
     pid, before = run.workers()[1], len(run.events("fault"))
-    with hand(run, "worker_stop", rank=1, seconds=60) as sent:
+    with injector(run, "worker_stop", rank=1, seconds=60) as sent:
         wait_for(lambda: state(pid) == "T", "the stop")
         sent.kill()
-        wait_for(lambda: state(pid) != "T", "the guard of the hand that was killed")
+        wait_for(lambda: state(pid) != "T", "the guard of the injector that was killed")
     run.reach(run.step() + 15)
     assert run.workers()[1] == pid
     assert len(run.events("fault")) == before
@@ -125,13 +125,13 @@ def without_a_store(run: Campaign) -> None:
 
 
 def sent_in_vain(run: Campaign) -> None:
-    """Hands that find nothing to do it to say so, and take their orders back."""
+    """Injectors that find nothing to do it to say so, and take their orders back."""
     for fault, where, why in [
         ("worker_kill", {"rank": 7}, "rank 7 does not run here"),
         ("agent_kill", {"node": 3}, "the agent of node 3 does not run here"),
         ("worker_raise", {"rank": 1, "id": "never", "step": 1 << 40, "limit_s": 0.5}, "rank 1 did not come to step"),
     ]:
-        with hand(run, fault, **where) as sent:
+        with injector(run, fault, **where) as sent:
             assert why in sent.answer("failed")["reason"]
             assert sent.process.wait(10) == 1
     assert not list((run.run_dir / "chaos").glob("never.order"))
@@ -145,7 +145,7 @@ def test_whatever_happens_to_a_rank_is_told_as_what_it_is_and_the_run_goes_on(co
     for number, case in enumerate(OF_RANKS, 1):
         print(case)
         pid = run.workers()[1]
-        with hand(run, case.fault, id=f"{number}", rank=1, **case.params) as sent:
+        with injector(run, case.fault, id=f"{number}", rank=1, **case.params) as sent:
             evidence = sent.answer("injected")["evidence"]
             if case.state:
                 assert state(pid) == case.state, case
@@ -191,7 +191,7 @@ def test_a_campaign_that_does_not_allow_faults_does_not_look_out_for_them(counti
     assert run.printed(1).splitlines()[-1] == "nobody watches"
     allowed = counting("tell_watcher", steps=1, directory=run.directory / "allowed", **ALLOWED)
     assert allowed.run() == 0, allowed.output + allowed.logs()
-    assert allowed.printed(1).splitlines()[-1] == "chaos.hands.inside watches"
+    assert allowed.printed(1).splitlines()[-1] == "chaos.injectors.inside watches"
 
 
 @pytest.fixture
@@ -208,20 +208,20 @@ def tiers(run_dir: Path, ram: Path, **first: Any) -> dict[str, Any]:
 
 
 @pytest.mark.soak
-def test_keeper_agent_node_and_driver_go_one_after_the_other_and_no_bit_is_different(
-    training: Training, twins, ram: Path, tmp_path: Path
+def test_snapshot_daemon_agent_node_and_driver_go_one_after_the_other_and_no_bit_is_different(
+    training: Training, reference_runs, ram: Path, tmp_path: Path
 ):
     never_durable = {**tiers(tmp_path / "disturbed/run", ram, replicas=1), "every_steps": 1000}
     cluster = {"nodes": 2, "procs_per_node": 1, "device": "cpu"}
     run = training(cluster=cluster, checkpoint=never_durable, resilience={"rejoin_s": 100}).start()
     wait_for((run.run_dir / "storage.json").exists, "the run directory")
     with (
-        hand(run, "keeper_kill", node=0, step=3) as keeper,
-        hand(run, "agent_kill", node=1, step=8) as agent,
-        hand(run, "node_crash", node=0, step=20) as node,
-        hand(run, "driver_kill", step=30) as driver,
+        injector(run, "keeper_kill", node=0, step=3) as daemon,
+        injector(run, "agent_kill", node=1, step=8) as agent,
+        injector(run, "node_crash", node=0, step=20) as node,
+        injector(run, "driver_kill", step=30) as driver,
     ):
-        evidence = keeper.done()
+        evidence = daemon.done()
         assert not psutil.pid_exists(evidence["pid"])
         run.reach(7)
         assert not without_buddies(run)
@@ -246,7 +246,7 @@ def test_keeper_agent_node_and_driver_go_one_after_the_other_and_no_bit_is_diffe
         assert run.wait() == -signal.SIGKILL
         wait_for(lambda: not run.processes(), "the end of what ran under the driver")
     assert run.run() == 0, run.output + run.logs()
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
 
 
 def computed(run: Campaign) -> dict[int, set[str]]:
@@ -259,7 +259,7 @@ def computed(run: Campaign) -> dict[int, set[str]]:
 
 
 def test_numbers_that_go_bad_are_computed_again_or_rolled_back_and_no_bit_is_different(
-    training: Training, twins, ram: Path, tmp_path: Path
+    training: Training, reference_runs, ram: Path, tmp_path: Path
 ):
     run = training(
         train={"guard": {"spike": 8.0, "window": 6}}, checkpoint=tiers(tmp_path / "disturbed/run", ram), **ALLOWED
@@ -271,8 +271,8 @@ def test_numbers_that_go_bad_are_computed_again_or_rolled_back_and_no_bit_is_dif
         "weight_flip": {"rank": 1, "step": 16},
         "nan_gradient again": {"rank": 0, "step": 28, "steps": 4, "id": "again"},
     }
-    with contextlib.ExitStack() as hands:
-        sent = {name: hands.enter_context(hand(run, name.split()[0], **fields)) for name, fields in spoilt.items()}
+    with contextlib.ExitStack() as injectors:
+        sent = {name: injectors.enter_context(injector(run, name.split()[0], **fields)) for name, fields in spoilt.items()}
         evidence = {name: each.done() for name, each in sent.items()}
     assert run.wait() == 0, run.output + run.logs()
     assert [evidence[name]["step"] for name in spoilt] == [6, 10, 16, 28]
@@ -283,8 +283,8 @@ def test_numbers_that_go_bad_are_computed_again_or_rolled_back_and_no_bit_is_dif
     print(did)
     flipped = json.loads((run.run_dir / "chaos/flipped-16-rank1.json").read_text())
     print(flipped)
-    assert computed(run) == twins("bf16").losses()
-    for name, array in weights(twins("bf16")).items():
+    assert computed(run) == reference_runs("bf16").losses()
+    for name, array in weights(reference_runs("bf16")).items():
         assert array.tobytes() == weights(run)[name].tobytes(), name
 
 
@@ -292,7 +292,7 @@ def test_a_rank_that_is_made_slow_is_reported_until_it_is_not_slow_any_more(coun
     run = counting(steps=100_000, every_steps=1000, resilience={"straggler_steps": 15}, **ALLOWED).start()
     calm(run, 0, 10)
     params = {"seconds": 8.0}
-    with hand(run, "slow_rank", rank=1, **params) as sent:
+    with injector(run, "slow_rank", rank=1, **params) as sent:
         sent.done()
         wait_for(lambda: run.events("fault"), f"the straggler\n{run.logs()}")
         calm(run, 1)
@@ -309,7 +309,7 @@ def test_a_rank_that_uses_more_than_its_cgroup_may_is_ended_by_the_kernel_and_th
     assert found is not None
     run = counting(steps=100_000, **ALLOWED).start()
     calm(run, 0, 10)
-    with hand(run, "worker_oom", rank=1, mib=64) as sent:
+    with injector(run, "worker_oom", rank=1, mib=64) as sent:
         evidence = sent.done()
         cgroup = found.mount / f"resilient-chaos-{evidence['pid']}"
         assert cgroup.exists()
@@ -345,13 +345,13 @@ def test_a_generation_for_which_no_port_is_free_waits_for_one(counting: Counting
     run.within = within
     run.start()
     calm(run, 0, 10)
-    with hand(run, "port_taken", within=within, node=0, seconds=600, lab="here") as sent:
+    with injector(run, "port_taken", within=within, node=0, seconds=600, lab="here") as sent:
         wait_for(lambda: ports() != before, "the ports to be taken")
         os.kill(run.workers()[1], signal.SIGKILL)
         wait_for(lambda: run.events("fault"), "the word of the worker's end")
         wait_for(lambda: "open_own_store" in (run.run_dir / "logs/agent0.log").read_text(), "a try in vain")
         sent.kill()
-        wait_for(lambda: ports() == before, "the guard of the hand that was killed")
+        wait_for(lambda: ports() == before, "the guard of the injector that was killed")
     calm(run, 1, 10)
     stop(run)
     whole(run)
@@ -365,7 +365,7 @@ def ahead_s() -> float:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: setting the clock needs root")
-def test_a_clock_that_jumps_and_jumps_back_costs_nothing_and_is_put_right_also_if_the_hand_is_killed(counting: Counting):
+def test_a_clock_that_jumps_and_jumps_back_costs_nothing_and_is_put_right_also_if_the_injector_is_killed(counting: Counting):
     # By more than a node may be silent, and a rank too.
     patience = {"fence_s": 2.0, "lost_s": 3.0, "hang_floor_s": 2.0}
     run = counting(steps=100_000, cluster={"nodes": 2, "procs_per_node": 1}, resilience=patience).start()
@@ -374,10 +374,10 @@ def test_a_clock_that_jumps_and_jumps_back_costs_nothing_and_is_put_right_also_i
     evidence = strike(run, "clock_jump", node=0, by_s=5.0, seconds=0.5)
     assert 4.5 < evidence["jumped_s"] < 5.5
     wait_for(lambda: abs(ahead_s() - before) < 0.5, "the jump to be undone")
-    with hand(run, "clock_jump", node=0, by_s=-5.0, seconds=60) as sent:
+    with injector(run, "clock_jump", node=0, by_s=-5.0, seconds=60) as sent:
         wait_for(lambda: ahead_s() - before < -4.0, "the jump back")
         sent.kill()
-        wait_for(lambda: abs(ahead_s() - before) < 0.5, "the guard of the hand that was killed")
+        wait_for(lambda: abs(ahead_s() - before) < 0.5, "the guard of the injector that was killed")
     run.reach(run.step() + 30)
     run.signal(signal.SIGTERM)
     assert run.wait() == 75, run.output + run.logs()

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import psutil
 from campaigns import Campaign, wait_for
-from hands import hand, strike
+from injectors import injector, strike
 
-from chaos.means import sockets
+from chaos.primitives import sockets
 
 SO_GET_FILTER = 26  # with no room for it: of how many instructions it is
 
@@ -34,10 +34,10 @@ def test_a_stall_is_sat_out_and_a_reset_costs_one_restart(counting: Callable[...
     assert filters(pid) == 0
     run.reach(run.step() + 10)
 
-    with hand(run, "socket_stall", rank=1, seconds=1000) as sent:
+    with injector(run, "socket_stall", rank=1, seconds=1000) as sent:
         wait_for(lambda: filters(pid) == len(sockets.established(psutil.Process(pid))), "filters on all sockets")
         sent.kill()
-    wait_for(lambda: filters(pid) == 0, "the end of the filters of a hand that was killed", 20.0)
+    wait_for(lambda: filters(pid) == 0, "the end of the filters of an injector that was killed", 20.0)
     run.reach(run.step() + 10)
     assert told(run) == []
 
@@ -51,9 +51,9 @@ def test_a_stall_is_sat_out_and_a_reset_costs_one_restart(counting: Callable[...
     port.write_text("up")
     down, up = [f"rm {port}"], [f"cp {run.path} {port}"]
     for missing in ({"down": down}, {"up": up}, {}):
-        with hand(run, "ib_port", node=0, **missing) as sent:
+        with injector(run, "ib_port", node=0, **missing) as sent:
             assert "unasked" in sent.answer("failed")["reason"]
-    with hand(run, "ib_port", node=0, down=down, up=up, seconds=1000) as sent:
+    with injector(run, "ib_port", node=0, down=down, up=up, seconds=1000) as sent:
         wait_for(lambda: not port.exists(), "the command that takes it down")
         sent.kill()
     wait_for(port.exists, "the command that brings it up", 20.0)

@@ -1,4 +1,4 @@
-"""Faults of storage, checkpoints and jobs: each is done by a hand to a campaign that runs, seen to happen and to be undone."""
+"""Faults of storage, checkpoints and jobs: each is done by an injector to a campaign that runs, seen to happen and to be undone."""
 
 import os
 import random
@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from campaigns import MOUNTS, Campaign, wait_for
-from hands import hand, strike
+from injectors import injector, strike
 from keeping import advance, beginning
 
-from chaos.means.mounts import mounted, options
-from chaos.means.places import free
+from chaos.primitives.mounts import mounted, options
+from chaos.primitives.tiers import free
 from checkpoint import verify
 from resilient import storage
 
@@ -105,13 +105,13 @@ def well(run: Campaign) -> None:
     run.signal(signal.SIGTERM)
     assert run.wait() == 75, run.output + run.logs()
     losses = run.losses()
-    assert losses == {step: {repr(loss)} for step, loss in twin(max(losses))}
+    assert losses == {step: {repr(loss)} for step, loss in reference(max(losses))}
     (last,) = run.events("run_finished")[-1:]
     verify(Path(storage.read(run.run_dir)["tiers"][-1]["roots"][0]) / f"step-{last['step']:08}")
     assert last["step"] == max(losses)
 
 
-def twin(steps: int) -> Iterator[tuple[int, float]]:
+def reference(steps: int) -> Iterator[tuple[int, float]]:
     """Steps and losses of the toy, computed in one process."""
     ranks = [beginning(rank) for rank in range(2)]
     for step in range(1, steps + 1):
@@ -203,12 +203,12 @@ def test_a_directory_that_is_gone_for_a_while_is_told_and_comes_back_and_what_ot
     run = keeping(durable=tmp_path / "durable").start()
     until(run, lambda: len(committed(run)) >= 2, "checkpoints")
     for fault in ("tier_full", "tier_no_inodes", "tier_read_only", "tier_hanging", "tier_slow"):
-        with hand(run, fault, node=0) as sent:
+        with injector(run, fault, node=0) as sent:
             assert "same file system" in sent.answer("failed")["reason"], fault
     assert not troubles(run)
     for killed in (False, True):
         before = set(tmp_path.joinpath("durable").glob("step-????????"))
-        with hand(run, "tier_gone", node=0, for_s=600.0) as sent:
+        with injector(run, "tier_gone", node=0, for_s=600.0) as sent:
             wait_for(lambda: not (tmp_path / "durable").exists(), "the tier to be gone")
             fault_id = told(run)
             recovered_from_ram(run)
@@ -274,13 +274,13 @@ LOOKS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], bool]]] = {
 
 @pytest.mark.soak
 @MOUNTS
-def test_file_systems_that_fail_do_not_stop_training_and_come_back_also_when_the_hand_is_killed(keeping: Keeping, volume):
+def test_file_systems_that_fail_do_not_stop_training_and_come_back_also_when_the_injector_is_killed(keeping: Keeping, volume):
     where = volume(mib=32, inodes=1000)
     run = keeping(durable=where / "checkpoints").start()
     until(run, lambda: len(committed(run)) >= 2, "checkpoints")
     for fault, (struck, mended) in LOOKS.items():
         for killed in (False, True):
-            with hand(
+            with injector(
                 run, fault, node=0, for_s=600.0, **({"factor": 50.0, "period_s": 4.0} if fault == "tier_slow" else {})
             ) as sent:
                 wait_for(lambda struck=struck: struck(where), f"{fault} to happen")

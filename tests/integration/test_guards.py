@@ -45,10 +45,10 @@ def computed(run: Campaign) -> dict[int, set[str]]:
     return found
 
 
-def same_in_the_end(run: Campaign, twin: Campaign) -> None:
+def same_in_the_end(run: Campaign, reference: Campaign) -> None:
     """Every step has the loss of the run in which nothing happened, and the weights are equal to the last bit."""
-    assert computed(run) == twin.losses()
-    for name, array in weights(twin).items():
+    assert computed(run) == reference.losses()
+    for name, array in weights(reference).items():
         assert array.tobytes() == weights(run)[name].tobytes(), name
 
 
@@ -56,7 +56,7 @@ def rejected(run: Campaign) -> set[tuple[int, str]]:
     return {(event["step"], event["tier"]) for event in run.events("checkpoint_rejected")}
 
 
-def test_weights_that_go_bad_are_rolled_back_past_every_checkpoint_that_has_them(training: Training, twins, ram, tmp_path):
+def test_weights_that_go_bad_are_rolled_back_past_every_checkpoint_that_has_them(training: Training, reference_runs, ram, tmp_path):
     # The weights are no numbers after step 10, which RAM and the durable tier save so. The way back is what RAM has of before:
     # step 9, unless the machine was so busy that its snapshot was left out.
     run = training(
@@ -73,11 +73,13 @@ def test_weights_that_go_bad_are_rolled_back_past_every_checkpoint_that_has_them
     assert {event["fault_id"] for event in run.events("recovered")} == {fault["fault_id"] for fault in faults}
     aside = run.run_dir / "checkpoints" / "step-00000010.rolled-back-1"
     assert aside.is_dir()
-    same_in_the_end(run, twins("bf16"))
+    same_in_the_end(run, reference_runs("bf16"))
     verify(run.run_dir / "checkpoints" / f"step-{STEPS:08}")
 
 
-def test_a_killed_worker_in_the_middle_of_a_roll_back_brings_back_nothing_that_is_void(training: Training, twins, ram, tmp_path):
+def test_a_killed_worker_in_the_middle_of_a_roll_back_brings_back_nothing_that_is_void(
+    training: Training, reference_runs, ram, tmp_path
+):
     run = training(
         entrypoint="spoilt:train",
         args={"corrupt": 12, "die_at": 12},
@@ -88,7 +90,7 @@ def test_a_killed_worker_in_the_middle_of_a_roll_back_brings_back_nothing_that_i
     assert [each["name"] for each in actions(run)] == ["roll_back", "roll_back", "restart_workers"]
     started = [event["resumed_step"] for event in run.events("generation_started")]
     assert started == [0, 12, started[-1], started[-1]] and started[-1] < 12, started
-    same_in_the_end(run, twins("bf16"))
+    same_in_the_end(run, reference_runs("bf16"))
 
 
 def test_data_that_is_bad_whatever_the_weights_is_left_out_and_the_run_reaches_its_end(training: Training, ram, tmp_path):
@@ -122,7 +124,9 @@ def written_before(run: Campaign, step: int, skip: list[list[int]]) -> None:
         lines.event("action", fields, generation=generation)
 
 
-def test_a_run_after_a_driver_that_died_in_the_middle_of_a_roll_back_completes_it(training: Training, twins, ram, tmp_path):
+def test_a_run_after_a_driver_that_died_in_the_middle_of_a_roll_back_completes_it(
+    training: Training, reference_runs, ram, tmp_path
+):
     run = training(checkpoint=tiers(ram, tmp_path / "disturbed/run")).start()
     run.reach(12)
     run.kill()
@@ -131,7 +135,7 @@ def test_a_run_after_a_driver_that_died_in_the_middle_of_a_roll_back_completes_i
     assert run.run() == 0, run.output + run.logs()
     assert run.events("generation_started")[-1]["resumed_step"] == 5
     assert (10, "durable") in rejected(run)
-    same_in_the_end(run, twins("bf16"))
+    same_in_the_end(run, reference_runs("bf16"))
 
 
 def test_data_that_is_left_out_stays_so_in_later_runs(counting):

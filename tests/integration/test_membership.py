@@ -61,7 +61,7 @@ def members(run: Campaign) -> list[int]:
 
 
 def test_a_spare_takes_the_place_of_a_node_that_crashes_and_no_bit_is_different(
-    training: Training, twins, ram: Path, tmp_path: Path, rounds: int
+    training: Training, reference_runs, ram: Path, tmp_path: Path, rounds: int
 ):
     run = training(
         cluster={"nodes": 2, "procs_per_node": 1, "spares": 1, "device": "cpu"},
@@ -79,13 +79,13 @@ def test_a_spare_takes_the_place_of_a_node_that_crashes_and_no_bit_is_different(
     # A buddy that was fetching from the node says so before the node is known to be lost.
     assert {fault["kind"] for fault in run.events("fault")} - {"storage"} == {"node_lost"}
     assert set(members(run)) == {2}
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
     for event in run.events("generation_started")[1:]:
         assert event["tier"] == "ram"
 
 
 def test_without_a_spare_the_run_goes_on_with_fewer_and_takes_the_node_in_again(
-    training: Training, twins, ram: Path, tmp_path: Path, rounds: int
+    training: Training, reference_runs, ram: Path, tmp_path: Path, rounds: int
 ):
     steps = {"steps": STEPS * 3}
     run = training(
@@ -109,14 +109,16 @@ def test_without_a_spare_the_run_goes_on_with_fewer_and_takes_the_node_in_again(
     for line in run.metrics():
         seen.setdefault(line["step"], []).append(line["loss"])
     assert sorted(seen) == list(range(1, STEPS * 3 + 1))
-    for step, losses in twins("bf16").losses().items():
+    for step, losses in reference_runs("bf16").losses().items():
         expected = float(next(iter(losses)))
         assert all(abs(loss - expected) < 2e-2 for loss in seen[step]), step
     again = [step for step, losses in seen.items() if len(losses) > 1]
     assert len(again) <= 4, again
 
 
-def test_a_worker_killed_while_a_spare_takes_over_costs_one_more_generation(training: Training, twins, ram: Path, tmp_path: Path):
+def test_a_worker_killed_while_a_spare_takes_over_costs_one_more_generation(
+    training: Training, reference_runs, ram: Path, tmp_path: Path
+):
     run = training(
         cluster={"nodes": 2, "procs_per_node": 1, "spares": 1, "device": "cpu"},
         checkpoint=tiers(tmp_path / "disturbed/run", ram),
@@ -129,10 +131,10 @@ def test_a_worker_killed_while_a_spare_takes_over_costs_one_more_generation(trai
     os.kill(fresh[0], signal.SIGKILL)
     assert run.wait() == 0, run.output + run.logs()
     assert set(members(run)) == {2}
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
 
 
-def test_a_spare_that_dies_is_started_again_and_disturbs_nobody(training: Training, twins, ram: Path, tmp_path: Path):
+def test_a_spare_that_dies_is_started_again_and_disturbs_nobody(training: Training, reference_runs, ram: Path, tmp_path: Path):
     run = training(
         cluster={"nodes": 1, "procs_per_node": 2, "spares": 1, "device": "cpu"},
         checkpoint={"every_steps": EVERY},
@@ -146,7 +148,7 @@ def test_a_spare_that_dies_is_started_again_and_disturbs_nobody(training: Traini
     assert (fault["kind"], fault["ranks"], fault["nodes"]) == ("node_lost", [], [1])
     assert run.events("action")[0]["name"] == "restart_agent"
     assert len(run.events("generation_started")) == 1
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
 
 
 def test_a_spare_that_waits_keeps_its_lease(training: Training, tmp_path: Path):

@@ -17,7 +17,7 @@ def chaos(tmp_path: Path) -> Iterator[Chaos]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
-def test_a_campaign_under_random_faults_is_that_of_its_twin(chaos: Chaos, rounds: int):
+def test_a_campaign_under_random_faults_is_that_of_its_reference_run(chaos: Chaos, rounds: int):
     """Ten faults for each round; the seed is the number of rounds, so that more rounds are other faults."""
     experiment = yaml.safe_load((ROOT / "experiments/soak.yaml").read_text())
     del experiment["random"]["minutes"]

@@ -14,15 +14,15 @@ import pytest
 from campaigns import Campaign, alive, wait_for
 
 from resilient.account import account
-from resilient.agent.memory import page_directory
+from resilient.agent.memory import region_directory
 from resilient.version import commit
 
 Counting = Callable[..., Campaign]
 
 
-def pages(campaign: Campaign) -> list[Path]:
+def regions(campaign: Campaign) -> list[Path]:
     """What the agents of a run hold in shared memory."""
-    return list(page_directory(campaign.run_dir, 0).glob("**"))
+    return list(region_directory(campaign.run_dir, 0).glob("**"))
 
 
 def whole(campaign: Campaign, steps: int) -> None:
@@ -173,7 +173,7 @@ def test_a_driver_killed_at_any_moment_leaves_no_gap_and_no_double_in_the_metric
     keys = [(line["generation"], line["step"]) for line in run.metrics()]
     assert len(set(keys)) == len(keys)
     assert not list(run.run_dir.glob(".spill/*"))
-    assert not pages(run)
+    assert not regions(run)
 
 
 def test_an_agent_killed_at_any_moment_leaves_no_gap_and_no_double_in_the_metrics(counting: Counting, rounds: int):
@@ -190,7 +190,7 @@ def test_an_agent_killed_at_any_moment_leaves_no_gap_and_no_double_in_the_metric
     keys = [(line["generation"], line["step"]) for line in run.metrics()]
     assert len(set(keys)) == len(keys)
     assert not list(run.run_dir.glob(".spill/*"))
-    assert not pages(run)
+    assert not regions(run)
 
 
 def test_a_stop_before_the_first_step_loses_nothing(counting: Counting):
@@ -511,7 +511,7 @@ def test_a_driver_whose_run_directory_was_taken_over_stops_at_once_and_writes_no
 
 
 def test_a_stop_that_every_process_of_the_job_is_sent_is_one_stop(counting: Counting):
-    """A scheduler signals them all: keeper, fork server, standbys and workers leave it to the driver."""
+    """A scheduler signals them all: snapshot daemon, fork server, standbys and workers leave it to the driver."""
     run = counting(steps=100_000, every_steps=1000).start()
     run.reach(12)
     agents = {process.pid for process in run.agents().values()}
@@ -522,5 +522,5 @@ def test_a_stop_that_every_process_of_the_job_is_sent_is_one_stop(counting: Coun
     run.signal(signal.SIGTERM)
     assert run.wait() == 75, run.output + run.logs()
     assert not run.events("fault")
-    assert "the keeper has died" not in run.logs()
+    assert "the snapshot daemon (process" not in run.logs()
     assert json.loads((run.run_dir / "state.json").read_text())["step"] == run.step()

@@ -51,7 +51,7 @@ def taken(run: Campaign, tier: str) -> list[int]:
 
 
 def test_killed_workers_go_on_from_the_newest_snapshot_that_ram_holds(
-    training: Training, twins, ram: Path, tmp_path: Path, rounds: int
+    training: Training, reference_runs, ram: Path, tmp_path: Path, rounds: int
 ):
     run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram), resilience={"give_up_after_same_step": 9}).start()
     chance = random.Random(rounds)
@@ -70,11 +70,11 @@ def test_killed_workers_go_on_from_the_newest_snapshot_that_ram_holds(
         elif event["event"] == "generation_started":
             assert event["resumed_step"] >= taken
     assert not storage_faults(run), storage_faults(run)
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
     assert not ram.exists() or not any(ram.iterdir())
 
 
-def test_a_driver_killed_in_the_middle_leaves_ram_to_go_on_from(training: Training, twins, ram: Path, tmp_path: Path):
+def test_a_driver_killed_in_the_middle_leaves_ram_to_go_on_from(training: Training, reference_runs, ram: Path, tmp_path: Path):
     run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram)).start()
     run.reach(18)
     run.kill()
@@ -82,7 +82,7 @@ def test_a_driver_killed_in_the_middle_leaves_ram_to_go_on_from(training: Traini
     assert run.run() == 0, run.output + run.logs()
     assert run.events("generation_started")[-1]["tier"] == "ram"
     assert run.events("generation_started")[-1]["resumed_step"] >= 17
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
 
 
 def test_what_ram_holds_of_a_dead_run_is_flushed_by_a_command(training: Training, ram: Path, tmp_path: Path):
@@ -102,7 +102,7 @@ def test_what_ram_holds_of_a_dead_run_is_flushed_by_a_command(training: Training
     assert run.run() == 0, run.output + run.logs()
 
 
-def test_a_killed_snapshot_daemon_costs_nothing(training: Training, twins, ram: Path, tmp_path: Path, rounds: int):
+def test_a_killed_snapshot_daemon_costs_nothing(training: Training, reference_runs, ram: Path, tmp_path: Path, rounds: int):
     run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram, tmp_path / "nvme")).start()
     chance = random.Random(rounds)
     for step in sorted(chance.sample(range(2, STEPS - 2), 2 * rounds)):
@@ -115,7 +115,7 @@ def test_a_killed_snapshot_daemon_costs_nothing(training: Training, twins, ram: 
     kinds = [event["kind"] for event in run.events("fault")]
     assert not [kind for kind in kinds if kind != "storage"], kinds
     assert len(run.events("generation_started")) == 1
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
 
 
 def agent(run: Campaign, node: int) -> psutil.Process:
@@ -128,7 +128,7 @@ def agent(run: Campaign, node: int) -> psutil.Process:
 
 @pytest.mark.parametrize("node", [soaked(0), 1])
 def test_a_node_that_loses_ram_and_disk_while_it_is_down_is_restored_from_its_buddy(
-    training: Training, twins, ram: Path, tmp_path: Path, node: int
+    training: Training, reference_runs, ram: Path, tmp_path: Path, node: int
 ):
     kept = tiers(tmp_path / "disturbed/run", ram, tmp_path / "nvme")
     run = training(
@@ -150,10 +150,10 @@ def test_a_node_that_loses_ram_and_disk_while_it_is_down_is_restored_from_its_bu
     # What only the buddy held may have been made durable by it meanwhile, but nothing was before.
     assert not [event for event in run.events("committed") if event["t"] < lost["t"]]
     assert run.events("generation_started")[1]["resumed_step"] > 0
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
 
 
-def test_stopped_workers_are_drained_from_what_the_agents_hold(training: Training, twins, ram: Path, tmp_path: Path):
+def test_stopped_workers_are_drained_from_what_the_agents_hold(training: Training, reference_runs, ram: Path, tmp_path: Path):
     run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram), resilience={"drain_s": 8.0}).start()
     run.reach(12)
     for pid in run.workers().values():
@@ -163,10 +163,12 @@ def test_stopped_workers_are_drained_from_what_the_agents_hold(training: Trainin
     assert run.wait() == 75, run.output + run.logs()
     assert max(event["step"] for event in run.events("committed")) >= held > 10
     assert run.run() == 0, run.output + run.logs()
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
 
 
-def test_a_worker_killed_while_stopping_loses_nothing_that_the_agents_hold(training: Training, twins, ram: Path, tmp_path: Path):
+def test_a_worker_killed_while_stopping_loses_nothing_that_the_agents_hold(
+    training: Training, reference_runs, ram: Path, tmp_path: Path
+):
     run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram)).start()
     run.reach(12)
     pids = run.workers()
@@ -175,7 +177,7 @@ def test_a_worker_killed_while_stopping_loses_nothing_that_the_agents_hold(train
     assert run.wait() == 75, run.output + run.logs()
     assert max(event["step"] for event in run.events("committed")) >= 11
     assert run.run() == 0, run.output + run.logs()
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
 
 
 @contextlib.contextmanager
@@ -196,7 +198,7 @@ def paused(run: Campaign) -> Iterator[None]:
 @MOUNTS
 @pytest.mark.parametrize("what", ["bytes", soaked("inodes"), soaked("read-only")])
 def test_a_durable_tier_that_fails_does_not_stop_training_and_comes_back_by_itself(
-    training: Training, twins, ram: Path, tmp_path: Path, volume, what: str
+    training: Training, reference_runs, ram: Path, tmp_path: Path, volume, what: str
 ):
     where = volume(mib=64, inodes=2000)
     run = training(
@@ -229,24 +231,26 @@ def test_a_durable_tier_that_fails_does_not_stop_training_and_comes_back_by_itse
     else:
         shutil.rmtree(filler) if filler.is_dir() else filler.unlink()
     assert run.wait() == 0, run.output + run.logs()
-    assert run.losses() == twins("bf16").losses()
+    assert run.losses() == reference_runs("bf16").losses()
     assert run.events("committed")[-1]["step"] == STEPS
     verify(where / f"checkpoints/step-{STEPS:08}")
 
 
 @MOUNTS
-def test_a_node_tier_that_is_full_is_left_out_and_training_goes_on(training: Training, twins, ram: Path, tmp_path: Path, volume):
+def test_a_node_tier_that_is_full_is_left_out_and_training_goes_on(
+    training: Training, reference_runs, ram: Path, tmp_path: Path, volume
+):
     where = volume(mib=8, inodes=2000)
     subprocess.run(["dd", "if=/dev/zero", f"of={where / 'filler'}", "bs=64k"], check=False, stderr=subprocess.DEVNULL)
     run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram, where / "nvme"))
     assert run.run() == 0, run.output + run.logs()
     assert "nvme" in storage_faults(run)[0]["detail"]
     assert not taken(run, "nvme")
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
 
 
 @MOUNTS
-def test_ram_without_room_moves_the_buffers_to_a_slower_tier(training: Training, twins, tmp_path: Path):
+def test_ram_without_room_moves_the_buffers_to_a_slower_tier(training: Training, reference_runs, tmp_path: Path):
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], check=True)
@@ -257,7 +261,7 @@ def test_ram_without_room_moves_the_buffers_to_a_slower_tier(training: Training,
         subprocess.run(["umount", "-l", str(small)], check=True)
     assert "ram" in storage_faults(run)[0]["detail"]
     assert run.events("committed")[-1]["step"] == STEPS
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
 
 
 @MOUNTS
@@ -274,14 +278,14 @@ def test_with_no_room_on_any_tier_the_run_ends_and_says_so(training: Training, t
     assert "Traceback" not in run.output
 
 
-def test_a_tier_a_hundred_times_too_slow_does_not_slow_training(training: Training, twins, ram: Path, tmp_path: Path):
+def test_a_tier_a_hundred_times_too_slow_does_not_slow_training(training: Training, reference_runs, ram: Path, tmp_path: Path):
     # A state of 1.6 MiB in 0.3 s steps; at this rate a checkpoint takes as long as half the training.
     run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram, max_mib_s=1.0))
     assert run.run() == 0, run.output + run.logs()
     held = taken(run, "ram")  # every step, but for one or the other if the machine is busy
     assert len(held) > 0.9 * STEPS and held[-1] == STEPS, held
     assert run.events("committed")[-1]["step"] == STEPS
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
 
 
 def test_a_durable_tier_that_stays_broken_ends_unusable_and_says_where_the_state_is(training: Training, ram: Path, tmp_path: Path):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.alone
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training, twins, precision: str, rounds: int):
+def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training, reference_runs, precision: str, rounds: int):
     run = training(train={"precision": precision}, resilience={"give_up_after_same_step": 9}).start()
     chance = random.Random(rounds)
     moments = sorted(chance.sample(range(2, STEPS - 2), rounds))
@@ -30,10 +30,10 @@ def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training,
         os.kill(pids[chance.randrange(2)], signal.SIGKILL)
     assert run.wait() == 0, run.output + run.logs()
     assert len(run.events("fault")) == rounds
-    same(run, twins(precision))
+    same(run, reference_runs(precision))
 
 
-def test_stops_and_new_starts_leave_no_trace(training: Training, twins, rounds: int):
+def test_stops_and_new_starts_leave_no_trace(training: Training, reference_runs, rounds: int):
     run = training()
     for step in sorted(random.Random(rounds).sample(range(1, STEPS - 5), rounds)):
         run.start()
@@ -42,16 +42,16 @@ def test_stops_and_new_starts_leave_no_trace(training: Training, twins, rounds: 
         assert run.wait() == 75, run.output + run.logs()
     assert run.run() == 0, run.output + run.logs()
     assert len(run.metrics()) == STEPS
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
 
 
-def test_a_killed_driver_and_a_new_start_leave_no_trace(training: Training, twins):
+def test_a_killed_driver_and_a_new_start_leave_no_trace(training: Training, reference_runs):
     run = training().start()
     run.reach(13)
     run.kill()
     wait_for(lambda: not run.processes(), "everything below the driver is gone", 10.0)
     assert run.run() == 0, run.output + run.logs()
-    same(run, twins("bf16"))
+    same(run, reference_runs("bf16"))
 
 
 def test_a_target_that_is_reached_is_said_and_nothing_is_done(training: Training):
@@ -141,7 +141,9 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Camp
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(training: Training, interrupted: Campaign, twins, damage: str):
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
+    training: Training, interrupted: Campaign, reference_runs, damage: str
+):
     run = training()
     shutil.copytree(interrupted.run_dir, run.run_dir)
     DAMAGE[damage](checkpoints(run)[-1])
@@ -152,7 +154,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(training: Tr
     assert run.events("generation_started")[-1]["resumed_step"] == 10
     assert "checkpoint of step 12 refused" in run.output
     assert "Traceback" not in run.output
-    undisturbed = twins("bf16").losses()
+    undisturbed = reference_runs("bf16").losses()
     assert run.losses() == {step: undisturbed[step] for step in range(1, 15)}
 
 
@@ -240,9 +242,9 @@ def test_a_dataset_that_is_cut_short_is_refused_with_its_line(training: Training
 def near(run: Campaign, other: Campaign, relative: float) -> None:
     ours, theirs = run.metrics(), other.metrics()
     assert [line["step"] for line in ours] == [line["step"] for line in theirs]
-    for line, twin in zip(ours, theirs, strict=True):
+    for line, reference in zip(ours, theirs, strict=True):
         for name in ("loss", "grad_norm"):
-            assert line[name] == pytest.approx(twin[name], rel=relative), (line["step"], name)
+            assert line[name] == pytest.approx(reference[name], rel=relative), (line["step"], name)
 
 
 def test_one_rank_and_two_ranks_and_accumulation_give_the_same_losses(training: Training, tmp_path: Path):
@@ -265,13 +267,13 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one(training: Training, tmp_path
     near(run, undisturbed, 1e-5)
 
 
-def test_unsupervised_under_torchrun_the_weights_are_the_same(training: Training, twins, tmp_path: Path):
+def test_unsupervised_under_torchrun_the_weights_are_the_same(training: Training, reference_runs, tmp_path: Path):
     run = training(tmp_path / "torchrun")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer"]
-    environ = {**os.environ, "OMP_NUM_THREADS": threads(twins("bf16")), "GLOO_SOCKET_IFNAME": "lo"}
+    environ = {**os.environ, "OMP_NUM_THREADS": threads(reference_runs("bf16")), "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run([*launcher, str(run.path)], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    ours, theirs = weights(run), weights(twins("bf16"))
+    ours, theirs = weights(run), weights(reference_runs("bf16"))
     assert {name for name in theirs if ours[name].tobytes() != theirs[name].tobytes()} == set()
 
 
@@ -280,14 +282,14 @@ def threads(run: Campaign) -> str:
     return str(run.events("run_started")[0]["layout"]["threads_per_proc"])
 
 
-def test_everything_that_workers_need_is_imported_ahead_and_starts_no_thread(twins):
-    log = (twins("bf16").run_dir / "logs/agent0.log").read_text()
+def test_everything_that_workers_need_is_imported_ahead_and_starts_no_thread(reference_runs):
+    log = (reference_runs("bf16").run_dir / "logs/agent0.log").read_text()
     assert "cannot import" not in log
     assert "started" not in log
 
 
-def test_the_metrics_have_every_field_and_validation_is_told(training: Training, twins):
-    run = twins("bf16")
+def test_the_metrics_have_every_field_and_validation_is_told(training: Training, reference_runs):
+    run = reference_runs("bf16")
     expected = {"step", "loss", "grad_norm", "lr", "samples", "tokens", "step_s", "tokens_per_s", "mfu", "generation", "t"}
     measured = {"batch_size", "memory_bytes", "data_s", "forward_backward_s", "reduce_s", "optimizer_s"}
     assert all(set(line) == expected | measured for line in run.metrics())
@@ -302,13 +304,13 @@ def test_the_metrics_have_every_field_and_validation_is_told(training: Training,
     assert [int(path.name[5:]) for path in checkpoints(run)] == [30, 35, 40]  # keep_last: 3
 
 
-def test_tensorboard_shows_loss_and_validation(twins):
+def test_tensorboard_shows_loss_and_validation(reference_runs):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    scalars = EventAccumulator(str(twins("bf16").run_dir / "tensorboard")).Reload()
+    scalars = EventAccumulator(str(reference_runs("bf16").run_dir / "tensorboard")).Reload()
     losses = scalars.Scalars("train/loss")
     assert [entry.step for entry in losses] == list(range(1, STEPS + 1))
-    assert losses[3].value == pytest.approx(twins("bf16").metrics()[3]["loss"])
+    assert losses[3].value == pytest.approx(reference_runs("bf16").metrics()[3]["loss"])
     assert [entry.step for entry in scalars.Scalars("validation/val_loss")] == [0, 20, 40]
 
 
@@ -316,8 +318,8 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "resilient", *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
-def test_plan_and_status_and_ckpt_say_what_there_is(twins):
-    run = twins("bf16")
+def test_plan_and_status_and_ckpt_say_what_there_is(reference_runs):
+    run = reference_runs("bf16")
     planned = command("plan", run.path)
     assert planned.returncode == 0, planned.stderr
     assert "2 = tp 1 × pp 1 × dp 2" in planned.stdout

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 from campaigns import MOUNTS, Campaign, wait_for
-from hands import hand
+from injectors import injector
 
-from chaos.hands.scene import Target
-from chaos.judging import gathering, leftovers, machine, page
-from chaos.judging.observation import Observation
-from chaos.judging.record import Injection, append
-from chaos.judging.verdict import OF_EACH, OF_THE_RUN, Job, Verdict, judge
+from chaos.injectors.context import Target
+from chaos.verdict import gathering, leftovers, machine, page
+from chaos.verdict.observation import Observation
+from chaos.verdict.record import Injection, append
+from chaos.verdict.verdict import OF_EACH, OF_THE_RUN, JobRun, Verdict, judge
 from checkpoint.naming import step_path, steps
-from resilient.agent.memory import page_directory
+from resilient.agent.memory import region_directory
 from resilient.config import load
 
 STEPS = 300
@@ -29,16 +29,16 @@ EVERY = 25
 
 @dataclass
 class Broken:
-    """A campaign that was broken, its twin, and what is needed to look at both."""
+    """A campaign that was broken, its reference run, and what is needed to look at both."""
 
     run: Campaign
-    twin: Campaign
-    jobs: list[Job]
+    reference: Campaign
+    jobs: list[JobRun]
     before: dict[str, machine.State]
 
     def seen(self) -> Observation:
         run_dir = self.run.run_dir
-        return gathering.observe(run_dir, self.jobs, self.before, experiment="test", seed=1, twin=self.twin.run_dir)
+        return gathering.observe(run_dir, self.jobs, self.before, experiment="test", seed=1, reference=self.reference.run_dir)
 
     def verdict(self) -> Verdict:
         return judge(self.seen())
@@ -63,24 +63,26 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
             chaos={"allow": True},
         )
 
-    twin, run = made("twin", 0.0), made("broken", 0.03)
-    assert twin.run() == 0, twin.output + twin.logs()
-    before = gathering.look(gathering.places(load(run.path, [])))
+    reference, run = made("twin", 0.0), made("broken", 0.03)
+    assert reference.run() == 0, reference.output + reference.logs()
+    before = gathering.inspect(gathering.places(load(run.path, [])))
     began_t = time.time()
     run.start()
     try:
         wait_for((run.run_dir / "config.yaml").exists, "the run directory")
         struck = {"worker_kill": (1, 50), "worker_raise": (0, 200)}
-        with contextlib.ExitStack() as hands:
-            sent = {name: hands.enter_context(hand(run, name, rank=rank, step=step)) for name, (rank, step) in struck.items()}
-            for name, each in sent.items():  # as the runner does it: by a hand, and then into the record
+        with contextlib.ExitStack() as injectors:
+            sent = {
+                name: injectors.enter_context(injector(run, name, rank=rank, step=step)) for name, (rank, step) in struck.items()
+            }
+            for name, each in sent.items():  # as the runner does it: by an injector, and then into the record
                 injected, undone = each.answer("injected", 300.0), each.answer("undone")
                 target = Target(struck[name][0], 0)
                 append(run.run_dir, Injection(name, name, {}, target, began_t, injected["t"], undone["t"], injected["evidence"]))
         code = run.wait()
     finally:
         run.kill()
-    yield Broken(run, twin, [Job(began_t, time.time(), code)], before)
+    yield Broken(run, reference, [JobRun(began_t, time.time(), code)], before)
 
 
 def test_a_campaign_that_recovered_is_green(broken: Broken, tmp_path: Path):
@@ -154,7 +156,7 @@ def test_a_process_that_is_left_is_seen(broken: Broken, how: str, tmp_path: Path
 def test_files_that_are_left_are_seen(broken: Broken):
     tier = Path(json.loads((broken.run_dir / "storage.json").read_text())["tiers"][0]["roots"][0])
     unfinished = broken.run_dir / "checkpoints" / "step-00000275.g2.tmp"
-    for path in (page_directory(broken.run_dir, 0), tier / "buffer-0", unfinished):
+    for path in (region_directory(broken.run_dir, 0), tier / "buffer-0", unfinished):
         path.mkdir(parents=True)
         try:
             assert broken.verdict().broken == ["files"], path
@@ -165,7 +167,7 @@ def test_files_that_are_left_are_seen(broken: Broken):
     assert broken.verdict().broken == []
 
 
-def test_the_twin_of_another_campaign_with_almost_the_same_name_is_not_taken_for_it(
+def test_the_reference_run_of_another_campaign_with_almost_the_same_name_is_not_taken_for_it(
     broken: Broken, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(leftovers, "PATIENCE_S", 0.0)
@@ -192,15 +194,15 @@ def test_a_mount_that_is_left_is_seen(broken: Broken):
 def test_a_host_is_looked_at_by_a_command_and_one_that_does_not_answer_is_red(broken: Broken):
     hosts = {"n1": [sys.executable, "-c", "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"], "n2": ["false"]}
     where = gathering.places(load(broken.run_dir / "config.yaml", []))
-    before = gathering.look(where, {"n1": hosts["n1"]})
+    before = gathering.inspect(where, {"n1": hosts["n1"]})
     assert any(line.split()[0] == "/" for line in before["n1"]["mount"])
-    pages = page_directory(broken.run_dir, 0)
-    pages.mkdir()
+    regions = region_directory(broken.run_dir, 0)
+    regions.mkdir()
     try:
         found = gathering.left(broken.run_dir, where, before, hosts)
     finally:
-        pages.rmdir()
-    assert found["files"] == [f"n1: {pages}"]
+        regions.rmdir()
+    assert found["files"] == [f"n1: {regions}"]
     assert found["processes"] == []
     assert len(found["machine"]) == 1
-    assert found["machine"][0].startswith("n2: cannot be looked at")
+    assert found["machine"][0].startswith("n2: cannot be inspected")

@@ -9,11 +9,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from campaigns import dataset
-from lab_jobs import bare, impatient, job, lab, own_lab, patient, twin
+from lab_jobs import bare, impatient, job, lab, own_lab, patient, reference
 
 from chaos.lab.needs import missing
 
-__all__ = ["bare", "dataset", "impatient", "job", "lab", "own_lab", "patient", "twin"]
+__all__ = ["bare", "dataset", "impatient", "job", "lab", "own_lab", "patient", "reference"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,7 +14,7 @@ from campaigns import MODEL, PATIENCE_S, ROOT, STEPS, Campaign, wait_for
 
 from chaos.lab.host import namespaces
 from chaos.lab.lab import Lab
-from chaos.lab.shape import PREFIX, Place, Shape, SlurmTimes
+from chaos.lab.shape import PREFIX, LabPaths, Shape, SlurmTimes
 from resilient.slurm.hosts import expand
 
 TOYS = Path(__file__).parents[1] / "integration"
@@ -28,7 +28,7 @@ RUNNING = {"PENDING", "RUNNING", "SIGNALING", "CONFIGURING", "COMPLETING", "SUSP
 
 
 def _remove_labs_of_the_dead() -> None:
-    for place in {Place(name.split("-")[1]) for name in namespaces() if name.startswith(f"{PREFIX}-{OURS}")}:
+    for place in {LabPaths(name.split("-")[1]) for name in namespaces() if name.startswith(f"{PREFIX}-{OURS}")}:
         if not Path(f"/proc/{place.name.removeprefix(OURS)}").exists():
             Lab(place).down()
 
@@ -37,7 +37,7 @@ def _remove_labs_of_the_dead() -> None:
 def own_lab() -> Iterator[Lab]:
     """A lab that is not up, whose name is this process's own; nothing of it is left afterwards."""
     _remove_labs_of_the_dead()
-    lab = Lab(Place(f"{OURS}{os.getpid()}"))
+    lab = Lab(LabPaths(f"{OURS}{os.getpid()}"))
     yield lab
     lab.down()
 
@@ -79,7 +79,7 @@ def on(lab: Lab, host: str, *words: str) -> str:
     return subprocess.run(lab.command(words, host=host), check=True, capture_output=True, text=True).stdout
 
 
-class Job(Campaign):
+class LabJob(Campaign):
     """One run directory, and the jobs that run on it.
 
     Attributes:
@@ -94,7 +94,7 @@ class Job(Campaign):
         self.options: list[str] = []
         self.job_id = ""
 
-    def start(self, *overrides: str) -> "Job":
+    def start(self, *overrides: str) -> "LabJob":
         """Submit it; returns at once."""
         out = self.directory / "output"
         out.touch()
@@ -141,11 +141,11 @@ class Job(Campaign):
 
 
 @pytest.fixture
-def job(lab: Lab, dataset: Path, tmp_path: Path) -> Callable[..., Job]:
+def job(lab: Lab, dataset: Path, tmp_path: Path) -> Callable[..., LabJob]:
     """A campaign of the real trainer on three hosts, with what is told otherwise."""
 
-    def make(**changes: Any) -> Job:
-        return Job(lab, _directory(tmp_path / "job"), **_config(dataset, **changes))
+    def make(**changes: Any) -> LabJob:
+        return LabJob(lab, _directory(tmp_path / "job"), **_config(dataset, **changes))
 
     return make
 
@@ -170,7 +170,7 @@ def _config(dataset: Path, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def twin(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Any:
+def reference(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Any:
     """The same campaign on this machine alone, in which nothing happens."""
     run = Campaign(tmp_path_factory.mktemp("twin"), **_config(dataset))
     assert run.start().wait(400.0) == 0, run.output + run.logs()

@@ -1,7 +1,7 @@
 """Campaigns as jobs of a real Slurm, on hosts that break: what is lost, who takes over, and that no bit is different."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 from campaigns import Campaign, same, wait_for
-from lab_jobs import HOSTS, TIMES, Job
+from lab_jobs import HOSTS, TIMES, LabJob
 
 from chaos.lab.lab import Lab
 
-Jobs = Callable[..., Job]
+Jobs = Callable[..., LabJob]
 
 NEVER = 1000  # a step that no run reaches
 KEPT_BY_BUDDIES = ("ram", "nvme")  # where buddies have copies; which of them has the newer one depends on the moment
+
+
+FIT = "health check: "  # in the log of an agent that may take part
 
 
 def tiers(every_steps: int) -> dict[str, Any]:
@@ -36,14 +39,14 @@ def inside(lab: Lab, host: str, path: str) -> Path:
     return Path(f"/proc/{lab.host(host).init()}/root{path}")
 
 
-def replicated(lab: Lab, since: int) -> bool:
-    """Whether every host has a replica of another one's part of a step after this one."""
+def replicated(lab: Lab, since: int, hosts: Iterable[str] = HOSTS.values()) -> bool:
+    """Whether each of these hosts has a replica of another one's shard of a step after this one."""
 
     def newest(host: str) -> int:
         found = inside(lab, host, "/dev/shm").glob("*/node*/replica-*/step-????????/part.json")
         return max((int(path.parent.name[5:]) for path in found), default=0)
 
-    return all(newest(host) > since for host in HOSTS.values())
+    return all(newest(host) > since for host in hosts)
 
 
 def running(lab: Lab, host: str) -> list[int]:
@@ -75,44 +78,46 @@ def workers(lab: Lab, host: str) -> list[int]:
     return found
 
 
-def members(run: Job) -> list[list[str]]:
+def members(run: LabJob) -> list[list[str]]:
     """The hosts of each generation, by node rank."""
     return [event["nodes"] for event in run.events("generation_started")]
 
 
-def actions(run: Job) -> list[str]:
+def actions(run: LabJob) -> list[str]:
     """What was done about nodes. (A buddy that was fetching from a node tells of it as of a tier that fails.)"""
     return [event["name"] for event in run.events("action") if event["name"] in ("replace_node", "shrink", "grow")]
 
 
-def told(run: Job) -> str:
+def told(run: LabJob) -> str:
     return run.output + run.logs()
 
 
-def test_one_job_computes_on_three_hosts_what_one_machine_does(lab: Lab, job: Jobs, twin: Campaign):
+def test_one_job_computes_on_three_hosts_what_one_machine_does(lab: Lab, job: Jobs, reference: Campaign):
     run = job(cluster={"spares": 1})
     run.start().reach(5)
     assert run.hosts() == {**HOSTS, 3: "n4"}
     assert run.steps() == [("agents", ["n1", "n2", "n3", "n4"])]
     assert len(steps_of_srun(lab, "n1")) == 1
     assert run.wait() == 0, told(run)
-    same(run, twin)
+    same(run, reference)
     assert members(run) == [["n1", "n2", "n3"]]
     assert not run.events("fault")
     wait_for(lambda: not any(running(lab, host) for host in (*HOSTS.values(), "n4")), "the end of what ran on the hosts")
 
 
 @pytest.mark.parametrize("script", ["srun $RUN", "exec srun --nodes=1 --ntasks=1 $RUN"])
-def test_srun_put_before_the_command_makes_no_difference(job: Jobs, twin: Campaign, script: str):
+def test_srun_put_before_the_command_makes_no_difference(job: Jobs, reference: Campaign, script: str):
     run = job(cluster={"spares": 1})
     run.script = script
     run.start()
     assert run.wait() == 0, told(run)
     assert run.output.count(" ranks on ") == 1
-    same(run, twin)
+    same(run, reference)
 
 
-def test_a_spare_goes_on_from_the_buddies_copies_when_a_host_is_gone_with_all_that_it_held(lab: Lab, job: Jobs, twin: Campaign):
+def test_a_spare_goes_on_from_the_buddies_copies_when_a_host_is_gone_with_all_that_it_held(
+    lab: Lab, job: Jobs, reference: Campaign
+):
     run = job(cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={"fence_s": 4, "link_grace_s": 4})
     run.start().reach(15)
     wait_for(lambda: replicated(lab, 10), "replicas of what was computed")
@@ -126,11 +131,35 @@ def test_a_spare_goes_on_from_the_buddies_copies_when_a_host_is_gone_with_all_th
     again = run.events("generation_started")[1]
     assert again["tier"] in KEPT_BY_BUDDIES
     assert again["resumed_step"] > 10
-    same(run, twin)
+    same(run, reference)
+
+
+@pytest.mark.soak
+def test_each_host_but_that_of_the_driver_may_be_lost_and_is_replaced_and_taken_in_again_when_it_is_back(lab: Lab, job: Jobs):
+    run = job(steps=100_000, cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={"link_grace_s": 4})
+    run.start().reach(15)
+    assert run.steps() == [("agents", ["n1", "n2", "n3", "n4"])]
+    expected = ["n1", "n2", "n3"]
+    for lost, spare in (("n2", "n4"), ("n3", "n2"), ("n4", "n3"), ("n2", "n4")):
+        step = run.step()
+        wait_for(lambda step=step: replicated(lab, step, expected), "replicas of what was computed")
+        log = run.run_dir / "logs" / f"agent{int(lost[1:]) - 1}.log"
+        times = log.read_text().count(FIT)
+        lab.crash(lost)
+        expected[expected.index(lost)] = spare
+        wait_for(lambda: members(run)[-1] == expected, f"{spare} in the place of {lost}\n{run.logs()}")
+        assert run.events("generation_started")[-1]["tier"] in KEPT_BY_BUDDIES
+        lab.boot(lost)
+        wait_for(lambda log=log, times=times: log.read_text().count(FIT) > times, f"an agent on {lost}\n{run.logs()}")
+        run.reach(run.step() + 5)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, told(run)
+    assert actions(run) == ["replace_node"] * 4
+    assert all(len(losses) == 1 for losses in run.losses().values())
 
 
 @pytest.mark.parametrize("host", ["n2", "n1"], ids=["of a member", "of the driver's host"])
-def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, job: Jobs, twin: Campaign, host: str):
+def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, job: Jobs, reference: Campaign, host: str):
     run = job(cluster={"spares": 1})
     run.start().reach(10)
     lab.flap(host, 5)
@@ -142,12 +171,12 @@ def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, job: Jo
     assert changes[-1]["down_s"] == pytest.approx(5.0, abs=1.0)
     assert len(members(run)) == 1
     assert not run.events("fault")
-    same(run, twin)
+    same(run, reference)
 
 
 # Slurm, too, must have patience: a host that it has not heard of for longer than that is down, and its step with it.
 @pytest.mark.parametrize("lab", [replace(TIMES, slurmd_timeout_s=120)], indirect=True, ids=["of a patient Slurm"])
-def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waited_for(lab: Lab, job: Jobs, twin: Campaign):
+def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waited_for(lab: Lab, job: Jobs, reference: Campaign):
     run = job()
     run.start().reach(10)
     lab.flap("n2", 20)
@@ -156,10 +185,10 @@ def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waite
     assert {action["name"] for action in run.events("action")} <= {"wait"}
     for fault in run.events("fault"):
         assert fault["kind"] in ("link_down", "collective_timeout")
-    same(run, twin)
+    same(run, reference)
 
 
-def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, job: Jobs, twin: Campaign):
+def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, job: Jobs, reference: Campaign):
     run = job(cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={"fence_s": 4, "link_grace_s": 4})
     run.start().reach(15)
     wait_for(lambda: replicated(lab, 10), "replicas of what was computed")
@@ -170,7 +199,7 @@ def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, 
     assert run.wait() == 0, told(run)
     assert members(run) == [["n1", "n2", "n3"], ["n1", "n2", "n4"]]
     assert actions(run) == ["replace_node"]
-    same(run, twin)
+    same(run, reference)
 
 
 def test_without_a_spare_fewer_hosts_go_on_and_one_that_boots_is_taken_in_again(lab: Lab, job: Jobs):

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hands
+import injectors
 import psutil
 import pytest
 from campaigns import ROOT, wait_for
-from lab_jobs import HOSTS, TIMES, TOYS, Job, on
+from lab_jobs import HOSTS, TIMES, TOYS, LabJob, on
 
 from chaos.lab.lab import Lab
 from chaos.lab.shape import Shape
@@ -22,7 +22,7 @@ BEGINS, FIT = "watching the links", "health check: "  # in the log of an agent
 START_S = 300.0  # of four agents at once, on a machine that has other things to do
 
 
-class Toy(Job):
+class Toy(LabJob):
     """A job that counts: three hosts and a spare one, with the runtime's own timeouts."""
 
     def __init__(self, lab: Lab, directory: Path) -> None:
@@ -38,7 +38,7 @@ class Toy(Job):
 
     def strike(self, fault: str, host: str, **fields: Any) -> dict[str, Any]:
         """Do a fault to a host and undo it; what showed that it had happened."""
-        return hands.strike(self, fault, lab=self.lab.place.name, host=host, node=self.node(host), **fields)
+        return injectors.strike(self, fault, lab=self.lab.paths.name, host=host, node=self.node(host), **fields)
 
     def node(self, host: str) -> int:
         return {name: number for number, name in {**HOSTS, RANKS: "n4"}.items()}[host]
@@ -46,9 +46,9 @@ class Toy(Job):
     def goes_on(self) -> None:
         self.reach(self.step() + 10)
 
-    def hand(self, fault: str, host: str, **fields: Any) -> Any:
-        """Send a hand to a host."""
-        return hands.hand(self, fault, lab=self.lab.place.name, host=host, node=self.node(host), **fields)
+    def injector(self, fault: str, host: str, **fields: Any) -> Any:
+        """Send an injector to a host."""
+        return injectors.injector(self, fault, lab=self.lab.paths.name, host=host, node=self.node(host), **fields)
 
     def members(self) -> list[str]:
         """The hosts of the generation that runs, by node rank."""
@@ -168,10 +168,10 @@ UNDOABLE = {
 }
 
 
-def test_all_is_undone_although_the_hands_are_killed(run: Toy, since: Since):
+def test_all_is_undone_although_the_injectors_are_killed(run: Toy, since: Since):
     before = network(run.lab)
     with contextlib.ExitStack() as stack:
-        sent = [stack.enter_context(run.hand(fault, "n3", seconds=1000)) for fault in UNDOABLE]
+        sent = [stack.enter_context(run.injector(fault, "n3", seconds=1000)) for fault in UNDOABLE]
         for fault, (host, trace) in UNDOABLE.items():
             wait_for(lambda host=host, trace=trace: re.search(trace, network(run.lab)[host]), f"{fault}: {network(run.lab)}")
         for each in sent:
@@ -180,10 +180,10 @@ def test_all_is_undone_although_the_hands_are_killed(run: Toy, since: Since):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_all_is_undone_at_whatever_moment_the_hands_are_killed(run: Toy, since: Since, seed: int):
+def test_all_is_undone_at_whatever_moment_the_injectors_are_killed(run: Toy, since: Since, seed: int):
     before, chance = network(run.lab), random.Random(seed)
     with contextlib.ExitStack() as stack:
-        sent = [stack.enter_context(run.hand(fault, "n3", seconds=1000)) for fault in UNDOABLE]
+        sent = [stack.enter_context(run.injector(fault, "n3", seconds=1000)) for fault in UNDOABLE]
         guards = []
         for each in sent:
             each.answer("armed")
@@ -217,9 +217,9 @@ def test_a_host_that_is_silent_for_longer_is_replaced(run: Toy, since: Since, fa
 
 def test_a_reset_on_a_host_without_names_costs_one_restart(run: Toy, since: Since):
     host = run.members()[1]
-    with run.hand("dns_failure", host, seconds=1000):
+    with run.injector("dns_failure", host, seconds=1000):
         wait_for(lambda: "chaos" in on(run.lab, host, "cat", "/etc/hosts"), "the end of all names")
-        shown = hands.strike(run, "connection_reset", within=run.lab.command([], host=host), rank=1)
+        shown = injectors.strike(run, "connection_reset", within=run.lab.command([], host=host), rank=1)
         assert len(shown["peers"]) > 1
         wait_for(since.recovered, f"the recovery\n{run.logs()}")
     assert [(kind, action) for kind, _, action in since.told()] == [("exception", "restart_workers")]

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import hands
+import injectors
 import pytest
 from campaigns import STEPS, Campaign, same, wait_for
-from lab_jobs import CODE, Job, on
+from lab_jobs import CODE, LabJob, on
 
 from chaos.lab.lab import Lab
 
@@ -19,7 +19,7 @@ PATIENCE_S = 500.0
 UNFINISHED = {"RUNNING", "PENDING", "SIGNALING", "COMPLETING", "CONFIGURING"}
 
 
-class Chain(Job):
+class Chain(LabJob):
     """A campaign that `resilient submit` has run, in as many jobs as it takes."""
 
     def command(self, *words: str) -> str:
@@ -82,7 +82,7 @@ def _config(dataset: Path, step_s: float, **changes: Any) -> dict[str, Any]:
 def jobs(patient: Lab, dataset: Path, tmp_path: Path) -> Callable[..., Any]:
     """A campaign on two hosts that takes `step_s` for a step, as a job or a chain of them."""
 
-    def make(kind: type[Job], step_s: float, name: str = "job", **changes: Any) -> Job:
+    def make(kind: type[LabJob], step_s: float, name: str = "job", **changes: Any) -> LabJob:
         (tmp_path / name).mkdir()
         return kind(patient, tmp_path / name, **_config(dataset, step_s, **changes))
 
@@ -154,7 +154,7 @@ def test_a_job_that_is_preempted_saves_its_state_and_the_next_one_goes_on(jobs: 
 
 
 def test_a_job_stops_in_time_before_its_limit_whether_a_signal_is_asked_for_or_not(jobs: Callable[..., Any], long: Campaign):
-    runs = [jobs(Job, 1.5, name) for name in ("signalled", "unsignalled")]
+    runs = [jobs(LabJob, 1.5, name) for name in ("signalled", "unsignalled")]
     runs[0].options = ["--partition=limited", "--signal=B:USR1@20"]
     runs[1].options = ["--partition=limited"]
     for run in runs:
@@ -173,11 +173,11 @@ def test_a_job_stops_in_time_before_its_limit_whether_a_signal_is_asked_for_or_n
 
 
 def test_a_job_whose_limit_is_cut_short_stops_in_time(jobs: Callable[..., Any], long: Campaign):
-    run = jobs(Job, 1.5)
+    run = jobs(LabJob, 1.5)
     run.start()
     wait_for(lambda: run.step() >= 2, f"two steps: {run.state()}\n{run.logs()}", PATIENCE_S)
     before = run.state()["TimeLimit"]
-    shown = hands.strike(run, "time_limit", within=run.lab.command([], host=run.hosts()[0]), in_s=1.0)
+    shown = injectors.strike(run, "time_limit", within=run.lab.command([], host=run.hosts()[0]), in_s=1.0)
     assert run.wait(PATIENCE_S) == 75, f"{run.state()}\n{run.output}{run.logs()}"
     assert (shown["before"], shown["state"]) == (before, "ended")
     assert [event["signal"] for event in run.events("drain")] == ["time_limit"]

@@ -19,7 +19,7 @@ from resilient.exits import EnvironmentUnusable
 
 def command(lab: Lab, *words: str) -> subprocess.CompletedProcess[str]:
     """What `resilient lab` does with these words."""
-    line = [sys.executable, "-m", "resilient", "lab", "--name", lab.place.name, *words]
+    line = [sys.executable, "-m", "resilient", "lab", "--name", lab.paths.name, *words]
     return subprocess.run(line, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
 
 
@@ -68,7 +68,7 @@ def test_a_link_that_flaps_loses_its_carrier_and_gets_it_back(bare: Lab):
 
 
 def test_a_link_comes_back_although_the_command_was_killed(bare: Lab):
-    line = [sys.executable, "-m", "resilient", "lab", "--name", bare.place.name, "flap", "n1", "1"]
+    line = [sys.executable, "-m", "resilient", "lab", "--name", bare.paths.name, "flap", "n1", "1"]
     flapping = subprocess.Popen(line, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True)
     wait_for(lambda: not bare.host("n1").link_is_up(), "the link to go down")
     os.killpg(flapping.pid, signal.SIGKILL)
@@ -116,21 +116,21 @@ def test_nobody_hears_a_word_of_the_end_of_a_host_that_crashes(bare: Lab):
 
 def test_nothing_is_left_of_a_lab_whose_start_was_killed(own_lab: Lab):
     before = links()
-    line = [sys.executable, "-m", "resilient", "lab", "--name", own_lab.place.name, "up", "--hosts", "30"]
+    line = [sys.executable, "-m", "resilient", "lab", "--name", own_lab.paths.name, "up", "--hosts", "30"]
     starting = subprocess.Popen(line, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
-    last = own_lab.place.namespace("n3")
+    last = own_lab.paths.namespace("n3")
     wait_for(lambda: last in namespaces(), "some hosts")
     starting.kill()
     starting.wait()
     assert links() == before
     own_lab.up(Shape(hosts=1))
     assert [each.name for each in own_lab.status()] == ["n1"]
-    assert len([name for name in namespaces() if own_lab.place.host_of(name)]) == 2
+    assert len([name for name in namespaces() if own_lab.paths.host_of(name)]) == 2
     processes = [pid for name in (LOGIN, "n1") for pid in own_lab.host(name).processes()]
     assert command(own_lab, "down").stdout == "The lab is down.\n"
     assert command(own_lab, "down").stdout == "There was no lab.\n"
-    assert not [name for name in namespaces() if own_lab.place.host_of(name)]
-    assert not own_lab.place.directory.exists()
+    assert not [name for name in namespaces() if own_lab.paths.host_of(name)]
+    assert not own_lab.paths.directory.exists()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "the end of its processes", 10.0)
     assert links() == before
 

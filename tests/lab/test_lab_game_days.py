@@ -14,9 +14,9 @@ from campaigns import wait_for
 from lab_jobs import CODE, RUNNING, on
 
 import experiments
-from chaos.judging import machine
 from chaos.lab.host import namespaces
 from chaos.lab.lab import Lab
+from chaos.verdict import machine
 
 pytestmark = [pytest.mark.timeout(1500), pytest.mark.soak]
 
@@ -33,7 +33,7 @@ def test_links_that_fail_end_well(chaos: Any):
 
 
 def test_a_command_that_is_killed_at_any_moment_leaves_no_host_and_no_rule(chaos: Any, rounds: int):
-    before = machine.look([chaos.directory])
+    before = machine.inspect([chaos.directory])
     for number in range(rounds):
         chaos.out = chaos.directory / f"out{number}"
         chaos.start("links", "--seed", str(number))
@@ -46,7 +46,7 @@ def test_a_command_that_is_killed_at_any_moment_leaves_no_host_and_no_rule(chaos
         wait_for(lambda: not chaos.all_of_it(), f"left after {moment_s:.2f} s (round {number}): {chaos.all_of_it()}", 90.0)
         assert labs or moment_s < 10
         assert not [name for name in namespaces() if name in labs]
-        assert not machine.changes(before, machine.look([chaos.directory]))
+        assert not machine.changes(before, machine.inspect([chaos.directory]))
 
 
 def test_an_experiment_within_a_job_breaks_both_of_its_hosts(lab: Lab, tmp_path: Path):

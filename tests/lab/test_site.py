@@ -6,18 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from campaigns import ROOT, Campaign, same, wait_for
-from lab_jobs import Job
+from lab_jobs import LabJob
 
-Jobs = Callable[..., Job]
+Jobs = Callable[..., LabJob]
 
 PATIENCE_S = 400.0
 
 
-def generations(run: Job) -> list[list[str]]:
+def generations(run: LabJob) -> list[list[str]]:
     return [event["nodes"] for event in run.events("generation_started")]
 
 
-def test_agents_in_containers_compute_the_same(job: Jobs, twin: Campaign, tmp_path: Path):
+def test_agents_in_containers_compute_the_same(job: Jobs, reference: Campaign, tmp_path: Path):
     calls, programs, image = tmp_path / "calls", tmp_path / "bin", tmp_path / "image.sif"
     calls.mkdir()
     programs.mkdir()
@@ -32,20 +32,20 @@ def test_agents_in_containers_compute_the_same(job: Jobs, twin: Campaign, tmp_pa
     run.script = f"export PATH={programs}:$PATH CONTAINER_CALLS={calls}\nexec $RUN"
     run.start()
     assert run.wait(PATIENCE_S) == 0, run.output + run.logs()
-    same(run, twin)
+    same(run, reference)
     found = [json.loads(path.read_text()) for path in calls.glob("*.json")]
     assert [call["command"][2] for call in found] == ["resilient.agent"] * 3
     assert all("/mnt/nvme/mine/too" in call["--bind"] for call in found)
 
 
-def test_all_components_of_a_heterogeneous_job_compute_together(job: Jobs, twin: Campaign):
+def test_all_components_of_a_heterogeneous_job_compute_together(job: Jobs, reference: Campaign):
     run = job(cluster={"nodes": "auto"}, slurm={"cpu_bind": "none"})
     run.config["cluster"]["nodes"] = 1  # of the first component
     run.options = [":", "--nodes=2", "--exclusive", "--no-kill"]
     run.start()
     wait_for(lambda: "test is done" in (run.directory / "output").read_text(), f"the end\n{run.logs()}", PATIENCE_S)
     assert [sorted(each) for each in generations(run)] == [["n1", "n2", "n3"]]
-    same(run, twin)
+    same(run, reference)
 
 
 def test_a_job_that_has_given_a_node_back_goes_on_with_the_others(job: Jobs):

@@ -56,7 +56,7 @@ class _Worker:
             },
         )
 
-    def tell(self, request: object) -> None:
+    def send(self, request: object) -> None:
         assert self._process.stdin is not None
         try:
             pickle.dump(request, self._process.stdin)
@@ -105,10 +105,10 @@ def trained(source: Iterable[Batch], vocab_size: int, *, threads: int) -> str:
         DataError: a batch is not text.
     """
     with _Worker(threads) as worker:
-        worker.tell(("train", vocab_size))
+        worker.send(("train", vocab_size))
         for batch in source:
-            worker.tell(batch)
-        worker.tell(None)
+            worker.send(batch)
+        worker.send(None)
         answer: str = worker.hear()
         return answer
 
@@ -131,7 +131,7 @@ def tokenized(
     def ask(batch: Batch) -> Tokenized:
         worker = idle.get()
         try:
-            worker.tell(batch)
+            worker.send(batch)
             tokens, pieces = worker.hear()
         finally:
             idle.put(worker)
@@ -140,7 +140,7 @@ def tokenized(
     with ExitStack() as stack:
         running = [stack.enter_context(_Worker(1)) for _ in range(workers)]
         for worker in running:
-            worker.tell(("tokenize", serialized, dtype.str, closing))
+            worker.send(("tokenize", serialized, dtype.str, closing))
             idle.put(worker)
         threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
         stack.callback(threads.shutdown, cancel_futures=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.framing import Decoder, encode
-from resilient import page
+from resilient import heartbeat_region
 from resilient.agent.driver import Driver
 from resilient.agent.loop import Loop
-from resilient.page import AgentPage, WorkerPage
+from resilient.heartbeat_region import AgentRegion, WorkerRegion
 from resilient.protocol.connection import Connection
 from resilient.protocol.messages import AgentMessage, DriverMessage, Heartbeat
 
@@ -85,18 +85,20 @@ class FakeWorkers:
     """Heartbeat regions of ranks whose processes do not exist; stands for `resilient.agent.workers.Workers`."""
 
     def __init__(self, directory: Path, ranks: int) -> None:
-        self.regions = [AgentPage(directory / f"g1-rank{rank}") for rank in range(ranks)]
-        self.workers = [WorkerPage(region.path) for region in self.regions]
+        self.regions = [AgentRegion(directory / f"g1-rank{rank}") for rank in range(ranks)]
+        self.workers = [WorkerRegion(region.path) for region in self.regions]
         self.watched_anew = 0
 
     def heartbeats(self) -> dict[int, Heartbeat]:
         found = {}
         for rank, region in enumerate(self.regions):
-            pulse = region.pulse()
-            found[rank] = Heartbeat(pulse.step, pulse.phase, pulse.beat_t, max(pulse.beat_t, pulse.phase_t), 0.0, "", True)
+            activity = region.activity()
+            found[rank] = Heartbeat(
+                activity.step, activity.phase, activity.beat_t, max(activity.beat_t, activity.phase_t), 0.0, "", True
+            )
         return found
 
-    def take_records(self) -> Iterator[tuple[int, page.Record, AgentPage]]:
+    def take_records(self) -> Iterator[tuple[int, heartbeat_region.Record, AgentRegion]]:
         for rank, region in enumerate(self.regions):
             for record in region.drain():
                 yield rank, record, region

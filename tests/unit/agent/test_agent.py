@@ -16,7 +16,7 @@ from parts import PATIENCE_S, FakeDriver
 
 from checkpoint.tiers import session
 from resilient import storage
-from resilient.agent.memory import daemon_directory, page_directory
+from resilient.agent.memory import daemon_directory, region_directory
 from resilient.config import Config
 from resilient.protocol.connection import TOKEN_VARIABLE
 from resilient.protocol.messages import (
@@ -175,7 +175,7 @@ def test_an_agent_says_who_it_is_runs_generations_and_reports_what_becomes_of_th
     node.driver.until(Ready)
     node.driver.send(Shutdown(generation=2))
     assert node.process.wait(PATIENCE_S) == 0
-    assert not page_directory(node.run_dir, 0).exists()
+    assert not region_directory(node.run_dir, 0).exists()
     assert list((node.run_dir / ".spill").glob("*.jsonl")), "what was not acknowledged is left in the run directory"
 
 

@@ -61,7 +61,7 @@ def test_both_backends_of_a_process_are_asked_and_one_without_collectives_is_lef
 
     c10d = SimpleNamespace(_dump_nccl_trace=dump(DONE, STARTED), _dump_fr_trace=dump())
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(_distributed_c10d=c10d)))
-    record = tmp_path / "page.record"
+    record = tmp_path / "region.record"
     recorder._leave(record)
     assert list(recorder.answers(record)) == ["nccl"]
     assert record.read_text().startswith("nccl: 2 collectives remembered; 1 not finished, the first: number 7 of group 0")
@@ -77,7 +77,7 @@ from resilient.agent.inspection import answer_with_stacks
 from resilient.agent.recorder import answer_with_record
 how, directory = sys.argv[1], Path(sys.argv[2])
 answer_with_stacks(directory / "stacks")
-answer_with_record(directory / "page.record")
+answer_with_record(directory / "region.record")
 def count():
     for number in range(10 ** 9):
         (directory / "count").write_text(str(number))
@@ -113,7 +113,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         directory = tmp_path / how.replace(" ", "")
         directory.mkdir()
         processes.append(subprocess.Popen([sys.executable, "-c", RANK, how, str(directory)], stdout=subprocess.PIPE, text=True))
-        return processes[-1], Witness(processes[-1].pid, directory / "page.record", directory / "stacks")
+        return processes[-1], Witness(processes[-1].pid, directory / "region.record", directory / "stacks")
 
     yield run
     for process in processes:

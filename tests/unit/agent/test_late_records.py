@@ -20,8 +20,8 @@ import pickle, sys, time
 from pathlib import Path
 from resilient.agent import recorder
 from resilient.agent.inspection import answer_with_stacks
-from resilient.page import WorkerPage
-page, stacks, record = map(Path, sys.argv[1:])
+from resilient.heartbeat_region import WorkerRegion
+region, stacks, record = map(Path, sys.argv[1:])
 entry = dict(process_group=("0", ""), collective_seq_id=3, is_p2p=False, profiling_name="gloo:broadcast", input_sizes=[[1]],
              state="started", retired=False)
 def late():
@@ -30,7 +30,7 @@ def late():
 recorder._dumps = late
 answer_with_stacks(stacks)
 recorder.answer_with_record(record)
-WorkerPage(page).beat(5)
+WorkerRegion(region).beat(5)
 print("ready", flush=True)
 time.sleep(600)
 """
@@ -43,7 +43,7 @@ class Started:
         self.process: subprocess.Popen[str]
 
     def start(self, spec: WorkerSpec) -> SimpleNamespace:
-        paths = [spec.environ[worker.PAGE_VARIABLE], str(spec.stacks), str(spec.record)]
+        paths = [spec.environ[worker.REGION_VARIABLE], str(spec.stacks), str(spec.record)]
         self.process = subprocess.Popen([sys.executable, "-c", RANK, *paths], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
         return SimpleNamespace(pid=self.process.pid, exitcode=None, sentinel=-1)
@@ -56,7 +56,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
     yield Workers(
         0,
         [environ],
-        pages=tmp_path,
+        regions=tmp_path,
         output=SimpleNamespace(open=lambda *_: SimpleNamespace(pipe=tmp_path / "pipe")),  # type: ignore[arg-type]
         log_file=tmp_path / "log",
         config=tmp_path / "config",

@@ -144,12 +144,12 @@ def test_an_infiniband_port_tells_of_its_state_and_its_errors(tmp_path: Path, wa
     now = [100.0]
     links = watch([], ports_of({}, sys=tmp_path), sys=tmp_path, proc=tmp_path, clock=lambda: now[0])
     assert links.names == ["mlx5_0:1 (ib0)"]
-    assert links.look() == []
+    assert links.poll() == []
 
     (where / "state").write_text("1: DOWN\n")
     (where / "phys_state").write_text("2: Polling\n")
     now[0] = 101.0
-    (down,) = links.look()
+    (down,) = links.poll()
     assert (down.state, down.detail) == ("down", "DOWN, Polling")
 
     (where / "state").write_text("4: ACTIVE\n")
@@ -158,15 +158,15 @@ def test_an_infiniband_port_tells_of_its_state_and_its_errors(tmp_path: Path, wa
     (where / "counters/symbol_error").write_text("17\n")
     (where / "counters/port_rcv_data").write_text("99\n")
     now[0] = 108.0
-    up, errors = links.look()
+    up, errors = links.poll()
     assert (up.state, up.down_s, up.counters) == ("up", 7.0, {"link_downed": 1})
     assert (errors.state, errors.counters) == ("ib_errors", {"symbol_error": 17})
 
     (where / "counters/link_downed").write_text("2\n")
     now[0] = 108.25
-    (flapped,) = links.look()
+    (flapped,) = links.poll()
     assert (flapped.state, flapped.down_s) == ("flapped", 0.25)
-    assert links.look() == []
+    assert links.poll() == []
 
 
 def test_ports_are_those_that_nccl_takes_and_are_called_by_their_interface(tmp_path: Path, watch):
@@ -192,7 +192,7 @@ def test_counters_that_a_port_lacks_or_does_not_count_are_no_trouble(tmp_path: P
     (where / "counters/link_downed").write_text("N/A (no PMA)\n")
     links = watch([], ports_of({}, sys=tmp_path), sys=tmp_path, proc=tmp_path)
     (where / "state").write_text("1: DOWN\n")
-    assert states(links.look()) == [("efa_0:1", "down")]
+    assert states(links.poll()) == [("efa_0:1", "down")]
 
 
 def test_each_outage_of_a_link_is_measured_by_itself(tmp_path: Path, watch):
@@ -203,7 +203,7 @@ def test_each_outage_of_a_link_is_measured_by_itself(tmp_path: Path, watch):
     for t, state in [(101.0, "1: DOWN"), (104.0, "4: ACTIVE"), (110.0, "2: INIT"), (115.0, "4: ACTIVE")]:
         now[0] = t
         (where / "state").write_text(f"{state}\n")
-        told += [(change.state, change.down_s) for change in links.look()]
+        told += [(change.state, change.down_s) for change in links.poll()]
     assert told == [("down", None), ("up", 3.0), ("down", None), ("up", 5.0)]
 
 
@@ -221,7 +221,7 @@ def test_retransmissions_that_go_on_are_told_once_and_then_now_and_then(tmp_path
     for quarter in range(1, 4 * 25):
         now[0] = quarter / 4
         snmp(tmp_path, 100 * quarter, 3 * quarter, 2 * quarter)
-        told += [(now[0], change.counters["TCPTimeouts"]) for change in links.look()]
+        told += [(now[0], change.counters["TCPTimeouts"]) for change in links.poll()]
     assert told == [(1.0, 8), (11.0, 80), (21.0, 80)]
 
 
@@ -239,7 +239,7 @@ interval_s = float(sys.argv[1]) or None
 while True:
     if select.select([sys.stdin], [], [], interval_s)[0] and not sys.stdin.readline():
         break
-    changes = [asdict(change) for change in links.look()]
+    changes = [asdict(change) for change in links.poll()]
     if changes or interval_s is None:
         print(json.dumps([change for change in changes if change["interface"]]), flush=True)
 """
@@ -270,7 +270,7 @@ threading.Thread(target=ask, daemon=True).start()
 print("[]", flush=True)
 while True:
     threading.Event().wait(0.25)
-    if changes := links.look():
+    if changes := links.poll():
         print(json.dumps([asdict(change) for change in changes]), flush=True)
 """
 
@@ -293,7 +293,7 @@ class Namespace:
     def set(self, end: str, state: str) -> None:
         ip("-n", self.name if end == "near" else self.far, "link", "set", end, state)
 
-    def looker(self, interval_s: float = 0.0) -> subprocess.Popen[str]:
+    def poller(self, interval_s: float = 0.0) -> subprocess.Popen[str]:
         return self.python(self.name, LOOKER, str(interval_s))
 
     def python(self, where: str, code: str, *arguments: str) -> subprocess.Popen[str]:
@@ -321,7 +321,7 @@ class Looker:
     """The sampler in the namespace; `look` has it take a sample and returns what it says."""
 
     def __init__(self, namespace: Namespace, interval_s: float = 0.0) -> None:
-        self.process = namespace.looker(interval_s)
+        self.process = namespace.poller(interval_s)
         assert self.process.stdout is not None
         assert self.process.stdin is not None
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
@@ -330,7 +330,7 @@ class Looker:
     def next(self) -> Any:
         return json.loads(self.stdout.readline())
 
-    def look(self) -> list[tuple[str, float | None, str]]:
+    def poll(self) -> list[tuple[str, float | None, str]]:
         self.stdin.write("look\n")
         self.stdin.flush()
         return [(change["state"], change["down_s"], change["detail"]) for change in self.next()]
@@ -355,54 +355,54 @@ def down_for(namespace: Namespace, end: str, seconds: float) -> float:
 @NAMESPACES
 @pytest.mark.parametrize(("end", "why"), [("near", "taken down on the node"), ("far", "no carrier")])
 def test_a_real_link_that_goes_down_is_told_with_the_reason_and_the_time(namespace: Namespace, end: str, why: str):
-    with Looker(namespace) as looker:
-        assert looker.look() == []
+    with Looker(namespace) as poller:
+        assert poller.poll() == []
         began = time.monotonic()
         namespace.set(end, "down")
-        assert looker.look() == [("down", None, why)]
+        assert poller.poll() == [("down", None, why)]
         inner = time.monotonic()
         time.sleep(1.0)
         namespace.set(end, "up")
         shortest = time.monotonic() - inner
-        ((state, down_s, _),) = looker.look()
+        ((state, down_s, _),) = poller.poll()
         assert state == "up"
         assert down_s is not None
         assert shortest <= down_s <= time.monotonic() - began
-        assert looker.look() == []
+        assert poller.poll() == []
 
 
 @NAMESPACES
 @pytest.mark.parametrize("end", ["near", "far"])
 def test_a_real_flap_between_two_looks_is_seen_by_the_counters(namespace: Namespace, end: str):
-    with Looker(namespace) as looker:
-        looker.look()
+    with Looker(namespace) as poller:
+        poller.poll()
         took_s = down_for(namespace, end, 0.1)
-        ((state, down_s, _),) = looker.look()
+        ((state, down_s, _),) = poller.poll()
         assert state == "flapped"
         assert down_s is not None
         assert down_s >= took_s
-        assert looker.look() == []
+        assert poller.poll() == []
 
 
 @NAMESPACES
 def test_a_real_interface_that_vanishes_is_down_until_there_is_one_of_its_name(namespace: Namespace):
-    with Looker(namespace) as looker:
-        looker.look()
+    with Looker(namespace) as poller:
+        poller.poll()
         ip("-n", namespace.name, "link", "del", "near")
-        assert looker.look() == [("down", None, "the interface is gone")]
+        assert poller.poll() == [("down", None, "the interface is gone")]
         ip("-n", namespace.name, "link", "add", "near", "type", "veth", "peer", "name", "far", "netns", namespace.far)
-        assert looker.look() == []
+        assert poller.poll() == []
         namespace.set("near", "up")
         namespace.set("far", "up")
-        assert [state for state, _, _ in looker.look()] == ["up"]
+        assert [state for state, _, _ in poller.poll()] == ["up"]
 
 
 @NAMESPACES
 def test_at_four_looks_a_second_an_outage_of_a_second_is_measured(namespace: Namespace):
-    with Looker(namespace, 0.25) as looker:
+    with Looker(namespace, 0.25) as poller:
         took_s = down_for(namespace, "far", 1.0)
-        (down,) = looker.next()
-        (up,) = looker.next()
+        (down,) = poller.next()
+        (up,) = poller.next()
         assert (down["state"], up["state"]) == ("down", "up")
         assert up["down_s"] == pytest.approx(took_s, abs=0.5)
 

@@ -117,7 +117,7 @@ def test_a_generation_that_is_called_off_leads_to_the_next_with_a_new_store():
     assert len(set(said)) == 2
 
 
-def test_the_node_of_rank_0_lends_its_own_store():
+def test_the_node_of_rank_0_serves_its_own_store():
     said: list[int] = []
 
     def ready(port: int) -> Start:

@@ -10,9 +10,9 @@ from parts import FakeWorkers
 from checkpoint.framing import Decoder, encode
 from checkpoint.protocol import Held, NodeShard, SnapshotKey
 from resilient.agent import reports as reports_module
-from resilient.agent.limits import LOOK_S, QUIET_S
+from resilient.agent.limits import QUIET_S, REGION_POLL_S
 from resilient.agent.reports import Reports
-from resilient.page import PHASES, salvage
+from resilient.heartbeat_region import PHASES, salvage
 from resilient.protocol.messages import AgentMessage, Report
 
 SHARD = NodeShard(tier="ram", directory="/dev/shm/a", key=SnapshotKey(5, 1), shard=0, shards=1, size_bytes=10)
@@ -103,7 +103,7 @@ def test_in_a_large_world_news_and_records_wait_for_the_next_report(setting: Set
 
 
 def test_a_look_is_due_as_often_as_the_driver_wants_reports_but_no_oftener_than_a_look_is_worth(setting: Setting):
-    for report_s, look_s in ((SMALL, LOOK_S), (LARGE, LARGE), (60.0, QUIET_S)):
+    for report_s, look_s in ((SMALL, REGION_POLL_S), (LARGE, LARGE), (60.0, QUIET_S)):
         setting.begin(report_s)
         assert setting.reports.due_in_s() == 0
         setting.reports.report()
@@ -128,7 +128,7 @@ def test_heartbeats_that_have_not_changed_are_reported_seldom(setting: Setting):
     setting.begin(SMALL)
     setting.workers.workers[0].enter(PHASES.index("step"))
     setting.reports.report()
-    setting.now += LOOK_S
+    setting.now += REGION_POLL_S
     setting.reports.report()
     assert len(setting.taken()) == 1
     setting.now += QUIET_S
@@ -143,7 +143,7 @@ def test_heartbeats_alone_may_be_dropped_and_are_reported_again_once_the_driver_
     setting.reports.report()
     assert not setting.taken()
     setting.takes = True
-    setting.now += LOOK_S
+    setting.now += REGION_POLL_S
     setting.reports.report()
     (report,) = setting.taken()
     assert report.heartbeats[0].step == 5
@@ -183,7 +183,7 @@ def test_records_keep_their_room_until_the_driver_has_written_them(setting: Sett
 def test_an_agent_that_has_not_looked_for_long_does_not_hold_the_silence_against_anybody(setting: Setting):
     setting.begin(SMALL)
     setting.reports.report()
-    setting.now += LOOK_S
+    setting.now += REGION_POLL_S
     setting.reports.report()
     assert not setting.workers.watched_anew
     setting.now += 5.0

@@ -10,7 +10,7 @@ import yaml
 from chaos import faults
 from chaos.catalogue import renewed
 from chaos.experiment import Experiment
-from chaos.judging.verdict import OF_EACH, OF_THE_RUN
+from chaos.verdict.verdict import OF_EACH, OF_THE_RUN
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/chaos.md").read_text()
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from test_verdict import BREAKS, KILLED, STEPS, Tale, usual
 
-from chaos.hands.scene import Target
-from chaos.judging import page, report
-from chaos.judging.record import Injection
-from chaos.judging.verdict import judge
+from chaos.injectors.context import Target
+from chaos.verdict import page, report
+from chaos.verdict.record import Injection
+from chaos.verdict.verdict import judge
 from resilient.account import account
 from resilient.chart import POINTS, thinned, ticks
 

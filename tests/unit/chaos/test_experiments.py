@@ -8,8 +8,8 @@ import yaml
 
 from chaos import faults
 from chaos.experiment import SHIPPED, Campaign, Experiment, ExperimentError, find, lasting, read, seed_of
+from chaos.orchestration.campaign import is_one_of, merged, resolve, shortened
 from chaos.planning import World, plan
-from chaos.staging.campaign import is_one_of, merged, resolve, shortened
 from resilient.config import ConfigError, spans
 
 GOOD: dict[str, Any] = {"name": "test", "campaign": {}, "faults": [{"fault": "worker_kill"}]}
@@ -91,12 +91,12 @@ def test_a_campaign_is_the_file_with_changes_in_a_directory_of_its_own(tmp_path:
 
 
 @pytest.mark.parametrize("optimizer", [{}, {"decay_samples": 900}, {"warmup_tokens": 640, "decay_tokens": 640_000}])
-def test_a_twin_that_ends_earlier_has_the_same_learning_rates(optimizer: dict[str, Any], tmp_path: Path):
+def test_a_reference_run_that_ends_earlier_has_the_same_learning_rates(optimizer: dict[str, Any], tmp_path: Path):
     wanted = Campaign(config={"train": {"steps": 1_000_000}, "model": {"seq_len": 64}, "optimizer": optimizer})
     config = resolve(wanted, tmp_path / "experiment.yaml", tmp_path / "out", allow=True)
-    twin = resolve(wanted, tmp_path / "experiment.yaml", tmp_path / "twin", allow=False, changes=shortened(config, 30))
-    assert twin.train.steps == 30
-    assert spans(twin) == spans(config)
+    reference = resolve(wanted, tmp_path / "experiment.yaml", tmp_path / "twin", allow=False, changes=shortened(config, 30))
+    assert reference.train.steps == 30
+    assert spans(reference) == spans(config)
 
 
 def test_mappings_are_merged_and_all_else_is_replaced():

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from chaos.hands.guard import Guard
+from chaos.injectors.guard import Guard
 
 OWNER = """
 import sys, time
-from chaos.hands.guard import Guard
+from chaos.injectors.guard import Guard
 guard = Guard()
 for name in ("first", "second"):
     guard.add(["sh", "-c", f"echo {name} >> {sys.argv[1]}"])

@@ -3,7 +3,7 @@
 import pytest
 
 from chaos.lab import needs
-from chaos.lab.shape import LOGIN, Place, Shape, SlurmTimes, address, hosts_text
+from chaos.lab.shape import LOGIN, LabPaths, Shape, SlurmTimes, address, hosts_text
 from chaos.lab.slurm_conf import cgroup_conf, slurm_conf
 from resilient.exits import EnvironmentUnusable, Exit
 
@@ -30,18 +30,18 @@ def test_a_number_of_hosts_that_cannot_be_is_refused(hosts: int):
 @pytest.mark.parametrize("name", ["", "a/b", "Lab", "..", "a" * 17])
 def test_a_name_that_would_lead_elsewhere_is_refused(name: str):
     with pytest.raises(EnvironmentUnusable, match="no name for a lab"):
-        Place(name)
+        LabPaths(name)
 
 
 def test_a_lab_knows_its_own_namespaces_and_no_others():
-    place = Place("one")
+    place = LabPaths("one")
     assert place.host_of(place.namespace("n1")) == "n1"
-    assert place.host_of(Place("two").namespace("n1")) is None
+    assert place.host_of(LabPaths("two").namespace("n1")) is None
     assert place.host_of("n1") is None
 
 
 def test_slurm_is_told_of_files_of_the_lab_alone():
-    place = Place("one")
+    place = LabPaths("one")
     told = settings(slurm_conf(Shape(), place, memory_mib=1000))
     files = [value for key, value in told.items() if key == "AuthInfo" or (value.startswith("/") and key != "MailProg")]
     assert len(files) == 7
@@ -50,7 +50,7 @@ def test_slurm_is_told_of_files_of_the_lab_alone():
 
 def test_slurm_is_told_the_times_that_were_asked_for():
     times = SlurmTimes(slurmd_timeout_s=7, kill_wait_s=8, grace_s=9, max_time_min=3)
-    text = slurm_conf(Shape(times=times), Place(), memory_mib=1000)
+    text = slurm_conf(Shape(times=times), LabPaths(), memory_mib=1000)
     assert (settings(text)["SlurmdTimeout"], settings(text)["KillWait"]) == ("7", "8")
     (limited,) = [line for line in text.splitlines() if line.startswith("PartitionName=limited")]
     assert "MaxTime=3 " in limited

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from chaos.judging import machine
+from chaos.verdict import machine
 
 # As iptables-save and nft tell them once anybody has asked for the tables.
 EMPTY = """\
@@ -36,9 +36,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_tables_that_are_there_since_somebody_has_asked_for_them_are_no_change(told: dict[str, str]):
-    before = machine.look()
+    before = machine.inspect()
     told.update({"iptables-save": EMPTY, "ip6tables-save": EMPTY, "nft": SET})
-    assert machine.changes(before, machine.look()) == []
+    assert machine.changes(before, machine.inspect()) == []
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_tables_that_are_there_since_somebody_has_asked_for_them_are_no_change(t
     ],
 )
 def test_a_rule_a_policy_and_a_table_of_ones_own_are_changes(told: dict[str, str], command: str, text: str, change: str):
-    before = machine.look()
+    before = machine.inspect()
     told[command] = text
-    (found,) = machine.changes(before, machine.look())
+    (found,) = machine.changes(before, machine.inspect())
     assert found.endswith(f"is new: {change}")

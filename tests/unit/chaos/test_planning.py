@@ -6,7 +6,7 @@ import pytest
 
 from chaos.experiment import Experiment, ExperimentError
 from chaos.fault import Aim, Need
-from chaos.hands.scene import Target
+from chaos.injectors.context import Target
 from chaos.planning import World, blamed, placed, plan
 
 WORLD = World(nodes=4, procs_per_node=2, has=frozenset())

@@ -1,10 +1,10 @@
-"""Sites: hands go to hosts of the campaign's own allocation, and to no others."""
+"""Sites: injectors go to hosts of the campaign's own allocation, and to no others."""
 
 import socket
 
 import pytest
 
-from chaos.staging.sites import Here, InJob
+from chaos.orchestration.sites import Here, InJob
 from resilient.exits import EnvironmentUnusable
 from resilient.slurm.allocation import Allocation
 

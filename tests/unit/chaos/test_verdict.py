@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.fault import Expectation
-from chaos.hands.scene import Target
-from chaos.judging.record import Injection
-from chaos.judging.verdict import OF_EACH, OF_THE_RUN, Checked, Job, Observation, Outcome, Weights, judge
+from chaos.injectors.context import Target
+from chaos.verdict.record import Injection
+from chaos.verdict.verdict import OF_EACH, OF_THE_RUN, Checked, JobRun, Observation, Outcome, Weights, judge
 from resilient.account import account
 
 STEPS = 40
@@ -40,7 +40,7 @@ class Tale:
         self.metrics: list[dict[str, Any]] = []
         self.injections: list[Injection] = []
         self.expected: dict[str, Expectation] = {}
-        self.jobs: list[Job] = []
+        self.jobs: list[JobRun] = []
         self.generation = self.step = self.held = 0
         self.started()
 
@@ -106,7 +106,7 @@ class Tale:
         self.t += 0.5
         if code >= 0:
             self.event("run_finished", exit_code=code, step=self.step)
-        self.jobs.append(Job(self.job_t - 1, self.t + 0.1, code))
+        self.jobs.append(JobRun(self.job_t - 1, self.t + 0.1, code))
         return self
 
     def seen(self) -> Observation:
@@ -120,7 +120,7 @@ class Tale:
             metrics=self.metrics,
             jobs=self.jobs,
             account=account(self.events, self.metrics),
-            twin=[{"step": step, "loss": loss(step)} for step in range(1, STEPS + 1)],
+            reference=[{"step": step, "loss": loss(step)} for step in range(1, STEPS + 1)],
             weights=Weights(),
             checkpoints=[Checked(f"/run/checkpoints/step-{step:08}", step) for step in (35, 40)],
             left={"processes": [], "files": [], "machine": []},
@@ -181,7 +181,7 @@ def never_again(seen: Observation) -> Observation:
     """Nothing is computed after the second fault, and nobody says that it did."""
     t = seen.injections[1].t or 0.0
     kept = [line for line in seen.events if not (line["event"] == "recovered" and line["t"] > t)]
-    return replace(seen, metrics=[line for line in seen.metrics if line["t"] < t], events=kept, twin=None)
+    return replace(seen, metrics=[line for line in seen.metrics if line["t"] < t], events=kept, reference=None)
 
 
 BREAKS: dict[str, tuple[set[str], Callable[[Observation], Observation]]] = {
@@ -192,8 +192,8 @@ BREAKS: dict[str, tuple[set[str], Callable[[Observation], Observation]]] = {
     )),
     "there is no evidence of one": ({"injected"}, lambda seen: first(seen, evidence={})),
     "it never went on": ({"recovered", "reached"}, never_again),
-    "one was told as something else": ({"told"}, lambda seen: lines(seen, is_a("fault"), {"kind": "hang"})),
-    "nobody told of one": ({"told"}, lambda seen: without(seen, lambda line: line.get("fault_id") == first_id(seen))),
+    "one was reported as something else": ({"told"}, lambda seen: lines(seen, is_a("fault"), {"kind": "hang"})),
+    "nobody reported one": ({"told"}, lambda seen: without(seen, lambda line: line.get("fault_id") == first_id(seen))),
     "another rank was blamed": ({"culprit"}, lambda seen: lines(seen, is_a("fault"), {"ranks": [0]})),
     "nobody was blamed": ({"culprit"}, lambda seen: lines(seen, is_a("fault"), {"ranks": [], "nodes": []})),
     "a node was replaced": ({"rung"}, lambda seen: lines(seen, is_a("action"), {"name": "replace_node"})),
@@ -202,7 +202,7 @@ BREAKS: dict[str, tuple[set[str], Callable[[Observation], Observation]]] = {
     )),
     "the last job ended badly": ({"reached"}, lambda seen: replace(seen, jobs=[replace(seen.jobs[0], code=70)])),
     "a job ended early": ({"exits"}, lambda seen: replace(seen, jobs=[replace(seen.jobs[0], code=70), *seen.jobs])),
-    "a fault was told that nobody injected": ({"false alarms"}, lambda seen: replace(
+    "a fault was reported that nobody injected": ({"false alarms"}, lambda seen: replace(
         seen, injections=seen.injections[:1], expected={"f1": KILLED}
     )),
     "a checkpoint was refused that nobody damaged": ({"false alarms"}, lambda seen: replace(
@@ -211,7 +211,8 @@ BREAKS: dict[str, tuple[set[str], Callable[[Observation], Observation]]] = {
     "a loss is off by the last bit": ({"losses"}, lambda seen: lines(
         seen, lambda line: line["step"] == 26, {"loss": loss(26) * (1 + 2**-52)}, "metrics"
     )),
-    "a loss has no twin": ({"losses"}, lambda seen: replace(seen, twin=[line for line in seen.twin or () if line["step"] != 9])),
+    "a loss has no reference": ({"losses"}, lambda seen: replace(
+        seen, reference=[line for line in seen.reference or () if line["step"] != 9])),
     "a step was never computed": ({"losses"}, lambda seen: replace(
         seen, metrics=[line for line in seen.metrics if line["step"] != 17], account=account(seen.events, [
             line for line in seen.metrics if line["step"] != 17])

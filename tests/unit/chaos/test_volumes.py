@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chaos.experiment import Experiment
-from chaos.staging.volumes import Volume, filled_in, mount, paths, undoing
+from chaos.orchestration.volumes import Volume, filled_in, mount, paths, undoing
 from resilient.exits import EnvironmentUnusable
 
 VOLUMES = {"scratch": Volume(mib=8, inodes=200), "small": Volume(kind="tmpfs", mib=4)}

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from chaos.staging.watch import Watch
+from chaos.orchestration.watch import Watch
 from resilient import ledger
 
 
@@ -11,7 +11,7 @@ def test_a_step_that_is_told_late_is_not_the_last_one(tmp_path: Path):
     lines = [{"step": step, "t": float(t), "loss": 1.0, "step_s": 0.1} for t, step in ((1, 1), (2, 2), (4, 3), (5, 4), (3, 3))]
     (tmp_path / ledger.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     watch = Watch(tmp_path)
-    watch.look()
+    watch.poll()
     assert (watch.step, watch.furthest, watch.furthest_t) == (4, 4, 5.0)
     assert watch.goes_on_since(3.5, 2)
     assert not watch.goes_on_since(3.5, 3)
@@ -22,7 +22,7 @@ def test_what_was_lost_does_not_count_as_the_furthest_again(tmp_path: Path):
     lines = [{"step": step, "t": float(t)} for t, step in enumerate((1, 2, 3, 2, 3))]
     (tmp_path / ledger.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     watch = Watch(tmp_path)
-    watch.look()
+    watch.poll()
     assert (watch.step, watch.furthest, watch.furthest_t) == (3, 3, 2.0)
 
 
@@ -38,5 +38,5 @@ def test_a_tier_is_well_once_what_was_told_of_it_is_recovered_from(tmp_path: Pat
             ({"event": "run_started"}, True),
         ):
             events.write(json.dumps({"t": 1.0, "host": "vm", **event}) + "\n")
-            watch.look()
+            watch.poll()
             assert watch.tiers_are_well == well, event

@@ -22,11 +22,11 @@ from checkpoint import LocalShard, points, steps
 from checkpoint.fence import raise_fence
 from checkpoint.framing import Decoder, Message, encode
 from checkpoint.protocol import BeginSession, DaemonNews, DaemonSettings, Inventory, TakeInventory, TierSettings
-from checkpoint.voiding import set_aside
+from checkpoint.quarantine import quarantine
 from resilient.agent.daemon import write_session
 from resilient.outbox import Outbox, RequestDaemon, WriteEvent
 from resilient.protocol.messages import Start
-from resilient.rollback import Void
+from resilient.rollback import InvalidationRule
 from resilient.snapshots import Snapshots as SnapshotCore
 from resilient.snapshots import StoragePlan, TierPlan
 
@@ -237,7 +237,7 @@ class Lab:
         self.generation = 0
         self.events: list[WriteEvent] = []
         self.said: list[DaemonNews] = []
-        self.voids: tuple[Void, ...] = ()
+        self.rules: tuple[InvalidationRule, ...] = ()
         self.deaths = 0
         self.restart_daemons = True
         self.gathering = True  # inventories are those that a generation begins with
@@ -247,7 +247,7 @@ class Lab:
         memory, nvme = TierPlan("ram", self.buffers - 2, self.replicas), TierPlan("nvme", 2, self.replicas)
         found = tuple(steps(self.root))
         durable = max(found, default=0)
-        return SnapshotCore(StoragePlan(memory, (nvme,), TierPlan("durable", 3), self.buffers, (), durable, found, self.voids))
+        return SnapshotCore(StoragePlan(memory, (nvme,), TierPlan("durable", 3), self.buffers, (), durable, found, self.rules))
 
     def boot(self) -> None:
         """Everything is started anew, as after a crash of all."""
@@ -304,7 +304,7 @@ class Lab:
         out = Outbox()
         invalidated = self.core.invalidated_due()
         if invalidated:
-            set_aside(
+            quarantine(
                 self.root,
                 lambda step, generation: any(each.covers(step, generation) for each in invalidated),
                 "rolled-back",
@@ -377,8 +377,8 @@ class Lab:
                     raise AssertionError(f"the snapshot core wants {effect}")
 
     def roll_back(self, step: int) -> None:
-        """As the coordinator does when the numbers are bad; the ledger remembers it in `voids`."""
-        self.voids = (*self.voids, Void(self.generation, step))
+        """As the coordinator does when the numbers are bad; the ledger remembers it in `rules`."""
+        self.rules = (*self.rules, InvalidationRule(self.generation, step))
         out = Outbox()
         self.core.hold()
         self.core.roll_back(step, "of the lab", out)

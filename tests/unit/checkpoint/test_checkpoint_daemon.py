@@ -28,7 +28,7 @@ from checkpoint.protocol import (
     Held,
     JobFailed,
     Listening,
-    PartReply,
+    ReadReply,
     Retain,
     Skipped,
     SnapshotKey,
@@ -252,7 +252,7 @@ def test_an_answer_that_is_no_message_means_that_the_node_cannot_be_reached() ->
         with pytest.raises(DamagedCheckpoint, match="not a message"):
             RemoteShard(f"127.0.0.1:{server.getsockname()[1]}", "/ram/step-00000001", TOKEN)
         thread.join()
-    assert PartReply().size_bytes == 0
+    assert ReadReply().size_bytes == 0
 
 
 # -- what stops nobody -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from resilient import plan
 from resilient.config import Config
-from resilient.config.timeouts import JUDGING_S, PING_S, STOPPED_S, out_of_order, timeouts
+from resilient.config.timeouts import INSPECTION_S, PING_S, STOPPED_S, out_of_order, timeouts
 
 seconds = st.floats(2.0, 5000.0)
 
@@ -65,8 +65,8 @@ def test_the_watchdog_always_speaks_before_a_collective(floor_s: float, more_s: 
     asked = config(hang_floor_s=floor_s, hang_ceiling_s=floor_s + more_s, link_grace_s=grace_s)
     found = timeouts(asked)
     assert not list(out_of_order(asked))
-    assert STOPPED_S < found.soft_s < found.hard_s < found.hard_s + JUDGING_S <= found.collective_s
-    assert found.link_grace_s + JUDGING_S <= found.collective_s
+    assert STOPPED_S < found.soft_s < found.hard_s < found.hard_s + INSPECTION_S <= found.collective_s
+    assert found.link_grace_s + INSPECTION_S <= found.collective_s
 
 
 @pytest.mark.parametrize("fence_s", ["auto", 5.0, 600.0])

@@ -20,7 +20,7 @@ from checkpoint.protocol import (
     Sync,
     Synced,
 )
-from resilient.control.coordinator import Coordinator, Job, State
+from resilient.control.coordinator import Coordinator, JobSpec, State
 from resilient.control.learning import Limits
 from resilient.control.stragglers import Rules
 from resilient.faults import Raised, WorkerEnd
@@ -56,8 +56,8 @@ def job(
     procs_per_node: int = 1,
     run_dir_patience_s: float = 900.0,
     **budget: int,
-) -> Job:
-    return Job(
+) -> JobSpec:
+    return JobSpec(
         layouts={size: {"dp": size} for size in (*fewer, nodes)},
         spares=spares,
         rejoin_s=20.0,
@@ -115,19 +115,19 @@ class Play:
             self.now = min(until, self.now + TICK_S)
             for node in self.coordinator.membership.joined():
                 if node not in silent:
-                    effects += self.tell(node, Alive(generation=self.generation))
+                    effects += self.deliver(node, Alive(generation=self.generation))
             effects += self.do("tick")
         return effects
 
-    def tell(self, node: int, message: AgentMessage) -> list[Effect]:
+    def deliver(self, node: int, message: AgentMessage) -> list[Effect]:
         return self.do("on_message", node, message)
 
     def hello(self, node: int, *, skew_s: float = 0.0) -> list[Effect]:
         where = {"host": f"n{node}", "addr": f"10.0.0.{node}"}
-        return self.tell(node, Hello(generation=0, node=node, incarnation=1, token="", t=self.now + skew_s, **where))
+        return self.deliver(node, Hello(generation=0, node=node, incarnation=1, token="", t=self.now + skew_s, **where))
 
     def ready(self, node: int, port: int = 6000, shards: Sequence[NodeShard] = ()) -> list[Effect]:
-        return self.tell(node, Ready(generation=self.generation, store_port=port, inventory=inventory(node, shards)))
+        return self.deliver(node, Ready(generation=self.generation, store_port=port, inventory=inventory(node, shards)))
 
     def join(self, node: int) -> list[Effect]:
         return [*self.hello(node), *self.ready(node, 5000 + node)]
@@ -150,7 +150,7 @@ class Play:
         return self.report(0, records=(Record(0, 1.0, "resumed", fields),))
 
     def report(self, node: int, **what: Any) -> list[Effect]:
-        return self.tell(node, Report(**{"generation": self.generation, **what}))
+        return self.deliver(node, Report(**{"generation": self.generation, **what}))
 
     def beat(
         self, node: int, step: int, *, silent_s: float = 0.0, state: str = "", phase: str = "step", generation: int | None = None
@@ -170,10 +170,10 @@ class Play:
         generation: int | None = None,
     ) -> list[Effect]:
         end = WorkerEnd(rank, rank, 77, exitcode, self.now, step, "step", raised, log)
-        return self.tell(rank, WorkerEnded(generation=generation or self.generation, end=end, stopped=stopped))
+        return self.deliver(rank, WorkerEnded(generation=generation or self.generation, end=end, stopped=stopped))
 
     def inspected(self, node: int, found: Inspection) -> list[Effect]:
-        return self.tell(node, Inspected(generation=self.generation, ranks={node: found}))
+        return self.deliver(node, Inspected(generation=self.generation, ranks={node: found}))
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 

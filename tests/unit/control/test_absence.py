@@ -125,7 +125,7 @@ def test_a_greeting_that_has_waited_for_the_driver_is_no_clock_that_is_behind(la
     if late_s:
         away(play, late_s)
     play.hello(1, skew_s=-400.0)
-    play.tell(1, Health(generation=0, took_s=0.1))
+    play.deliver(1, Health(generation=0, took_s=0.1))
     assert bool(play.events("health")) == (not late_s)
 
 
@@ -147,7 +147,7 @@ def test_only_nodes_that_are_due_are_looked_at():
         presence.joined(node, 0.0)
     for now in range(1, 40):
         for node in range(999):
-            presence.heard(node, float(now))
+            presence.on_message(node, float(now))
         found = presence.overdue(float(now), lambda node: asked.append(node) or 35.0, least_s=8.0)
         assert found == ([999] if now > 35 else [])
     assert set(asked) == {999}
@@ -160,5 +160,5 @@ def test_a_node_that_only_says_that_it_lives_is_not_lost(play):
         play.now += 1.0
         play.do("tick")
         for node in (0, 1):
-            play.tell(node, Alive(generation=5))
+            play.deliver(node, Alive(generation=5))
     assert not play.events("fault")

@@ -73,7 +73,7 @@ class Agent:
     outbox: deque[AgentMessage] = field(default_factory=deque)
 
 
-class Job(RuleBasedStateMachine):
+class JobMachine(RuleBasedStateMachine):
     """The driver, its agents and the network between them."""
 
     def __init__(self) -> None:
@@ -434,10 +434,10 @@ class Job(RuleBasedStateMachine):
         raise AssertionError(f"neither a generation nor an end comes about: {self.core.state}")
 
 
-Job.TestCase.settings = settings(
+JobMachine.TestCase.settings = settings(
     max_examples=150,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-test_whatever_happens_the_invariants_of_a_job_hold = Job.TestCase
+test_whatever_happens_the_invariants_of_a_job_hold = JobMachine.TestCase

@@ -191,7 +191,7 @@ def test_an_agent_that_never_starts_makes_the_environment_unusable():
 
 
 def test_a_signal_that_an_agent_got_is_the_drivers(play):
-    assert play.sent(Propose, play.tell(0, SignalReceived(generation=5, name="SIGTERM")))
+    assert play.sent(Propose, play.deliver(0, SignalReceived(generation=5, name="SIGTERM")))
 
 
 def test_metrics_and_events_of_workers_are_written_with_their_own_time_and_host(play):

@@ -35,7 +35,7 @@ def test_the_driver_compares_clocks(skew_s: float, ok: bool):
 
 
 def health(play: Play, node: int, *findings: HealthFinding) -> list[Effect]:
-    return play.tell(node, Health(generation=0, took_s=0.2, findings=findings))
+    return play.deliver(node, Health(generation=0, took_s=0.2, findings=findings))
 
 
 def begun() -> Play:
@@ -86,7 +86,7 @@ def test_a_node_that_comes_back_unfit_ends_the_run_but_what_it_holds_is_saved_fi
     play = Play()
     play.start()
     for node in (0, 1):
-        play.tell(node, Started(generation=5, pids={}))
+        play.deliver(node, Started(generation=5, pids={}))
     play.do("lost", 1, "killed")
     play.hello(1)
     effects = health(play, 1, WRONG)

@@ -32,12 +32,12 @@ def sixth(play: Play) -> Play:
 def test_what_is_said_of_another_generation_has_no_effect(sixth: Play, message: AgentMessage, draining: bool):
     if draining:
         sixth.do("stop", "SIGTERM")
-    assert not sixth.tell(0, message) and not sixth.tell(1, message)
+    assert not sixth.deliver(0, message) and not sixth.deliver(1, message)
 
 
 def test_records_are_written_under_their_own_generation_and_acknowledged(sixth: Play):
     records = (Record(0, 9.0, None, {"step": 7}), Record(0, 9.1, "eval", {"step": 7}), Record(0, 9.2, "resumed", {"step": 7}))
-    assert sixth.tell(0, Report(generation=5, records=records)) == [
+    assert sixth.deliver(0, Report(generation=5, records=records)) == [
         WriteMetrics({"step": 7}, 5, 9.0),
         WriteEvent("eval", {"step": 7}, 5, 9.1, "n0"),
         AcknowledgeRecords(0, 3),
@@ -48,15 +48,15 @@ def test_records_are_written_under_their_own_generation_and_acknowledged(sixth: 
 
 def test_news_of_a_daemon_count_whenever_they_come(sixth: Play):
     for node in (0, 1):
-        sixth.tell(node, Report(generation=5, news=(Held(generation=5, shard=shard(9, node)),)))
+        sixth.deliver(node, Report(generation=5, news=(Held(generation=5, shard=shard(9, node)),)))
     assert sixth.coordinator.snapshots.checkpoints == [9], "the next generation may go on from it"
     trouble = TierTrouble(generation=5, tier="scratch", detail="No space left on device")
-    effects = sixth.tell(0, Report(generation=5, news=(trouble,)))
+    effects = sixth.deliver(0, Report(generation=5, news=(trouble,)))
     assert [fault["kind"] for fault in sixth.events("fault", effects)] == ["storage"]
 
 
 def test_a_proposal_that_is_answered_for_another_generation_arms_nobody(sixth: Play):
     sixth.do("stop", "SIGTERM")
-    sixth.tell(0, Proposed(generation=5, checked=41))
-    assert not sixth.tell(1, Proposed(generation=6, checked=42))
-    assert sixth.tell(0, Proposed(generation=6, checked=43))
+    sixth.deliver(0, Proposed(generation=5, checked=41))
+    assert not sixth.deliver(1, Proposed(generation=6, checked=42))
+    assert sixth.deliver(0, Proposed(generation=6, checked=43))

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from resilient.control.coordinator import State
 from resilient.control.inspection import PATIENCE_S
-from resilient.control.response import LOOK_AGAIN_S
+from resilient.control.response import INSPECT_AGAIN_S
 from resilient.control.stragglers import Rules
 from resilient.outbox import (
     Effect,
@@ -66,7 +66,7 @@ def test_a_node_of_which_nothing_is_heard_is_waited_for_until_it_is_lost(play):
     hang(play)
     play.inspected(0, AT_A_COLLECTIVE)
     for _ in range(3):
-        play.wait(LOOK_AGAIN_S, silent=[1])
+        play.wait(INSPECT_AGAIN_S, silent=[1])
         play.beat(0, 9, silent_s=20.0, state="S")
     (fault,) = play.events("fault")
     assert (fault["kind"], fault["nodes"]) == ("link_down", [1])
@@ -92,7 +92,7 @@ def inspect_waiting_ranks(play: Play) -> list[Effect]:
 
 def tell_link(play: Play, node: int, state: str, down_s: float) -> None:
     change = LinkChange(interface="ib0", state=state, down_s=down_s)
-    play.tell(node, LinksChanged(generation=5, t=play.now, changes=(change,)))
+    play.deliver(node, LinksChanged(generation=5, t=play.now, changes=(change,)))
 
 
 def test_a_stall_while_a_link_is_down_is_waited_for_and_told_once(play):
@@ -101,7 +101,7 @@ def test_a_stall_while_a_link_is_down_is_waited_for_and_told_once(play):
     inspect_waiting_ranks(play)
     (action,) = play.events("action")
     assert action["name"] == "wait" and "link ib0 of node 1 has been down for 13.0 s" in action["reason"]
-    play.wait(LOOK_AGAIN_S)
+    play.wait(INSPECT_AGAIN_S)
     for node in (0, 1):
         play.beat(node, 9, silent_s=16.0, state="S")
     inspect_waiting_ranks(play)
@@ -146,7 +146,7 @@ def changed(t: float, *changes: LinkChange) -> LinksChanged:
 
 
 def test_changes_of_links_are_written_with_their_own_time_and_host_and_restart_nothing(play):
-    effects = play.tell(1, changed(12.5, DOWN, UP))
+    effects = play.deliver(1, changed(12.5, DOWN, UP))
     assert effects == [
         WriteEvent("link", {"node": 1, **structs.asdict(DOWN)}, 5, 12.5, "n1"),
         WriteEvent("link", {"node": 1, **structs.asdict(UP), "down_s": 2.0}, 5, 12.5, "n1"),
@@ -154,16 +154,16 @@ def test_changes_of_links_are_written_with_their_own_time_and_host_and_restart_n
 
 
 def test_a_link_that_is_down_or_just_came_back_is_known_while_it_matters(play):
-    play.tell(1, changed(12.5, DOWN))
+    play.deliver(1, changed(12.5, DOWN))
     play.wait(2)
     assert [(outage.node, outage.down_s) for outage in play.coordinator.links.outages(play.now, within_s=3.0)] == [(1, 2.0)]
-    play.tell(1, changed(14.5, UP))
+    play.deliver(1, changed(14.5, UP))
     assert play.coordinator.links.outages(play.now + 3, within_s=3.0)
     assert not play.coordinator.links.outages(play.now + 4, within_s=3.0)
 
 
 def test_links_of_a_lost_node_are_not_down_for_ever(play):
-    play.tell(1, changed(12.5, DOWN))
+    play.deliver(1, changed(12.5, DOWN))
     play.do("lost", 1, "process 9 ended by SIGKILL")
     assert not play.coordinator.links.outages(play.now, within_s=3.0)
 

@@ -8,7 +8,7 @@ from resilient.exits import Exit
 from resilient.faults import Raised
 from resilient.outbox import Effect, Finish, Quarantine, RaiseFence, Send
 from resilient.protocol.messages import Start
-from resilient.rollback import Void
+from resilient.rollback import InvalidationRule
 
 VICTIM = Raised("RuntimeError", "gloo/transport/tcp/pair.cc: Connection closed by peer", "victim's traceback", 9.0)
 BAD = Raised("BadBatch", "4 batches in a row are bad", "a traceback", 9.2, None, "not_finite", 6)
@@ -47,11 +47,11 @@ def test_bad_numbers_roll_back_to_a_checkpoint_from_before_and_all_that_is_newer
     first = play.ready(0, 1, parts[:1])
     effects = [*first, *play.ready(1, 1, parts[1:])]
     fence = effects.index(RaiseFence(6, FENCE_RAISE_S))
-    aside = effects.index(Quarantine((Void(5, 5),), 6))
+    aside = effects.index(Quarantine((InvalidationRule(5, 5),), 6))
     starts = [index for index, effect in enumerate(effects) if isinstance(effect, Send) and isinstance(effect.message, Start)]
     assert fence < aside < min(starts)
-    voids = [order for _, order in play.requests(Discard, effects)]
-    assert [(each.step, each.invalid_generation) for each in voids] == [(5, 5)] * 2
+    rules = [order for _, order in play.requests(Discard, effects)]
+    assert [(each.step, each.invalid_generation) for each in rules] == [(5, 5)] * 2
     for index in starts:
         message = effects[index].message
         assert (message.go_back_to, message.skip) == (5, ())

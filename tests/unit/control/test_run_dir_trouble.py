@@ -43,7 +43,7 @@ def test_when_it_is_borne_no_longer_the_job_drains_and_ends_with_unusable():
     assert not play.sent(Propose, play.wait(49.5))
     assert len(play.sent(Propose, play.wait(1))) == 2
     for node in (0, 1):
-        play.tell(node, Proposed(generation=5, checked=7))
+        play.deliver(node, Proposed(generation=5, checked=7))
     for rank in (0, 1):
         play.exit(rank, 0, stopped=True, step=8)
     assert play.finish().code is Exit.UNUSABLE

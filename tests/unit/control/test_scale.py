@@ -121,7 +121,7 @@ def test_of_many_nodes_those_are_inspected_that_lag_behind_and_the_culprit_is_am
     assert len(asked) == len(set(asked)) <= 2 * NODES_ASKED and 150 in asked
     for node in asked:
         ranks = dict.fromkeys(range(node * PROCS, (node + 1) * PROCS), LOADING if node == 150 else WAITING)
-        play.tell(node, Inspected(generation=5, ranks=ranks))
+        play.deliver(node, Inspected(generation=5, ranks=ranks))
     (fault,) = play.events("fault")
     assert (fault["kind"], fault["nodes"], fault["ranks"]) == ("hang", [150], list(range(1200, 1208)))
     assert "waiting" not in fault["detail"] and " more wait for others" in fault["detail"]
@@ -132,7 +132,7 @@ def test_of_many_nodes_those_are_inspected_that_lag_behind_and_the_culprit_is_am
 def test_a_fault_of_all_ranks_names_eight_and_lists_sixty_four():
     play = hung(20, culprit=0)
     for node in range(20):
-        play.tell(node, Inspected(generation=5, ranks=dict.fromkeys(range(node * PROCS, (node + 1) * PROCS), LOADING)))
+        play.deliver(node, Inspected(generation=5, ranks=dict.fromkeys(range(node * PROCS, (node + 1) * PROCS), LOADING)))
     (fault,) = play.events("fault")
     assert len(fault["ranks"]) == 64 and fault["ranks_total"] == 160
     assert fault["nodes"] == list(range(20)) and "nodes_total" not in fault

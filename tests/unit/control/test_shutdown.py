@@ -21,10 +21,10 @@ BUG = Raised("ValueError", "boom", "culprit's traceback", 9.2)
 def test_a_stop_is_proposed_to_all_then_armed_beyond_every_checked_boundary(play):
     effects = play.do("stop", "SIGTERM")
     assert [send.node for send in play.sent(Propose, effects)] == [0, 1]
-    assert not play.tell(0, Proposed(generation=5, checked=41))
-    effects = play.tell(1, Proposed(generation=5, checked=42))
+    assert not play.deliver(0, Proposed(generation=5, checked=41))
+    effects = play.deliver(1, Proposed(generation=5, checked=42))
     assert [(send.node, send.message.target) for send in play.sent(Arm, effects)] == [(0, 43), (1, 43)]
-    assert not play.tell(1, Proposed(generation=5, checked=50))  # armed once and for all
+    assert not play.deliver(1, Proposed(generation=5, checked=50))  # armed once and for all
     for rank in (0, 1):
         play.exit(rank, 0, stopped=True, step=43)
     assert play.finish().code is Exit.STOPPED
@@ -53,7 +53,7 @@ def test_a_stop_between_generations_ends_at_once(play):
 
 def test_a_stop_asked_for_before_the_workers_exist_is_proposed_to_them_once_they_do(play):
     play.do("stop", "SIGTERM")
-    assert [send.node for send in play.sent(Propose, play.tell(1, Started(generation=5, pids={})))] == [1]
+    assert [send.node for send in play.sent(Propose, play.deliver(1, Started(generation=5, pids={})))] == [1]
 
 
 def test_a_drain_that_takes_too_long_is_cut(play):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 from control_play import beat
 
-from resilient.config.timeouts import STOPPED_S, TOLD_S
+from resilient.config.timeouts import SILENCE_REPORT_S, STOPPED_S
 from resilient.control.judgement import culprit, doing, innermost
 from resilient.control.learning import AGAIN, FACTOR, KEPT, Limits, patience_s
 from resilient.control.liveness import WARM_STEPS, Suspicion, Watchdog
@@ -16,7 +16,7 @@ from resilient.protocol.messages import Heartbeat, Inspection
 LIMITS = Limits(floor_s=2.0, ceiling_s=100.0)
 
 
-def heard(watchdog: Watchdog, rank: int, heartbeat: Heartbeat) -> None:
+def received(watchdog: Watchdog, rank: int, heartbeat: Heartbeat) -> None:
     watchdog.on_heartbeat(rank, heartbeat, heartbeat.beat_t + heartbeat.silent_s)
 
 
@@ -31,15 +31,15 @@ def warm(ranks: int = 2, step_s: float = 0.1, *, phased: bool = True) -> Watchdo
     watchdog.begin()
     for step in range(11):
         for rank in range(ranks):
-            heard(watchdog, rank, beat(step, step * step_s, phased=phased))
+            received(watchdog, rank, beat(step, step * step_s, phased=phased))
             if step < 10:
-                heard(watchdog, rank, beat(step, step * step_s, silent_s=max(0.0, step_s - 1.0), phased=phased))
+                received(watchdog, rank, beat(step, step * step_s, silent_s=max(0.0, step_s - 1.0), phased=phased))
     return watchdog
 
 
 def silent(watchdog: Watchdog, seconds: float, *ranks: int, phase: str = "step", state: str = "S", phased: bool = True) -> None:
     for rank in ranks:
-        heard(watchdog, rank, beat(10, 1.0, silent_s=seconds, phase=phase, state=state, phased=phased))
+        received(watchdog, rank, beat(10, 1.0, silent_s=seconds, phase=phase, state=state, phased=phased))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_rank_is_suspected_after_a_multiple_of_the_longest_silence(step_s: flo
 def test_a_silence_that_was_no_hang_teaches():
     watchdog = warm()
     silent(watchdog, 1.5, 0)
-    heard(watchdog, 0, beat(11, 2.6))
+    received(watchdog, 0, beat(11, 2.6))
     assert watchdog.timeout_s(0) == pytest.approx(FACTOR * 1.6)
 
 
@@ -84,12 +84,12 @@ def stepping(watchdog: Watchdog, durations: Iterable[float], *, first: int = 10,
     for step, seconds in enumerate(durations, first):
         for told in range(1, int(seconds * 4) + 1):
             for rank in range(ranks):
-                heard(watchdog, rank, beat(step, t, silent_s=told / 4))
+                received(watchdog, rank, beat(step, t, silent_s=told / 4))
             suspicion = watchdog.suspects()
             found += [suspicion] if suspicion is not None else []
         t += seconds
         for rank in range(ranks):
-            heard(watchdog, rank, beat(step + 1, t))
+            received(watchdog, rank, beat(step + 1, t))
     return found
 
 
@@ -108,10 +108,10 @@ def test_what_comes_between_steps_does_not_make_steps_longer():
     watchdog = warm(step_s=0.5)
     for step in range(10, 40):  # an evaluation of a minute after every step
         t = 60.5 * (step - 10)
-        heard(watchdog, 0, beat(step, t))
+        received(watchdog, 0, beat(step, t))
         for phase, silent_s in (("eval", 30.0), ("eval", 59.5), ("step", 0.1)):
-            heard(watchdog, 0, beat(step, t, phase=phase, silent_s=silent_s, activity_t=t + (phase == "step")))
-    assert watchdog.timeout_s(0) <= FACTOR * (0.1 + TOLD_S)
+            received(watchdog, 0, beat(step, t, phase=phase, silent_s=silent_s, activity_t=t + (phase == "step")))
+    assert watchdog.timeout_s(0) <= FACTOR * (0.1 + SILENCE_REPORT_S)
 
 
 def test_the_first_steps_of_a_generation_do_not_make_the_others_longer():
@@ -149,11 +149,11 @@ def test_where_nothing_is_known_there_is_time(phase: str):
 def test_what_was_learned_outlives_a_generation_but_its_first_steps_have_more_time():
     watchdog = warm(step_s=0.5)
     watchdog.begin()
-    heard(watchdog, 0, beat(10, 100.0))
-    heard(watchdog, 0, beat(11, 100.5))
+    received(watchdog, 0, beat(10, 100.0))
+    received(watchdog, 0, beat(11, 100.5))
     assert watchdog.timeout_s(0) == LIMITS.ceiling_s  # of these nothing is known
     for step in range(12, 16):
-        heard(watchdog, 0, beat(step, 95 + step / 2))
+        received(watchdog, 0, beat(step, 95 + step / 2))
     assert watchdog.timeout_s(0) == pytest.approx(FACTOR * 0.5)
 
 
@@ -168,7 +168,7 @@ def test_a_rank_that_tells_no_phase_has_more_time():
 def test_a_rank_that_never_finished_a_step_is_not_watched():
     watchdog = Watchdog(LIMITS)
     for silent_s in (0.0, 1000.0):
-        heard(watchdog, 0, beat(-1, phase="start", silent_s=silent_s, phased=False))
+        received(watchdog, 0, beat(-1, phase="start", silent_s=silent_s, phased=False))
     assert watchdog.suspects() is None
 
 
@@ -181,7 +181,7 @@ def test_a_stopped_rank_is_suspected_at_once_and_a_suspended_job_never():
     silent(watchdog, 51.0, 0, 1, state="R")  # continued a moment ago
     assert watchdog.suspects() is None
     for rank in (0, 1):
-        heard(watchdog, rank, beat(11, 60.0))
+        received(watchdog, rank, beat(11, 60.0))
     assert watchdog.timeout_s(0) == LIMITS.floor_s  # and nothing was learned from it
 
 
@@ -247,8 +247,8 @@ def test_a_job_that_turns_out_to_be_suspended_is_no_fault():
 
 def test_of_ranks_that_all_wait_the_one_a_step_behind_is_to_blame():
     watchdog = warm()
-    heard(watchdog, 0, beat(11, 1.1))
-    heard(watchdog, 0, beat(11, 1.1, silent_s=3.0))
+    received(watchdog, 0, beat(11, 1.1))
+    received(watchdog, 0, beat(11, 1.1, silent_s=3.0))
     silent(watchdog, 3.1, 1)
     suspicion = watchdog.suspects()
     assert suspicion is not None

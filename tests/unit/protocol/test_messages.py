@@ -72,7 +72,7 @@ def test_every_message_says_of_which_generation_it_speaks(module: object):
     found = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Message) and each is not Message]
     without = {each.__name__ for each in found if "generation" not in each.__struct_fields__}
     assert len(found) > 10
-    assert without <= {"Authenticate", "PartRequest", "PartReply"}  # between daemons: of shards, whoever asks
+    assert without <= {"Authenticate", "ReadRequest", "ReadReply"}  # between daemons: of shards, whoever asks
 
 
 def test_no_two_messages_of_a_direction_share_a_name():

@@ -8,7 +8,7 @@ import pytest
 
 from resilient.health import disk, gpus, interfaces, machine
 from resilient.health.clock import Skew, judge_skew
-from resilient.health.disk import Look, TierSpec
+from resilient.health.disk import DiskState, TierSpec
 from resilient.health.doctor import merged
 from resilient.health.gpus import BASIC, HEALTH, Gpu
 from resilient.health.node import settle, tiers_of
@@ -26,22 +26,32 @@ HERE = Path("/scratch")
 @pytest.mark.parametrize(
     ("tier", "seen", "verdict", "words"),
     [
-        pytest.param(PLAIN, Look(HERE, trouble="Read-only file system"), "fail", "/scratch cannot be written: Read-only", id="ro"),
-        pytest.param(PLAIN, Look(HERE, free_bytes=GIB, free_files=9999), "ok", "", id="nothing known of sizes"),
-        pytest.param(PLAIN, Look(HERE, free_bytes=9 << 20, free_files=9999), "warn", "9.0 MiB are free", id="little room"),
-        pytest.param(PLAIN, Look(HERE, free_bytes=GIB, free_files=10), "warn", "10 inodes", id="few inodes"),
-        pytest.param(PLAIN, Look(HERE, free_bytes=GIB, free_files=None), "ok", "", id="inodes are not counted"),
-        pytest.param(SIZED, Look(HERE, free_bytes=10 * GIB, free_files=400), "ok", "", id="just enough"),
-        pytest.param(SIZED, Look(HERE, free_bytes=9 * GIB, free_files=400), "fail", "must hold 10.0 GiB", id="too little room"),
-        pytest.param(SIZED, Look(HERE, free_bytes=10 * GIB, free_files=399), "fail", "must hold 400 files", id="too few inodes"),
-        pytest.param(SIZED, Look(HERE, free_bytes=10 * GIB, free_files=None), "ok", "", id="enough, inodes are not counted"),
         pytest.param(
-            SIZED, Look(HERE, free_bytes=GIB, free_files=0, held_bytes=9 * GIB, held_files=400), "ok", "", id="it is there already"
+            PLAIN, DiskState(HERE, trouble="Read-only file system"), "fail", "/scratch cannot be written: Read-only", id="ro"
         ),
-        pytest.param(PLAIN, Look(HERE, free_bytes=GIB, write_bytes_per_s=9e6), "warn", "8.6 MiB a second", id="slow"),
+        pytest.param(PLAIN, DiskState(HERE, free_bytes=GIB, free_files=9999), "ok", "", id="nothing known of sizes"),
+        pytest.param(PLAIN, DiskState(HERE, free_bytes=9 << 20, free_files=9999), "warn", "9.0 MiB are free", id="little room"),
+        pytest.param(PLAIN, DiskState(HERE, free_bytes=GIB, free_files=10), "warn", "10 inodes", id="few inodes"),
+        pytest.param(PLAIN, DiskState(HERE, free_bytes=GIB, free_files=None), "ok", "", id="inodes are not counted"),
+        pytest.param(SIZED, DiskState(HERE, free_bytes=10 * GIB, free_files=400), "ok", "", id="just enough"),
+        pytest.param(
+            SIZED, DiskState(HERE, free_bytes=9 * GIB, free_files=400), "fail", "must hold 10.0 GiB", id="too little room"
+        ),
+        pytest.param(
+            SIZED, DiskState(HERE, free_bytes=10 * GIB, free_files=399), "fail", "must hold 400 files", id="too few inodes"
+        ),
+        pytest.param(SIZED, DiskState(HERE, free_bytes=10 * GIB, free_files=None), "ok", "", id="enough, inodes are not counted"),
+        pytest.param(
+            SIZED,
+            DiskState(HERE, free_bytes=GIB, free_files=0, held_bytes=9 * GIB, held_files=400),
+            "ok",
+            "",
+            id="it is there already",
+        ),
+        pytest.param(PLAIN, DiskState(HERE, free_bytes=GIB, write_bytes_per_s=9e6), "warn", "8.6 MiB a second", id="slow"),
     ],
 )
-def test_a_tier_is_judged_by_what_it_must_hold(tier: TierSpec, seen: Look, verdict: str, words: str):
+def test_a_tier_is_judged_by_what_it_must_hold(tier: TierSpec, seen: DiskState, verdict: str, words: str):
     finding = disk.judge(tier, seen)
     assert (finding.check, finding.verdict) == ("tier scratch", verdict)
     assert words in finding.text
@@ -49,7 +59,7 @@ def test_a_tier_is_judged_by_what_it_must_hold(tier: TierSpec, seen: Look, verdi
 
 def test_looking_at_a_tier_leaves_nothing_behind_and_makes_no_directory(tmp_path: Path):
     tier = TierSpec("later", tmp_path / "not/there/yet")
-    seen = disk.look(tier)
+    seen = disk.inspect(tier)
     assert seen.place == tmp_path and not seen.trouble
     assert seen.write_bytes_per_s and seen.read_bytes_per_s and seen.free_bytes
     assert seen.skew is not None and abs(seen.skew.seconds) < 1
@@ -60,7 +70,7 @@ def test_what_a_campaign_holds_already_counts_as_room(tmp_path: Path):
     for step in (1, 2, 3):
         (tmp_path / f"step-{step}").mkdir()
         (tmp_path / f"step-{step}" / "shard").write_bytes(os.urandom(1 << 20))
-    seen = disk.look(TierSpec("durable", tmp_path, held="step-*", held_newest=2, measured=False))
+    seen = disk.inspect(TierSpec("durable", tmp_path, held="step-*", held_newest=2, measured=False))
     assert seen.held_files == 2
     assert seen.held_bytes == pytest.approx(2 << 20, rel=0.1)
     assert seen.write_bytes_per_s is None
@@ -208,12 +218,12 @@ def sysfs(tmp_path: Path) -> Path:
 
 def told(sysfs: Path, *names: str, **environ: str) -> dict[str, tuple[str, str]]:
     """Verdict and text by link."""
-    found = interfaces.judge(interfaces.look("", environ, sys=sysfs, interfaces=names), environ)
+    found = interfaces.judge(interfaces.inspect("", environ, sys=sysfs, interfaces=names), environ)
     return {each.check.removeprefix("link "): (each.verdict, each.text) for each in found}
 
 
 def test_links_that_are_up_are_told_with_their_speed(sysfs: Path):
-    wires = interfaces.look("", {}, sys=sysfs, interfaces=["eth0", "eth1"])
+    wires = interfaces.inspect("", {}, sys=sysfs, interfaces=["eth0", "eth1"])
     assert [(wire.name, wire.gbit_s) for wire in wires] == [("eth0", 25), ("eth1", None), ("mlx5_0:1", 400), ("mlx5_1:1", 400)]
     assert {finding.verdict for finding in interfaces.judge(wires, {})} == {"ok"}
 

@@ -1,4 +1,4 @@
-"""Optimizer steps of a script that says nothing, as its page tells of them; real optimizers, loaders and files."""
+"""Optimizer steps of a script that says nothing, as its region tells of them; real optimizers, loaders and files."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from resilient.page import AgentPage, WorkerPage
+from resilient.heartbeat_region import AgentRegion, WorkerRegion
 from resilient.progress import Progress, Stopped
 from resilient.script_files import SavedFile
 
@@ -20,8 +20,8 @@ class Watched:
     """A rank that is watched, from the agent's side and from its own."""
 
     def __init__(self, path: Path, **more: Any) -> None:
-        self.agent = AgentPage(path)
-        self.progress = Progress(WorkerPage(path), **{"first_rank": True, "on_stop": "raise", **more})
+        self.agent = AgentRegion(path)
+        self.progress = Progress(WorkerRegion(path), **{"first_rank": True, "on_stop": "raise", **more})
         self.model = torch.nn.Linear(4, 4)
 
     def optimizer(self, kind: type[torch.optim.Optimizer] = torch.optim.AdamW) -> torch.optim.Optimizer:
@@ -40,7 +40,7 @@ class Watched:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[Watched]:
-    made = Watched(tmp_path / "page")
+    made = Watched(tmp_path / "region")
     yield made
     for handle in made.progress._handles:
         handle.remove()
@@ -49,24 +49,24 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 def test_each_optimizer_step_is_a_beat(watched: Watched):
     optimizer = watched.optimizer()
-    assert watched.agent.pulse().step == -1
+    assert watched.agent.activity().step == -1
     for step in (1, 2, 3):
         watched.step(optimizer)
-        pulse = watched.agent.pulse()
-        assert (pulse.step, pulse.phase, pulse.observed) == (step, "step", True)
+        seen = watched.agent.activity()
+        assert (seen.step, seen.phase, seen.observed) == (step, "step", True)
 
 
 def test_optimizers_that_take_turns_count_once_for_each_iteration(watched: Watched):
     one, other = watched.optimizer(), watched.optimizer(torch.optim.SGD)
     watched.step(one, other, one, other)
-    assert watched.agent.pulse().step == 2
+    assert watched.agent.activity().step == 2
 
 
 def test_the_one_that_steps_more_often_is_counted(watched: Watched):
     seldom, often = watched.optimizer(), watched.optimizer(torch.optim.SGD)
     for _ in range(3):
         watched.step(seldom, often, often, often)
-    assert watched.agent.pulse().step >= 9
+    assert watched.agent.activity().step >= 9
 
 
 def test_an_optimizer_that_takes_the_place_of_another_goes_on_counting(watched: Watched):
@@ -76,7 +76,7 @@ def test_an_optimizer_that_takes_the_place_of_another_goes_on_counting(watched: 
     second = watched.optimizer()
     for _ in range(3):
         watched.step(second)
-    assert watched.agent.pulse().step in (7, 8)
+    assert watched.agent.activity().step in (7, 8)
 
 
 def test_micro_batches_are_no_steps(watched: Watched):
@@ -84,7 +84,7 @@ def test_micro_batches_are_no_steps(watched: Watched):
     for _ in range(4):
         watched.model(torch.ones(4)).sum().backward()
     optimizer.step()
-    assert watched.agent.pulse().step == 1
+    assert watched.agent.activity().step == 1
 
 
 def test_a_script_that_resumes_goes_on_from_the_step_of_its_optimizer(watched: Watched):
@@ -94,7 +94,7 @@ def test_a_script_that_resumes_goes_on_from_the_step_of_its_optimizer(watched: W
     optimizer = watched.optimizer()
     optimizer.load_state_dict(before.state_dict())
     watched.step(optimizer)
-    assert watched.agent.pulse().step == 41
+    assert watched.agent.activity().step == 41
     assert watched.told("resumed") == [{"step": 40, "tier": "script"}]
 
 
@@ -110,17 +110,17 @@ def test_what_the_script_says_itself_wins(watched: Watched):
     optimizer = watched.optimizer()
     watched.progress.expect_words()
     watched.step(optimizer)
-    assert watched.agent.pulse().step == -1, "it has said that it will speak"
+    assert watched.agent.activity().step == -1, "it has said that it will speak"
     watched.progress.stand_back()
     watched.step(optimizer, optimizer)
-    assert (watched.agent.pulse().step, watched.agent.pulse().observed) == (-1, False)
+    assert (watched.agent.activity().step, watched.agent.activity().observed) == (-1, False)
 
 
 def test_a_script_that_only_asks_who_it_is_is_watched_from_its_second_step(watched: Watched):
     optimizer = watched.optimizer()
     watched.progress.expect_words()
     watched.step(optimizer, optimizer)
-    assert watched.agent.pulse().step == 2
+    assert watched.agent.activity().step == 2
     assert watched.told("resumed") == [{"step": 0, "tier": "script"}]
 
 
@@ -132,7 +132,7 @@ def test_reading_a_batch_is_a_phase_of_its_own(watched: Watched):
             return 3
 
         def __getitem__(self, index: int) -> int:
-            seen.append(watched.agent.pulse().phase)
+            seen.append(watched.agent.activity().phase)
             return index
 
     optimizer = watched.optimizer()
@@ -141,11 +141,11 @@ def test_reading_a_batch_is_a_phase_of_its_own(watched: Watched):
     _BaseDataLoaderIter.__next__ = watched.progress.reading(before)  # type: ignore[method-assign]
     try:
         for _ in DataLoader(Samples()):
-            assert watched.agent.pulse().phase == "step"
+            assert watched.agent.activity().phase == "step"
     finally:
         _BaseDataLoaderIter.__next__ = before  # type: ignore[method-assign]
     assert seen == ["data"] * 3
-    assert watched.agent.pulse().phase == "step"
+    assert watched.agent.activity().phase == "step"
 
 
 def test_a_checkpoint_of_its_own_is_told_once_the_script_has_gone_on(watched: Watched, tmp_path: Path):
@@ -169,7 +169,7 @@ def test_a_checkpoint_that_could_not_be_finished_is_none(watched: Watched, tmp_p
     save({}, tmp_path / "one")
     with pytest.raises(RuntimeError):
         save({}, tmp_path / "nowhere/two")
-    assert watched.agent.pulse().phase == "snapshot"
+    assert watched.agent.activity().phase == "snapshot"
     watched.progress.ends()
     assert watched.told("script_checkpoint") == []
 
@@ -178,11 +178,11 @@ def test_a_file_of_a_thread_leaves_the_phase_alone(watched: Watched, tmp_path: P
     optimizer = watched.optimizer()
     watched.step(optimizer)
     save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
-    entered = watched.agent.pulse().phase_t
+    entered = watched.agent.activity().phase_t
     thread = threading.Thread(target=save, args=({}, tmp_path / "async"))
     thread.start()
     thread.join()
-    assert (watched.agent.pulse().phase, watched.agent.pulse().phase_t) == ("step", entered)
+    assert (watched.agent.activity().phase, watched.agent.activity().phase_t) == ("step", entered)
     assert [type(each) for each in watched.progress.files.take()] == [SavedFile]
 
 
@@ -192,7 +192,7 @@ def test_a_stop_lets_the_step_end_and_raises_before_the_next(watched: Watched):
     watched.agent.propose(-1, "SIGTERM")
     watched.agent.arm(2)
     watched.step(optimizer)
-    assert watched.agent.pulse().stopped
+    assert watched.agent.activity().stopped
     with pytest.raises(Stopped) as stop:
         watched.model(torch.ones(4))
     assert stop.value.code == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from resilient.health.disk import Look, TierSpec, judge, look
+from resilient.health.disk import DiskState, TierSpec, inspect, judge
 from resilient.health.quota import Quota, parse_fileset, parse_lfs, parse_lfs_project, parse_scale, quotas, site_places
 
 KIB, GIB, TIB = 1 << 10, 1 << 30, 1 << 40
@@ -142,21 +142,21 @@ NEEDS = TierSpec("t", Path("/t"), needed_bytes=10 * GIB, needed_files=100)
     ],
 )
 def test_a_tier_is_judged_by_what_quotas_leave(tier: TierSpec, quota: Quota, verdict: str, words: str):
-    found = judge(tier, Look(Path("/t"), free_bytes=TIB, quotas=(quota,)))
+    found = judge(tier, DiskState(Path("/t"), free_bytes=TIB, quotas=(quota,)))
     assert found.verdict == verdict
     assert words in found.text
 
 
 def test_what_is_held_already_counts_as_room_under_a_quota():
-    seen = Look(Path("/t"), free_bytes=TIB, held_bytes=9 * GIB, held_files=90, quotas=(Quota("user a", GIB, 10),))
+    seen = DiskState(Path("/t"), free_bytes=TIB, held_bytes=9 * GIB, held_files=90, quotas=(Quota("user a", GIB, 10),))
     assert judge(NEEDS, seen).verdict == "ok"
 
 
 def test_a_look_asks_for_quotas_only_where_they_are_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program(tmp_path, "lfs", {"quota": LFS_BLOCKS})
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert look(TierSpec("t", tmp_path, measured=False)).quotas == ()
-    assert [quota.owner for quota in look(TierSpec("t", tmp_path, measured=False, quotas=True)).quotas] == ["user alice"]
+    assert inspect(TierSpec("t", tmp_path, measured=False)).quotas == ()
+    assert [quota.owner for quota in inspect(TierSpec("t", tmp_path, measured=False, quotas=True)).quotas] == ["user alice"]
 
 
 def test_the_places_of_the_site_are_those_that_are_there(tmp_path: Path):

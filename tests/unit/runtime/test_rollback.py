@@ -1,11 +1,11 @@
-"""Where a roll-back leads, what is void after it, and what the ledger remembers of it."""
+"""Where a roll-back leads, what is invalidated after it, and what the ledger remembers of it."""
 
 from dataclasses import replace
 
 import pytest
 
 from resilient.faults import Fault
-from resilient.rollback import Committed, RollBack, Void, choose, data_of, merged, remembered, telling
+from resilient.rollback import Committed, InvalidationRule, RollBack, choose, data_of, merged, remembered, without_implied
 
 BAD = Fault("g1-1", "not_finite", "BadBatch", (0,), (0,), 16, "loss nan", "", 0.0, since=13)
 
@@ -52,15 +52,23 @@ def test_the_data_of_a_fault(since, step, data):
 
 
 def test_a_void_covers_what_older_generations_did_beyond_it():
-    void = Void(5, 10)
-    assert void.covers(11, 5)
-    assert void.covers(11, 4)
-    assert not void.covers(10, 5)
-    assert not void.covers(11, 6)
+    rule = InvalidationRule(5, 10)
+    assert rule.covers(11, 5)
+    assert rule.covers(11, 4)
+    assert not rule.covers(10, 5)
+    assert not rule.covers(11, 6)
 
 
 def test_of_voids_only_those_are_kept_that_no_other_implies():
-    assert telling([Void(3, 20), Void(5, 10), Void(4, 12), Void(5, 10), Void(7, 15)]) == [Void(5, 10), Void(7, 15)]
+    assert without_implied(
+        [
+            InvalidationRule(3, 20),
+            InvalidationRule(5, 10),
+            InvalidationRule(4, 12),
+            InvalidationRule(5, 10),
+            InvalidationRule(7, 15),
+        ]
+    ) == [InvalidationRule(5, 10), InvalidationRule(7, 15)]
 
 
 def test_stretches_that_touch_become_one():
@@ -76,7 +84,7 @@ def test_the_ledger_remembers_what_is_void_and_what_is_left_out():
         {**action, "generation": 4, "step": 5, "skip": [[13, 16]]},
         {**action, "generation": 9, "step": 40, "skip": [[17, 17], [50, 52]]},
     ]
-    assert remembered(lines) == ([Void(4, 5), Void(9, 40)], [(13, 17), (50, 52)])
+    assert remembered(lines) == ([InvalidationRule(4, 5), InvalidationRule(9, 40)], [(13, 17), (50, 52)])
 
 
 def test_the_beginning_may_be_gone_back_to_as_long_as_nothing_was_given_up():

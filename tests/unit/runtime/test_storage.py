@@ -19,7 +19,7 @@ WHERE = {Path("/dev/shm/me"): True, Path("/nvme"): False, Path("/scratch/run"): 
 def test_a_durable_tier_alone_gets_memory_to_copy_into() -> None:
     found = arrange(config(DURABLE), 1, "id", WHERE)
     assert [(tier.name, tier.kind) for tier in found.tiers] == [("memory", "memory"), ("scratch", "durable")]
-    assert (found.memory.every_steps, found.durable.every_steps, found.slabs) == (None, 50, 2)
+    assert (found.memory.every_steps, found.durable.every_steps, found.buffers) == (None, 50, 2)
 
 
 def test_a_first_tier_in_ram_is_the_memory_and_is_due_at_every_step() -> None:
@@ -30,7 +30,7 @@ def test_a_first_tier_in_ram_is_the_memory_and_is_due_at_every_step() -> None:
         ("scratch", "durable", 50),
     ]
     assert [tier.keep_last for tier in found.tiers] == [1, 2, 3]
-    assert found.slabs == 3
+    assert found.buffers == 3
 
 
 def test_nodes_keep_out_of_each_others_way() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from checkpoint.protocol import Inventory
-from resilient.control import Coordinator, Job
+from resilient.control import Coordinator, JobSpec
 from resilient.control.coordinator import State
 from resilient.control.drain import Drain
 from resilient.control.learning import Limits
@@ -29,7 +29,7 @@ class Play:
         self.slurm = slurm
         self.effects: list[Effect] = []
         self.notes: list[str] = []
-        job = Job(
+        job = JobSpec(
             layouts={1: {"dp": 1}},
             spares=0,
             rejoin_s=20.0,
@@ -100,7 +100,7 @@ def test_the_run_is_stopped_ahead_of_the_end_that_slurm_tells(slurm):
 
 def test_a_limit_that_is_changed_while_the_job_runs_is_heard_of(slurm, monkeypatch):
     monkeypatch.setattr(stops, "ASK_EVERY_S", 0.5)
-    monkeypatch.setattr(stops, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(stops, "POLL_S", 0.01)
     play = Play(slurm, 3600.0)
 
     async def work() -> None:

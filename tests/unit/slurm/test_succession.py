@@ -17,7 +17,7 @@ from resilient.exits import EnvironmentUnusable, Exit
 from resilient.slurm import chain, queue, succession
 from resilient.slurm.badnodes import remember
 from resilient.slurm.succession import Succession
-from resilient.status import look
+from resilient.status import inspect
 
 ROOT = Path(__file__).parents[3]
 
@@ -179,15 +179,15 @@ def test_a_run_on_another_machine_that_is_no_job_is_not_reached_and_named(tmp_pa
 
 def test_the_status_shows_the_chain_before_its_first_job_has_begun_and_after(going: Succession, slurm, config: Config):
     asyncio.run(going.ensure("100", 50))
-    found = look(config.run_dir)
+    found = inspect(config.run_dir)
     assert [(job["job"], job["state"], job["step"]) for job in found.jobs] == [("100", "running", 0), ("101", "waiting", None)]
     assert found.jobs[1]["reason"] == "Dependency"
     asyncio.run(going.ended("100", Exit.STOPPED))
     slurm.set([{**job, "state": "CANCELLED"} for job in slurm.jobs()])
-    found = look(config.run_dir)
+    found = inspect(config.run_dir)
     assert [(job["job"], job["state"]) for job in found.jobs] == [("100", "ended by 75"), ("101", "ended without a word")]
     slurm.deaf(99)
-    assert [job["state"] for job in look(config.run_dir).jobs] == ["ended by 75", "waiting"]
+    assert [job["state"] for job in inspect(config.run_dir).jobs] == ["ended by 75", "waiting"]
 
 
 def test_a_job_belongs_to_the_chain_by_its_name(config: Config):

@@ -119,26 +119,26 @@ class Course:
     def resumed(self, step: int = 0) -> list[Effect]:
         return self.do("resumed", step, self.now)
 
-    def tell(self, node: int, news: DaemonNews) -> list[Effect]:
+    def deliver(self, node: int, news: DaemonNews) -> list[Effect]:
         return self.do("on_news", node, news, self.now)
 
     def taken(self, node: int, step: int, *, wants: tuple[str, ...] = (), again: bool = False) -> list[Effect]:
         """A node's shard of a snapshot is in memory."""
         held = shard(step, self.members.index(node), of=len(self.members), generation=self.generation)
         news = Held(generation=self.generation, shard=held, stall_s=0.01, write_s=0.02, wants=wants, again=again)
-        return self.tell(node, news)
+        return self.deliver(node, news)
 
     def all_take(self, step: int, *, wants: tuple[str, ...] = ()) -> list[Effect]:
         return [effect for node in self.members for effect in self.taken(node, step, wants=wants)]
 
     def skips(self, node: int, step: int) -> list[Effect]:
-        return self.tell(node, Skipped(generation=self.generation, step=step, reason="no buffer was free"))
+        return self.deliver(node, Skipped(generation=self.generation, step=step, reason="no buffer was free"))
 
     def stale(self, node: int, step: int) -> list[Effect]:
-        return self.tell(node, Stale(generation=self.generation, step=step, before=step - 1))
+        return self.deliver(node, Stale(generation=self.generation, step=step, before=step - 1))
 
     def new_daemon(self, node: int, *shards: NodeShard) -> list[Effect]:
-        return self.tell(node, Inventory(generation=self.generation, address=f"10.0.0.{node}:10", shards=shards))
+        return self.deliver(node, Inventory(generation=self.generation, address=f"10.0.0.{node}:10", shards=shards))
 
     def stopped(self, held: dict[int, list[NodeShard]]) -> None:
         """Workers have ended, and nodes have sent what they hold."""
@@ -159,7 +159,7 @@ class Course:
 
     def all_done(self, requests: Sequence[tuple[int, StartJob]]) -> list[Effect]:
         """Daemons have done what they were asked for."""
-        return [effect for node, request in requests for effect in self.tell(node, done(request))]
+        return [effect for node, request in requests for effect in self.deliver(node, done(request))]
 
     def durable(self, step: int) -> None:
         """A step is held by all nodes and committed."""

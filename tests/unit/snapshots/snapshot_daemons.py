@@ -20,7 +20,7 @@ from checkpoint.protocol import (
     SnapshotKey,
     StartJob,
 )
-from resilient.rollback import Void
+from resilient.rollback import InvalidationRule
 
 RAM, NVME, DURABLE = "ram", "nvme", "scratch"
 BUFFERS = 3
@@ -126,7 +126,7 @@ class Daemon:
                     self.retain = retain
                 self.held -= self.given_up(retain)
             case Discard() as discard:
-                invalid = Void(discard.invalid_generation, discard.step)
+                invalid = InvalidationRule(discard.invalid_generation, discard.step)
                 self.held = {place for place in self.held if not invalid.covers(place[1].step, place[1].generation)}
             case StartJob() | Replicate() as request:
                 self.work.append(Work(request))
@@ -218,6 +218,6 @@ class Daemon:
             if isinstance(request, Retain) and running:
                 held = {place for place in held if place[0] != request.tier or needed(request, place[1])}
             if isinstance(request, Discard):
-                invalid = Void(request.invalid_generation, request.step)
+                invalid = InvalidationRule(request.invalid_generation, request.step)
                 held = {place for place in held if not invalid.covers(place[1].step, place[1].generation)}
         return held

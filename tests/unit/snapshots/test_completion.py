@@ -45,7 +45,7 @@ def test_news_of_a_shard_that_the_inventory_has_listed_already_mean_nothing(cour
     course.all_take(9)
     course.stopped({0: [shard(9, 0)], 1: [shard(9, 1)]})
     course.begin(6)
-    course.tell(0, Held(generation=5, shard=shard(9, 0)))
+    course.deliver(0, Held(generation=5, shard=shard(9, 0)))
     course.resumed(9)
     course.all_take(10)
     course.all_take(11)
@@ -78,7 +78,7 @@ def test_a_step_that_all_nodes_skip_costs_one_request_a_node() -> None:
 def test_a_step_that_was_skipped_in_an_earlier_generation_is_not_left_out_of_this_one(course: Course) -> None:
     course.begin(6)
     course.resumed()
-    assert not course.tell(0, Skipped(generation=5, step=8, reason="no buffer was free"))
+    assert not course.deliver(0, Skipped(generation=5, step=8, reason="no buffer was free"))
     course.all_take(8)
     assert [event["step"] for event in course.events("snapshot")] == [8]
 
@@ -191,15 +191,15 @@ def test_news_of_a_node_that_is_gone_mean_nothing(course: Course) -> None:
 
 def test_shards_that_cannot_be_are_refused(course: Course) -> None:
     for wrong in (shard(7, 2), shard(7, -1), shard(7, 0, tier="tape")):
-        course.tell(0, Held(generation=5, shard=wrong))
+        course.deliver(0, Held(generation=5, shard=wrong))
     course.taken(0, 8)
-    course.tell(1, Held(generation=5, shard=shard(8, 1, of=3)))
+    course.deliver(1, Held(generation=5, shard=shard(8, 1, of=3)))
     assert course.core.newest is None
 
 
 def test_what_is_not_for_the_snapshot_core_changes_nothing(course: Course) -> None:
-    assert course.tell(0, Synced(generation=5)) == []
-    assert course.tell(0, NoRoom(generation=5, size_bytes=1, places=("/dev/shm",))) == []
+    assert course.deliver(0, Synced(generation=5)) == []
+    assert course.deliver(0, NoRoom(generation=5, size_bytes=1, places=("/dev/shm",))) == []
 
 
 def test_candidates_are_the_same_for_all_newest_first_and_name_the_fastest_holder_first() -> None:
@@ -226,7 +226,7 @@ def test_there_are_no_more_than_six_candidates_and_they_are_packed_once() -> Non
     packed = course.core.candidates()
     assert [each.key.step for each in unpack(packed)] == [8, 7, 6, 5, 4, 3]
     assert course.core.candidates() is packed
-    course.tell(1, Listening(generation=5, address="10.0.0.1:4"))
+    course.deliver(1, Listening(generation=5, address="10.0.0.1:4"))
     assert unpack(course.core.candidates())[0].shards[1][0].address == "10.0.0.1:4"
 
 

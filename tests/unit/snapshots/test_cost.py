@@ -38,7 +38,7 @@ def running(nodes: int) -> Course:
     course.resumed()
     for step in (1, 2, 3):
         for node, request in course.requests(Replicate, course.all_take(step)):
-            course.tell(node, replicated(request, of=nodes))
+            course.deliver(node, replicated(request, of=nodes))
     return course
 
 
@@ -56,7 +56,7 @@ def test_a_snapshot_with_replicas_is_one_message_to_each_node(nodes: int) -> Non
     course = running(nodes)
     turns = [course.taken(node, 4) for node in course.members]
     for node, request in course.requests(Replicate, turns[-1]):
-        turns.append(course.tell(node, replicated(request, of=nodes)))
+        turns.append(course.deliver(node, replicated(request, of=nodes)))
     assert course.events("replicated")[-1]["step"] == 4
     assert messages(turns, nodes) == [1] * nodes
 
@@ -69,7 +69,7 @@ def test_replication_that_takes_longer_than_a_step_skips_steps_and_costs_a_messa
     for step in range(4, 12):
         turns += [course.taken(node, step) for node in course.members]
         if step % 2:
-            turns += [course.tell(node, replicated(request, of=nodes)) for node, request in under_way]
+            turns += [course.deliver(node, replicated(request, of=nodes)) for node, request in under_way]
         asked = course.requests(Replicate, [effect for turn in turns for effect in turn])
         under_way = asked[-nodes:]
     assert max(messages(turns, nodes)) <= 8 + 4
@@ -95,7 +95,7 @@ def test_the_work_for_a_shard_that_is_taken_or_replicated_does_not_depend_on_the
         for node, request in course.requests(Replicate, effects):
             news = replicated(request, of=nodes)
             with Operations() as operations:
-                course.tell(node, news)
+                course.deliver(node, news)
             counts.append(operations.count)
         fetched.append((statistics.median(counts), max(counts[:-1])))
     assert taken[0] == taken[1] and fetched[0] == fetched[1]

@@ -6,7 +6,7 @@ from snapshot_course import Course, done, failed, shard
 from checkpoint.protocol import Cancel, Discard, Held, SnapshotKey
 from resilient.outbox import Outbox
 from resilient.protocol.messages import unpack
-from resilient.rollback import Void
+from resilient.rollback import InvalidationRule
 from resilient.snapshots import Snapshots, TierPlan
 
 
@@ -33,7 +33,7 @@ def test_what_is_newer_than_the_step_of_a_roll_back_is_invalid_on_all_tiers(cour
         {"step": 8, "tier": "ram", "reason": "rolled back to step 5: the loss is not finite"}
     ]
     assert (course.core.durable_step, course.core.checkpoints, course.core.newest) == (5, [5], None)
-    assert course.core.invalidated_due() == (Void(5, 5),)
+    assert course.core.invalidated_due() == (InvalidationRule(5, 5),)
     course.stopped({node: [shard(8, node)] for node in (0, 1)})
     assert discards(course) == [(0, 5, 5), (1, 5, 5)]
     assert course.core.invalidated_due() == () and discards(course) == []
@@ -44,7 +44,7 @@ def test_what_is_newer_than_the_step_of_a_roll_back_is_invalid_on_all_tiers(cour
 def test_begin_discards_nothing_by_itself(course: Course) -> None:
     course.do("roll_back", 5, "bad numbers")
     assert not course.requests(Discard, course.begin(6))
-    assert course.core.invalidated_due() == (Void(5, 5),)
+    assert course.core.invalidated_due() == (InvalidationRule(5, 5),)
 
 
 def test_what_is_invalidated_while_a_quarantine_is_under_way_is_still_due(course: Course) -> None:
@@ -52,7 +52,7 @@ def test_what_is_invalidated_while_a_quarantine_is_under_way_is_still_due(course
     course.core.invalidated_due()
     course.do("roll_back", 3, "bad numbers")
     assert discards(course) == [(0, 5, 5), (1, 5, 5)]
-    assert course.core.invalidated_due() == (Void(5, 3),)
+    assert course.core.invalidated_due() == (InvalidationRule(5, 3),)
     assert discards(course) == [(0, 3, 5), (1, 3, 5)]
     assert course.core.invalidated_due() == ()
 
@@ -63,7 +63,7 @@ def test_a_commit_that_was_under_way_while_the_run_was_rolled_back_does_not_coun
     ((node, commit),) = course.jobs("commit", course.all_done(flushes))
     effects = course.do("roll_back", 5, "bad numbers")
     assert [(node, each.job_id) for node, each in course.requests(Cancel, effects)] == [(0, commit.job_id)]
-    course.tell(node, done(commit))
+    course.deliver(node, done(commit))
     assert (course.core.durable_step, course.core.checkpoints) == (5, [5])
     assert [event["step"] for event in course.events("committed")] == [5]
 
@@ -73,8 +73,8 @@ def test_a_copy_that_ended_before_it_was_cancelled_does_not_keep_its_tier_busy()
     course.resumed()
     copies = course.jobs("copy", course.all_take(8, wants=("nvme",)))
     course.do("roll_back", 5, "bad numbers")
-    course.tell(0, done(copies[0][1]))
-    course.tell(1, failed(copies[1][1], "cancelled", cancelled=True))
+    course.deliver(0, done(copies[0][1]))
+    course.deliver(1, failed(copies[1][1], "cancelled", cancelled=True))
     assert not course.core._transfers.jobs and course.core.newest is None
     assert [event["tier"] for event in course.events("snapshot")] == ["ram"]
 
@@ -88,7 +88,7 @@ def test_a_daemon_that_comes_back_with_what_is_invalid_brings_nothing_back(cours
     course.begin(6)
     course.stopped({node: [shard(8, node)] for node in (0, 1)})
     assert course.core.newest is None
-    assert course.core.invalidated_due() == (Void(5, 5),)  # they are to be told before the next start
+    assert course.core.invalidated_due() == (InvalidationRule(5, 5),)  # they are to be told before the next start
     assert discards(course) == [(0, 5, 5), (1, 5, 5)]
 
 
@@ -98,7 +98,7 @@ def test_news_of_what_is_invalid_are_not_believed_however_late_they_come(course:
     course.begin(6)
     course.resumed(5)
     for node in (0, 1):
-        course.tell(node, Held(generation=5, shard=shard(9, node), wants=("scratch",)))
+        course.deliver(node, Held(generation=5, shard=shard(9, node), wants=("scratch",)))
     assert course.core.checkpoints == [5]
     assert not [each for _, each in course.jobs("flush") if each.key.step == 9]
 
@@ -114,8 +114,8 @@ def test_the_same_steps_can_be_taken_again_after_a_roll_back(course: Course) -> 
 
 
 def test_what_earlier_jobs_have_invalidated_is_due_at_once_and_told_without_what_it_implies() -> None:
-    course = Course(invalidated=(Void(2, 9), Void(3, 5)))
-    assert course.core.invalidated_due() == (Void(3, 5),)
+    course = Course(invalidated=(InvalidationRule(2, 9), InvalidationRule(3, 5)))
+    assert course.core.invalidated_due() == (InvalidationRule(3, 5),)
     course.stopped({node: [shard(8, node, generation=3)] for node in (0, 1)})
     assert course.core.newest is None
     assert discards(course) == [(0, 5, 3), (1, 5, 3)]

@@ -41,14 +41,14 @@ def test_nodes_of_the_same_domain_are_buddies_where_there_is_no_other() -> None:
 
 def all_replicated(course: Course, effects: list[Effect]) -> list[Effect]:
     requests = course.requests(Replicate, effects)
-    return [effect for node, each in requests for effect in course.tell(node, replicated(each, of=len(course.members)))]
+    return [effect for node, each in requests for effect in course.deliver(node, replicated(each, of=len(course.members)))]
 
 
 def failed_replica(course: Course, step: int, *, unreachable: bool) -> list[dict[str, Any]]:
     """A snapshot's copies are asked for, and that of shard 1 does not come about; the faults that are reported of it."""
     course.effects.clear()
     for node, request in course.requests(Replicate, course.all_take(step)):
-        course.tell(node, failed(request, unreachable=unreachable) if request.shard == 1 else replicated(request))
+        course.deliver(node, failed(request, unreachable=unreachable) if request.shard == 1 else replicated(request))
     return course.events("fault")
 
 
@@ -63,7 +63,7 @@ def test_buddies_fetch_what_is_complete(course: Course) -> None:
 def test_the_ledger_says_when_all_of_a_snapshot_has_copies(course: Course) -> None:
     for node, request in course.requests(Replicate, course.all_take(1)):
         assert not course.events("replicated")
-        course.tell(node, replicated(request))
+        course.deliver(node, replicated(request))
     assert course.events("replicated") == [{"step": 1, "tier": "ram"}]
     failed_replica(course, 2, unreachable=True)
     assert not course.events("replicated")  # of step 2 there is one copy
@@ -87,7 +87,7 @@ def test_a_buddy_does_not_wait_for_a_node_that_is_gone(course: Course) -> None:
     course.core.hold()
     effects = course.do("lost", 1)
     assert [(node, each.job_id) for node, each in course.requests(Cancel, effects)] == [(buddy, request.job_id)]
-    course.tell(buddy, failed(request, "cancelled", unreachable=True, cancelled=True))
+    course.deliver(buddy, failed(request, "cancelled", unreachable=True, cancelled=True))
     assert not course.events("fault") and not course.events("replicated")
 
 
@@ -108,7 +108,7 @@ def test_replicas_that_thousands_of_nodes_cannot_make_name_eight_of_them() -> No
     course = Course(300, replicas=True, buffers=3)
     course.resumed()
     for node, request in course.requests(Replicate, course.all_take(1)):
-        course.tell(node, failed(request))
+        course.deliver(node, failed(request))
     faults = course.events("fault")
     assert [len(fault["nodes"]) for fault in faults] == [1] * 8 + [8]
     assert "on 292 more nodes" in faults[-1]["detail"]

@@ -11,7 +11,7 @@ from snapshot_daemons import BEGIN_SESSION, BUFFERS, DURABLE, NVME, RAM, TAKE_IN
 from checkpoint.protocol import DaemonNews, Held, Inventory, Replicate, SnapshotKey, StartJob
 from resilient.outbox import Outbox, RequestDaemon
 from resilient.protocol.messages import unpack
-from resilient.rollback import Void
+from resilient.rollback import InvalidationRule
 from resilient.snapshots import Snapshots, StoragePlan, TierPlan
 
 MEMBERS = 3
@@ -35,7 +35,7 @@ class Campaign(RuleBasedStateMachine):
         self.generation = 0
         self.base = 0  # the step that the generation goes on from
         self.now = 0.0
-        self.invalid: list[Void] = []
+        self.invalid: list[InvalidationRule] = []
         self.past: list[tuple[int, DaemonNews]] = []  # which may arrive once more
         self.outstanding: dict[str, tuple[int, dict[int, int]]] = {}  # by tier the job, and of its shards the node
 
@@ -220,7 +220,7 @@ class Campaign(RuleBasedStateMachine):
     @rule(back=st.integers(0, 3))
     def numbers_are_bad(self, back: int) -> None:
         step = max(0, max(self.daemons[node].step for node in self.members) - back)
-        self.invalid.append(Void(self.generation, step))
+        self.invalid.append(InvalidationRule(self.generation, step))
         self.do("roll_back", step, "bad numbers")
         self.gather()
 

@@ -21,7 +21,7 @@ def test_a_step_is_durable_when_all_have_flushed_and_one_has_committed(course: C
     ((node, commit),) = course.jobs("commit", course.all_done(flushes[1:]))
     assert node == 0 and not course.events("committed") and course.core.durable_step == 0
     course.now += 4
-    course.tell(0, done(commit))
+    course.deliver(0, done(commit))
     assert course.events("committed") == [{"step": 5, "tier": "scratch", "bytes": 200, "files": 81}]
     assert course.events("snapshot")[-1] == {"step": 5, "tier": "scratch", "bytes": 200, "stall_s": 0.01, "write_s": 4.0}
     assert (course.core.durable_step, course.core.rate_bytes_per_s) == (5, 50.0)
@@ -55,7 +55,7 @@ def test_a_daemon_that_is_new_is_told_again_what_it_has_to_do(course: Course) ->
 
 def test_a_daemon_that_is_new_does_not_begin_again_with_what_was_cancelled(course: Course) -> None:
     flushes = course.jobs("flush", course.all_take(9, wants=("scratch",)))
-    course.tell(0, failed(flushes[0][1]))
+    course.deliver(0, failed(flushes[0][1]))
     effects = course.new_daemon(1, shard(9, 1))
     assert {each.job_id for _, each in course.jobs("flush", effects)} == {flushes[0][1].job_id + 1}  # the next attempt, of both
 
@@ -76,10 +76,10 @@ def test_what_was_copied_of_an_earlier_generation_is_retained_until_all_have_cop
     course.begin(6)
     course.core._transfers.pending["nvme"] = SnapshotKey(9, 5)
     copies = course.jobs("copy", course.resumed(9))
-    course.tell(0, done(copies[0][1]))
+    course.deliver(0, done(copies[0][1]))
     effects = course.new_daemon(0, shard(9, 0), shard(9, 0, tier="nvme"))
     assert (9,) in [each.steps for _, each in course.requests(Retain, effects) if each.tier == "nvme"]
-    course.tell(1, done(copies[1][1]))
+    course.deliver(1, done(copies[1][1]))
     assert [(each["step"], each["tier"]) for each in course.events("snapshot")] == [(9, "nvme")]
 
 
@@ -87,19 +87,19 @@ def test_a_copy_of_which_a_node_is_gone_is_not_complete() -> None:
     course = Course(2, spares=1, buffers=3, others=(TierPlan("nvme", 2),))
     course.resumed()
     copies = course.jobs("copy", course.all_take(6, wants=("nvme",)))
-    course.tell(0, done(copies[0][1]))
+    course.deliver(0, done(copies[0][1]))
     course.core.hold()
     course.do("lost", 0)
-    course.tell(1, done(copies[1][1]))
+    course.deliver(1, done(copies[1][1]))
     assert [each["tier"] for each in course.events("snapshot")] == ["ram"]
 
 
 def test_a_commit_does_not_wait_for_a_node_that_is_gone(course: Course) -> None:
     flushes = course.jobs("flush", course.all_take(9, wants=("scratch",)))
-    course.tell(0, done(flushes[0][1]))
+    course.deliver(0, done(flushes[0][1]))
     course.core.hold()
     course.do("lost", 0)
-    assert not course.jobs("commit", course.tell(1, done(flushes[1][1])))
+    assert not course.jobs("commit", course.deliver(1, done(flushes[1][1])))
     course.stopped({0: [shard(9, 0)]})
     assert [(node, each.key.step) for node, each in course.jobs("flush", course.do("save_newest", course.now))] == [(0, 9), (1, 9)]
 
@@ -123,7 +123,7 @@ def test_the_loss_of_a_node_cancels_what_others_do_for_the_same_step(course: Cou
     effects = course.do("lost", 1)
     assert [(node, each.job_id) for node, each in course.requests(Cancel, effects)] == [(0, flushes[0][1].job_id)]
     course.stopped({1: [shard(9, 1)]})
-    effects = course.tell(0, failed(flushes[0][1], "cancelled", cancelled=True))
+    effects = course.deliver(0, failed(flushes[0][1], "cancelled", cancelled=True))
     assert [node for node, _ in course.jobs("flush", effects)] == [0, 1]  # from the start
     assert not course.events("fault")
 
@@ -133,9 +133,9 @@ def test_a_step_that_fails_three_times_is_given_up_with_a_fault(course: Course) 
     for _ in range(3):
         assert not course.events("fault") and not course.core.given_up()
         flushes = course.jobs("flush", effects)
-        effects = course.tell(1, failed(flushes[1][1], "shard 1 is damaged"))
+        effects = course.deliver(1, failed(flushes[1][1], "shard 1 is damaged"))
         assert [node for node, _ in course.requests(Cancel, effects)] == [0]
-        effects = course.tell(0, failed(flushes[0][1], "cancelled", cancelled=True))
+        effects = course.deliver(0, failed(flushes[0][1], "cancelled", cancelled=True))
     (fault,) = course.events("fault")
     assert (fault["kind"], fault["step"], fault["detail"]) == ("storage", 9, "tier scratch: step 9 is given up: shard 1 is damaged")
     assert not course.jobs("flush", effects) and course.core.given_up() and course.core.behind
@@ -143,9 +143,9 @@ def test_a_step_that_fails_three_times_is_given_up_with_a_fault(course: Course) 
 
 def test_what_does_not_get_on_is_superseded_by_what_is_newer(course: Course) -> None:
     flushes = course.jobs("flush", course.all_take(5, wants=("scratch",)))
-    course.tell(0, TierTrouble(generation=5, tier="scratch", detail="no space left on device", errno=28))
+    course.deliver(0, TierTrouble(generation=5, tier="scratch", detail="no space left on device", errno=28))
     assert len(course.requests(Cancel, course.all_take(6, wants=("scratch",)))) == 2
-    effects = [course.tell(node, failed(each, "cancelled", cancelled=True)) for node, each in flushes][-1]
+    effects = [course.deliver(node, failed(each, "cancelled", cancelled=True)) for node, each in flushes][-1]
     assert {each.key.step for _, each in course.jobs("flush", effects)} == {6}
 
 
@@ -172,8 +172,8 @@ def test_at_the_end_of_a_campaign_nothing_but_the_durable_tier_is_needed() -> No
 
 def test_a_tier_that_cannot_be_written_is_a_fault_that_is_over_when_it_can(course: Course) -> None:
     trouble = TierTrouble(generation=5, tier="scratch", detail="no space left on device", errno=28)
-    course.tell(0, trouble)
-    assert not course.tell(0, trouble)
+    course.deliver(0, trouble)
+    assert not course.deliver(0, trouble)
     (fault,) = course.events("fault")
     assert fault == {
         **{"fault_id": "s1", "kind": "storage", "ranks": [], "nodes": [0], "step": None, "detect_s": 0.0},
@@ -182,14 +182,14 @@ def test_a_tier_that_cannot_be_written_is_a_fault_that_is_over_when_it_can(cours
     reason = "scratch is tried again; training goes on"
     assert course.events("action") == [{"fault_id": "s1", "name": "degrade_tier", "reason": reason}]
     assert course.core.troubled
-    course.tell(0, TierWell(generation=5, tier="scratch", down_s=3.0))
+    course.deliver(0, TierWell(generation=5, tier="scratch", down_s=3.0))
     assert course.events("recovered") == [{"fault_id": "s1", "step": 0, "downtime_s": 0.0, "lost_steps": 0}]
-    assert not course.core.troubled and not course.tell(0, TierWell(generation=5, tier="scratch", down_s=3.0))
+    assert not course.core.troubled and not course.deliver(0, TierWell(generation=5, tier="scratch", down_s=3.0))
 
 
 @pytest.mark.parametrize("how", ["lost", "new daemon"])
 def test_the_trouble_of_a_daemon_that_is_gone_is_over(course: Course, how: str) -> None:
-    course.tell(0, TierTrouble(generation=5, tier="scratch", detail="it hangs"))
+    course.deliver(0, TierTrouble(generation=5, tier="scratch", detail="it hangs"))
     course.do("lost", 0) if how == "lost" else course.new_daemon(0)
     assert len(course.events("recovered")) == 1 and not course.core.troubled
 
@@ -197,13 +197,13 @@ def test_the_trouble_of_a_daemon_that_is_gone_is_over(course: Course, how: str) 
 def test_a_tier_that_no_node_can_write_is_a_fault_of_eight_nodes_and_one_of_the_others() -> None:
     course = Course(300)
     for node in range(300):
-        course.tell(node, TierTrouble(generation=5, tier="scratch", detail="it is full"))
+        course.deliver(node, TierTrouble(generation=5, tier="scratch", detail="it is full"))
     assert [fault["nodes"] for fault in course.events("fault")] == [[node] for node in range(9)]
     assert course.events("fault")[-1]["detail"] == "tier scratch: it is full (and on more nodes)"
     for node in range(299):
-        course.tell(node, TierWell(generation=5, tier="scratch", down_s=1.0))
+        course.deliver(node, TierWell(generation=5, tier="scratch", down_s=1.0))
     assert len(course.events("recovered")) == 8 and course.core.troubled
-    course.tell(299, TierWell(generation=5, tier="scratch", down_s=1.0))
+    course.deliver(299, TierWell(generation=5, tier="scratch", down_s=1.0))
     assert {each["fault_id"] for each in course.events("recovered")} == {f"s{number}" for number in range(1, 10)}
     assert not course.core.troubled
 

@@ -1,1 +1,0 @@
-"""How a fault gets to its target: hands sent there, what they find, and what undoes their work whatever becomes of them."""

@@ -1,0 +1,130 @@
+"""Faults from inside: what a rank of a campaign that allows it does to itself when an order asks for it.
+
+Runs in the workers. An order is a file of the run directory, so that it reaches ranks on all nodes; it is carried out once, by
+whoever makes the mark beside it, and never again when the same step is computed anew.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.injectors.context import Follower, RankContext
+from resilient import worker
+
+DIRECTORY = "chaos"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a rank is asked to do. `step`: the one at which, 1-based; None: at the next one. `phase`: None: the fault's own."""
+
+    id: str
+    fault: str
+    rank: int
+    step: int | None = None
+    phase: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+def give(run_dir: Path, order: Order) -> None:
+    """Leave an order for a rank."""
+    directory = run_dir / DIRECTORY
+    directory.mkdir(exist_ok=True)
+    new = directory / f".{order.id}.new"
+    new.write_text(json.dumps(asdict(order)))
+    new.rename(directory / f"{order.id}.order")
+
+
+def withdraw(run_dir: Path, order_id: str) -> bool:
+    """Take an order back; whether nobody has carried it out, and nobody will."""
+    path = run_dir / DIRECTORY / f"{order_id}.order"
+    withdrawn = _create_marker(path.with_suffix(".taken"), {})
+    path.unlink(missing_ok=True)
+    return withdrawn
+
+
+def _create_marker(path: Path, what: Mapping[str, object]) -> bool:
+    """Be the one who makes a mark; False: it was made already."""
+    try:
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return False
+    os.write(fd, json.dumps(what).encode())
+    os.close(fd)
+    return True
+
+
+def taken(run_dir: Path, order_id: str) -> dict[str, Any] | None:
+    """When and where an order was carried out (`t`, `rank`, `pid`, `step`, `generation`); None if it was not, yet."""
+    try:
+        found: dict[str, Any] = json.loads((run_dir / DIRECTORY / f"{order_id}.taken").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found or None
+
+
+def arm(context: worker.Context) -> None:
+    """Look out for orders from now on; called in every rank before its entry point."""
+    if context.run_dir is not None:
+        worker.watch(_OrderWatcher(context, context.run_dir / DIRECTORY))
+
+
+class _OrderWatcher:
+    """Called at every phase and every finished step."""
+
+    def __init__(self, context: worker.Context, directory: Path) -> None:
+        self._context, self._directory = context, directory
+        self._names: frozenset[str] = frozenset()
+        self._orders: list[Order] = []
+        self._finished: int | None = None
+        self._followers: list[Follower] = []
+
+    def __call__(self, phase: str | None, step: int) -> None:
+        if phase is None:
+            self._finished = step
+        self._followers = [each for each in self._followers if each(phase, step if phase is None else (self._finished or 0) + 1)]
+        self._read()
+        for order in list(self._orders):
+            if self._due(order, phase):
+                self._orders.remove(order)
+                self._carry_out(order, phase or "")
+
+    def _read(self) -> None:
+        try:
+            names = frozenset(entry.name for entry in os.scandir(self._directory))
+        except FileNotFoundError:
+            return
+        if names == self._names:
+            return
+        self._names, self._orders = names, []
+        for name in sorted(names):
+            path = self._directory / name
+            if path.suffix == ".order" and path.with_suffix(".taken").name not in names:
+                with contextlib.suppress(FileNotFoundError):  # withdrawn at this moment
+                    order = Order(**json.loads(path.read_text()))
+                    self._orders += [order] if order.rank == self._context.rank else []
+
+    def _due(self, order: Order, phase: str | None) -> bool:
+        from chaos.faults import kind
+
+        if phase != (order.phase or getattr(kind(order.fault), "when", "step")):
+            return False
+        return self._finished is not None and self._finished + 1 >= (order.step or 0)
+
+    def _carry_out(self, order: Order, phase: str) -> None:
+        from chaos.fault import Inside
+        from chaos.faults import kind
+
+        step = (self._finished or 0) + 1
+        marker = {"t": time.time(), "rank": order.rank, "pid": os.getpid(), "step": step, "generation": self._context.generation}
+        if not _create_marker(self._directory / f"{order.id}.taken", marker):
+            return
+        fault = kind(order.fault)(**order.params)
+        assert isinstance(fault, Inside)
+        run_dir = self._directory.parent
+        fault.strike(RankContext(order.rank, self._context.world_size, step, phase, run_dir, self._followers.append))

@@ -1,0 +1,243 @@
+"""An experiment from its file to its end: site, campaign, reference and runner, in a directory of results.
+
+Owns that directory, and that nothing outlives the command.
+"""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from chaos.experiment import Experiment, ExperimentError
+from chaos.fault import Need
+from chaos.orchestration.campaign import REFERENCE, Campaign, resolve, shortened
+from chaos.orchestration.cleanup import CleanupGuard
+from chaos.orchestration.runner import POLL_S, Display, Runner, Terms
+from chaos.orchestration.sites import Here, InLab, Site, place, rights
+from chaos.orchestration.volumes import mount, undoing
+from chaos.planning import World, plan
+from chaos.verdict import page, report
+from chaos.verdict.gathering import inspect, observe, places
+from chaos.verdict.observation import Observation
+from chaos.verdict.verdict import OF_EACH, Verdict, judge
+from resilient.campaign import machine_layout
+from resilient.config import Config, load
+from resilient.driver.lease import holder
+from resilient.exits import EnvironmentUnusable, Exit, ForeseenError
+
+RESULTS = Path("runs/chaos")
+STOP_S = 30.0  # for a campaign to stop at its next step; then it is killed
+
+
+class Interrupted(ForeseenError):
+    """Somebody wants the end."""
+
+    code = Exit.STOPPED
+
+
+@dataclass(frozen=True)
+class Result:
+    """What has come of an experiment; `reference`: run directory of the campaign without faults."""
+
+    directory: Path
+    verdict: Verdict
+    reference: Path | None = None
+
+
+def world_of(config: Config, has: frozenset[Need]) -> World:
+    """What a campaign of this config consists of here."""
+    layout = machine_layout(config)
+    return World(layout.nodes, layout.procs_per_node, has)
+
+
+def has_here(experiment: Experiment) -> frozenset[Need]:
+    """What will be at hand where the experiment runs, as far as can be told before."""
+    if experiment.lab is not None:
+        from chaos.lab.needs import missing
+
+        return rights() if missing(slurm=True) else rights() | {Need.LAB, Need.SLURM}
+    return rights() | ({Need.SLURM} if "SLURM_JOB_ID" in os.environ else frozenset())
+
+
+def fresh(results: Path, name: str) -> Path:
+    """A directory of this name that is not there yet, or one with a number after it."""
+    for number in range(1, 10_000):
+        path = results / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return path
+    raise EnvironmentUnusable(f"{results}: there are too many results of {name}")
+
+
+def given(directory: Path) -> Path:
+    """A directory for results that somebody asks for: it must be empty, or not there."""
+    if directory.exists() and any(directory.iterdir()):
+        raise EnvironmentUnusable(f"{directory} is not empty; results need a directory of their own")
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the experiment, with all that belongs to it."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)
+        raise Interrupted(f"stopped by {signal.Signals(number).name}; everything is undone")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def perform(experiment: Experiment, file: Path, seed: int, directory: Path, reference: Path | None, display: Display) -> Result:
+    """Run an experiment on a campaign of its own.
+
+    Args:
+        directory: for everything that is written.
+        reference: run directory of the campaign without faults, if there is one already.
+
+    Raises:
+        ForeseenError: it cannot be run here, or somebody wants its end.
+    """
+    shutil.copy(file, directory / "experiment.yaml")
+    volumes = experiment.campaign.volumes
+    with interruptible(), CleanupGuard(undoing(volumes, directory)) as cleanup:
+        mount(volumes, directory)
+        config = resolve(experiment.campaign, file, directory, allow=True)
+        cleanup.run(config.run_dir)
+        site = _site(experiment, config, cleanup, display)
+        made = plan(experiment, seed, world_of(config, site.has))
+        if not made.groups:
+            raise EnvironmentUnusable(f"nothing can be injected here: {'; '.join(map(': '.join, made.left_out.items()))}")
+        terms = _terms(experiment, config, own=True)
+        if experiment.twin and reference is None and terms.to_target:
+            reference = _reference(experiment, file, directory, site, cleanup, display)
+        campaign = Campaign(config, directory, site, cleanup.campaign())
+        many = f"{len(made.strikes)} faults" if terms.minutes is None else f"faults for {terms.minutes:g} minutes"
+        display.note(f"{experiment.name}, seed {seed}: {many}, in {directory}")
+        before, began = inspect(places(config), site.hosts()), time.monotonic()
+        outcome = Runner(made, campaign, site, terms, display, cleanup.injector()).run()
+        wall_s = time.monotonic() - began
+        display.note(outcome.why)
+        _end(campaign, cleanup)
+        if experiment.twin and not terms.to_target and outcome.finished:
+            reference = _reference(experiment, file, directory, site, cleanup, display, shortened(config, outcome.step))
+        display.note("gathering what is there for the verdict")
+        seen = observe(
+            config.run_dir,
+            campaign.jobs,
+            before,
+            experiment=experiment.name,
+            seed=seed,
+            reference=reference,
+            tolerance=experiment.tolerance,
+            wall_s=wall_s,
+            hosts=site.hosts(),
+        )
+        seen = replace(seen, target_step=outcome.step) if outcome.finished else seen
+        return _judged(seen, judge(seen), directory, reference)
+
+
+def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, display: Display) -> Result:
+    """Run an experiment on a campaign that runs already.
+
+    Raises:
+        ExperimentError: the campaign does not allow it.
+        EnvironmentUnusable: it does not run, or not here.
+    """
+    path = run_dir / "config.yaml"
+    config = load(path, [])
+    if not config.chaos.allow:
+        raise ExperimentError(f"{path}: chaos.allow: false: only a campaign whose config says `chaos: {{allow: true}}` is broken")
+    if holder(run_dir) is None:
+        raise EnvironmentUnusable(f"nothing runs in {run_dir}")
+    with interruptible(), CleanupGuard() as cleanup:
+        site = place(config)
+        campaign = Campaign(config, directory, site, {})
+        made = plan(experiment, seed, world_of(config, site.has))
+        terms = _terms(experiment, config, own=False)
+        before = inspect(places(config), site.hosts())
+        outcome = Runner(made, campaign, site, terms, display, cleanup.injector()).run()
+        display.note(outcome.why)
+        seen = observe(run_dir, (), before, experiment=experiment.name, seed=seed, hosts=site.hosts())
+        found = judge(seen)
+        # It goes on, so that only what was done to it can be judged.
+        return _judged(seen, replace(found, checks=[check for check in found.checks if check.name in OF_EACH]), directory)
+
+
+def _judged(seen: Observation, verdict: Verdict, directory: Path, reference: Path | None = None) -> Result:
+    """The result, written down."""
+    report.save(verdict, directory)
+    page.save(seen, verdict, directory)
+    return Result(directory, verdict, reference)
+
+
+def _terms(experiment: Experiment, config: Config, *, own: bool) -> Terms:
+    minutes = experiment.random.minutes if experiment.random is not None else None
+    to_target = experiment.campaign.until == "target"
+    return Terms(experiment.limits, experiment.steady_steps, machine_layout(config).procs_per_node, minutes, to_target, own)
+
+
+def _site(experiment: Experiment, config: Config, cleanup: CleanupGuard, display: Display) -> Site:
+    if experiment.lab is None:
+        return place(config)
+    from chaos.lab.lab import Lab
+    from chaos.lab.needs import demand
+    from chaos.lab.shape import LabPaths
+
+    demand(slurm=True)
+    lab = Lab(LabPaths(f"chaos{os.getpid()}"))
+    cleanup.lab(lab.paths.name)
+    display.note(f"a lab of {experiment.lab.hosts} hosts comes up")
+    return InLab.up(lab, experiment.lab.hosts)
+
+
+def _end(campaign: Campaign, cleanup: CleanupGuard) -> None:
+    """See to it that a campaign which did not end by itself is over."""
+    if campaign.jobs and campaign.ended() is not None:
+        return
+    campaign.stop()
+    deadline = time.monotonic() + STOP_S
+    while campaign.ended() is None and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    cleanup.end_campaigns()
+    while campaign.ended() is None and time.monotonic() < deadline + STOP_S:
+        time.sleep(POLL_S)
+
+
+def _reference(
+    experiment: Experiment,
+    file: Path,
+    directory: Path,
+    site: Site,
+    cleanup: CleanupGuard,
+    display: Display,
+    changes: Mapping[str, Mapping[str, object]] | None = None,
+) -> Path:
+    """The same campaign without faults, changed so; its run directory. In the place of a lab it runs on this machine."""
+    changes = dict(changes or {})
+    if site.lab:
+        changes["cluster"] = {"launcher": "local"}
+        site = Here()
+    config = resolve(experiment.campaign, file, directory / REFERENCE, allow=False, changes=changes)
+    cleanup.run(config.run_dir)
+    reference = Campaign(config, directory / REFERENCE, site, cleanup.campaign())
+    display.note(f"the reference run without faults runs to step {config.train.steps}")
+    reference.start()
+    while (code := reference.ended()) is None:
+        time.sleep(POLL_S)
+    if code != Exit.OK:
+        raise EnvironmentUnusable(f"the campaign does not reach its target even without faults:\n{reference.last_words()}")
+    return config.run_dir

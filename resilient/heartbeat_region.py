@@ -1,0 +1,324 @@
+"""The heartbeat region: shared memory between one worker and its agent.
+
+Owns the layout of the words and of the ring of records. The worker beats and reports by plain stores, so that neither costs a
+system call, and the agent reads what is there even of a worker that is stopped or dead. The memory is a file in RAM that the agent
+makes and removes; if the agent is killed, the next one on the node salvages the records from it.
+
+One side writes each word, and a store of eight aligned bytes is atomic. A record counts only once the head has moved past it,
+so a worker killed in mid-report leaves no half.
+"""
+
+import marshal
+import mmap
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilient import clock
+
+# The event under which an exception travels from the worker to its agent; it is never written to the ledger.
+RAISED = "raised"
+
+PHASES = ("start", "load", "data", "step", "snapshot", "eval")
+
+_DATA = PHASES.index("data")
+
+NOT_BEATEN = -1  # position before the first finished step
+NOT_CHECKED = -2  # no step boundary reached yet
+NO_TARGET = -3
+
+_MAGIC = 0x52455349_00000001
+_HEADER_BYTES = 4096
+RING_BYTES = 8 << 20  # of which nothing is taken but what was written; a driver may be away for minutes, and steps be short
+_REASON_AT, _REASON_BYTES = 2048, 128
+
+# Words of eight bytes; the comment says who writes.
+_MAGIC_WORD, _PID, _STEP, _CHECKED, _PHASE, _STOPPED, _HEAD, _DROPPED, _OBSERVED = range(9)  # worker, but for the magic number
+_TARGET, _ARMED, _TAIL = 16, 17, 18  # agent
+_BEAT_TIME, _PHASE_TIME = 32, 33  # worker; doubles, unix seconds
+_DATA_S = 34  # worker; double
+
+Fields = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a worker reported: a ledger event, or with `event` None a line of metrics. `t` in unix seconds.
+
+    `end` is the place in the ring up to which `AgentRegion.keep` gives room free.
+    """
+
+    t: float
+    event: str | None
+    fields: Fields
+    end: int
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What the region says of a worker at one moment; times in unix seconds, 0 for never.
+
+    `data_s`: seconds in phase `data`. `observed`: its script says nothing, and `resilient.progress` beats for it.
+    """
+
+    pid: int
+    step: int
+    checked: int
+    phase: str
+    stopped: bool
+    dropped: int
+    beat_t: float
+    phase_t: float
+    data_s: float = 0.0
+    observed: bool = False
+
+
+_lock = threading.Lock()
+
+
+def _fence() -> None:
+    """Order the stores before it against the loads after it: taking a lock is a full memory barrier."""
+    with _lock:
+        pass
+
+
+class _Mapped:
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, _HEADER_BYTES + RING_BYTES)
+        self._whole = memoryview(self._map)
+        self._words = self._whole[:_HEADER_BYTES].cast("q")
+        self._times = self._whole[:_HEADER_BYTES].cast("d")
+        self._ring = self._whole[_HEADER_BYTES:]
+
+    def activity(self) -> Activity:
+        """What the words say now."""
+        words, times = self._words, self._times
+        return Activity(
+            pid=words[_PID],
+            step=words[_STEP],
+            checked=words[_CHECKED],
+            phase=PHASES[words[_PHASE]],
+            stopped=bool(words[_STOPPED]),
+            dropped=words[_DROPPED],
+            beat_t=times[_BEAT_TIME],
+            phase_t=times[_PHASE_TIME],
+            data_s=times[_DATA_S],
+            observed=bool(words[_OBSERVED]),
+        )
+
+    def left(self) -> list[Record]:
+        """The records that were not kept."""
+        if self._words[_MAGIC_WORD] != _MAGIC:
+            raise ValueError("not a heartbeat region of this version of resilient")
+        return self._records(self._words[_TAIL])
+
+    def _records(self, start: int) -> list[Record]:
+        """The complete records from this place of the ring on."""
+        head, at = self._words[_HEAD], start
+        records = []
+        while at < head:
+            size = int.from_bytes(self._read(at, 4), "little")
+            t, event, fields = marshal.loads(self._read(at + 4, size))
+            at += 4 + size
+            records.append(Record(t, event, fields, at))
+        return records
+
+    def _read(self, at: int, size: int) -> bytes:
+        start = at % RING_BYTES
+        first = bytes(self._ring[start : start + size])
+        return first if len(first) == size else first + bytes(self._ring[: size - len(first)])
+
+    def close(self) -> None:
+        self._words.release()
+        self._times.release()
+        self._ring.release()
+        self._whole.release()
+        self._map.close()
+
+
+def salvage(path: Path) -> list[Record]:
+    """The records that were not kept, of a region whose agent and worker are dead. Raises ValueError if it is no region."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        region = _Mapped(fd)
+    finally:
+        os.close(fd)
+    try:
+        return region.left()
+    finally:
+        region.close()
+
+
+def peek(path: Path) -> Activity:
+    """What a region says now. Raises OSError if it is not there, ValueError if it is no region."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        region = _Mapped(fd)
+    finally:
+        os.close(fd)
+    try:
+        return region.activity()
+    finally:
+        region.close()
+
+
+class AgentRegion(_Mapped):
+    """The agent's side: makes the memory, reads the activity and the records, writes the stop target."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, _HEADER_BYTES + RING_BYTES)
+            super().__init__(fd)
+        finally:
+            os.close(fd)
+        self._read_to = 0
+        self._closed = False
+        self._words[_MAGIC_WORD] = _MAGIC
+        self._words[_STEP] = NOT_BEATEN
+        self._words[_CHECKED] = NOT_CHECKED
+        self._words[_TARGET] = NO_TARGET
+
+    def propose(self, target: int, reason: str) -> int:
+        """Ask the worker to hold at the first boundary at or beyond `target`; returns the last boundary it has checked."""
+        text = reason.encode()[: _REASON_BYTES - 1]
+        self._map[_REASON_AT : _REASON_AT + _REASON_BYTES] = text.ljust(_REASON_BYTES, b"\0")
+        self._words[_TARGET] = target
+        _fence()
+        return self._words[_CHECKED]
+
+    def arm(self, target: int) -> None:
+        """Turn the proposal into an order: stop at the first boundary at or beyond `target`."""
+        self._words[_TARGET] = target
+        _fence()
+        self._words[_ARMED] = 1
+
+    def drain(self) -> list[Record]:
+        """The records that are complete and were not read before, oldest first. Their room is given free by `keep`."""
+        records = self._records(self._read_to)
+        if records:
+            self._read_to = records[-1].end
+        return records
+
+    def keep(self, end: int) -> None:
+        """The records up to this place are in the ledger: nobody needs to find them here any more."""
+        if not self._closed:
+            self._words[_TAIL] = max(end, self._words[_TAIL])
+
+    def close(self, *, keep_file: bool = False) -> None:
+        """Give the memory back; the file is left for `salvage` where that is wanted."""
+        self._closed = True
+        super().close()
+        if not keep_file:
+            self.path.unlink(missing_ok=True)
+
+
+class WorkerRegion(_Mapped):
+    """The worker's side: beats, phases, reports; reads the stop target."""
+
+    # How long a report waits for room before it is dropped and counted: the agent drains many times a second.
+    full_wait_s = 2.0
+
+    def __init__(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            super().__init__(fd)
+        finally:
+            os.close(fd)
+        if self._words[_MAGIC_WORD] != _MAGIC:
+            raise ValueError(f"{path} is not a heartbeat region of this version of resilient")
+        self._words[_PID] = os.getpid()
+        self._full_at = -1
+
+    def beat(self, step: int) -> None:
+        self._times[_BEAT_TIME] = clock.now()
+        self._words[_STEP] = step
+
+    def enter(self, phase: int) -> int:
+        """Switch to a phase (index into PHASES); returns the one before."""
+        before, now = self._words[_PHASE], clock.now()
+        if before == _DATA:
+            self._times[_DATA_S] += now - self._times[_PHASE_TIME]
+        self._times[_PHASE_TIME] = now
+        self._words[_PHASE] = phase
+        return before
+
+    def observe(self, observed: bool) -> None:
+        """Say whether beats and phases are observed, and not the script's own words."""
+        self._words[_OBSERVED] = observed
+
+    @property
+    def data_s(self) -> float:
+        """Seconds spent in phase `data`, without the present stay."""
+        return self._times[_DATA_S]
+
+    def stop_reason(self, boundary: int | None = None) -> str | None:
+        """At a step boundary: the reason to stop here, or None. Holds while a proposal for this boundary is not yet settled.
+
+        Args:
+            boundary: its number, the same on all ranks; None: the step of the last beat.
+        """
+        position = self._words[_STEP] if boundary is None else boundary
+        # Either this boundary is seen by the agent that has just proposed, or the proposal is seen here.
+        self._words[_CHECKED] = position
+        _fence()
+        while NO_TARGET != self._words[_TARGET] <= position:
+            if self._words[_ARMED]:
+                if self._words[_TARGET] > position:
+                    break
+                self._words[_STOPPED] = 1
+                raw = self._map[_REASON_AT : _REASON_AT + _REASON_BYTES]
+                return raw.split(b"\0", 1)[0].decode(errors="replace")
+            time.sleep(0.001)
+        return None
+
+    def report(self, event: str | None, fields: dict[str, object]) -> None:
+        """Append a record; waits a moment when the ring is full, then drops it and counts the loss."""
+        try:
+            payload = marshal.dumps((clock.now(), event, fields))
+        except ValueError:
+            payload = marshal.dumps((clock.now(), event, {key: _plain(value) for key, value in fields.items()}))
+        size = len(payload)
+        head = self._words[_HEAD]
+        if head + 4 + size - self._words[_TAIL] > RING_BYTES and not self._wait_for_room(head + 4 + size):
+            self._words[_DROPPED] += 1
+            self._full_at = self._words[_TAIL]
+            return
+        self._write(head, size.to_bytes(4, "little"))
+        self._write(head + 4, payload)
+        _fence()
+        self._words[_HEAD] = head + 4 + size
+
+    def _wait_for_room(self, end: int) -> bool:
+        # Once it was in vain, waiting is not tried again before something has moved.
+        deadline = time.monotonic() + (0.0 if self._full_at == self._words[_TAIL] else self.full_wait_s)
+        while end - self._words[_TAIL] > RING_BYTES:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
+    def _write(self, at: int, data: bytes) -> None:
+        start = at % RING_BYTES
+        room = RING_BYTES - start
+        if len(data) <= room:
+            self._ring[start : start + len(data)] = data
+        else:
+            self._ring[start:] = data[:room]
+            self._ring[: len(data) - room] = data[room:]
+
+
+def _plain(value: object) -> object:
+    """A value of some library's own number type as Python's; anything else as text."""
+    item = getattr(value, "item", None)
+    if callable(item):
+        value = item()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
