@@ -225,8 +225,8 @@ class Progress:
             return
         optimizer, module = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
         self._handles = [
-            module.register_module_forward_pre_hook(self._leave),  # type: ignore[attr-defined]
-            optimizer.register_optimizer_step_pre_hook(self._leave),  # type: ignore[attr-defined]
+            module.register_module_forward_pre_hook(self._leave),
+            optimizer.register_optimizer_step_pre_hook(self._leave),
         ]
 
     def _leave(self, *_: object) -> None:

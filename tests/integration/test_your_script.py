@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from campaigns import Campaign
 
-from resilient.status import look
+from resilient.status import inspect
 
 SCRIPT = Path(__file__).with_name("plain_ddp.py")
 ON_CPU = {"procs_per_node": 2, "device": "cpu"}
@@ -44,7 +44,7 @@ def test_hangs_and_ends_of_a_plain_ddp_script_are_named_recovered_and_accounted_
     assert resumed == [0, 10, 20, 30, 40], "the step from which the script goes on is that of its optimizer"
     assert {line["step"] for line in run.metrics()} == set(range(1, 61))
     assert run.events("script_checkpoint")[-1]["path"] == str(run.directory / "out/checkpoint.pt")
-    summary = look(run.run_dir)
+    summary = inspect(run.run_dir)
     assert (summary.state, summary.step, summary.target_step, summary.recovered) == ("reached", 60, None, 4)
     assert summary.goodput is not None and summary.rank_seconds["productive"] > 0 and summary.rank_seconds["rework"] > 0
     assert "300" not in run.output and "tp 1" not in run.output
