@@ -28,6 +28,7 @@ PARTS = {
 
 # Actions that stop no rank: the time stays with the steps.
 GOES_ON = ("report", "recompute_batch", "skip_batch", "restart_agent", "exclude_node")
+STALLS = ("snapshot", "script_checkpoint")  # events that tell how long ranks stood still after a step
 PLANNED = ("time_limit", "preempted")  # faults that cost nothing by themselves: ranks compute until the drain stops them
 
 
@@ -112,7 +113,7 @@ class _Clerk:
         self._worlds = [(line["t"], line["world_size"]) for line in events if line.get("event") == "generation_started"]
         self._stalls: dict[tuple[int, int], float] = {}
         for line in events:
-            if line.get("event") == "snapshot":
+            if line.get("event") in STALLS:
                 key = (line["generation"], line["step"])
                 self._stalls[key] = max(self._stalls.get(key, 0.0), line["stall_s"])
         self._evaluated = {(line["generation"], line["step"]) for line in events if line.get("event") == "validation"}
@@ -161,7 +162,7 @@ class _Clerk:
         assert self.cursor is not None
         if self.phase == "restart" and int(line["generation"]) <= self._given_up:
             return  # another rank ended its step after the fault, and will do so again
-        step, step_s = int(line["step"]), float(line["step_s"])
+        step, step_s = int(line["step"]), float(line["step_s"]) * int(line.get("steps", 1))  # short steps are told together
         began = max(self.cursor, t - step_s)
         if self.phase == "link":  # the step that stalled: what is beyond a usual one was waiting
             began = max(self.cursor, t - (self._step_s or step_s))

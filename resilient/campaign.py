@@ -113,6 +113,8 @@ def already_reached(config: Config) -> int | None:
     """The target step if a good checkpoint of it, or of a later one, is there; else None."""
     from checkpoint import CheckpointError, steps, verify
 
+    if config.target_step is None:
+        return None
     root = config.checkpoint.tiers[-1].path
     for step in reversed(steps(root) if root.is_dir() else []):
         if step < config.train.steps:

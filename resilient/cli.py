@@ -49,8 +49,34 @@ def _root(
     pass
 
 
-@app.command()
-def run(config: ConfigFile, overrides: Overrides = None) -> None:
+def _runnable(incomplete: str) -> list[str]:
+    """For the completion of a shell: configs, scripts, and folders that may have some."""
+    at = Path(incomplete)
+    folder = at if incomplete.endswith("/") else at.parent
+    found = sorted(folder.glob("*")) if folder.is_dir() else []
+    fit = [f"{each}/" if each.is_dir() else str(each) for each in found if each.is_dir() or each.suffix in (".py", ".yaml", ".yml")]
+    return [each for each in fit if each.startswith(incomplete)]
+
+
+@app.command(
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},  # what follows a script is the script's
+    epilog="resilient run config.yaml train.steps=200 · resilient run --procs 4 train.py --lr 3e-4 · resilient run -m pkg.module",
+)
+def run(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[KEY=VALUE]... CONFIG | SCRIPT.py [ARG]...",
+            help="The campaign's YAML file, or in torchrun's place a training script and its arguments.",
+        ),
+    ],
+    module: Annotated[
+        str | None, typer.Option("-m", "--module", metavar="MODULE", help="Run a module in place of a script.")
+    ] = None,
+    procs: Annotated[int | None, typer.Option("--procs", min=1, help="Ranks per node: torchrun's --nproc-per-node.")] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes; on one machine processes stand for them.")] = None,
+    run_dir: Annotated[Path | None, typer.Option("--run-dir", metavar="RUN_DIR", help="In place of runs/NAME.")] = None,
+) -> None:
     """Run a campaign, or go on with it: on this machine or inside a job.
 
     Ctrl-C or SIGTERM stops at the next step with a checkpoint (exit 75); the same command goes on from there.
@@ -60,9 +86,11 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
     restrict("private")  # until the config is read
     _stop_early_on_signals()
     from resilient.driver.launch import AgentAhead
+    from resilient.run_words import understand
 
+    told = understand(words or [], procs=procs, nodes=nodes, run_dir=run_dir)
     with closing(AgentAhead()) if "SLURM_JOB_ID" not in os.environ else nullcontext() as ahead:
-        code = _run(config, overrides or [], ahead)
+        code = _run(told.config, list(told.settings), ahead)
     raise typer.Exit(code)
 
 
@@ -75,6 +103,7 @@ def _run(config: Path, given: list[str], ahead: "AgentAhead | None") -> Exit:
     from resilient.config import attribute, load, notes
     from resilient.driver.campaign import run_campaign
     from resilient.driver.display import Display
+    from resilient.driver.farewell import farewell, greeting, last_saved
     from resilient.precision import settled
 
     loaded = load(config, given)
@@ -92,14 +121,11 @@ def _run(config: Path, given: list[str], ahead: "AgentAhead | None") -> Exit:
         text = f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}"
         console.print(text, soft_wrap=True)
         return Exit.OK
-    display = Display(loaded.logging.progress, loaded.train.steps, console=console)
+    display = Display(loaded.logging.progress, loaded.target_step, console=console)
     if allocation is not None and allocation.gone:
         display.note(f"the job has lost {', '.join(allocation.gone)}, and goes on with what is left")
-    display.note(
-        f"{loaded.name}: {layout.world_size} ranks on {layout.nodes} node{'s' * (layout.nodes > 1)}"
-        f" (tp {layout.tp}, pp {layout.pp}, dp {layout.dp}), {loaded.train.steps} steps, in {loaded.run_dir}"
-    )
-    if precision is not None:
+    display.note(greeting(loaded, layout))
+    if precision is not None and not loaded.is_script:
         display.note(f"train.precision is {precision.precision}: {precision.why}")
     for note in notes(config, given):
         display.note(note)
@@ -110,8 +136,10 @@ def _run(config: Path, given: list[str], ahead: "AgentAhead | None") -> Exit:
     if message:
         typer.echo(f"resilient: {message}", err=True)
     if code is Exit.OK:
-        console.print(f"{loaded.name} is done: {loaded.train.steps} steps; results are in {loaded.run_dir}", soft_wrap=True)
+        console.print(farewell(loaded), soft_wrap=True)
     elif code is Exit.STOPPED:
+        if loaded.is_script and (saved := last_saved(loaded)) is not None:
+            console.print(saved, soft_wrap=True)
         console.print("The same command goes on from here.")
     elif code is Exit.GAVE_UP:
         typer.echo(f"resilient: `resilient logs {loaded.run_dir}` shows what the ranks printed", err=True)

@@ -1,11 +1,13 @@
-"""The entry point: `module:function`, or a script with its arguments, as the config names it.
+"""The entry point: `module:function`, or a script or a module (`-m`) with its arguments, as the config names it.
 
-Owns what the two have in common. A function is called with the config; a script runs as under `python script.py ARGS`, with the
-environment that torchrun would give it.
+Owns what they have in common. A function is called with the config; a script runs as under `python script.py ARGS`, a module as
+under `python -m module ARGS`, with the environment that torchrun would give it.
 """
 
 import ast
+import builtins
 import importlib
+import importlib.util
 import logging
 import runpy
 import shlex
@@ -14,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TextIO
 
 log = logging.getLogger(__name__)
@@ -21,12 +24,35 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Entry:
-    """What every rank runs: a function of a module, or where `script` is given, that with `args`."""
+    """What every rank runs: a function of a module, or where `script` is given, that with `args`, or where `function` is empty, the
+    module itself as a program."""
 
     module: str = ""
     function: str = ""
     script: Path | None = None
     args: tuple[str, ...] = ()
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is run as a program is, and knows no config."""
+        return self.script is not None or not self.function
+
+    @property
+    def directory(self) -> str:
+        """What Python puts first on `sys.path` for a program."""
+        return str(self.script.resolve().parent) if self.script is not None else str(Path.cwd())
+
+    def source(self) -> Path | None:
+        """The file of a program; None if there is none."""
+        if self.script is not None or self.function:
+            return self.script
+        try:
+            found = importlib.util.find_spec(self.module)
+            if found is not None and found.submodule_search_locations is not None:
+                found = importlib.util.find_spec(f"{self.module}.__main__")
+        except (ImportError, ValueError):
+            return None
+        return Path(found.origin) if found is not None and found.origin is not None else None
 
 
 def parse(text: str) -> Entry:
@@ -37,6 +63,8 @@ def parse(text: str) -> Entry:
         words = [""]
     if words[0].endswith(".py"):
         return Entry(script=Path(words[0]), args=tuple(words[1:]))
+    if words[0] == "-m":
+        return Entry(module=words[1], args=tuple(words[2:]))
     module, _, function = text.partition(":")
     return Entry(module, function)
 
@@ -47,13 +75,16 @@ def find(entry: Entry, *, trace: TextIO | None = None) -> tuple[Any, str | None]
     Args:
         trace: gets the traceback of an import that fails.
     """
-    if entry.script is not None:
+    if entry.is_script:
+        source = entry.source()
+        if source is None:
+            return None, f"there is no module {entry.module} that can be run"
         try:
-            ast.parse(entry.script.read_bytes(), str(entry.script))
+            ast.parse(source.read_bytes(), str(source))
         except OSError as error:
-            return None, f"{entry.script} cannot be read: {error.strerror}"
+            return None, f"{source} cannot be read: {error.strerror}"
         except (SyntaxError, ValueError) as error:
-            return None, f"{entry.script} is not Python: {error}"
+            return None, f"{source} is not Python: {error}"
         return None, None
     try:
         module = importlib.import_module(entry.module)
@@ -68,10 +99,11 @@ def find(entry: Entry, *, trace: TextIO | None = None) -> tuple[Any, str | None]
 
 def ahead(entry: Entry) -> list[str]:
     """The modules to import before the ranks are forked: that of the function, or what a script imports at its top level."""
-    if entry.script is None:
+    if not entry.is_script:
         return [entry.module]
+    source = entry.source()
     try:
-        body = ast.parse(entry.script.read_bytes()).body
+        body = ast.parse(source.read_bytes()).body if source is not None else []
     except (OSError, SyntaxError, ValueError):
         return []  # the ranks will say so
     names: list[str] = []
@@ -97,9 +129,27 @@ def warm_up(entry: Entry, config: object, rank: int, world_size: int) -> None:
 
 def run(entry: Entry, config: Callable[[], object]) -> None:
     """Run it in this process, which is a rank; `config` reads the config for a function."""
-    if entry.script is None:
+    if not entry.is_script:
         getattr(importlib.import_module(entry.module), entry.function)(config())
         return
-    sys.argv = [str(entry.script), *entry.args]
-    sys.path.insert(0, str(entry.script.resolve().parent))
-    runpy.run_path(str(entry.script), run_name="__main__")
+    find_modules(entry)
+    sys.argv = [str(entry.script or entry.source()), *entry.args]
+    if entry.script is None:
+        runpy.run_module(entry.module, run_name="__main__", alter_sys=True)
+        return
+    # Not by runpy, which takes the module away again: threads and `atexit` may still need it.
+    program = ModuleType("__main__")
+    program.__file__ = str(entry.script)
+    program.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = program
+    exec(compile(entry.script.read_bytes(), str(entry.script), "exec"), program.__dict__)
+
+
+def find_modules(entry: Entry) -> None:
+    """Have modules found where Python finds them for this program: beside a script, or in the working directory."""
+    if not entry.is_script or sys.path[:1] == [entry.directory]:
+        return
+    if sys.path and sys.path[0] in ("", str(Path.cwd())):
+        sys.path[0] = entry.directory
+    else:
+        sys.path.insert(0, entry.directory)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from resilient import symptoms
+from resilient.attempts import Attempt
 
 NAMED = 8  # ranks or nodes in a text; of more, only the number is said
 
@@ -113,6 +114,7 @@ class Fault:
         verdict: the class of the cause, where `resilient.symptoms` knows it.
         since: of bad numbers, the first step that had them.
         phase: that the culprit was in.
+        attempt: what the attempt that it ended had come to, of a script that says nothing by itself.
     """
 
     fault_id: str
@@ -128,6 +130,7 @@ class Fault:
     verdict: symptoms.Class | None = None
     since: int | None = None
     phase: str | None = None
+    attempt: Attempt | None = None
 
     @property
     def hung(self) -> bool:

@@ -42,7 +42,7 @@ RING_BYTES = 8 << 20  # of which nothing is taken but what was written; a driver
 _REASON_AT, _REASON_BYTES = 2048, 128
 
 # Words of eight bytes; the comment says who writes.
-_MAGIC_WORD, _PID, _STEP, _CHECKED, _PHASE, _STOPPED, _HEAD, _DROPPED = range(8)  # worker, but for the magic number
+_MAGIC_WORD, _PID, _STEP, _CHECKED, _PHASE, _STOPPED, _HEAD, _DROPPED, _OBSERVED = range(9)  # worker, but for the magic number
 _TARGET, _ARMED, _TAIL = 16, 17, 18  # agent
 _BEAT_TIME, _PHASE_TIME = 32, 33  # worker; doubles, unix seconds
 _DATA_S = 34  # worker; double
@@ -69,7 +69,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Activity:
-    """What the region says of a worker at one moment; times in unix seconds, 0 for never. `data_s`: seconds in phase `data`."""
+    """What the region says of a worker at one moment; times in unix seconds, 0 for never.
+
+    `data_s`: seconds in phase `data`. `observed`: its script says nothing, and `resilient.progress` beats for it.
+    """
 
     pid: int
     step: int
@@ -80,6 +83,7 @@ class Activity:
     beat_t: float
     phase_t: float
     data_s: float = 0.0
+    observed: bool = False
 
 
 _lock = threading.Lock()
@@ -113,6 +117,7 @@ class _Mapped:
             beat_t=_time(times[_BEAT_TIME]),
             phase_t=_time(times[_PHASE_TIME]),
             data_s=_time(times[_DATA_S]),
+            observed=bool(words[_OBSERVED]),
         )
 
     def left(self) -> list[Record]:
@@ -266,9 +271,22 @@ class WorkerRegion(_Mapped):
         self._words[_PHASE] = phase
         return before
 
-    def stop_reason(self) -> str | None:
-        """At a step boundary: the reason to stop here, or None. Holds while a proposal for this boundary is not yet settled."""
-        position = self._words[_STEP]
+    def observe(self, observed: bool) -> None:
+        """Say whether beats and phases are observed, and not the script's own words."""
+        self._words[_OBSERVED] = observed
+
+    @property
+    def data_s(self) -> float:
+        """Seconds spent in phase `data`, without the present stay."""
+        return self._times[_DATA_S]
+
+    def stop_reason(self, boundary: int | None = None) -> str | None:
+        """At a step boundary: the reason to stop here, or None. Holds while a proposal for this boundary is not yet settled.
+
+        Args:
+            boundary: its number, the same on all ranks; None: the step of the last beat.
+        """
+        position = self._words[_STEP] if boundary is None else boundary
         # Either this boundary is seen by the agent that has just proposed, or the proposal is seen here.
         self._words[_CHECKED] = position
         _fence()

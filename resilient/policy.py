@@ -3,7 +3,8 @@
 Pure: (fault, history, budget, clock) to an action, by the first row of a table that holds. It sees no process and does nothing.
 
 What counts against a failure is the *stretch* of faults without progress that it belongs to: those since a step was last finished
-at which an earlier one had failed. Restarts within a stretch follow each other with growing pauses; progress forgets them.
+at which an earlier one had failed, or since an attempt of a script that says nothing got on (`resilient.attempts`). Restarts within
+a stretch follow each other with growing pauses; progress forgets them.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from resilient.attempts import Attempt, got_on
 from resilient.faults import Fault, listed
 from resilient.rollback import RollBack, bad_numbers, choose, data_of
 
@@ -224,7 +226,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         lambda s: True,
         "restart_workers",
-        lambda s: "all ranks start again from the newest checkpoint",
+        lambda s: "all ranks start again from the newest checkpoint" + (" of the script" if s.fault.attempt is not None else ""),
     ),
 )
 
@@ -249,14 +251,18 @@ def pause_s(failures: int, longest_s: float) -> float:
 
 
 def stretch(faults: Sequence[Fault]) -> list[Fault]:
-    """Of faults, oldest first, the last ones between which no step was finished at which one of them had failed."""
+    """Of faults, oldest first, the last ones between which no step was finished at which one of them had failed, and of whose
+    attempts none but the first got on."""
     found: list[Fault] = []
+    attempts: list[Attempt] = []
     furthest = -1
     for fault in faults:
         step = -1 if fault.step is None else fault.step
-        if step > furthest:
+        if step > furthest or (fault.attempt is not None and got_on(fault.attempt, attempts)):
             found, furthest = [], step
         found.append(fault)
+        if fault.attempt is not None:
+            attempts.append(fault.attempt)
     return found
 
 

@@ -46,6 +46,7 @@ class Summary:
     target_step: int | None = None
     loss: float | None = None
     tokens_per_s: float | None = None
+    steps_per_s: float | None = None  # of a script that says nothing
     left_s: float | None = None
     generation: int = 0
     checkpoint_step: int | None = None
@@ -88,7 +89,7 @@ def summarize(events: Iterable[Line], metrics: Iterable[Line], *, locked: bool, 
             case "run_started":
                 summary.name, summary.target_step = line["name"], line["target_step"]
                 summary.last_exit_code = None
-            case "committed":
+            case "committed" | "script_checkpoint":
                 summary.checkpoint_step = line["step"]
                 summary.checkpoint_age_s = max(0.0, now - line["t"])
             case "fault" if line.get("kind") not in PLANNED:
@@ -111,6 +112,7 @@ def summarize(events: Iterable[Line], metrics: Iterable[Line], *, locked: bool, 
             step_s = line["step_s"] if step_s is None else 0.9 * step_s + 0.1 * line["step_s"]
     summary.step = int(last.get("step", 0))
     summary.loss, summary.tokens_per_s = last.get("loss"), last.get("tokens_per_s")
+    summary.steps_per_s = 1 / step_s if step_s and "steps_per_s" in last else None
     if summary.target_step is not None and step_s is not None:
         summary.left_s = max(0, summary.target_step - summary.step) * step_s
     summary.recent = recent
@@ -178,7 +180,8 @@ def render(summary: Summary) -> Group:
     left = f", {duration(summary.left_s)} left" if summary.left_s and summary.state == "running" else ""
     rows: list[tuple[str, str | None]] = [
         ("campaign", f"{summary.name}: {summary.state}"),
-        ("step", f"{summary.step} of {summary.target_step}{left}"),
+        ("step", f"{summary.step} of {summary.target_step}{left}" if summary.target_step is not None else f"{summary.step}"),
+        ("speed", None if summary.steps_per_s is None else f"{summary.steps_per_s:.3g} steps/s"),
         ("loss", None if summary.loss is None else f"{summary.loss:.4f}"),
         ("validation loss", None if summary.validation_loss is None else f"{summary.validation_loss:.4f}"),
         ("speed", None if summary.tokens_per_s is None else f"{summary.tokens_per_s:,.0f} tokens/s"),

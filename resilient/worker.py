@@ -17,6 +17,7 @@ from typing import Literal
 
 from resilient.config import Config, ConfigError, Layout, Problem, layout, load, notes, settle, spans, write
 from resilient.heartbeat_region import PHASES, WorkerRegion
+from resilient.progress import ON_STOP_VARIABLE, Progress, observe
 
 __all__ = [
     "BadNumbersError",
@@ -97,12 +98,24 @@ class UnrecoverableError(Exception):
 
 
 _region: WorkerRegion | None = None
+_progress: Progress | None = None  # what is observed of a script that says nothing
+
+
+def observe_progress() -> Progress | None:
+    """Have this rank's optimizer steps counted, for a script that does not beat by itself; called by the runtime, once."""
+    global _progress
+    if _region is not None and _progress is None:
+        on_stop = os.environ.get(ON_STOP_VARIABLE, "raise")
+        _progress = observe(_region, rank=int(os.environ.get("RANK", "0")), on_stop=on_stop)  # type: ignore[arg-type]
+    return _progress
 
 
 def init() -> Context:
     """Attach to the supervisor, where there is one; call it first. May be called again."""
     global _region
     env = os.environ
+    if _progress is not None:
+        _progress.expect_words()
     path = env.get(REGION_VARIABLE)
     if path is not None and _region is None:
         _region = WorkerRegion(Path(path))
@@ -169,6 +182,8 @@ class _Phase:
 
     def __enter__(self) -> None:
         if _region is not None:
+            if _progress is not None:
+                _progress.leave_phases()
             self._before = _region.enter(self._code)
         if _watcher is not None:
             _watcher(PHASES[self._code], 0)
@@ -194,6 +209,8 @@ def phase(name: str) -> _Phase:
 def beat(step: int) -> None:
     """Say that optimizer step `step` (1-based) is finished. All ranks beat every step."""
     if _region is not None:
+        if _progress is not None:
+            _progress.stand_back()
         _region.beat(step)
     if _watcher is not None:
         _watcher(None, step)
@@ -204,7 +221,9 @@ def should_stop() -> str | None:
 
     All ranks must ask at every boundary; they all get the reason at the same one, without talking to each other.
     """
-    return None if _region is None else _region.stop_reason()
+    if _region is None:
+        return None
+    return _region.stop_reason(None if _progress is None else _progress.boundary())
 
 
 def report(metrics: Mapping[str, object], *, event: str | None = None) -> None:
@@ -212,5 +231,11 @@ def report(metrics: Mapping[str, object], *, event: str | None = None) -> None:
 
     The values are plain: numbers, text, None, lists and dicts of them. What was reported survives the death of the worker.
     """
-    if _region is not None:
-        _region.report(event, dict(metrics))
+    if _region is None:
+        return
+    line = dict(metrics)
+    if _progress is not None and event is None and "step" in line:
+        _progress.leave_lines()
+        if "step_s" not in line and _progress.last_step_s:
+            line["step_s"] = _progress.last_step_s
+    _region.report(event, line)

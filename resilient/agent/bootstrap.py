@@ -4,10 +4,12 @@ Runs in the forked child. It shields the worker from signals that are for the dr
 exception that ended it in the region before anything is torn down.
 """
 
+import atexit
 import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,6 +62,7 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
     os.environ.update(spec.environ)
     if (torch := sys.modules.get("torch")) is not None and "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # it was imported before that was known
+    progress = None
     try:
         context = worker.init()
         if context.collective_timeout_s is not None:
@@ -68,17 +71,33 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
             groups.meet_below(prefix)
         if injection := os.environ.get(worker.CHAOS_VARIABLE):
             importlib.import_module(injection).arm(context)
+        progress = worker.observe_progress()
         entry.run(entry.parse(spec.entrypoint), lambda: config or worker.load_config(spec.config))
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is evidence
+        if progress is not None:
+            progress.ends()
         if isinstance(error, SystemExit):
-            _leave(_status(error))
+            status = _status(error)
+            if status == 0 and entry.parse(spec.entrypoint).is_script:
+                _as_the_interpreter_ends()
+            _leave(status)
         text = traceback.format_exc()
         record = {"type": type(error).__name__, "message": str(error), "traceback": text, "t": clock.now()}
         numbers = {"kind": error.kind, "since": error.since} if isinstance(error, worker.BadNumbersError) else {}
         worker.report({**record, **numbers, "final": _final(error)}, event=RAISED)
         sys.stderr.write(text)
         _leave(1)
+    if progress is not None:
+        progress.ends()
+    if entry.parse(spec.entrypoint).is_script:
+        _as_the_interpreter_ends()
     _leave(0)
+
+
+def _as_the_interpreter_ends() -> None:
+    """A program may leave its last work to a thread, or to `atexit`."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
 
 
 def _status(error: SystemExit) -> int:

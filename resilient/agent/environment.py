@@ -50,7 +50,7 @@ def environment_of(
         "MASTER_ADDR": start.master_addr,
         "MASTER_PORT": str(start.master_port),
         "TORCHELASTIC_RUN_ID": run_id,
-        "TORCHELASTIC_RESTART_COUNT": str(start.generation),
+        "TORCHELASTIC_RESTART_COUNT": str(start.generation - 1),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         GENERATION_VARIABLE: str(start.generation),

@@ -108,7 +108,8 @@ def _fork_template(args: argparse.Namespace, outcome: PipeEnd | None) -> socket.
         outcome: to which the preparation writes, where it is to be forked there; closed here.
     """
     control, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    modules = entry.ahead(entry.parse(args.entrypoint))
+    program = entry.parse(args.entrypoint)
+    modules = entry.ahead(program)
 
     def fork_preparation() -> int:
         assert outcome is not None
@@ -125,6 +126,7 @@ def _fork_template(args: argparse.Namespace, outcome: PipeEnd | None) -> socket.
     if os.fork() == 0:
         try:
             control.close()
+            entry.find_modules(program)
             preload.serve(agent, its, modules, fork_preparation if outcome is not None else None)
         finally:
             os._exit(1)  # after a traceback: nothing may go on here as if it were the agent

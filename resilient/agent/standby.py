@@ -30,7 +30,7 @@ def stand_by(orders: Connection, config_path: Path, entrypoint: str, rank: int, 
     shield()
     found = entry.parse(entrypoint)
     config = None
-    if found.script is None:
+    if not found.is_script:
         with contextlib.suppress(ConfigError, OSError):  # then the rank reads it itself, and says what is wrong
             config = worker.load_config(config_path)
             entry.warm_up(found, config, rank, world_size)

@@ -179,6 +179,7 @@ class Workers:
                 state=inspection.state_of(rank.process.pid or 0) if worth_it else "",
                 phased=activity.phase_t > 0,
                 own_s=own_s + activity.data_s if (own_s := rank.own.seconds()) is not None else None,
+                observed=activity.observed,
             )
             for rank, activity in activities.items()
         }

@@ -138,6 +138,8 @@ def _all(config: Config, world: int) -> Iterator[Problem]:
         message = f"{inside} × dp {parallel.dp} is not the world size {world}{procs}; allowed: {dp}, or auto"
         yield Problem("parallel.dp", parallel.dp, message)
         return
+    if config.is_script:
+        return  # its batches are its own
     unit = train.micro_batch_size * dp
     what = f"micro_batch_size × dp = {train.micro_batch_size} × {dp} = {unit}"
     if train.global_batch_size % unit:

@@ -4,6 +4,7 @@ Owns the shape of a config and nothing else: reading files is `source`, checks a
 Unknown keys are refused. All models are frozen: a running campaign cannot change under its own feet.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -311,6 +312,11 @@ class Resilience(Section):
         1.5, description="so many times the median of the others, in what it spends without waiting for them"
     )
     straggler_steps: Count = Field(50, description="over which that is measured; it is reported after two such windows in a row")
+    on_stop: Literal["raise", "signal", "callback"] = Field(
+        "raise",
+        description="how a script that does not ask (worker.should_stop) is stopped, after the same optimizer step on all ranks: "
+        "SystemExit before its next step, SIGTERM for a script that handles it, or not at all, as an adapter asks",
+    )
     max_restarts_per_hour: NonNegative = 30
     give_up_after_same_step: Count = Field(
         3, description="failures of the same kind at the same step, without progress; twice as many if they differ"
@@ -467,8 +473,9 @@ class Config(Section):
         "and control files that members of the user's groups have written are trusted",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 42
-    entrypoint: Annotated[str, Field(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|.+\.py\b.*)$")] = Field(
-        "trainer.main:train", description="module:function that every rank calls, or a script with its arguments"
+    entrypoint: Annotated[str, Field(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|-m [A-Za-z_][\w.]*( .*)?|.+\.py\b.*)$")] = Field(
+        "trainer.main:train",
+        description="module:function that every rank calls, or a script with its arguments, or -m and a module with its arguments",
     )
     args: dict[str, Any] = Field({}, description="free values for an entry point of your own")
     cluster: Cluster = Cluster()
@@ -483,3 +490,13 @@ class Config(Section):
     slurm: Slurm = Slurm()
     chaos: Chaos = Chaos()
     logging: Logging = Logging()
+
+    @property
+    def is_script(self) -> bool:
+        """Whether every rank runs a script or a module as a program, which knows no config."""
+        return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", self.entrypoint) is None
+
+    @property
+    def target_step(self) -> int | None:
+        """The step at which the campaign is done; None where only the script knows."""
+        return None if self.is_script and "steps" not in self.train.model_fields_set else self.train.steps

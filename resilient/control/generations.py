@@ -16,6 +16,7 @@ from enum import Enum, auto
 from typing import Literal
 
 from checkpoint.tiers.cadence import mean_time_between_failures
+from resilient.attempts import Attempt
 from resilient.config.timeouts import ANSWER_S, FENCE_HANG_S, FENCE_RAISE_S, QUARANTINE_S
 from resilient.control.attendance import Moment
 from resilient.control.incidents import Incidents
@@ -31,6 +32,7 @@ from resilient.snapshots import Snapshots
 log = logging.getLogger(__name__)
 
 LEAST_REPORT_S = 0.2
+SCRIPT = "script"  # the tier of a generation whose script goes on from a checkpoint of its own
 REPORTS_PER_S = 2048  # of all nodes together, while nothing but heartbeats is new
 
 
@@ -49,6 +51,8 @@ class Run:
         resumed_step: the one that it went on from; None while that is not known.
         step: the newest that a rank has finished, at `beat_t` (unix seconds).
         step_s: how long it took.
+        observed: its steps are counted from outside; the script says nothing of them.
+        saved_step: the step after which the script wrote its newest checkpoint by itself.
     """
 
     started_t: float
@@ -57,6 +61,8 @@ class Run:
     step: int = NO_STEP
     beat_t: float = 0.0
     step_s: float = 0.0
+    observed: bool = False
+    saved_step: int | None = None
 
 
 class Generations:
@@ -246,7 +252,7 @@ class Generations:
             "tier": tier if resumed_step else None,
         }
         out.event("generation_started", fields, self.generation, run.started_t)
-        if resumed_step is not None:
+        if resumed_step is not None and tier != SCRIPT:
             self._snapshots.resumed(resumed_step, when.now, out)
 
     def on_heartbeats(self, heartbeats: Sequence[Heartbeat], from_rank_0: bool, when: Moment, out: Outbox) -> None:
@@ -264,10 +270,26 @@ class Generations:
             self.announce(heartbeat.step - 1, self._job.storage.durable.name, when, out)
             if run.step != NO_STEP:
                 run.step_s = (heartbeat.beat_t - run.beat_t) / (heartbeat.step - run.step)
-            run.step, run.beat_t = heartbeat.step, heartbeat.beat_t
+            run.step, run.beat_t, run.observed = heartbeat.step, heartbeat.beat_t, heartbeat.observed
             self.last_step = run.step
             self._roll_backs.step_finished()
             self._incidents.step_finished(run.step, run.beat_t, run.resumed_step or 0, self.generation, out)
+
+    def script_saved(self, step: int) -> bool:
+        """A script has written a checkpoint after this step by itself; whether that is news."""
+        run = self.run
+        if run is None or run.saved_step == step:
+            return False
+        run.saved_step = step
+        return True
+
+    def attempt(self, when: Moment) -> Attempt | None:
+        """What this generation has come to, of a script that says nothing by itself; None where somebody does."""
+        run = self.run
+        if run is None or not (run.observed or (self._job.script and run.step == NO_STEP)):
+            return None
+        steps = run.step - (run.resumed_step or 0) if run.step != NO_STEP else None
+        return Attempt(steps, run.saved_step is not None, when.now - run.started_t)
 
     # -- its end -------------------------------------------------------------------------------------------------------
 

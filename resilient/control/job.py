@@ -28,6 +28,7 @@ class JobSpec:
         skip: steps that earlier jobs found to be bad whatever the weights.
         tiers_vanish: what is on the nodes is gone with the job: only the durable tier is there for the next one.
         run_dir_patience_s: for so long training goes on while the run directory cannot be written.
+        script: the entry point is a script, which may say nothing of what it does.
     """
 
     layouts: Mapping[int, Mapping[str, int]]
@@ -47,3 +48,4 @@ class JobSpec:
     skip: tuple[Stretch, ...] = ()
     tiers_vanish: bool = False
     run_dir_patience_s: float = 900.0
+    script: bool = False

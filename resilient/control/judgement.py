@@ -20,6 +20,7 @@ _COMPILING = (
     *("torch/_dynamo/convert_frame", "torch/_inductor/compile_fx", "torch/_inductor/codecache", "torch/_inductor/async_compile"),
     "triton/compiler",
 )
+_BACKWARD = "torch/autograd/"  # whose hooks wait for collectives without a frame of Python
 _DEPTH = 4
 
 
@@ -55,6 +56,8 @@ def culprit(
     asked = [rank for rank in asked if rank in alive]
     if not asked or (suspicion.kind == "hang" and any(each.waiting == "compiling" for each in doings.values())):
         return None
+    if suspicion.kind == "hang" and any(_takes_long(alive[rank], each, rank in suspicion.ranks) for rank, each in doings.items()):
+        return None
     found = [rank for rank, each in doings.items() if each.what == "stopped"]
     if len(found) == len(asked) > 1:
         return None
@@ -67,6 +70,15 @@ def culprit(
         last = [number for number, rank in alive.items() if rank.heartbeat.step == behind]
         found = last if len(last) < len(alive) else found or _astray(inspections, asked) or list(suspicion.ranks)
     return _fault(fault_id, sorted(found), suspicion, inspections, doings, alive, procs_per_node)
+
+
+def _takes_long(rank: Rank, its: Doing, suspected: bool) -> bool:
+    """Whether a rank of a script that tells no phases may be doing what takes long: it writes a checkpoint, or computes, which may
+    be a validation."""
+    heartbeat = rank.heartbeat
+    if not heartbeat.observed:
+        return False
+    return (heartbeat.phase == "snapshot" and not suspected) or (heartbeat.phase == "step" and its.what == "spinning")
 
 
 def _fault(
@@ -126,6 +138,8 @@ def doing(inspection: Inspection) -> Doing:
     if any(name in thread for thread in _threads(stacks) for name in _COMPILING):
         return Doing("compiling", "compiling", "compiling")
     if any(name in frame for thread in _threads(stacks) for frame in thread.splitlines()[:_DEPTH] for name in _COLLECTIVE):
+        return Doing("waiting", "waiting in a collective", "collective")
+    if inspection.standing is not None and _BACKWARD in frames.partition("\n")[0]:
         return Doing("waiting", "waiting in a collective", "collective")
     if state == "D":
         return Doing("io", "stuck in the kernel (state D)", None)

@@ -36,6 +36,7 @@ class Response:
             outage: what a link of the group does, or did a moment ago.
         """
         self._core.generations.announce(None, None, when, out)
+        fault = replace(fault, attempt=self._core.generations.attempt(when))
         action = decide(self._situation(fault, when, outage))
         self._core.incidents.respond(fault, action, happened_t, when.now, self._core.generations.generation, out)
         self._act(action, fault, when, out)

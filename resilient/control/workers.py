@@ -41,10 +41,18 @@ class Workers:
             step = record.fields.get("step")
             if generation == self._generation and isinstance(step, int):
                 self._core.generations.resumed(step, record.fields.get("tier"), when, out)
+        elif record.event == "script_checkpoint":
+            step = record.fields.get("step")
+            fresh = generation == self._generation and isinstance(step, int) and self._core.generations.script_saved(step)
+            if fresh or record.rank == 0:  # each rank that writes a part of it tells
+                out.event(record.event, {"rank": record.rank, **record.fields}, generation, record.t, self._host_of(node))
         elif record.event is None:
             out.append(WriteMetrics(record.fields, generation, record.t))
         else:
-            out.event(record.event, record.fields, generation, record.t, self._core.membership.nodes[node].host)
+            out.event(record.event, record.fields, generation, record.t, self._host_of(node))
+
+    def _host_of(self, node: int) -> str:
+        return self._core.membership.nodes[node].host
 
     def _watch(self, message: Report, when: Moment, out: Outbox) -> None:
         """Tell the watchdog; have ranks inspected if it suspects one."""

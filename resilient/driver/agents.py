@@ -8,6 +8,7 @@ from resilient.campaign import communication, gpu_count
 from resilient.config import Config, Layout
 from resilient.config.timeouts import timeouts
 from resilient.driver.launch import AgentAhead, AgentCommand, Launcher, LocalLauncher
+from resilient.progress import ON_STOP_VARIABLE
 from resilient.slurm import container
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.launch import SlurmLauncher, addresses, own_addresses
@@ -73,7 +74,8 @@ def agent_command(config: Config, layout: Layout, allocation: Allocation | None,
     """What every agent is started with. Args: address: of the driver, host:port, several with commas between."""
     limits = timeouts(config)
     environ = {
-        "OMP_NUM_THREADS": str(layout.threads_per_proc),
+        "OMP_NUM_THREADS": (os.environ.get("OMP_NUM_THREADS") if config.is_script else None) or str(layout.threads_per_proc),
+        ON_STOP_VARIABLE: config.resilience.on_stop,
         **clock.environment(),
         **communication(config, allocation),
         CHAOS_VARIABLE: INJECTION if config.chaos.allow else "",  # said in any case: it is not to be had from elsewhere

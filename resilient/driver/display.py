@@ -101,14 +101,15 @@ class Seen:
         if isinstance(step_s, float):
             self._step_s = step_s if self._step_s is None else 0.9 * self._step_s + 0.1 * step_s
 
-    def left(self, target: int) -> str | None:
-        return duration((target - self.step) * self._step_s) if self._step_s is not None else None
+    def left(self, target: int | None) -> str | None:
+        return duration((target - self.step) * self._step_s) if self._step_s is not None and target is not None else None
 
-    def text(self, target: int) -> str:
+    def text(self, target: int | None) -> str:
         parts = [
             f"loss {self.loss:.4f}" if self.loss is not None else None,
             f"{self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s else None,
-            f"{self.left(target)} left" if self._step_s is not None and self.step < target else None,
+            f"{self.left(target)} left" if self._step_s is not None and target is not None and self.step < target else None,
+            f"{self._step_s:.2g} s a step" if self._step_s and target is None else None,
             f"checkpoint {self.checkpoint}" if self.checkpoint is not None else None,
             f"{self.faults} fault{'s' * (self.faults != 1)}" if self.faults else None,
         ]
@@ -120,14 +121,14 @@ class Display:
 
     Args:
         mode: `live`, `plain`, `none`, or `auto`: live if `console` is a terminal, else plain.
-        target: the last step.
+        target: the last step; None: nobody knows it.
         clock: seconds, any origin.
     """
 
     def __init__(
         self,
         mode: Literal["auto", "live", "plain", "none"],
-        target: int,
+        target: int | None,
         *,
         console: Console,
         clock: Callable[[], float] = time.monotonic,
@@ -193,7 +194,8 @@ class Display:
         if self._live is not None:
             self._show_live(*self._live)
         elif self._seen.step == self._target or self._due():
-            self.note(f"step {self._seen.step}/{self._target}  {self._status()}")
+            of = f"/{self._target}" if self._target is not None else ""
+            self.note(f"step {self._seen.step}{of}  {self._status()}")
 
     def _show_live(self, progress: "Progress", task: "TaskID") -> None:
         progress.update(task, description="step", completed=self._seen.step, total=self._target, status=self._status())
@@ -203,7 +205,7 @@ class Display:
 
     def event(self, line: Line) -> None:
         """A line of the ledger was written."""
-        if line["event"] == "committed":
+        if line["event"] in ("committed", "script_checkpoint"):
             self._seen.checkpoint = int(line["step"])
         self._seen.faults += line["event"] == "fault"
         if self._live is not None and self._seen.step:

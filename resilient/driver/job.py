@@ -40,6 +40,7 @@ def job_of(config: Config, layout: Layout, kept: storage.Storage, *, tiers_vanis
         skip=tuple(skip),
         tiers_vanish=tiers_vanish,
         run_dir_patience_s=limits.run_dir_patience_s,
+        script=config.is_script,
     )
 
 
@@ -51,7 +52,7 @@ def description(config: Config, layout: Layout) -> dict[str, object]:
         "pid": os.getpid(),
         "version": version("resilient"),
         "commit": commit(),
-        "target_step": config.train.steps,
+        "target_step": config.target_step,
         "layout": asdict(layout),
     }
 

@@ -111,6 +111,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
         state: of its process, as /proc tells it, once a rank of the node has been silent for a while; else "".
         phased: whether it ever told a phase.
         own_s: spent without waiting for others since it began; None where that is not known.
+        observed: step and phase were observed from outside; its script says nothing of them.
     """
 
     step: int
@@ -121,6 +122,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     state: str
     phased: bool
     own_s: float | None = None
+    observed: bool = False
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):

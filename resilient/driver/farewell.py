@@ -1,0 +1,44 @@
+"""What `resilient run` says of a campaign before its first generation and after its last: of a script, what was seen of it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from resilient import ledger
+from resilient.config import Config, Layout
+
+SAVED = "script_checkpoint"
+
+
+def greeting(config: Config, layout: Layout) -> str:
+    """Who runs what, where."""
+    ranks = f"{layout.world_size} rank{'s' * (layout.world_size > 1)} on {layout.nodes} node{'s' * (layout.nodes > 1)}"
+    if config.is_script:
+        return f"{config.name}: {config.entrypoint}: {ranks}, in {config.run_dir}"
+    axes = f"tp {layout.tp}, pp {layout.pp}, dp {layout.dp}"
+    return f"{config.name}: {ranks} ({axes}), {config.train.steps} steps, in {config.run_dir}"
+
+
+def farewell(config: Config) -> str:
+    """That it is done."""
+    if not config.is_script:
+        return f"{config.name} is done: {config.train.steps} steps; results are in {config.run_dir}"
+    last = _last(config, "run_finished")
+    steps = f" after optimizer step {last['step']}" if last is not None and last["step"] > 0 else ""
+    saved = last_saved(config)
+    return f"{config.name} is done: all ranks ended well{steps}; {f'{saved}; ' if saved else ''}logs are in {config.run_dir}"
+
+
+def last_saved(config: Config) -> str | None:
+    """The newest checkpoint that the script has written by itself; None where none was seen."""
+    last = _last(config, SAVED)
+    if last is None:
+        return None
+    return f"the newest checkpoint that the script wrote is {last['path']}, after step {last['step']}, by rank {last['rank']}"
+
+
+def _last(config: Config, event: str) -> Mapping[str, Any] | None:
+    found = None
+    for line in ledger.read(config.run_dir / ledger.EVENTS):
+        if line.get("event") == event:
+            found = line
+    return found

@@ -1,0 +1,255 @@
+"""The progress of a training script that says nothing: its optimizer steps are counted, and the process beats for it.
+
+Owns the count, the phases that can be told apart (`data` inside a DataLoader, `snapshot` while a checkpoint is written, else
+`step`), and how such a script is stopped at a step boundary. What the script says itself by `resilient.worker` wins, each word for
+itself: beats, phases, metrics, and whether it asks to stop.
+
+An iteration begins with the first step of an optimizer that has stepped since the last one began: so several optimizers that take
+turns, one in each parameter's backward hook, or one that is replaced by another count as one. Micro batches whose gradients are
+accumulated and steps that a gradient scaler leaves out are no optimizer steps. All ranks count the same, for each begins at 0.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from resilient import clock
+from resilient.heartbeat_region import PHASES, WorkerRegion
+from resilient.script_files import ScriptFiles, common_place
+
+ON_STOP_VARIABLE = "RESILIENT_ON_STOP"
+SAVED = "script_checkpoint"  # the event of a checkpoint that the script has written by itself
+TIER = "script"  # from where it goes on: its own checkpoint
+LINES_S = 0.05  # least time between two lines of metrics
+STATES_READ = 16  # parameters whose optimizer state is asked for the number of the step
+
+OnStop = Literal["raise", "signal", "callback"]
+
+_DATA, _STEP, _SNAPSHOT = (PHASES.index(name) for name in ("data", "step", "snapshot"))
+
+
+class Stopped(SystemExit):
+    """Raised in a script that is to stop, between two steps: `finally` and `atexit` run, and the process ends with status 0."""
+
+
+class Progress:
+    """One per rank. Everything but the noting of files happens in the thread that trains.
+
+    Attributes:
+        count: optimizer steps of this process.
+        asked: the script asks by itself whether it is to stop.
+        last_step_s: what the last one took; None before the second.
+
+    Invariants: nothing is told before the first step, nor after `stand_back`.
+    """
+
+    def __init__(self, region: WorkerRegion, *, first_rank: bool, on_stop: OnStop) -> None:
+        self._region, self._first_rank, self._on_stop = region, first_rank, on_stop
+        self.count = 0
+        self.asked = False
+        self.last_step_s: float | None = None
+        self._base = 0  # the step that the script went on from
+        self._silent = False  # the script has said that it will speak for itself, and has not yet
+        self._beating = True
+        self._phases = True
+        self._lines = first_rank
+        self._stepped: set[int] = set()  # optimizers, by id, since the present iteration began
+        self._thread = threading.main_thread().ident
+        self._told_count, self._told_t, self._told_data_s = 0, 0.0, 0.0
+        self._first_data_t: float | None = None
+        self._reason: str | None = None
+        self._handles: list[Any] = []
+        self._unfinished = False  # a file that was begun is not there
+        self.files = ScriptFiles(self._saving)
+
+    # -- what the script says ------------------------------------------------------------------------------------------
+
+    def expect_words(self) -> None:
+        """The script has called `init`: it gets until its second step to say something."""
+        self._silent = self._beating and self.count == 0
+
+    def stand_back(self) -> None:
+        """The script beats by itself."""
+        if self._beating:
+            self._beating = self._lines = False
+            self._region.observe(False)
+
+    def leave_phases(self) -> None:
+        """The script tells its phases by itself."""
+        self._phases = False
+
+    def leave_lines(self) -> None:
+        """The script reports metrics of its steps by itself."""
+        self._lines = False
+
+    def boundary(self) -> int | None:
+        """The number of the present step boundary, if it is counted here."""
+        self.asked = True
+        return self.count if self._beating and self.count else None
+
+    # -- what is observed ----------------------------------------------------------------------------------------------
+
+    def after_step(self, optimizer: Any, _args: Any = None, _kwargs: Any = None) -> None:
+        """An optimizer has stepped; called by torch."""
+        stepped, key = self._stepped, id(optimizer)
+        if key in stepped:
+            if len(stepped) > 1:
+                self._stepped = {key}
+        else:
+            stepped.add(key)
+            if len(stepped) > 1:
+                return
+        self.count = count = self.count + 1
+        if not self._beating or (self._silent and count == 1):
+            return
+        if self._told_t == 0.0:
+            self._begin(optimizer)
+        self._region.beat(self._base + count)
+        if self.files:
+            self.tell_files(count - 1)
+        if self._first_rank:
+            self._tell_step()
+        if not self.asked:
+            reason = self._region.stop_reason(count)
+            if reason is not None and self._reason is None:
+                self._stop(reason)
+
+    def _begin(self, optimizer: Any) -> None:
+        """The first step that is told."""
+        self._silent = False
+        self._thread = threading.get_ident()
+        self._base = self._went_on_from(optimizer)
+        self._region.observe(True)
+        self.files.take()  # what was written before any step is no progress
+        self.files.wrap()
+        if self._first_rank:
+            self._region.report("resumed", {"step": self._base, "tier": TIER})
+        self._told_t = self._first_data_t or clock.now()
+        self._told_count = self.count - 1
+        self._told_data_s = self._region.data_s
+        if self._phases:
+            self._region.enter(_STEP)
+
+    def _went_on_from(self, optimizer: Any) -> int:
+        """The step from which the script went on, as the state of its optimizer tells after the first one; else 0."""
+        skipped = getattr(optimizer, "found_inf", None)  # where a gradient scaler leaves it to a fused optimizer
+        done = 0 if skipped is not None and bool(skipped) else self.count
+        parameters = [each for group in optimizer.param_groups for each in group["params"]][:STATES_READ]
+        states = (optimizer.state[each] for each in parameters if each in optimizer.state)
+        steps = [int(state["step"]) for state in states if isinstance(state, dict) and "step" in state]
+        return max(0, max(steps, default=0) - done)
+
+    def _tell_step(self) -> None:
+        now = clock.now()
+        steps, since_s = self.count - self._told_count, now - self._told_t
+        if since_s < LINES_S and self.count > 1:
+            return
+        data_s = self._region.data_s - self._told_data_s
+        self.last_step_s = since_s / steps
+        if self._lines:
+            line = {
+                "step": self._base + self.count,
+                "step_s": self.last_step_s,
+                "steps_per_s": steps / since_s if since_s else None,
+            }
+            self._region.report(None, {**line, "data_s": data_s, **({"steps": steps} if steps > 1 else {})})
+        self._told_count, self._told_t, self._told_data_s = self.count, now, self._region.data_s
+
+    def tell_files(self, count: int) -> None:
+        """Tell of the checkpoint that was written after so many steps: whoever wrote it has gone on, so it is whole."""
+        files = self.files.take()
+        if not files or not self._beating or not self._told_t or self._unfinished:
+            return
+        stall_s = sum(each.stall_s for each in files)
+        self._told_t = min(self._told_t + stall_s, clock.now())
+        fields = {"step": self._base + count, "path": str(common_place(files)), "files": len(files)}
+        self._region.report(SAVED, {**fields, "bytes": sum(each.size_bytes for each in files), "stall_s": round(stall_s, 6)})
+
+    def ends(self) -> None:
+        """The script has ended, in whatever way it could notice."""
+        if self.files:
+            self.tell_files(self.count)
+
+    def _silence(self) -> None:
+        """In a process that the script has forked: the region is its parent's."""
+        self._beating = self._phases = self._lines = False
+        self.asked = True
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        self._unfinished = True
+        if not self._phases or not self._told_t or threading.get_ident() != self._thread:
+            yield
+            self._unfinished = False
+            return
+        before = self._region.enter(_SNAPSHOT)
+        yield  # what raises leaves its phase in the region: it is where the worker failed
+        self._region.enter(before)
+        self._unfinished = False
+
+    def reading(self, next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The `__next__` of DataLoader's iterators, as a phase."""
+
+        def __next__(loader: Any) -> Any:  # noqa: N807 - it takes the place of one
+            if self._reason is not None:
+                self._leave()
+            if not self._phases or not self._beating or threading.get_ident() != self._thread:
+                return next_batch(loader)
+            if self._first_data_t is None:
+                self._first_data_t = clock.now()
+            before = self._region.enter(_DATA)
+            # One that raises leaves its phase in the region, as it is where the worker failed; the end of the data is no failure.
+            try:
+                batch = next_batch(loader)
+            except StopIteration:
+                self._region.enter(before)
+                raise
+            self._region.enter(before)
+            return batch
+
+        return __next__
+
+    # -- a stop --------------------------------------------------------------------------------------------------------
+
+    def _stop(self, reason: str) -> None:
+        """All ranks are to stop after this step. What the script does between its steps, it does to the end: see `_leave`."""
+        self._reason = reason
+        if self._on_stop == "callback":
+            return
+        if self._on_stop == "signal" and callable(signal.getsignal(signal.SIGTERM)):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        optimizer, module = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
+        self._handles = [
+            module.register_module_forward_pre_hook(self._leave),
+            optimizer.register_optimizer_step_pre_hook(self._leave),
+        ]
+
+    def _leave(self, *_: object) -> None:
+        """At the first thing of the next step that is noticed: the next batch, or the first call of a module.
+
+        Not right after the optimizer's step: what is saved in a `finally` then would have the weights of one step, and the counter
+        and learning rate of the one before.
+        """
+        if self.asked or not self._handles or threading.get_ident() != self._thread:
+            return
+        raise Stopped(0)
+
+
+def observe(region: WorkerRegion, *, rank: int, on_stop: OnStop) -> Progress | None:
+    """Watch this process from now on; None if torch is not imported, so that there is nothing to watch yet."""
+    optimizer, loader = sys.modules.get("torch.optim.optimizer"), sys.modules.get("torch.utils.data.dataloader")
+    if optimizer is None:
+        return None
+    progress = Progress(region, first_rank=rank == 0, on_stop=on_stop)
+    os.register_at_fork(after_in_child=progress._silence)
+    optimizer.register_optimizer_step_post_hook(progress.after_step)
+    if loader is not None:
+        iterator = loader._BaseDataLoaderIter
+        iterator.__next__ = progress.reading(iterator.__next__)
+    progress.files.wrap()
+    return progress

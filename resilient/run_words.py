@@ -1,0 +1,66 @@
+"""What `resilient run` is told: a config with keys to set, or in torchrun's place a script with its arguments.
+
+Pure: words go in, the path of a config and the keys to set come out. A script without a config is an empty config and keys.
+"""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilient.config.errors import COMMAND_LINE, ConfigError, Problem
+
+NO_CONFIG = Path(os.devnull)  # an empty file is a config
+
+_SETTING = re.compile(r"^[A-Za-z_][\w.]*=")
+
+
+@dataclass(frozen=True)
+class Told:
+    """The config's file, and `KEY=VALUE` for each key that is set."""
+
+    config: Path
+    settings: tuple[str, ...]
+
+
+def understand(words: Sequence[str], *, procs: int | None, nodes: int | None, run_dir: Path | None) -> Told:
+    """What a command line says.
+
+    Args:
+        words: after the options: settings, then a config, a script, or `-m` and a module; what follows a script or a module is
+            theirs. Settings may follow a config, too.
+        procs, nodes, run_dir: as given by options; None: not given.
+
+    Raises:
+        ConfigError: nothing is named that could be run.
+    """
+    before = 0
+    while before < len(words) and _SETTING.match(words[before]):
+        before += 1
+    settings, rest = list(words[:before]), list(words[before:])
+    if not rest or rest == ["-m"]:
+        raise ConfigError([_wrong("name a config (YAML), a script (train.py), or a module (-m package.module)")])
+    if rest[0].startswith("-") and rest[0] != "-m":
+        raise ConfigError([_wrong(f"options come before everything else, and {rest[0]} is none of `resilient run`")])
+    asked = [
+        *([f"cluster.procs_per_node={procs}"] if procs is not None else []),
+        *([f"cluster.nodes={nodes}"] if nodes is not None else []),
+        *([f"run_dir={json.dumps(str(run_dir))}"] if run_dir is not None else []),
+    ]
+    if rest[0] == "-m":
+        return _program(rest, rest[1].rpartition(".")[2], [*asked, *settings])
+    if rest[0].endswith(".py"):
+        return _program(rest, Path(rest[0]).stem, [*asked, *settings])
+    return Told(Path(rest[0]), (*asked, *settings, *rest[1:]))
+
+
+def _program(words: Sequence[str], name: str, settings: Sequence[str]) -> Told:
+    fit = re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-") or "run"
+    return Told(NO_CONFIG, (f"name={json.dumps(fit)}", f"entrypoint={json.dumps(shlex.join(words))}", *settings))
+
+
+def _wrong(text: str) -> Problem:
+    return Problem("", None, text, None, COMMAND_LINE)

@@ -1,0 +1,133 @@
+"""The checkpoint files that a training script writes by itself, through torch.save, safetensors or torch.distributed.checkpoint.
+
+Owns the wrappers around these three, and the list of files that were finished and not told yet. It decides nothing, and what a
+wrapped function does, returns and raises stays as it is. Modules that the script has not imported are left alone; `wrap` may be
+called again when it has.
+"""
+
+import functools
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from resilient import clock
+
+Saving = Callable[[], AbstractContextManager[object]]
+"""Makes the context in which a file is written."""
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """A file or folder that was written; `stall_s`: what that took. `inode` finds it again after it was renamed."""
+
+    path: Path
+    size_bytes: int
+    stall_s: float
+    inode: int
+
+
+class ScriptFiles:
+    """One per process. Wrapped functions may be called in any thread; `take` is for one.
+
+    Args:
+        saving: entered around each of them.
+    """
+
+    def __init__(self, saving: Saving) -> None:
+        self._saving = saving
+        self._saved: deque[SavedFile] = deque()  # its methods are atomic
+
+    def __bool__(self) -> bool:
+        return bool(self._saved)
+
+    def take(self) -> list[SavedFile]:
+        """What was finished since the last call."""
+        found = []
+        while self._saved:
+            found.append(self._saved.popleft())
+        return found
+
+    def wrap(self) -> None:
+        """Wrap the functions of those modules that are imported by now and were not wrapped before."""
+        for module, owner, name, path_of in (
+            ("torch.serialization", "", "save", _second),
+            ("torch", "", "save", _second),
+            ("safetensors.torch", "", "serialize_file", _second),
+            ("torch.distributed.checkpoint.filesystem", "_FileSystemWriter", "finish", _folder),
+            ("torch.distributed.checkpoint.filesystem", "_FileSystemWriter", "write_data", _nothing),
+        ):
+            home = sys.modules.get(module)
+            home = getattr(home, owner, None) if owner else home
+            before = getattr(home, name, None)
+            if before is not None and not hasattr(before, "__resilient__"):
+                setattr(home, name, self._wrapped(before, path_of))
+
+    def _wrapped(self, function: Callable[..., Any], path_of: "PathOf") -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            began_t = clock.now()
+            with self._saving():
+                result = function(*args, **kwargs)
+            path = path_of(args, kwargs)
+            if path is not None:
+                self._note(path, clock.now() - began_t)
+            return result
+
+        wrapper.__resilient__ = True  # type: ignore[attr-defined]
+        return wrapper
+
+    def _note(self, path: Path, stall_s: float) -> None:
+        try:
+            about = path.stat()
+            size = sum(each.stat().st_size for each in path.iterdir()) if path.is_dir() else about.st_size
+        except OSError:
+            return  # it is gone already: nobody will go on from it
+        self._saved.append(SavedFile(path.absolute(), size, stall_s, about.st_ino))
+
+
+PathOf = Callable[[tuple[Any, ...], dict[str, Any]], Path | None]
+
+
+def _second(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Path | None:
+    """Where the second argument of save(what, file) or serialize_file(what, filename) leads; None for a file that is open."""
+    where = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
+    if isinstance(where, str | os.PathLike):
+        return Path(os.fspath(where))
+    name = getattr(where, "name", None)  # an open file of the disk has one
+    return Path(name) if isinstance(name, str) else None
+
+
+def _folder(args: tuple[Any, ...], _: dict[str, Any]) -> Path | None:
+    """Where a writer of torch.distributed.checkpoint has written."""
+    path = getattr(args[0], "path", None)
+    return Path(os.fspath(path)) if isinstance(path, str | os.PathLike) else None
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+def common_place(files: list[SavedFile]) -> Path:
+    """What is told of files that were written one after the other: the only one, as it is named now, or their folder."""
+    places = {_name_now(each) for each in files}
+    if len(places) == 1:
+        return places.pop()
+    return Path(os.path.commonpath(places))
+
+
+def _name_now(file: SavedFile) -> Path:
+    """Scripts write under another name first, and rename."""
+    if file.path.exists():
+        return file.path
+    try:
+        for each in os.scandir(file.path.parent):
+            if each.inode() == file.inode:
+                return Path(each.path)
+    except OSError:
+        pass
+    return file.path.parent

@@ -1,0 +1,105 @@
+"""Training scripts that know nothing of resilient: each fault is detected, named, recovered, told and accounted for."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from campaigns import Campaign
+
+from resilient.status import inspect
+
+SCRIPT = Path(__file__).with_name("plain_ddp.py")
+ON_CPU = {"procs_per_node": 2, "device": "cpu"}
+SOON = {"hang_floor_s": 3.0}
+
+
+def scripted(campaign: Callable[..., Campaign], words: str, **config: Any) -> Campaign:
+    return campaign(entrypoint=f"{SCRIPT} {words}", cluster=ON_CPU, **config)
+
+
+def told(run: Campaign) -> list[tuple[str, list[int]]]:
+    return [(fault["kind"], fault["ranks"]) for fault in run.events("fault")]
+
+
+def test_hangs_and_ends_of_a_plain_ddp_script_are_named_recovered_and_accounted_for(campaign: Callable[..., Campaign]):
+    faults = "--fault hang:16:1 --fault data:27:0 --fault exit:36:1"
+    run = scripted(campaign, f"--steps 60 --step-s 0.05 {faults}", resilience=SOON)
+    run.start()
+    run.reach(42)
+    os.kill(run.workers()[0], signal.SIGSTOP)
+    assert run.wait(400) == 0, run.output + run.logs()
+    assert told(run) == [("hang", [1]), ("hang", [0]), ("exit", [1]), ("stopped", [0])], run.output
+    hang, reading, *_ = run.events("fault")
+    assert (hang["step"], hang["phase"], reading["phase"]) == (16, "step", "data")
+    stacks = (run.run_dir / "incidents" / hang["fault_id"] / "rank1.txt").read_text()
+    assert SCRIPT.name in stacks
+    assert [event["fault_id"] for event in run.events("recovered")] == [fault["fault_id"] for fault in run.events("fault")]
+    resumed = [event["resumed_step"] for event in run.events("generation_started")]
+    assert resumed[:4] == [0, 10, 20, 30] and resumed[4] % 10 == 0, (
+        "the step from which the script goes on is that of its optimizer"
+    )
+    assert {line["step"] for line in run.metrics()} == set(range(1, 61))
+    assert run.events("script_checkpoint")[-1]["path"] == str(run.directory / "out/checkpoint.pt")
+    summary = inspect(run.run_dir)
+    assert (summary.state, summary.step, summary.target_step, summary.recovered) == ("reached", 60, None, 4)
+    assert summary.goodput is not None and summary.rank_seconds["productive"] > 0 and summary.rank_seconds["rework"] > 0
+    assert "300" not in run.output and "tp 1" not in run.output
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.soak)])
+def test_an_exception_every_few_steps_is_never_given_up_on(campaign: Callable[..., Campaign], optimizer: str):
+    run = scripted(campaign, f"--steps 29 --save-every 5 --raise-after 7 --optimizer {optimizer}", resilience={"backoff_s": 0.5})
+    assert run.run() == 0, run.output + run.logs()
+    assert {fault["detail"] for fault in run.events("fault")} == {
+        f"RuntimeError: no luck with step {step}" for step in (8, 13, 18, 23, 28)
+    }
+    assert {action["name"] for action in run.events("action")} == {"restart_workers"}
+
+
+def test_a_script_is_stopped_after_the_same_step_on_all_ranks_and_its_finally_runs(campaign: Callable[..., Campaign]):
+    run = scripted(campaign, "--steps 100000 --step-s 0.05").start()
+    run.reach(12)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output + run.logs()
+    (drain,) = run.events("drain")
+    assert f"leaving after step {drain['step']}" in run.printed(0)
+    assert not run.events("fault")
+    assert "the newest checkpoint that the script wrote is" in run.output
+
+
+def test_the_command_stands_in_for_torchrun(tmp_path: Path):
+    show = tmp_path / "show.py"
+    show.write_text(SHOW)
+    command = [sys.executable, "-m", "resilient", "run", "--procs", "2", "cluster.device=cpu", "show.py", "--lr", "3e-4", "a b"]
+    environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    environ["PYTHONPATH"] = str(SCRIPT.parents[2])
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        found = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert (found["argv"], found["path0"]) == (["show.py", "--lr", "3e-4", "a b"], str(tmp_path))
+        assert (found["cwd"], found["main"]) == (str(tmp_path), "show.py")
+        environ = found["environ"]
+        assert (environ["RANK"], environ["LOCAL_RANK"], environ["WORLD_SIZE"]) == (str(rank), str(rank), "2")
+        assert (environ["LOCAL_WORLD_SIZE"], environ["GROUP_RANK"], environ["TORCHELASTIC_RESTART_COUNT"]) == ("2", "0", "0")
+        assert {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"} <= environ.keys()
+        assert (tmp_path / f"left{rank}").exists(), "atexit"
+    assert "300" not in done.stdout
+
+
+SHOW = """
+import atexit, json, os, sys
+from pathlib import Path
+
+rank = os.environ["RANK"]
+atexit.register(Path(f"left{rank}").touch)
+main = sys.modules["__main__"].__file__
+told = {"argv": sys.argv, "path0": sys.path[0], "cwd": os.getcwd(), "main": main, "environ": dict(os.environ)}
+Path(f"rank{rank}.json").write_text(json.dumps(told))
+"""

@@ -1,0 +1,102 @@
+"""Scripts that say nothing, in the coordinator: what is a hang in them, and what an attempt of theirs has come to."""
+
+import msgspec
+import pytest
+from control_play import Play, beat
+from test_watchdog import COLLECTIVE, LOADER, MAIN, judged, received, seen, silent, warm
+
+from resilient.control.liveness import Watchdog
+from resilient.protocol.messages import Inspection, Record
+from resilient.standing import Standing
+
+BACKWARD = MAIN + '  File "/x/torch/autograd/graph.py", line 829 in _engine_run_backward\n  File "/y/train.py", line 10 in main\n'
+UNFINISHED = Standing("0 [0, 1]", 31, "gloo:all_reduce [[72]]", True)
+
+
+def observed(watchdog: Watchdog, silent_s: float, *ranks: int, phase: str = "step") -> None:
+    for rank in ranks:
+        heartbeat = beat(10, 1.0, silent_s=silent_s, phase=phase, state="S")
+        received(watchdog, rank, msgspec.structs.replace(heartbeat, observed=True))
+
+
+@pytest.mark.parametrize(
+    ("inspections", "guilty"),
+    [
+        ({0: seen(COLLECTIVE), 1: seen(LOADER)}, (1,)),
+        ({0: seen(COLLECTIVE), 1: seen(LOADER, "R", 0.99)}, None),
+        ({0: seen(LOADER, "R", 0.99), 1: seen(LOADER, "R", 0.99)}, None),
+    ],
+    ids=["one sleeps", "one computes", "all compute"],
+)
+def test_a_rank_that_computes_without_a_word_may_validate(inspections: dict[int, Inspection], guilty: tuple[int, ...] | None):
+    watchdog = warm()
+    observed(watchdog, 3.0, 0, 1)
+    suspicion = watchdog.suspects()
+    assert suspicion is not None
+    fault = judged(watchdog, suspicion, inspections)
+    assert (fault.ranks if fault is not None else None) == guilty
+
+
+def test_a_rank_that_says_its_phase_is_taken_at_its_word():
+    watchdog = warm()
+    silent(watchdog, 3.0, 0, 1)
+    suspicion = watchdog.suspects()
+    assert suspicion is not None
+    fault = judged(watchdog, suspicion, {0: seen(COLLECTIVE), 1: seen(LOADER, "R", 0.99)})
+    assert fault is not None and fault.ranks == (1,)
+
+
+def test_ranks_that_wait_for_one_that_writes_a_checkpoint_are_no_fault():
+    watchdog = warm()
+    observed(watchdog, 3.0, 0)
+    observed(watchdog, 3.0, 1, phase="snapshot")
+    suspicion = watchdog.suspects()
+    assert suspicion is not None and suspicion.ranks == (0,)
+    assert judged(watchdog, suspicion, {0: seen(COLLECTIVE), 1: seen(LOADER)}) is None
+
+
+def test_a_backward_pass_that_has_not_finished_a_collective_waits_in_it():
+    watchdog = warm()
+    observed(watchdog, 3.0, 0, 1)
+    suspicion = watchdog.suspects()
+    assert suspicion is not None
+    waiting = msgspec.structs.replace(seen(BACKWARD), standing=UNFINISHED)
+    fault = judged(watchdog, suspicion, {0: waiting, 1: seen(LOADER)})
+    assert fault is not None and (fault.kind, fault.ranks) == ("hang", (1,))
+
+
+def observing(play: Play, steps: int, *, base: int = 0, saved: bool = False) -> None:
+    """An attempt that finishes so many steps, and perhaps writes a checkpoint, before it is killed."""
+    play.resumed(base, "script")
+    for step in range(base + 1, base + steps + 1):
+        play.now += 0.1
+        heartbeat = msgspec.structs.replace(beat(step, play.now), observed=True)
+        for node in range(2):
+            play.report(node, heartbeats={node: heartbeat})
+    if saved:
+        play.report(0, records=(Record(0, play.now, "script_checkpoint", {"step": base + steps, "path": "/out"}),))
+    play.exit(1, step=base + steps)
+    play.again()
+    play.wait(40.0)
+
+
+def names(play: Play) -> list[str]:
+    return [action["name"] for action in play.events("action")]
+
+
+@pytest.mark.parametrize(("saved", "expected"), [(True, ["restart_workers"] * 6), (False, ["restart_workers"] * 2 + ["give_up"])])
+def test_attempts_of_as_many_steps_are_given_up_on_only_without_a_checkpoint(saved: bool, expected: list[str]):
+    play = Play()
+    play.start()
+    for _ in expected:
+        observing(play, 5, saved=saved)
+    assert names(play) == expected
+
+
+def test_a_checkpoint_that_many_ranks_write_is_told_once():
+    play = Play()
+    play.start()
+    play.resumed(0, "script")
+    for rank in (1, 0, 1):
+        play.report(rank, records=(Record(rank, play.now, "script_checkpoint", {"step": 5, "path": "/out"}),))
+    assert [event["rank"] for event in play.events("script_checkpoint")] == [1, 0]

@@ -1,0 +1,221 @@
+"""Optimizer steps of a script that says nothing, as its region tells of them; real optimizers, loaders and files."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from resilient.heartbeat_region import AgentRegion, WorkerRegion
+from resilient.progress import Progress, Stopped
+from resilient.script_files import SavedFile
+
+
+class Watched:
+    """A rank that is watched, from the agent's side and from its own."""
+
+    def __init__(self, path: Path, **more: Any) -> None:
+        self.agent = AgentRegion(path)
+        self.progress = Progress(WorkerRegion(path), **{"first_rank": True, "on_stop": "raise", **more})
+        self.model = torch.nn.Linear(4, 4)
+
+    def optimizer(self, kind: type[torch.optim.Optimizer] = torch.optim.AdamW) -> torch.optim.Optimizer:
+        made = kind(self.model.parameters(), lr=0.1)  # type: ignore[call-arg]
+        made.register_step_post_hook(self.progress.after_step)
+        return made
+
+    def step(self, *optimizers: torch.optim.Optimizer) -> None:
+        for optimizer in optimizers:
+            self.model(torch.ones(4)).sum().backward()
+            optimizer.step()
+
+    def told(self, event: str | None) -> list[dict[str, Any]]:
+        return [dict(record.fields) for record in self.agent.drain() if record.event == event]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    made = Watched(tmp_path / "region")
+    yield made
+    for handle in made.progress._handles:
+        handle.remove()
+    made.agent.close()
+
+
+def test_each_optimizer_step_is_a_beat(watched: Watched):
+    optimizer = watched.optimizer()
+    assert watched.agent.activity().step == -1
+    for step in (1, 2, 3):
+        watched.step(optimizer)
+        seen = watched.agent.activity()
+        assert (seen.step, seen.phase, seen.observed) == (step, "step", True)
+
+
+def test_optimizers_that_take_turns_count_once_for_each_iteration(watched: Watched):
+    one, other = watched.optimizer(), watched.optimizer(torch.optim.SGD)
+    watched.step(one, other, one, other)
+    assert watched.agent.activity().step == 2
+
+
+def test_the_one_that_steps_more_often_is_counted(watched: Watched):
+    seldom, often = watched.optimizer(), watched.optimizer(torch.optim.SGD)
+    for _ in range(3):
+        watched.step(seldom, often, often, often)
+    assert watched.agent.activity().step >= 9
+
+
+def test_an_optimizer_that_takes_the_place_of_another_goes_on_counting(watched: Watched):
+    first = watched.optimizer()
+    for _ in range(5):
+        watched.step(first)
+    second = watched.optimizer()
+    for _ in range(3):
+        watched.step(second)
+    assert watched.agent.activity().step in (7, 8)
+
+
+def test_micro_batches_are_no_steps(watched: Watched):
+    optimizer = watched.optimizer()
+    for _ in range(4):
+        watched.model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    assert watched.agent.activity().step == 1
+
+
+def test_a_script_that_resumes_goes_on_from_the_step_of_its_optimizer(watched: Watched):
+    before = torch.optim.AdamW(watched.model.parameters())
+    for _ in range(40):
+        watched.step(before)
+    optimizer = watched.optimizer()
+    optimizer.load_state_dict(before.state_dict())
+    watched.step(optimizer)
+    assert watched.agent.activity().step == 41
+    assert watched.told("resumed") == [{"step": 40, "tier": "script"}]
+
+
+def test_a_fused_step_that_the_gradient_scaler_has_left_out_says_the_same_of_the_start(watched: Watched):
+    optimizer = watched.optimizer()
+    watched.step(optimizer)  # makes state
+    watched.progress.count = 1
+    optimizer.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
+    assert watched.progress._went_on_from(optimizer) == 1
+
+
+def test_what_the_script_says_itself_wins(watched: Watched):
+    optimizer = watched.optimizer()
+    watched.progress.expect_words()
+    watched.step(optimizer)
+    assert watched.agent.activity().step == -1, "it has said that it will speak"
+    watched.progress.stand_back()
+    watched.step(optimizer, optimizer)
+    assert (watched.agent.activity().step, watched.agent.activity().observed) == (-1, False)
+
+
+def test_a_script_that_only_asks_who_it_is_is_watched_from_its_second_step(watched: Watched):
+    optimizer = watched.optimizer()
+    watched.progress.expect_words()
+    watched.step(optimizer, optimizer)
+    assert watched.agent.activity().step == 2
+    assert watched.told("resumed") == [{"step": 0, "tier": "script"}]
+
+
+def test_reading_a_batch_is_a_phase_of_its_own(watched: Watched):
+    seen: list[str] = []
+
+    class Samples(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> int:
+            seen.append(watched.agent.activity().phase)
+            return index
+
+    optimizer = watched.optimizer()
+    watched.step(optimizer)
+    before = _BaseDataLoaderIter.__next__
+    _BaseDataLoaderIter.__next__ = watched.progress.reading(before)  # type: ignore[method-assign]
+    try:
+        for _ in DataLoader(Samples()):
+            assert watched.agent.activity().phase == "step"
+    finally:
+        _BaseDataLoaderIter.__next__ = before  # type: ignore[method-assign]
+    assert seen == ["data"] * 3
+    assert watched.agent.activity().phase == "step"
+
+
+def test_a_checkpoint_of_its_own_is_told_once_the_script_has_gone_on(watched: Watched, tmp_path: Path):
+    optimizer = watched.optimizer()
+    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
+    save({"early": 1}, tmp_path / "arguments.pt")
+    watched.step(optimizer, optimizer)
+    save(watched.model.state_dict(), tmp_path / "partial")
+    (tmp_path / "partial").rename(tmp_path / "model.pt")
+    assert watched.told("script_checkpoint") == []
+    watched.step(optimizer)
+    (told,) = watched.told("script_checkpoint")
+    assert (told["step"], told["path"], told["files"]) == (2, str(tmp_path / "model.pt"), 1)
+    assert told["bytes"] == (tmp_path / "model.pt").stat().st_size
+
+
+def test_a_checkpoint_that_could_not_be_finished_is_none(watched: Watched, tmp_path: Path):
+    optimizer = watched.optimizer()
+    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
+    watched.step(optimizer)
+    save({}, tmp_path / "one")
+    with pytest.raises(RuntimeError):
+        save({}, tmp_path / "nowhere/two")
+    assert watched.agent.activity().phase == "snapshot"
+    watched.progress.ends()
+    assert watched.told("script_checkpoint") == []
+
+
+def test_a_file_of_a_thread_leaves_the_phase_alone(watched: Watched, tmp_path: Path):
+    optimizer = watched.optimizer()
+    watched.step(optimizer)
+    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
+    entered = watched.agent.activity().phase_t
+    thread = threading.Thread(target=save, args=({}, tmp_path / "async"))
+    thread.start()
+    thread.join()
+    assert (watched.agent.activity().phase, watched.agent.activity().phase_t) == ("step", entered)
+    assert [type(each) for each in watched.progress.files.take()] == [SavedFile]
+
+
+def test_a_stop_lets_the_step_end_and_raises_before_the_next(watched: Watched):
+    optimizer = watched.optimizer()
+    watched.step(optimizer)
+    watched.agent.propose(-1, "SIGTERM")
+    watched.agent.arm(2)
+    watched.step(optimizer)
+    assert watched.agent.activity().stopped
+    with pytest.raises(Stopped) as stop:
+        watched.model(torch.ones(4))
+    assert stop.value.code == 0
+
+
+def test_a_script_that_asks_by_itself_is_not_stopped_for_it(watched: Watched):
+    optimizer = watched.optimizer()
+    watched.step(optimizer)
+    assert watched.progress.boundary() == 1
+    watched.agent.propose(-1, "SIGTERM")
+    watched.agent.arm(2)
+    watched.step(optimizer, optimizer)
+    watched.model(torch.ones(4))
+
+
+def test_a_step_costs_less_than_five_microseconds(watched: Watched):
+    """Of processor time, at best of many: what else the machine does is not to be measured."""
+    watched.progress._first_rank = watched.progress._lines = False
+    watched.step(optimizer := watched.optimizer())
+    best = float("inf")
+    for _ in range(50):
+        began = time.thread_time_ns()
+        for _ in range(200):
+            watched.progress.after_step(optimizer)
+        best = min(best, (time.thread_time_ns() - began) / 200)
+    assert best < 5000
