@@ -74,7 +74,7 @@ for message in samples(messages.AgentMessage, of_each=20, words=words):
     play.start()
     if isinstance(message, messages.Hello):
         continue
-    for effect in play.tell(0, message):
+    for effect in play.deliver(0, message):
         assert type(effect).__module__ == "resilient.outbox", effect
     told += 1
 assert not [name for name in sys.modules if name.startswith("chaos.")]
