@@ -7,7 +7,7 @@ from control_mutants import MUTANTS
 from mutation import Mutant, TextNotThere, outcome
 from soak import soaked
 
-MACHINE, EXAMPLES = Path(__file__).with_name("control_machine.py"), 100
+MACHINE, EXAMPLES = Path(__file__).with_name("control_machine.py"), 60
 CHEAP = MUTANTS[0]
 
 

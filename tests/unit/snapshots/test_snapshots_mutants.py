@@ -7,7 +7,7 @@ from mutation import Mutant, TextNotThere, outcome
 from snapshots_mutants import MUTANTS
 from soak import soaked
 
-MACHINE, EXAMPLES = Path(__file__).with_name("snapshots_machine.py"), 100
+MACHINE, EXAMPLES = Path(__file__).with_name("snapshots_machine.py"), 60
 CHEAP = MUTANTS[0]
 
 
