@@ -25,6 +25,7 @@ ON_STOP_VARIABLE = "RESILIENT_ON_STOP"
 SAVED = "script_checkpoint"  # the event of a checkpoint that the script has written by itself
 TIER = "script"  # from where it goes on: its own checkpoint
 LINES_S = 0.05  # least time between two lines of metrics
+FRAMES = 10  # above a hook, in which the caller of an optimizer's step is looked for
 STATES_READ = 16  # parameters whose optimizer state is asked for the number of the step
 
 OnStop = Literal["raise", "signal", "callback"]
@@ -53,6 +54,7 @@ class Progress:
         self.asked = False
         self.last_step_s: float | None = None
         self._base = 0  # the step that the script went on from
+        self._uncounted = 0  # steps that its optimizer has taken, or loads, without having trained
         self._silent = False  # the script has said that it will speak for itself, and has not yet
         self._beating = True
         self._phases = True
@@ -99,6 +101,9 @@ class Progress:
         if key in stepped:
             if len(stepped) > 1:
                 self._stepped = {key}
+        elif _makes_state_only():
+            self._uncounted = 1
+            return
         else:
             stepped.add(key)
             if len(stepped) > 1:
@@ -141,7 +146,7 @@ class Progress:
         parameters = [each for group in optimizer.param_groups for each in group["params"]][:STATES_READ]
         states = (optimizer.state[each] for each in parameters if each in optimizer.state)
         steps = [int(state["step"]) for state in states if isinstance(state, dict) and "step" in state]
-        return max(0, max(steps, default=0) - done)
+        return max(0, max(steps, default=0) - done - self._uncounted)
 
     def _tell_step(self) -> None:
         now = clock.now()
@@ -238,6 +243,19 @@ class Progress:
         if self.asked or not self._handles or threading.get_ident() != self._thread:
             return
         raise Stopped(0)
+
+
+def _makes_state_only() -> bool:
+    """Whether the present step of an optimizer trains nothing: `torch.distributed.checkpoint` takes one, with zeros for gradients,
+    so that there is a state to load into."""
+    frame = sys._getframe(1)
+    for _ in range(FRAMES):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+        if frame.f_code.co_name == "_init_optim_state":
+            return True
+    return False
 
 
 def observe(region: WorkerRegion, *, rank: int, on_stop: OnStop) -> Progress | None:

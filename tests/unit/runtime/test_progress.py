@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -104,6 +105,15 @@ def test_a_fused_step_that_the_gradient_scaler_has_left_out_says_the_same_of_the
     watched.progress.count = 1
     optimizer.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
     assert watched.progress._went_on_from(optimizer) == 1
+
+
+def test_a_step_that_only_makes_a_state_to_load_into_is_none(watched: Watched):
+    optimizer = watched.optimizer()
+    get_state_dict(watched.model, optimizer)
+    assert optimizer.state, "torch has taken a step"
+    assert watched.progress.count == 0
+    watched.step(optimizer)
+    assert watched.agent.activity().step == 1
 
 
 def test_what_the_script_says_itself_wins(watched: Watched):
