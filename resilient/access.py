@@ -45,8 +45,10 @@ def close_to_others(run_dir: Path, mode: Mode) -> None:
 def must_be_ours(config_file: Path | None, run_dir: Path, mode: Mode) -> None:
     """Raises EnvironmentUnusable where somebody else could have written the config or a control file of the run directory."""
     paths = [run_dir, *(run_dir / name for name in CONTROL)]
+    if config_file is not None and str(config_file) != os.devnull:
+        paths.insert(0, config_file)
     try:
-        why = first_not_obeyed([config_file, *paths] if config_file is not None else paths, group=mode == "group")
+        why = first_not_obeyed(paths, group=mode == "group")
     except OSError as error:
         raise EnvironmentUnusable(f"cannot read {error.filename}: {error.strerror}") from error
     if why is not None:

@@ -8,6 +8,7 @@ One side writes each word, and a store of eight aligned bytes is atomic. A recor
 so a worker killed in mid-report leaves no half.
 """
 
+import json
 import logging
 import math
 import mmap
@@ -50,8 +51,7 @@ _DATA_S = 34  # worker; double
 Fields = Mapping[str, object]
 
 _LATEST_T = 1e11  # unix seconds: what is beyond is no time
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[float, str | None, dict[str, Any]])
+_Payload = tuple[float, str | None, dict[str, Any]]  # as JSON: of Python's own, which has every number that Python has
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class _Mapped:
             if at + 4 + size > head:
                 return self._damaged(records)
             try:
-                t, event, fields = _decoder.decode(self._read(at + 4, size))
+                t, event, fields = msgspec.convert(json.loads(self._read(at + 4, size)), _Payload)
             except (ValueError, RecursionError):
                 return self._damaged(records)
             at += 4 + size
@@ -303,9 +303,9 @@ class WorkerRegion(_Mapped):
     def report(self, event: str | None, fields: dict[str, object]) -> None:
         """Append a record; waits a moment when the ring is full, then drops it and counts the loss."""
         try:
-            payload = _encoder.encode((clock.now(), event, fields))
-        except (ValueError, TypeError, OverflowError):
-            payload = _encoder.encode((clock.now(), event, _plain(fields)))
+            payload = json.dumps((clock.now(), event, fields)).encode()
+        except (ValueError, TypeError, RecursionError):
+            payload = json.dumps((clock.now(), event, _plain(fields))).encode()
         size = len(payload)
         head = self._words[_HEAD]
         if head + 4 + size - self._words[_TAIL] > RING_BYTES and not self._wait_for_room(head + 4 + size):
@@ -342,17 +342,12 @@ def _plain(value: object) -> object:
     if callable(item):
         value = item()
     if isinstance(value, Mapping):
-        return {_plain_text(str(key)): _plain(entry) for key, entry in value.items()}
+        return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
-    if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 64:
-        return float(value) if abs(value) < 1 << 1000 else _plain_text(hex(value))
-    return value if isinstance(value, bool | int | float | None) else _plain_text(str(value))
-
-
-def _plain_text(text: str) -> str:
-    """Without halves of characters."""
-    return text.encode(errors="replace").decode()
+    if isinstance(value, int) and abs(value) >= 1 << 1000:
+        return hex(value)  # Python writes no number with so many digits
+    return value if isinstance(value, bool | int | float | None) else str(value)
 
 
 def _time(seconds: float) -> float:

@@ -48,7 +48,9 @@ def read(path: Path) -> Any:
 
 
 def text_of(path: Path) -> str:
-    """The text of a file. What is no regular file is not waited for. Raises NotADocument."""
+    """The text of a file; of the null device, none. What is no regular file is not waited for. Raises NotADocument."""
+    if str(path) == os.devnull:
+        return ""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -2,7 +2,7 @@
 
     python attacks.py DRIVER_PID HELLOS_PER_S
 
-Attacks every address at which the driver or a process below it listens, until its input ends: connections that are opened and left,
+Attacks every address at which the driver or a process below it listens, until its input ends: connections opened and left,
 garbage, lines of 16 MB, and hellos, forged ones and ones that were heard. Prints "ready" when it attacks all of them, and at the
 end how often each was done, as JSON.
 """

@@ -129,7 +129,9 @@ def test_what_was_forked_ends_with_the_agent(tmp_path: Path):
         "print(*(t.run(server, t.sleep).pid for _ in range(3)), flush=True)\n"
         "import time; time.sleep(600)\n"
     )
-    environ = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     agent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environ)
     assert agent.stdout is not None
     family = [psutil.Process(int(pid)) for pid in agent.stdout.readline().split()]

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from damaged import Mutator, changed, dumped, parsed
 from decoders import Decoder, decoders
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from mutation import Mutator, changed, dumped, parsed
 
 CPU_S = 10.0  # of one input
 MEMORY_BYTES = 200 << 20  # of one input

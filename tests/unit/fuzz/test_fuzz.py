@@ -89,7 +89,7 @@ def test_the_second_tier_has_every_decoder(ram: Path):
     ],
 )
 def test_what_no_decoder_may_do_is_seen(deed: str, told: str, ram: Path):
-    for name in ("fuzzing.py", "mutation.py"):
+    for name in ("fuzzing.py", "damaged.py"):
         (ram / name).write_text((HERE / name).read_text().replace("CPU_S = 10.0", "CPU_S = 0.2"))
     (ram / "decoders.py").write_text(f"""
 from dataclasses import dataclass

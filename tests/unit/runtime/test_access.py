@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -15,9 +16,16 @@ from stranger import UID, needs_root, shared_place, stranger
 
 from checkpoint.tools import flushing
 from checkpoint.tools.refusal import Refusal
-from resilient import access
+from resilient import access, storage
 from resilient.exits import EnvironmentUnusable
 from resilient.health import security
+
+
+def described(name: str, root: Path) -> str:
+    """What `storage.json` says of a campaign with this tier alone."""
+    kind: storage.Kind = "durable" if name == "durable" else "memory"
+    tier = storage.TierStorage(name, kind, name == "durable", (str(root),), 3, None, None, None, False, None)
+    return json.dumps(asdict(storage.Storage("gpt", (tier,), 3, ())))
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +40,8 @@ def run_dir(tmp_path: Path) -> Path:
     made = tmp_path / "run"
     for path in (made, made / "checkpoints"):
         path.mkdir(mode=0o700)
-    tiers = [{"name": "durable", "durable": True, "roots": [str(made / "checkpoints")]}]
-    files = {"config.yaml": "name: gpt\n", "storage.json": json.dumps({"tiers": tiers}), "job.sh": "#!/bin/sh\n", "chain.jsonl": ""}
+    stored = described("durable", made / "checkpoints")
+    files = {"config.yaml": "name: gpt\n", "storage.json": stored, "job.sh": "#!/bin/sh\n", "chain.jsonl": ""}
     for name, text in {**files, "events.jsonl": "", ".lease": "", ".lock": ""}.items():
         (made / name).write_text(text)
         (made / name).chmod(0o600)
@@ -160,8 +168,7 @@ def test_what_is_open_is_told_with_what_to_do(run_dir: Path) -> None:
 def test_a_tier_of_somebody_else_is_told(run_dir: Path) -> None:
     with shared_place() as place:
         stranger('mkdir -m 0777 "$1" "$1/node0"', place / "gpt")
-        tiers = [{"name": "ram", "durable": False, "roots": [str(place / "gpt/node0")]}]
-        (run_dir / "storage.json").write_text(json.dumps({"tiers": tiers}))
+        (run_dir / "storage.json").write_text(described("ram", place / "gpt/node0"))
         assert f"it belongs to uid {UID}" in findings(run_dir)["tier ram"]
 
 
