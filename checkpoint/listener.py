@@ -22,7 +22,7 @@ CHALLENGED = 4096  # that have, and have not answered yet
 AT_ONCE = 16  # are accepted before those that are there are read again
 TRIES = 20  # of a port that is free on one address and taken on another
 PAUSE_S = 0.1  # of accepting, where there is no descriptor to be had
-TOLD_EVERY_S = 60.0
+TOLD_EVERY_S, TOLD_AT_LEAST_EVERY_S = 60.0, 3600.0  # while it goes on
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 Admitted = Callable[[socket.socket, Peer, bytes], None]
@@ -30,12 +30,13 @@ Admitted = Callable[[socket.socket, Peer, bytes], None]
 
 
 class Refusals:
-    """What was refused, in one line a minute: the first at once, those that follow counted."""
+    """What was refused, in one line a minute at most: the first at once, those that follow counted, and told ever less often."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._count = 0
         self._last = ""
+        self._pause_s = TOLD_EVERY_S
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, who: str, why: str) -> None:
@@ -47,6 +48,7 @@ class Refusals:
     def _tell(self) -> None:
         self._timer = None
         if not self._count:
+            self._pause_s = TOLD_EVERY_S
             return
         if self._count == 1:
             self._log.warning("a connection was refused before its handshake was done, of %s", self._last)
@@ -54,7 +56,8 @@ class Refusals:
             text = "%d connections were refused before their handshakes were done, the last one of %s"
             self._log.warning(text, self._count, self._last)
         self._count = 0
-        self._timer = asyncio.get_running_loop().call_later(TOLD_EVERY_S, self._tell)
+        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._tell)
+        self._pause_s = min(2 * self._pause_s, TOLD_AT_LEAST_EVERY_S)
 
     def close(self) -> None:
         """Tell what was not told yet."""

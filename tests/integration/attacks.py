@@ -24,7 +24,7 @@ from checkpoint import descriptors
 from checkpoint.handshake import DAEMON_DAEMON, DRIVER_AGENT, WORKER_DAEMON, Client, derive, endpoint
 
 LEFT_OPEN = 1500
-LISTENERS = 5  # of a campaign of two nodes: the driver, and a store and a snapshot daemon for each
+LISTENERS = 4  # of a campaign of two nodes: the driver, a snapshot daemon for each, and the store of the generation
 ATTACKS = ("leave_open", "garbage", "long_line", "forged", "replayed")
 AT_LEAST = 20  # of each
 AT_ONCE = 100  # of each

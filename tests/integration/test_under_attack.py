@@ -63,7 +63,7 @@ def test_a_run_on_one_machine_listens_at_the_loopback_alone_and_shows_its_secret
     found = {pid: listeners(pid) for pid in family}
     everywhere = set().union(*found.values())
     assert len(found[run.process.pid]) == 1, "the driver's server"
-    assert len(everywhere) >= 5, "and a store and a snapshot daemon on each node"
+    assert len(everywhere) >= 4, "and a snapshot daemon on each node, and the store of the generation"
     assert {address for address, _ in everywhere} == {"127.0.0.1"}
 
     secrets = {found for pid in family for found in re.findall(rb"RESILIENT_TOKEN=([0-9a-f]+)\.", _read(pid, "environ"))}
@@ -101,7 +101,7 @@ def test_an_attack_costs_a_campaign_neither_a_recovery_nor_a_bit_nor_memory(
                 run.agents()[number // 2 % 2].kill()
             else:
                 os.kill(run.workers()[number // 2 % 2], signal.SIGKILL)
-            wait_for(lambda number=number: len(run.events("recovered")) > number, f"recovery {number + 1}\n{run.logs()}")
+            wait_for(lambda number=number: len(recovered(run)) > number, f"recovery {number + 1}\n{run.logs()}")
             reach_patiently(run, run.step() + between_kills)
         told = json.loads(attack.communicate("")[0])
         assert attack.returncode == 0
@@ -109,11 +109,12 @@ def test_an_attack_costs_a_campaign_neither_a_recovery_nor_a_bit_nor_memory(
     run.signal(signal.SIGINT)
     assert run.wait() == 75, run.output + run.logs()
 
-    assert told["targets"] >= 5 and min(told["done"].values()) >= 20, told
-    faults = [event["kind"] for event in run.events("fault") if event["kind"] != "straggler"]  # the machine is busy
-    assert len(faults) == kills == len(run.events("recovered")), faults
+    assert told["targets"] >= 4 and min(told["done"].values()) >= 20, told
+    faults = {event["fault_id"]: event["kind"] for event in run.events("fault") if event["kind"] != "straggler"}  # a busy machine
+    assert len(faults) == kills, faults
+    assert [event["fault_id"] for event in recovered(run)] == list(faults)
     assert not run.events("checkpoint_rejected")
-    assert [event["tier"] for event in run.events("resumed")[1:]] == ["ram"] * kills
+    assert [event["tier"] for event in run.events("generation_started")[1:]] == ["ram"] * kills
     assert peak_bytes < RSS_BYTES
     said = [line for line in (run.output + everything_logged(run)).splitlines() if ABOUT_IT.search(line)]
     print(told, f"driver: {peak_bytes >> 20} MiB at most", *said, sep="\n")
@@ -126,6 +127,11 @@ def test_an_attack_costs_a_campaign_neither_a_recovery_nor_a_bit_nor_memory(
 
 def reach_patiently(run: Campaign, step: int) -> None:
     wait_for(lambda: run.step() >= step, lambda: f"step {step}\n{run.logs()}", 600.0)
+
+
+def recovered(run: Campaign) -> list[dict[str, Any]]:
+    """The recoveries from what stopped the run; a busy machine has stragglers besides."""
+    return [event for event in run.events("recovered") if "straggler" not in event["fault_id"]]
 
 
 def everything_logged(run: Campaign) -> str:
