@@ -41,12 +41,14 @@ class Mutant:
         name: what the programmer has got wrong.
         module: in which.
         old: the right text, which is there exactly once; new: what stands there instead.
+        examples: within which the machine finds it.
     """
 
     name: str
     module: str
     old: str
     new: str
+    examples: int = 60
 
     @property
     def path(self) -> Path:

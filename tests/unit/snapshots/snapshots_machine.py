@@ -41,6 +41,7 @@ class Campaign(RuleBasedStateMachine):
         self.invalid: list[InvalidationRule] = []
         self.quarantining = False  # what is invalid is being renamed on the durable tier
         self.protected: SnapshotKey | None = None  # the newest that was replicated, and has lost no copy by a loss since
+        self.newer = 0  # snapshots that are complete in memory and newer than that
         self.past: list[tuple[int, DaemonNews]] = []  # which may arrive once more
         self.outstanding: dict[str, tuple[int, dict[int, int]]] = {}  # by tier the job, and of its shards the node
 
@@ -67,6 +68,11 @@ class Campaign(RuleBasedStateMachine):
     def is_told(self, event: WriteEvent) -> None:
         """What the ledger says has come to be."""
         match event.event:
+            case "snapshot" if event.fields["tier"] == RAM and self.protected is not None:
+                self.newer += 1
+                if self.newer >= BUFFERS - 1:  # they and the next one take all buffers: buddies do not keep up
+                    self.protected = None
+        match event.event:
             case "committed":
                 step = event.fields["step"]
                 assert step in self.durable.committed, f"step {step} is told as committed, and is not"
@@ -82,6 +88,7 @@ class Campaign(RuleBasedStateMachine):
                 assert not alone, f"{key} is told as replicated, and only one node has its shards {alone}"
                 if self.protected is None or key > self.protected:
                     self.protected = key
+                    self.newer = sum(each > key for each in self.core._catalog.complete[RAM])
 
     def places(self, tier: str, key: SnapshotKey) -> set[tuple[int, int, bool]]:
         """Where a snapshot lies on a tier: node, number of the shard, and whether it is a replica."""

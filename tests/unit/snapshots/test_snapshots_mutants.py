@@ -29,4 +29,4 @@ def test_the_core_as_it_is_holds() -> None:
 
 @pytest.mark.parametrize("mutant", [CHEAP, *map(soaked, MUTANTS[1:])], ids=lambda mutant: mutant.name)
 def test_a_mistake_is_found(mutant: Mutant) -> None:
-    assert outcome(MACHINE, "Campaign", EXAMPLES, mutant).falsified, f"survived: {mutant.name}"
+    assert outcome(MACHINE, "Campaign", mutant.examples, mutant).falsified, f"survived: {mutant.name}"
