@@ -70,6 +70,22 @@ def test_a_node_that_returns_is_taken_in_at_the_next_snapshot():
     assert not play.events("fault")
 
 
+def test_a_node_that_returns_while_the_fence_is_raised_is_taken_in_at_the_next_snapshot():
+    play = Play(fewer=(1,))
+    play.start()
+    play.do("lost", 1, "gone")
+    play.fence = None
+    play.again(0)
+    play.wait(20.1)
+    assert play.coordinator.state is State.FENCING
+    play.join(1)
+    assert [send.node for send in play.sent(Start, play.do("fence_raised", 6, None))] == [0]
+    assert play.events("action")[-1]["reason"] == "no spare stands in for node 1: 1 nodes go on, with the same global batch"
+    play.resumed(0)
+    assert [send.node for send in play.sent(Stop, play.held(0, 8))] == [0]
+    assert play.events("action")[-1]["name"] == "grow"
+
+
 def test_nobody_is_taken_in_while_a_stop_is_under_way():
     play = shrunken()
     play.join(1)

@@ -227,3 +227,14 @@ def test_a_step_that_all_nodes_refuse_names_eight_of_them_and_counts_the_others(
     last = course.events("fault")[-1]
     assert last["nodes"] == list(range(8, 16)) and last["detail"].endswith("on 292 more nodes: 8, 9, 10, 11, 12, 13, 14, 15, ...")
     assert len(course.events("fault")) == 9
+
+
+def test_what_is_copied_again_after_a_restart_is_not_forgotten_on_the_slower_tier_at_the_same_time() -> None:
+    course = Course(others=(TierPlan("nvme", 1),))
+    course.resumed()
+    course.all_take(8, wants=("nvme",))
+    course.stopped({node: [shard(8, node)] for node in (0, 1)})
+    course.begin(6)
+    effects = course.resumed(8)
+    assert [request.key.step for _, request in course.jobs("copy", effects)] == [8, 8]
+    assert {each.steps for _, each in course.requests(Retain, effects) if each.tier == "nvme"} == {(8,)}
