@@ -173,7 +173,7 @@ def test_a_job_stops_in_time_before_its_limit_whether_a_signal_is_asked_for_or_n
 
 
 def test_a_job_whose_limit_is_cut_short_stops_in_time(jobs: Callable[..., Any], long: Campaign):
-    run = jobs(LabJob, 1.5)
+    run = jobs(LabJob, 1.5, chaos={"allow": True})
     run.start()
     wait_for(lambda: run.step() >= 2, f"two steps: {run.state()}\n{run.logs()}", PATIENCE_S)
     before = run.state()["TimeLimit"]
