@@ -161,6 +161,8 @@ class Listener:
     def _begin(self, connection: socket.socket, address: Any) -> None:
         connection.setblocking(False)
         try:
+            # asyncio does that by itself for sockets that it has accepted, and for others only where their protocol is named.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             own = endpoint(connection.getsockname())
         except OSError:  # it was reset before it was accepted
             connection.close()

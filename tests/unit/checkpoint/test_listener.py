@@ -27,13 +27,13 @@ class House:
 
     def __init__(self) -> None:
         self.admitted: list[tuple[Peer, bytes]] = []
-        self._connections: list[socket.socket] = []
+        self.connections: list[socket.socket] = []
         (listening,) = bind(["127.0.0.1"], backlog=512)
         self.address = listening.getsockname()
         self.listener = Listener([listening], KEYS, self._on_admitted, log)
 
     def _on_admitted(self, connection: socket.socket, peer: Peer, data: bytes) -> None:
-        self._connections.append(connection)
+        self.connections.append(connection)
         self.admitted.append((peer, data))
 
     async def client(self, *, key: str = KEYS[WORKER_DAEMON], role: str = WORKER_DAEMON, subject: str = "") -> None:
@@ -63,7 +63,7 @@ class House:
 
     def close(self) -> None:
         self.listener.close()
-        for each in self._connections:
+        for each in self.connections:
             each.close()
 
 
@@ -100,6 +100,16 @@ def test_who_knows_the_key_of_a_role_is_let_in_as_that():
         await house.until(lambda: len(house.admitted) == 2)
 
     assert [peer for peer, _ in play(work).admitted] == [Peer(WORKER_DAEMON, "rank 3"), Peer(DAEMON_DAEMON, "")]
+
+
+def test_small_answers_are_sent_at_once():
+    async def work(house: House) -> None:
+        await house.client()
+        await house.until(lambda: house.admitted)
+        (connection,) = house.connections
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    play(work)
 
 
 def test_the_key_of_one_role_does_not_open_another(lines: list[str]):
