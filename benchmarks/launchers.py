@@ -17,6 +17,10 @@ from typing import Any
 
 import psutil
 
+if (_HERE := str(Path(__file__).parent)) in sys.path:  # last, for benchmarks/checkpoint.py is not the package `checkpoint`
+    sys.path.remove(_HERE)
+    sys.path.append(_HERE)
+
 from resilient import ledger, storage
 from resilient.agent.memory import agent_record, daemon_directory, region_directory
 from resilient.heartbeat_region import peek

@@ -21,9 +21,13 @@ Box = tuple[Shape, Shape]
 
 
 class Block:
-    """The tensor of a local shard that is not empty, cut as the array's chunks are."""
+    """The tensor of a local shard that is not empty, cut as the array's chunks are.
 
-    def __init__(self, local_shard: LocalShard, info: ArrayInfo) -> None:
+    Args:
+        as_tensors: pairs are tensors, as for a GPU, also where the block is on the CPU.
+    """
+
+    def __init__(self, local_shard: LocalShard, info: ArrayInfo, *, as_tensors: bool = False) -> None:
         self._info = info
         self._offset = local_shard.offset
         self._extent = local_shard.extent
@@ -32,7 +36,7 @@ class Block:
         # Chunks wholly inside the block, along each dimension.
         bounds = zip(info.chunk, local_shard.offset, local_shard.extent, strict=True)
         self._inner = [(-(-offset // part), (offset + extent) // part) for part, offset, extent in bounds]
-        if self._data.device.type == "cpu":
+        if self._data.device.type == "cpu" and not as_tensors:
             self._numbers = _bits(self._data).numpy()  # which copies without starting torch's threads
 
     def gather(self, chunk_run: ChunkRun, slots: torch.Tensor) -> None:

@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import os
 import socket
-from pathlib import Path
 
-from resilient import network
+from resilient import network, visible_gpus
 from resilient.config import Config, ConfigError, Layout, layout
 from resilient.exits import EnvironmentUnusable
 from resilient.slurm import queue
@@ -103,10 +102,15 @@ def communication(config: Config, allocation: Allocation | None) -> dict[str, st
 
 def gpu_count() -> int:
     """NVIDIA GPUs that this process may use, counted without loading a driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([entry for entry in visible.split(",") if entry.strip() and entry.strip() != "-1"])
-    return sum(entry.name.removeprefix("nvidia").isdigit() for entry in Path("/dev").glob("nvidia[0-9]*"))
+    return len(visible_gpus.visible())
+
+
+def shares_of_gpus(config: Config, layout: Layout) -> tuple[str, ...]:
+    """CUDA_VISIBLE_DEVICES of each agent of this machine; empty where they need none, or one has all. Raises ConfigError."""
+    names = visible_gpus.visible()
+    if not names or config.cluster.device == "cpu":
+        return ()
+    return visible_gpus.slices(names, layout.nodes + config.cluster.spares, layout.procs_per_node)
 
 
 def already_reached(config: Config) -> int | None:

@@ -13,6 +13,7 @@ Line = Mapping[str, Any]
 Point = tuple[float, float]
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+FAR = 1e6  # widths of a drawing: what is further outside is not seen either
 POINTS = 1500  # of a curve at most
 DAY_S = 86400.0
 STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 4 * 3600, 6 * 3600, 12 * 3600, DAY_S)
@@ -28,6 +29,9 @@ class Scale(NamedTuple):
 
     def __call__(self, value: float) -> float:
         share = (value - self.low) / ((self.high - self.low) or 1.0)
+        if not math.isfinite(share):  # of numbers at the ends of what a double holds
+            return self.at_low
+        share = max(-FAR, min(FAR, share))
         return self.at_low + share * (self.at_high - self.at_low)
 
 

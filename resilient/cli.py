@@ -1,11 +1,10 @@
 """The command line. Owns options and exit codes; what a command does stands elsewhere and is imported when it is called."""
 
-import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -14,7 +13,7 @@ import typer
 from resilient.exits import Exit, ForeseenError
 
 if TYPE_CHECKING:
-    from resilient.driver.launch import AgentAhead
+    from resilient.driver.driver_log import DriverLog
 
 COMMANDS = "resilient.commands"  # entry points by which other packages add command groups
 
@@ -31,6 +30,15 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The campaign
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the config to set, as in train.steps=200.", show_default=False),
+]
+Accept = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept",
+        metavar="KEY",
+        help="Go on although this key has changed since the campaign began; told and recorded. May be repeated.",
+        show_default=False,
+    ),
 ]
 
 
@@ -76,74 +84,32 @@ def run(
     procs: Annotated[int | None, typer.Option("--procs", min=1, help="Ranks per node: torchrun's --nproc-per-node.")] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes; on one machine processes stand for them.")] = None,
     run_dir: Annotated[Path | None, typer.Option("--run-dir", metavar="RUN_DIR", help="In place of runs/NAME.")] = None,
+    accept: Accept = None,
 ) -> None:
     """Run a campaign, or go on with it: on this machine or inside a job.
 
     Ctrl-C or SIGTERM stops at the next step with a checkpoint (exit 75); the same command goes on from there.
     """
     from resilient.access import restrict
+    from resilient.driver.driver_log import DriverLog
+    from resilient.driver.terminal import patient
 
     restrict("private")  # until the config is read
-    _stop_early_on_signals()
-    from resilient.driver.launch import AgentAhead
-    from resilient.run_words import understand
+    log = DriverLog()
+    with patient(log):
+        _stop_early_on_signals(log)
+        from resilient.driver.launch import AgentAhead
+        from resilient.run_words import understand
 
-    told = understand(words or [], procs=procs, nodes=nodes, run_dir=run_dir)
-    with closing(AgentAhead()) if "SLURM_JOB_ID" not in os.environ else nullcontext() as ahead:
-        code = _run(told.config, list(told.settings), ahead)
+        try:
+            told = understand(words or [], procs=procs, nodes=nodes, run_dir=run_dir, accept=accept or ())
+            with closing(AgentAhead()) if "SLURM_JOB_ID" not in os.environ else nullcontext() as ahead:
+                from resilient.driver.command import run_command  # while that agent imports torch
+
+                code = run_command(told, ahead, log)
+        except ForeseenError as error:
+            code = _complain(error)
     raise typer.Exit(code)
-
-
-def _run(config: Path, given: list[str], ahead: "AgentAhead | None") -> Exit:
-    """See `run`. Args: ahead: an agent that was started before anything is known of the campaign."""
-    from rich.console import Console
-
-    from resilient.access import must_be_ours, restrict
-    from resilient.campaign import allocation_of, already_reached, fitted, machine_layout
-    from resilient.config import attribute, load, notes
-    from resilient.driver.campaign import run_campaign
-    from resilient.driver.display import Display
-    from resilient.driver.farewell import farewell, greeting, last_saved
-    from resilient.precision import settled
-
-    loaded = load(config, given)
-    must_be_ours(config, loaded.run_dir, loaded.run_dir_mode)
-    restrict(loaded.run_dir_mode)
-    allocation = allocation_of(loaded)
-    if allocation is not None and allocation.task > 0:
-        return Exit.OK  # one of many that srun has started; the first one starts an agent on each node
-    loaded, precision = settled(fitted(loaded, allocation))
-    layout = machine_layout(loaded, allocation)
-    _log_to_stderr(loaded.logging.level)
-    console = Console(highlight=False)
-    reached = already_reached(loaded)
-    if reached is not None:
-        text = f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}"
-        console.print(text, soft_wrap=True)
-        return Exit.OK
-    display = Display(loaded.logging.progress, loaded.target_step, console=console)
-    if allocation is not None and allocation.gone:
-        display.note(f"the job has lost {', '.join(allocation.gone)}, and goes on with what is left")
-    display.note(greeting(loaded, layout))
-    if precision is not None and not loaded.is_script:
-        display.note(f"train.precision is {precision.precision}: {precision.why}")
-    for note in notes(config, given):
-        display.note(note)
-    try:
-        code, message = run_campaign(loaded, layout, display, lambda error: str(attribute(error, config, given)), allocation, ahead)
-    finally:
-        display.close()
-    if message:
-        typer.echo(f"resilient: {message}", err=True)
-    if code is Exit.OK:
-        console.print(farewell(loaded), soft_wrap=True)
-    elif code is Exit.STOPPED:
-        if loaded.is_script and (saved := last_saved(loaded)) is not None:
-            console.print(saved, soft_wrap=True)
-        console.print("The same command goes on from here.")
-    elif code is Exit.GAVE_UP:
-        typer.echo(f"resilient: `resilient logs {loaded.run_dir}` shows what the ranks printed", err=True)
-    return code
 
 
 @app.command()
@@ -151,23 +117,35 @@ def submit(
     config: ConfigFile,
     overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script, and submit nothing.")] = False,
+    accept: Accept = None,
 ) -> None:
     """Run a campaign as a chain of jobs of Slurm: one runs, the next one waits, until the target is reached."""
     from resilient.access import must_be_ours, restrict
     from resilient.campaign import already_reached
     from resilient.config import ConfigError, attribute, load
+    from resilient.identity.resume import Known
+    from resilient.precision import settled
     from resilient.slurm.succession import submit as begin
 
     given = overrides or []
     loaded = load(config, given)
     must_be_ours(config, loaded.run_dir, loaded.run_dir_mode)
     restrict(loaded.run_dir_mode)
+    known = Known.of(loaded, config, given)
+    loaded, _ = known.keep(loaded)
+    try:  # as the first job will: better now than after a night in the queue
+        resumption = known.resume(settled(loaded)[0], None, accept or ())
+    except ConfigError as error:
+        raise attribute(error, config, given) from None
     reached = already_reached(loaded)
     if reached is not None and not dry_run:
         typer.echo(f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}")
         return
+    words = [word for key in accept or () for word in ("--accept", key)]
+    for note in () if dry_run else resumption.notes():
+        typer.echo(note)
     try:
-        typer.echo(begin(loaded, [str(config.resolve()), *given], dry_run=dry_run))
+        typer.echo(begin(loaded, [*words, str(config.resolve()), *given], dry_run=dry_run))
     except ConfigError as error:
         raise attribute(error, config, given) from None
 
@@ -211,6 +189,40 @@ def status(
     if watch:
         watch_forever(run_dir)
     show(run_dir, as_json=as_json)
+
+
+@app.command()
+def fork(
+    parent: Annotated[str, typer.Argument(metavar="RUN_DIR[@STEP]", help="The campaign, at its newest checkpoint or this.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="NEW_RUN_DIR", help="The new campaign's run directory.")],
+    overrides: Overrides = None,
+) -> None:
+    """Branch a campaign off another one at a checkpoint, with other keys; both can go on, and neither touches the other."""
+    from resilient.lineage.fork import fork as branch_off
+    from resilient.lineage.fork import parent_of
+
+    directory, step = parent_of(parent)
+    typer.echo("\n".join(branch_off(directory, step, run_dir, overrides or []).lines()))
+
+
+@app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A campaign's run directory.")],
+    b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another one's.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+) -> None:
+    """Say how two campaigns differ: config, identity, and losses at the steps that both have."""
+    from resilient.lineage.comparison import show
+
+    show(a, b, as_json=as_json)
+
+
+@app.command()
+def attach(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")]) -> None:
+    """Show the live display of a campaign that another terminal, job or node has started; Ctrl-C ends this command alone."""
+    from resilient.follow import follow
+
+    typer.echo(follow(run_dir))
 
 
 @app.command()
@@ -281,21 +293,19 @@ def doctor(
     raise typer.Exit(code)
 
 
-def _stop_early_on_signals() -> None:
+def _stop_early_on_signals(log: "DriverLog") -> None:
     """Until the driver takes the signals over, a stop has nothing to save: it ends the command at once, with its own status."""
+    from resilient.driver.hangup import Hangup
+    from resilient.driver.terminal import say_at_once
 
     def stop(number: int, _: object) -> NoReturn:
-        sys.stderr.write(f"resilient: stopped by {signal.Signals(number).name} before anything was started\n")
-        sys.stderr.flush()
+        say_at_once(f"resilient: stopped by {signal.Signals(number).name} before anything was started\n")
         os._exit(Exit.STOPPED)
+
+    Hangup(log).install()
 
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(sig, stop)
-
-
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
 def _add_groups(words: Sequence[str]) -> None:
@@ -319,9 +329,7 @@ def guarded(command: Callable[[], Any]) -> int:
     try:
         command()
     except ForeseenError as error:
-        prefix = "" if error.code is Exit.CONFIG else "resilient: "  # a config's problems start with file and line
-        sys.stderr.write(f"{prefix}{error}\n")
-        return error.code
+        return _complain(error)
     except BrokenPipeError:
         # Whoever read the output has gone; nothing more can be said, and Python must not try at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -329,7 +337,18 @@ def guarded(command: Callable[[], Any]) -> int:
     return Exit.OK
 
 
+def _complain(error: ForeseenError) -> Exit:
+    prefix = "" if error.code is Exit.CONFIG else "resilient: "  # a config's problems start with file and line
+    if sys.stderr is not None:  # it may have been closed before
+        with suppress(OSError):
+            sys.stderr.write(f"{prefix}{error}\n")
+    return error.code
+
+
 def main() -> None:
     """Entry point of the console script."""
+    from resilient.driver.terminal import keep_descriptors
+
+    keep_descriptors()
     _add_groups(sys.argv[1:])
     sys.exit(guarded(app))

@@ -28,6 +28,10 @@ class _RunStarted(_Entry, kw_only=True):
     target_step: Count | None
 
 
+class _ConfigChanged(_Entry, kw_only=True):
+    key: str
+
+
 class _GenerationStarted(_Entry, kw_only=True):
     nodes: list[str]
     world_size: Count
@@ -36,6 +40,10 @@ class _GenerationStarted(_Entry, kw_only=True):
 
 class _Step(_Entry, kw_only=True):
     step: Count
+
+
+class _Forked(_Step, kw_only=True):
+    parent: str
 
 
 class _Snapshot(_Step, kw_only=True):
@@ -100,6 +108,16 @@ class _Health(_Entry, kw_only=True):
     findings: list[_Finding]
 
 
+class _ScriptCheckpoint(_Step, kw_only=True):
+    rank: Count
+    path: str
+
+
+class _Cadence(_Step, kw_only=True):
+    tier: str
+    every_steps: Count
+
+
 class _Validation(_Step, kw_only=True):
     val_loss: float
 
@@ -117,6 +135,8 @@ class _RunFinished(_Entry, kw_only=True):
 
 _EVENTS: Mapping[str, type[_Entry]] = {
     "run_started": _RunStarted,
+    "forked": _Forked,
+    "config_changed": _ConfigChanged,
     "generation_started": _GenerationStarted,
     "snapshot": _Snapshot,
     "replicated": _Step,
@@ -127,6 +147,8 @@ _EVENTS: Mapping[str, type[_Entry]] = {
     "recovered": _Recovered,
     "link": _Link,
     "health": _Health,
+    "script_checkpoint": _ScriptCheckpoint,
+    "cadence": _Cadence,
     "validation": _Validation,
     "drain": _Drain,
     "run_finished": _RunFinished,

@@ -98,7 +98,10 @@ def find(entry: Entry, *, trace: TextIO | None = None) -> tuple[Any, str | None]
 
 
 def ahead(entry: Entry) -> list[str]:
-    """The modules to import before the ranks are forked: that of the function, or what a script imports at its top level."""
+    """What to import before the ranks are forked: the function's module, or what a script imports at its top level.
+
+    `module:name` is a name that a script takes from a module: one that loads its parts when they are first asked for has them then.
+    """
     if not entry.is_script:
         return [entry.module]
     source = entry.source()
@@ -111,7 +114,7 @@ def ahead(entry: Entry) -> list[str]:
         if isinstance(each, ast.Import):
             names += [alias.name for alias in each.names]
         elif isinstance(each, ast.ImportFrom) and each.module is not None and not each.level:
-            names.append(each.module)
+            names += [each.module, *(f"{each.module}:{alias.name}" for alias in each.names if alias.name != "*")]
     return list(dict.fromkeys(names))
 
 

@@ -14,6 +14,7 @@ from resilient.attempts import Attempt
 
 NAMED = 8  # ranks or nodes in a text; of more, only the number is said
 
+FREED_S = 60.0  # after a restart the memory of GPUs may still belong to processes that were killed
 INCIDENTS = "incidents"  # in the run directory: a folder of evidence for each fault that left some
 
 Kind = Literal[
@@ -203,10 +204,13 @@ def computed(finished: int, resumed_step: int | None) -> int | None:
     return None if finished < 0 and resumed_step is None else max(finished, resumed_step or 0) + 1
 
 
-def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int | None, now: float) -> Fault:
+def from_ends(
+    fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int | None, now: float, restarted_t: float | None = None
+) -> Fault:
     """The fault behind the workers of one generation that failed.
 
     Args:
+        restarted_t: when these workers took the places of others that had been killed, unix seconds; None: they were the first.
         resumed_step: the step the generation started from, for workers that had not finished one; None: not known yet.
         now: unix seconds.
     """
@@ -228,6 +232,10 @@ def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int | N
     if first.oom is not None:
         cause, detail, found = "OOM killer", f"killed by {first.oom}", None
         evidence = f"{evidence}\n{first.oom.evidence}"
+    verdict = found.symptom.verdict if found is not None else None
+    if found is not None and found.symptom is symptoms.GPU_MEMORY and restarted_t is not None and since - restarted_t < FREED_S:
+        verdict = "transient"
+        detail += f", {max(0.0, since - restarted_t):.0f} s after a restart: a killed process may still have held some"
     if found is not None:
         detail += f"; {found.symptom.meaning}"
         if found.line not in evidence:
@@ -243,7 +251,7 @@ def from_ends(fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int | N
         evidence=evidence,
         detect_s=max(0.0, now - since),
         final=first.raised.final if first.raised is not None else None,
-        verdict=first.oom.verdict if first.oom is not None else found.symptom.verdict if found is not None else None,
+        verdict=first.oom.verdict if first.oom is not None else verdict,
         since=first.raised.since if first.raised is not None else None,
         phase=first.phase,
     )

@@ -68,6 +68,11 @@ class AppendFile:
             lines.clear()
             self._end_bytes = os.lseek(self._fd, 0, os.SEEK_CUR)
 
+    @property
+    def end_bytes(self) -> int:
+        """How long the file is, as far as this process knows."""
+        return self._end_bytes or 0
+
     def unsettle(self) -> None:
         """The file may be another one by now, or have another end: look before the next line is written."""
         self._settled = False
@@ -231,12 +236,12 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         whole = True  # whether the next line begins where the last read ended
         while line := file.readline(LINE_BYTES):
             began, whole = whole, line.endswith(b"\n")
-            entry = _object(line) if began else None
+            entry = parsed(line) if began else None
             if entry is not None:
                 yield entry
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def parsed(line: bytes) -> dict[str, Any] | None:
     """The JSON object of a line, if it is one."""
     try:
         found = json.loads(line.decode(errors="replace"))

@@ -113,12 +113,14 @@ def tiers(config: Config, layout: Layout, one: tuple[int, int] | None) -> dict[s
             words.append(f"needs {size(needed)} and {files:,} files of {of}")
             words.append(_free(Path(tier.roots[0]), needed, files))
         rows[f"{tier.name} ({tier.kind})"] = ", ".join(words)
-    return rows
+    return {**rows, "a worker that dies costs": storage.cost_of_a_kill(found)}
 
 
 def _cadence(tier: storage.TierStorage) -> str:
     if tier.every_s is not None:
         return f"every {tier.every_s:g} s"
+    if tier.every_cost is not None:
+        return f"as often as it takes at most {100 * tier.every_cost:g} % of the time"
     if tier.every_steps == "auto":
         return "at the interval of Young and Daly"
     return "on the way to slower tiers" if tier.every_steps is None else f"every {tier.every_steps} steps"
@@ -157,6 +159,7 @@ def ladder(config: Config) -> dict[str, object]:
         *([(found.lost_with_spare_s, "with a spare at hand", "it is lost already")] if config.cluster.spares else []),
         (found.rejoin_s, "node that is gone", "is waited for no longer, where fewer can go on and no spare takes over"),
         *([(found.health_s, "health check of a node", "has failed")] if found.health_s else []),
+        *([(found.health_on_gpus_s, "health check, on GPUs", "has failed")] if found.health_on_gpus_s > found.health_s else []),
         (found.drain_s, "drain on SIGTERM, Ctrl-C", "workers are killed, hung or not; what agents hold is saved before"),
     ]
     return {name: f"{seconds:8.1f} s  {what}" for seconds, name, what in sorted(rungs)}

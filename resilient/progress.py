@@ -7,6 +7,8 @@ itself: beats, phases, metrics, and whether it asks to stop.
 An iteration begins with the first step of an optimizer that has stepped since the last one began: so several optimizers that take
 turns, one in each parameter's backward hook, or one that is replaced by another count as one. Micro batches whose gradients are
 accumulated and steps that a gradient scaler leaves out are no optimizer steps. All ranks count the same, for each begins at 0.
+
+Of a script without an optimizer of torch nothing is counted, and no hang is found in it; checkpoints are its progress.
 """
 
 import os
@@ -26,6 +28,8 @@ SAVED = "script_checkpoint"  # the event of a checkpoint that the script has wri
 TIER = "script"  # from where it goes on: its own checkpoint
 LINES_S = 0.05  # least time between two lines of metrics
 FRAMES = 10  # above a hook, in which the caller of an optimizer's step is looked for
+APART_S = 1.0  # files that were finished so long before the next one is begun are another checkpoint
+STARTED_S = 60.0  # until then, a script that has taken no step may be writing down what it starts with
 STATES_READ = 16  # parameters whose optimizer state is asked for the number of the step
 
 OnStop = Literal["raise", "signal", "callback"]
@@ -44,6 +48,7 @@ class Progress:
         count: optimizer steps of this process.
         asked: the script asks by itself whether it is to stop.
         last_step_s: what the last one took; None before the second.
+        watcher: see `resilient.worker.watch`.
 
     Invariants: nothing is told before the first step, nor after `stand_back`.
     """
@@ -53,6 +58,7 @@ class Progress:
         self.count = 0
         self.asked = False
         self.last_step_s: float | None = None
+        self.watcher: Callable[[str | None, int], None] | None = None
         self._base = 0  # the step that the script went on from
         self._uncounted = 0  # steps that its optimizer has taken, or loads, without having trained
         self._silent = False  # the script has said that it will speak for itself, and has not yet
@@ -62,10 +68,12 @@ class Progress:
         self._stepped: set[int] = set()  # optimizers, by id, since the present iteration began
         self._thread = threading.main_thread().ident
         self._told_count, self._told_t, self._told_data_s = 0, 0.0, 0.0
+        self._observed_t = clock.now()
         self._first_data_t: float | None = None
         self._reason: str | None = None
         self._handles: list[Any] = []
         self._unfinished = False  # a file that was begun is not there
+        self._writers = 0  # functions that write, one within the other
         self.files = ScriptFiles(self._saving)
 
     # -- what the script says ------------------------------------------------------------------------------------------
@@ -122,6 +130,8 @@ class Progress:
             reason = self._region.stop_reason(count)
             if reason is not None and self._reason is None:
                 self._stop(reason)
+        if self.watcher is not None:
+            self.watcher(None, self._base + count)
 
     def _begin(self, optimizer: Any) -> None:
         """The first step that is told."""
@@ -148,10 +158,10 @@ class Progress:
         steps = [int(state["step"]) for state in states if isinstance(state, dict) and "step" in state]
         return max(0, max(steps, default=0) - done - self._uncounted)
 
-    def _tell_step(self) -> None:
+    def _tell_step(self, *, last: bool = False) -> None:
         now = clock.now()
         steps, since_s = self.count - self._told_count, now - self._told_t
-        if since_s < LINES_S and self.count > 1:
+        if since_s < LINES_S and self.count > 1 and not last:
             return
         data_s = self._region.data_s - self._told_data_s
         self.last_step_s = since_s / steps
@@ -167,10 +177,13 @@ class Progress:
     def tell_files(self, count: int) -> None:
         """Tell of the checkpoint that was written after so many steps: whoever wrote it has gone on, so it is whole."""
         files = self.files.take()
-        if not files or not self._beating or not self._told_t or self._unfinished:
+        steps_are_seen = self._told_t > 0
+        files = [each for each in files if steps_are_seen or each.t >= self._observed_t + STARTED_S]
+        if not files or not self._beating or self._unfinished:
             return
         stall_s = sum(each.stall_s for each in files)
-        self._told_t = min(self._told_t + stall_s, clock.now())
+        if steps_are_seen:
+            self._told_t = min(self._told_t + stall_s, clock.now())
         fields = {"step": self._base + count, "path": str(common_place(files)), "files": len(files)}
         self._region.report(SAVED, {**fields, "bytes": sum(each.size_bytes for each in files), "stall_s": round(stall_s, 6)})
 
@@ -178,6 +191,8 @@ class Progress:
         """The script has ended, in whatever way it could notice."""
         if self.files:
             self.tell_files(self.count)
+        if self._first_rank and self._beating and self._told_t and self.count > self._told_count:
+            self._tell_step(last=True)
 
     def _silence(self) -> None:
         """In a process that the script has forked: the region is its parent's."""
@@ -186,15 +201,20 @@ class Progress:
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
+        if not self.count and self.files and not self._unfinished and self.files.idle_s() >= APART_S:
+            self.tell_files(0)
         self._unfinished = True
-        if not self._phases or not self._told_t or threading.get_ident() != self._thread:
-            yield
-            self._unfinished = False
-            return
-        before = self._region.enter(_SNAPSHOT)
-        yield  # what raises leaves its phase in the region: it is where the worker failed
-        self._region.enter(before)
-        self._unfinished = False
+        self._writers += 1
+        try:
+            if not self._phases or not self._told_t or threading.get_ident() != self._thread:
+                yield
+            else:
+                before = self._region.enter(_SNAPSHOT)
+                yield  # what raises leaves its phase in the region: it is where the worker failed
+                self._region.enter(before)
+        finally:
+            self._writers -= 1
+        self._unfinished = self._writers > 0
 
     def reading(self, next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The `__next__` of DataLoader's iterators, as a phase."""
@@ -207,6 +227,8 @@ class Progress:
             if self._first_data_t is None:
                 self._first_data_t = clock.now()
             before = self._region.enter(_DATA)
+            if self.watcher is not None and self._told_t:
+                self.watcher("data", 0)
             # One that raises leaves its phase in the region, as it is where the worker failed; the end of the data is no failure.
             try:
                 batch = next_batch(loader)
@@ -214,6 +236,8 @@ class Progress:
                 self._region.enter(before)
                 raise
             self._region.enter(before)
+            if self.watcher is not None and self._told_t:
+                self.watcher("step", 0)
             return batch
 
         return __next__

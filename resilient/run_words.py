@@ -20,19 +20,23 @@ _SETTING = re.compile(r"^[A-Za-z_][\w.]*=")
 
 @dataclass(frozen=True)
 class Told:
-    """The config's file, and `KEY=VALUE` for each key that is set."""
+    """The config's file, `KEY=VALUE` for each key that is set, and the keys whose change is accepted."""
 
     config: Path
     settings: tuple[str, ...]
+    accept: tuple[str, ...] = ()
 
 
-def understand(words: Sequence[str], *, procs: int | None, nodes: int | None, run_dir: Path | None) -> Told:
+def understand(
+    words: Sequence[str], *, procs: int | None, nodes: int | None, run_dir: Path | None, accept: Sequence[str] = ()
+) -> Told:
     """What a command line says.
 
     Args:
         words: after the options: settings, then a config, a script, or `-m` and a module; what follows a script or a module is
-            theirs. Settings may follow a config, too.
+            theirs. Settings and `--accept KEY` may follow a config, too.
         procs, nodes, run_dir: as given by options; None: not given.
+        accept: as given by options before everything else.
 
     Raises:
         ConfigError: nothing is named that could be run.
@@ -51,15 +55,33 @@ def understand(words: Sequence[str], *, procs: int | None, nodes: int | None, ru
         *([f"run_dir={json.dumps(str(run_dir))}"] if run_dir is not None else []),
     ]
     if rest[0] == "-m":
-        return _program(rest, rest[1].rpartition(".")[2], [*asked, *settings])
+        return _program(rest, rest[1].rpartition(".")[2], [*asked, *settings], accept)
     if rest[0].endswith(".py"):
-        return _program(rest, Path(rest[0]).stem, [*asked, *settings])
-    return Told(Path(rest[0]), (*asked, *settings, *rest[1:]))
+        return _program(rest, Path(rest[0]).stem, [*asked, *settings], accept)
+    behind, keys = _accepted(rest[1:])
+    return Told(Path(rest[0]), (*asked, *settings, *behind), (*accept, *keys))
 
 
-def _program(words: Sequence[str], name: str, settings: Sequence[str]) -> Told:
+def _accepted(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What follows a config: settings, and the keys of `--accept KEY` and `--accept=KEY`. Raises ConfigError."""
+    settings, keys = [], []
+    left = iter(words)
+    for word in left:
+        if word == "--accept":
+            key = next(left, None)
+            if key is None:
+                raise ConfigError([_wrong("--accept names a key, as in --accept model.norm_eps")])
+            keys.append(key)
+        elif word.startswith("--accept="):
+            keys.append(word.removeprefix("--accept="))
+        else:
+            settings.append(word)
+    return settings, keys
+
+
+def _program(words: Sequence[str], name: str, settings: Sequence[str], accept: Sequence[str]) -> Told:
     fit = re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-") or "run"
-    return Told(NO_CONFIG, (f"name={json.dumps(fit)}", f"entrypoint={json.dumps(shlex.join(words))}", *settings))
+    return Told(NO_CONFIG, (f"name={json.dumps(fit)}", f"entrypoint={json.dumps(shlex.join(words))}", *settings), tuple(accept))
 
 
 def _wrong(text: str) -> Problem:

@@ -1,10 +1,11 @@
-"""The checkpoint files that a training script writes by itself, through torch.save, safetensors or torch.distributed.checkpoint.
+"""The checkpoint files that a training script writes by itself: torch.save, safetensors, torch.distributed.checkpoint, Lightning.
 
-Owns the wrappers around these three, and the list of files that were finished and not told yet. It decides nothing, and what a
+Owns the wrappers around these, and the list of files that were finished and not told yet. It decides nothing, and what a
 wrapped function does, returns and raises stays as it is. Modules that the script has not imported are left alone; `wrap` may be
 called again when it has.
 """
 
+import contextlib
 import functools
 import os
 import sys
@@ -29,6 +30,7 @@ class SavedFile:
     size_bytes: int
     stall_s: float
     inode: int
+    t: float = 0.0  # unix seconds, when it was finished
 
 
 class ScriptFiles:
@@ -45,6 +47,10 @@ class ScriptFiles:
     def __bool__(self) -> bool:
         return bool(self._saved)
 
+    def idle_s(self) -> float:
+        """Since when none was finished, of those that were not taken."""
+        return clock.now() - max((each.t for each in list(self._saved)), default=0.0)
+
     def take(self) -> list[SavedFile]:
         """What was finished since the last call."""
         found = []
@@ -58,6 +64,8 @@ class ScriptFiles:
             ("torch.serialization", "", "save", _second),
             ("torch", "", "save", _second),
             ("safetensors.torch", "", "serialize_file", _second),
+            ("lightning_fabric.plugins.io.torch_io", "TorchCheckpointIO", "save_checkpoint", _third),
+            ("lightning.fabric.plugins.io.torch_io", "TorchCheckpointIO", "save_checkpoint", _third),
             ("torch.distributed.checkpoint.filesystem", "_FileSystemWriter", "finish", _folder),
             ("torch.distributed.checkpoint.filesystem", "_FileSystemWriter", "write_data", _nothing),
         ):
@@ -87,7 +95,7 @@ class ScriptFiles:
             size = sum(each.stat().st_size for each in path.iterdir()) if path.is_dir() else about.st_size
         except OSError:
             return  # it is gone already: nobody will go on from it
-        self._saved.append(SavedFile(path.absolute(), size, stall_s, about.st_ino))
+        self._saved.append(SavedFile(path.absolute(), size, stall_s, about.st_ino, clock.now()))
 
 
 PathOf = Callable[[tuple[Any, ...], dict[str, Any]], Path | None]
@@ -100,6 +108,12 @@ def _second(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Path | None:
         return Path(os.fspath(where))
     name = getattr(where, "name", None)  # an open file of the disk has one
     return Path(name) if isinstance(name, str) else None
+
+
+def _third(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Path | None:
+    """Where save_checkpoint(self, what, path) leads: Lightning gives torch.save a buffer, and writes that."""
+    where = args[2] if len(args) > 2 else kwargs.get("path")
+    return Path(os.fspath(where)) if isinstance(where, str | os.PathLike) and "://" not in str(where) else None
 
 
 def _folder(args: tuple[Any, ...], _: dict[str, Any]) -> Path | None:
@@ -121,13 +135,15 @@ def common_place(files: list[SavedFile]) -> Path:
 
 
 def _name_now(file: SavedFile) -> Path:
-    """Scripts write under another name first, and rename."""
+    """Scripts write under another name first, and rename the file, or the folder that it is in."""
     if file.path.exists():
         return file.path
-    try:
-        for each in os.scandir(file.path.parent):
+    folder = file.path.parent
+    with contextlib.suppress(OSError):
+        for each in os.scandir(folder if folder.exists() else folder.parent):
             if each.inode() == file.inode:
                 return Path(each.path)
-    except OSError:
-        pass
-    return file.path.parent
+            inside = Path(each.path) / file.path.name
+            if inside.exists() and inside.stat().st_ino == file.inode:
+                return inside
+    return folder

@@ -21,6 +21,7 @@ from resilient.protocol.messages import Record
 log = logging.getLogger(__name__)
 
 _DIRECTORY = ".spill"
+SCRIPT_CHECKPOINT = "script_checkpoint"  # each rank that writes a part of it tells; the ledger has what rank 0 tells
 
 
 def leave(run_dir: Path, generation: int, host: str, records: Iterable[Record]) -> None:
@@ -70,12 +71,13 @@ def take_in(run_dir: Path, book: Book) -> int:
         for line in read(run_dir / name)
     }
     found = sorted((item for path in paths for item in _items(path)), key=lambda item: item.t)
-    new = [item for item in found if (item.generation, item.t) not in known and item.event != "resumed"]
+    new = [item for item in found if (item.generation, item.t) not in known and _is_told(item)]
     for each in new:
         if each.event is None:
             book.metrics(each.fields, generation=each.generation, t=each.t)
         else:
-            book.event(each.event, each.fields, generation=each.generation, t=each.t, host=each.host)
+            teller = {"rank": each.rank} if each.event == SCRIPT_CHECKPOINT else {}
+            book.event(each.event, {**teller, **each.fields}, generation=each.generation, t=each.t, host=each.host)
     for path in paths:
         path.unlink()
     return len(new)
@@ -88,6 +90,10 @@ class _Left(msgspec.Struct, array_like=True):
     t: Annotated[float, Meta(ge=0, le=1e11)]
     event: str | None
     fields: dict[str, Any]
+
+
+def _is_told(each: _Left) -> bool:
+    return each.event != "resumed" and (each.event != SCRIPT_CHECKPOINT or each.rank == 0)
 
 
 def _items(path: Path) -> list[_Left]:

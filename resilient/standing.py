@@ -21,12 +21,15 @@ class Standing:
         number: of the collective within its group, counted from the group's beginning; None where it has none (point to point).
         what: the operation, and the shapes that it is called with.
         usual: whether it has come after the same collectives before; None where those have never come before.
+        held: the call in which torch holds the rank's main thread (`resilient.agent.held`): an asynchronous collective is waited
+            for there, and nowhere in torch.distributed. None: it is not held, or nobody has looked.
     """
 
     group: str
     number: int | None
     what: str
     usual: bool | None
+    held: str | None = None
 
     def __str__(self) -> str:
         number = f"number {self.number} " if self.number is not None else ""

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Never
 
+import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Column, Table
@@ -21,6 +22,9 @@ from resilient.account import PARTS, PLANNED, account
 from resilient.driver.display import describe, duration, size
 from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable
+from resilient.identity import record as identity
+from resilient.identity.comparison import shown_as
+from resilient.identity.fingerprint import Fingerprint
 from resilient.picture import picture
 from resilient.processes import local_pids, must_be_run_directory
 from resilient.slurm.badnodes import bad_nodes
@@ -68,6 +72,8 @@ class Summary:
     chain_goodput: float | None = None  # with the time in the queue
     expected_end_t: float | None = None  # unix seconds
     pids: dict[str, int] = field(default_factory=dict)  # of this machine: as `processes.local_pids` names them
+    forked_from: dict[str, Any] | None = None  # the parent's run directory and name, the step, and what was changed
+    accepted: list[dict[str, Any]] = field(default_factory=list)  # keys that changed since the campaign began, by --accept
 
 
 _STATES = {0: "reached", 70: "gave up", 75: "stopped"}
@@ -126,15 +132,20 @@ def summarize(events: Iterable[Line], metrics: Iterable[Line], *, locked: bool, 
     return summary
 
 
+def overview(run_dir: Path, now: float | None = None) -> Summary:
+    """What ledger and metrics say. Args: now: unix seconds; None: now."""
+    events, metrics = ledger.read_events(run_dir / ledger.EVENTS), ledger.read_metrics(run_dir / ledger.METRICS)
+    return summarize(events, metrics, locked=holder(run_dir) is not None, now=time.time() if now is None else now)
+
+
 def inspect(run_dir: Path) -> Summary:
     """The summary of a run directory. Raises EnvironmentUnusable if it is none."""
-    events, chain = run_dir / ledger.EVENTS, Succession.found(run_dir)
+    chain = Succession.found(run_dir)
     if chain is None:
         must_be_run_directory(run_dir)
     now = time.time()
-    summary = summarize(
-        ledger.read_events(events), ledger.read_metrics(run_dir / ledger.METRICS), locked=holder(run_dir) is not None, now=now
-    )
+    summary = overview(run_dir, now)
+    add_identity(summary, identity.read(run_dir), run_dir.absolute().name)
     summary.bad_nodes = [asdict(each) for each in bad_nodes(run_dir, now)]
     summary.pids = local_pids(run_dir)
     if chain is not None:
@@ -152,6 +163,16 @@ def draw(run_dir: Path, file: Path) -> str:
     except OSError as error:
         raise EnvironmentUnusable(f"{file} cannot be written: {error.strerror}") from None
     return f"{file}: {size(len(text.encode()))}"
+
+
+def add_identity(summary: Summary, found: Fingerprint | None, name: str) -> None:
+    """Where the campaign comes from, and what was accepted. Args: name: of one that has not begun."""
+    if found is None:
+        return
+    summary.accepted = [msgspec.to_builtins(each) for each in found.accepted]
+    if found.lineage is not None:
+        summary.forked_from = msgspec.to_builtins(found.lineage)
+        summary.name = summary.name or name
 
 
 def add_chain(summary: Summary, records: Sequence[Line], queue: Sequence[QueuedJob] | None, now: float) -> None:
@@ -180,6 +201,8 @@ def render(summary: Summary) -> Group:
     left = f", {duration(summary.left_s)} left" if summary.left_s and summary.state == "running" else ""
     rows: list[tuple[str, str | None]] = [
         ("campaign", f"{summary.name}: {summary.state}"),
+        ("branched off", _origin(summary.forked_from)),
+        ("accepted", "; ".join(map(_accepted, summary.accepted)) or None),
         ("step", f"{summary.step} of {summary.target_step}{left}" if summary.target_step is not None else f"{summary.step}"),
         ("speed", None if summary.steps_per_s is None else f"{summary.steps_per_s:.3g} steps/s"),
         ("loss", None if summary.loss is None else f"{summary.loss:.4f}"),
@@ -213,6 +236,15 @@ def render(summary: Summary) -> Group:
     recent = [Text(f"{_clock(line['t'])}  {describe(line)}", overflow="ellipsis") for line in summary.recent]
     blocks: list[Sequence[RenderableType]] = [_jobs(summary), _bad_nodes(summary), _times(summary), _incidents(summary), recent]
     return Group(table, *[each for block in blocks if block for each in (Text(""), *block)])
+
+
+def _origin(lineage: Mapping[str, Any] | None) -> str | None:
+    return None if lineage is None else f"{lineage['parent']} at step {lineage['step']}"
+
+
+def _accepted(each: Mapping[str, Any]) -> str:
+    at = "" if each["step"] is None else f" at step {each['step']}"
+    return f"{each['key']} {shown_as(each['old'])} → {shown_as(each['new'])}{at}"
 
 
 def _jobs(summary: Summary) -> list[Table]:

@@ -41,6 +41,7 @@ class TierStorage:
         kind: memory that workers copy into; a slower tier of each node; the one that all nodes share.
         roots: of each node, or of the durable tier the one.
         every_steps, every_s: cadence; both None for a tier that is never due by itself.
+        every_cost: in place of them, as often as snapshots take at most this share of the time; in RAM alone.
     """
 
     name: str
@@ -53,6 +54,7 @@ class TierStorage:
     every_s: float | None
     replicas: bool
     max_bytes_per_s: float | None
+    every_cost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
         name = next(each for each in (MEMORY, *(f"{MEMORY}{number}" for number in range(2, 99))) if each not in taken)
         own = f"resilient-{os.getuid()}"
         where = roots(_RAM / own) if nonce is None else roots(_RAM, f"{own}-{campaign}")
-        first = TierStorage(name, "memory", False, where, 1, None, None, None, False, None)
+        cost = checkpoint.memory_cost if not before and checkpoint.memory_cost else None
+        first = TierStorage(name, "memory", False, where, 1, None, None, None, False, None, cost)
     middle = [place(tier, "node", roots(tier.path), 2, checkpoint.every_steps) for tier in before]
     end = place(last, "durable", (str(last.path),), 3, checkpoint.every_steps)
     # One is being written; and in a tier that people ask for, one more is on its way to a slower tier.
@@ -135,6 +138,22 @@ def needed(found: Storage, tier: TierStorage, nodes: int, size: tuple[int, int])
     copies = found.buffers if tier.kind == "memory" else tier.keep_last + 1
     share, twice = (1 if tier.kind == "durable" else nodes), 2 if tier.replicas and nodes > 1 else 1
     return copies * size[0] // share * twice, copies * size[1] * twice
+
+
+def cost_of_a_kill(found: Storage) -> str:
+    """What is computed again after a worker has died."""
+    if found.memory.every_cost is not None:
+        share = f"{100 * found.memory.every_cost:g} %"
+        return (
+            f"one step, where a snapshot in RAM of every step takes at most {share} of the time; else as many as make it so little"
+        )
+    soonest = min((tier.every_steps for tier in found.tiers if isinstance(tier.every_steps, int)), default=None)
+    timed = min((tier.every_s for tier in found.tiers if tier.every_s is not None), default=None)
+    if soonest == 1:
+        return "one step"
+    words = [f"up to {soonest} steps"] if soonest is not None else []
+    words += [f"what {timed:g} s have brought"] if timed is not None else []
+    return ", or ".join(words) or "what was done since the last snapshot, by the interval of Young and Daly"
 
 
 def lies_in_ram(path: Path) -> bool:

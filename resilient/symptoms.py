@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from resilient import xids
+
 Class = Literal["transient", "node", "deterministic"]
 
 
@@ -54,13 +56,21 @@ def _peer(pattern: str, meaning: str, *, timed_out: bool = False) -> Symptom:
     return Symptom(re.compile(pattern), "transient", meaning, blames_a_peer=True, timed_out=timed_out)
 
 
+GPU_MEMORY = _deterministic(
+    r"(?i:cuda (out of memory|error: out of memory|failure.*out of memory))|CUDNN_STATUS_ALLOC_FAILED",
+    "the GPU's memory is too small for this",
+)
+
 TABLE: tuple[Symptom, ...] = (
     # Hardware
     _node(
         r"uncorrectable (ECC|NVLink) error|ECC_UNCORRECTABLE|ECCUncorrectable", "a GPU has an uncorrectable memory or link error"
     ),
     _node(r"Xid \([^)]*\): 79\b|fallen off the bus", "a GPU has fallen off the bus (Xid 79)"),
-    _node(r"Xid \([^)]*\): (48|63|64|74|94|95|119|120|140|145)\b", "the driver reports a fault of a GPU (Xid)"),
+    _node(
+        rf"Xid \([^)]*\): ({'|'.join(map(str, xids.numbers('reset', 'replace')))})\b",
+        "the driver reports a fault of a GPU (Xid)",
+    ),
     _node(r"hardware stack error", "a GPU reports an error of its hardware"),
     _node(
         r"No CUDA GPUs are available|CUDA driver initialization failed|CUDA-capable device\(s\) is/are busy"
@@ -69,12 +79,13 @@ TABLE: tuple[Symptom, ...] = (
     ),
     _node(r"No space left on device|Disk quota exceeded|Errno 28\b|Errno 122\b", "a file system is full or over its quota"),
     _node(r"Read-only file system|Stale file handle|Errno 5\b|Input/output error", "a file system fails"),
+    _node(
+        r"(ibv_(reg|create|alloc)\w*|[Rr]egister\w* memory).*(Cannot allocate memory|ENOMEM|errno 12\b|error 12\b)",
+        "RDMA may not pin the memory that it needs: see `ulimit -l` of jobs on the node",
+    ),
     _node(r"insufficient shared memory|out of shared memory", "the shared memory of the node (/dev/shm) is full"),
     # The same again, wherever it runs
-    _deterministic(
-        r"(?i:cuda (out of memory|error: out of memory|failure.*out of memory))|CUDNN_STATUS_ALLOC_FAILED",
-        "the GPU's memory is too small for this",
-    ),
+    GPU_MEMORY,
     _deterministic(r"device-side assert triggered", "a kernel's assertion failed, mostly an index out of range"),
     _deterministic(r"an illegal memory access was encountered|misaligned address", "a kernel reached outside its memory"),
     _deterministic(
@@ -129,6 +140,11 @@ TABLE: tuple[Symptom, ...] = (
         "a host name could not be resolved",
     ),
     Symptom(re.compile(r"unhandled cuda error|ncclUnhandledCudaError"), "transient", "a CUDA call of NCCL failed"),
+    Symptom(
+        re.compile(r"CUDA error: (unknown error|unspecified launch failure|device not ready|the launch timed out)"),
+        "transient",
+        "a GPU failed; the kernel log may say why (Xid)",
+    ),
 )
 
 

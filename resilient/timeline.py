@@ -15,6 +15,8 @@ Line = Mapping[str, Any]
 _GOES_ON = tuple(name.replace("_", " ") for name in GOES_ON)
 _ENDS = {75: "stopped on request, state durable", 70: "gave up", 69: "environment unusable"}
 
+LATEST_T = 1e12  # in unix seconds: the year 33658
+
 
 @dataclass
 class Incident:
@@ -72,13 +74,20 @@ class Timeline:
 
 def whole(events: Iterable[Line], metrics: Iterable[Line]) -> tuple[list[Line], list[Line]]:
     """The lines that have what every line has."""
-    lines = [line for line in events if finite(line.get("t")) is not None and isinstance(line.get("event"), str)]
-    return lines, [line for line in metrics if finite(line.get("t")) is not None and isinstance(line.get("step"), int)]
+    lines = [line for line in events if _timed(line) and isinstance(line.get("event"), str)]
+    return lines, [line for line in metrics if _timed(line) and isinstance(line.get("step"), int)]
+
+
+def _timed(line: Line) -> bool:
+    """Whether it has unix seconds; numbers beyond `LATEST_T` are damage, and their differences may be infinite."""
+    t = finite(line.get("t"))
+    return t is not None and abs(t) < LATEST_T
 
 
 def read(events: Sequence[Line], metrics: Sequence[Line]) -> Timeline:
     """What these whole lines tell."""
     found = Timeline()
+    events = [line for line in events if line["event"] != "forked"]  # which may be long before the first job
     times = [float(line["t"]) for line in (*events, *metrics)]
     found.first_t, found.last_t = min(times, default=0.0), max(times, default=0.0)
     found.step = max((int(line["step"]) for line in metrics), default=0)

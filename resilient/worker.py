@@ -17,6 +17,7 @@ from typing import Literal
 
 from resilient.config import Config, ConfigError, Layout, Problem, layout, load, notes, settle, spans, write
 from resilient.heartbeat_region import PHASES, WorkerRegion
+from resilient.identity import record
 from resilient.progress import ON_STOP_VARIABLE, Progress, observe
 
 __all__ = [
@@ -27,7 +28,9 @@ __all__ = [
     "Layout",
     "Problem",
     "UnrecoverableError",
+    "accepted_keys",
     "beat",
+    "identity",
     "init",
     "layout",
     "load_config",
@@ -47,6 +50,7 @@ GENERATION_VARIABLE = "RESILIENT_GENERATION"
 RUN_DIR_VARIABLE = "RESILIENT_RUN_DIR"
 SESSION_VARIABLE = "RESILIENT_SESSION"
 GUARD_VARIABLE = "RESILIENT_GUARD"
+DEVICE_VARIABLE = "RESILIENT_DEVICE"  # cpu or cuda: what all ranks compute on where the config leaves it to the machine
 CHAOS_VARIABLE = "RESILIENT_CHAOS"  # module whose `arm(context)` is called in each rank; empty where faults are not allowed
 COLLECTIVE_TIMEOUT_VARIABLE = "RESILIENT_COLLECTIVE_TIMEOUT_S"
 
@@ -59,7 +63,8 @@ class Context:
     whose data is to be left out. `go_back_to` is for scripts that keep checkpoints of their own: those of later steps are invalid
     and must be deleted; it is set from a roll-back until a step is finished. The runtime clears its own places by itself.
     `collective_timeout_s` is what process groups are to be made with, so that a hang is judged before a collective times out; None
-    without a supervisor. Groups that are made without a timeout have it.
+    without a supervisor. Groups that are made without a timeout have it. `device` is what all ranks compute on, `cpu` or `cuda`,
+    whatever this node has; None without a supervisor.
     """
 
     rank: int
@@ -73,6 +78,7 @@ class Context:
     skip: tuple[tuple[int, int], ...] = ()
     go_back_to: int | None = None
     collective_timeout_s: float | None = None
+    device: str | None = None
 
     def skips(self, step: int) -> bool:
         """Whether the data of this step is to be left out."""
@@ -107,6 +113,8 @@ def observe_progress() -> Progress | None:
     if _region is not None and _progress is None:
         on_stop = os.environ.get(ON_STOP_VARIABLE, "raise")
         _progress = observe(_region, rank=int(os.environ.get("RANK", "0")), on_stop=on_stop)  # type: ignore[arg-type]
+        if _progress is not None:
+            _progress.watcher = _watcher
     return _progress
 
 
@@ -133,6 +141,7 @@ def init() -> Context:
         skip=tuple((first, last) for first, last in guard.get("skip", ())),
         go_back_to=guard.get("go_back_to"),
         collective_timeout_s=float(timeout_s) if timeout_s is not None else None,
+        device=env.get(DEVICE_VARIABLE),
     )
 
 
@@ -157,6 +166,18 @@ def record_config(config: Config) -> None:
     """Write the config into its run directory, for later runs to keep the precision; a supervisor does it itself."""
     config.run_dir.mkdir(parents=True, exist_ok=True)
     write(config, config.run_dir / "config.yaml")
+
+
+def identity(config: Config) -> Mapping[str, object] | None:
+    """The fingerprint of the campaign, for the state of its checkpoints (under `identity`, where a fork finds it); None without a
+    supervisor."""
+    return record.plain(config.run_dir)
+
+
+def accepted_keys(config: Config) -> frozenset[str]:
+    """The keys of the config whose change was accepted by `--accept` since the campaign began."""
+    found = record.read(config.run_dir)
+    return frozenset(each.key for each in found.accepted) if found is not None else frozenset()
 
 
 Watcher = Callable[[str | None, int], None]

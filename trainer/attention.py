@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from resilient.worker import ConfigError, Problem
+from trainer.data.bounds import Documents
 from trainer.shape import GPTShape
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,9 @@ def _refusal(kernel: Kernel, shape: GPTShape, device: torch.device, dtype: torch
     try:
         core = Core(shape, kernel)
         x = [torch.zeros(1, heads, 16, shape.head_dim, device=device, dtype=dtype, requires_grad=True) for heads in _heads(shape)]
-        found = torch.zeros(1, 16, dtype=torch.int64, device=device) if documents else None
+        found = Documents.of(torch.zeros(1, 16, dtype=torch.int64)) if documents else None
+        if found is not None:
+            found = found._replace(numbers=found.numbers.to(device), starts=found.starts.to(device))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they say why at length; the error is enough
             torch.autograd.backward(core(*x, found).sum())
@@ -108,7 +111,7 @@ class Core(nn.Module):
         self.head_offset = 0
         self.separate_random: int | None = None
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         if not dropout or self.separate_random is None:
             return self._attend(query, key, value, documents, dropout)
@@ -119,7 +122,7 @@ class Core(nn.Module):
             torch.manual_seed(draw ^ self.separate_random)
             return self._attend(query, key, value, documents, dropout)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, dropout: float) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None, dropout: float) -> Tensor:
         slopes = self.slopes
         if slopes is not None:
             slopes = slopes[self.head_offset : self.head_offset + query.shape[1]]
@@ -131,7 +134,7 @@ class Core(nn.Module):
         if slopes is not None:
             mask = alibi_bias(tuple(slopes.tolist()), seq, query.dtype, device)  # (1, heads, seq, seq)
         if documents is not None:
-            apart = _apart(documents)  # (batch, 1, seq, seq)
+            apart = _apart(documents.numbers)  # (batch, 1, seq, seq)
             blank = torch.zeros((), dtype=query.dtype, device=device) if mask is None else mask
             mask = torch.where(apart, torch.full((), -torch.inf, dtype=query.dtype, device=device), blank)
         with sdpa_kernel(_BACKENDS[self.kernel]):
@@ -168,22 +171,21 @@ def _apart(documents: Tensor) -> Tensor:
 
 
 def _flash_attn(
-    query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, slopes: Tensor | None, scale: float, dropout: float
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents | None, slopes: Tensor | None, scale: float, dropout: float
 ) -> Tensor:
     """The flash-attn package, whose tensors are (batch, seq, heads, head_dim); documents become sequences of their own."""
     import flash_attn
 
-    options: dict[str, Any] = {"dropout_p": dropout, "softmax_scale": scale, "causal": True}
+    # Without it the backward pass adds up in whatever order its blocks come.
+    options: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
+    options |= {"dropout_p": dropout, "softmax_scale": scale, "causal": True}
     if slopes is not None:
         options["alibi_slopes"] = slopes.to(query.device)
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     if documents is None:
         return flash_attn.flash_attn_func(query, key, value, **options).transpose(1, 2)  # type: ignore[no-any-return]
-    batch, seq = documents.shape
-    starts = torch.ones_like(documents, dtype=torch.bool)
-    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    bounds = torch.cat([starts.flatten().nonzero().flatten(), torch.tensor([batch * seq], device=query.device)]).to(torch.int32)
-    longest = int(bounds.diff().max())
+    batch, seq = documents.numbers.shape
+    bounds, longest = documents.bounds(), documents.longest
     packed = (x.reshape(batch * seq, *x.shape[2:]) for x in (query, key, value))
     mixed: Tensor = flash_attn.flash_attn_varlen_func(*packed, bounds, bounds, longest, longest, **options)
     return mixed.view(batch, seq, *mixed.shape[1:]).transpose(1, 2)

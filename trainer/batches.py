@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from resilient.worker import Config
+from trainer.data.bounds import Documents
 from trainer.data.samples import Samples
+from trainer.device import onto
 from trainer.engine import IGNORED, Batch
 from trainer.parallel import Ranks
 
@@ -29,20 +31,25 @@ class Batches:
     def read(self, samples: Samples, first: int, size: int) -> tuple[Batch, Tensor]:
         """Of the global batch of `size` samples from number `first` on: this rank's part, and the part's tokens that count."""
         numbers = np.concatenate(list(self._micro_batches(first, size)))
-        window = torch.from_numpy(samples.get(numbers)).to(self._device)  # (batch, seq + 1)
+        window = torch.from_numpy(samples.get(numbers))  # (batch, seq + 1), on the CPU as all that follows from it
         tokens, targets = window[:, :-1].contiguous(), window[:, 1:].contiguous()
         data, model = self._config.data, self._config.model
         positions = documents = None
         if data.mask_end_of_text:
             targets = targets.masked_fill(torch.eq(tokens, self._ended()), IGNORED)
         if data.mask_documents:
-            documents = torch.eq(tokens, self._ended()).cumsum(1).roll(1, 1)
-            documents[:, 0] = 0
+            of_token = torch.eq(tokens, self._ended()).cumsum(1).roll(1, 1)
+            of_token[:, 0] = 0
+            documents = self._moved(Documents.of(of_token))
             if model.position == "learned":
-                positions = _within(documents)
+                positions = onto(_within(of_token), self._device)
         if self._ranks.layout.cp > 1:
             positions = torch.arange(model.seq_len, device=self._device).repeat(len(tokens), 1)
-        return Batch(tokens, targets, positions, documents), (targets != IGNORED).sum()
+        tokens, counted, targets = (onto(x, self._device) for x in (tokens, (targets != IGNORED).sum(), targets))
+        return Batch(tokens, targets, positions, documents), counted
+
+    def _moved(self, documents: Documents) -> Documents:
+        return Documents(onto(documents.numbers, self._device), onto(documents.starts, self._device), documents.longest)
 
     def _ended(self) -> int:
         assert self._end is not None

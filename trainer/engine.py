@@ -19,6 +19,7 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import loss_parallel
 
 from resilient.worker import Config
+from trainer.data.bounds import Documents
 from trainer.model import GPT
 from trainer.parallel import Ranks, reshard, sync_gradients
 
@@ -27,12 +28,12 @@ IGNORED = -100  # as a target: predicting this token costs nothing
 
 @dataclass
 class Batch:
-    """This rank's part of a global batch, its micro batches one after the other; each (batch, seq)."""
+    """This rank's part of a global batch, its micro batches one after the other; each (batch, seq), `documents` of as many."""
 
     tokens: Tensor
     targets: Tensor
     positions: Tensor | None = None
-    documents: Tensor | None = None
+    documents: Documents | None = None
 
 
 class Engine(Protocol):

@@ -44,6 +44,8 @@ class Instruments:
         """Step `step` (1-based) begins."""
         self._began = time.perf_counter()
         self._timers = {}
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()  # or the first step's, with its kernels being tried out, would be all that is told
         window = self._config.logging.profile_steps
         if window is not None and step == window[0] and self._context.rank in self._config.logging.profile_ranks:
             gpu = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []

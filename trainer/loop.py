@@ -15,6 +15,7 @@ from trainer import attention, gradients
 from trainer.batches import Batches
 from trainer.data.errors import DataError
 from trainer.data.samples import Samples, Split, open_split
+from trainer.device import device_of
 from trainer.engine import make_engine
 from trainer.guard import Bad, BadBatch, judge
 from trainer.instruments import Instruments
@@ -64,7 +65,7 @@ class Trainer:
         if config.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
-        self.device = _device(config, context)
+        self.device = device_of(config, context)
         _join(self.device, context)
         self.ranks = make_ranks(self.device, layout)
         seed_random(config.seed, self.ranks, config)
@@ -96,7 +97,7 @@ class Trainer:
             initialize(stage, self.config.seed)
 
     def _peak(self) -> float | None:
-        return peak_flops(torch.cuda.get_device_name()) if self.device.type == "cuda" else None
+        return peak_flops(torch.cuda.get_device_name(), self.config.train.precision) if self.device.type == "cuda" else None
 
     def _open(self, which: Split) -> Samples:
         config = self.config
@@ -242,14 +243,6 @@ class Trainer:
             worker.report({"step": step, "val_loss": mean, **perplexity}, event="validation")
 
 
-def _device(config: worker.Config, context: worker.Context) -> torch.device:
-    wanted = config.cluster.device
-    if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
-        torch.cuda.set_device(context.local_rank)
-        return torch.device("cuda", context.local_rank)
-    return torch.device("cpu")
-
-
 def _join(device: torch.device, context: worker.Context) -> None:
     """Join the process group that the environment describes; alone, without one."""
     if "MASTER_ADDR" not in os.environ:
@@ -257,7 +250,9 @@ def _join(device: torch.device, context: worker.Context) -> None:
         dist.init_process_group(_backend(device), store=store, rank=context.rank, world_size=context.world_size)
         return
     timeout_s = context.collective_timeout_s or COLLECTIVE_TIMEOUT_S
-    dist.init_process_group(_backend(device), timeout=timedelta(seconds=timeout_s))
+    # NCCL is told its GPU: else it would guess one by the rank, and find out only at the first collective.
+    bound = device if device.type == "cuda" else None
+    dist.init_process_group(_backend(device), timeout=timedelta(seconds=timeout_s), device_id=bound)
 
 
 def _backend(device: torch.device) -> str:

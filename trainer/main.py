@@ -5,6 +5,7 @@ Light to import: torch comes in with the first call of `train`.
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from resilient.worker import Config, ConfigError, Problem
 
@@ -44,8 +45,8 @@ def warm_up(config: Config, rank: int, world_size: int) -> None:
     run(config, rank, world_size)
 
 
-def prepare(config: Config, progress: Callable[[str, int, int], None]) -> None:
-    """Once per job, before the ranks: make the data ready.
+def prepare(config: Config, progress: Callable[[str, int, int], None]) -> list[Path]:
+    """Once per job, before the ranks: make the data ready. Returns the files that were made of the config's text.
 
     Raises:
         ConfigError: names the key.
@@ -54,12 +55,13 @@ def prepare(config: Config, progress: Callable[[str, int, int], None]) -> None:
 
     from trainer.data.build import prepare as prepare_data
     from trainer.data.errors import DataError
-    from trainer.sources import PREPARED, refused, tokenizer_file
+    from trainer.sources import PREPARED, refused, tokenizer_file, was_trained, with_other_data
 
     data = config.data
+    made: list[Path] = []
     try:
         if data.text is not None:
-            prepare_data(
+            prepared = prepare_data(
                 data.text,
                 config.run_dir / PREPARED,
                 vocab_size=data.tokenizer.vocab_size,
@@ -67,7 +69,10 @@ def prepare(config: Config, progress: Callable[[str, int, int], None]) -> None:
                 merges_file=data.tokenizer.merges_file,
                 progress=progress,
                 workers=len(os.sched_getaffinity(0)),
+                trained_on=was_trained(config),
+                accepted=with_other_data(config),
             )
+            made = [Path(f"{prepared.prefix}{suffix}") for suffix in (".idx", ".bin", ".tokenizer.json")]
         elif config.model.vocab_size == "auto" and not tokenizer_file(config).is_file():
             message = (
                 f"there is no {tokenizer_file(config)}; name data.tokenizer.vocab_file and merges_file, or give model.vocab_size"
@@ -76,6 +81,7 @@ def prepare(config: Config, progress: Callable[[str, int, int], None]) -> None:
         _open_all(config)
     except DataError as error:
         raise refused(config, error) from None
+    return made
 
 
 def _open_all(config: Config) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.attention import Core, Kernel
+from trainer.data.bounds import Documents
 from trainer.shape import GPTShape
 from trainer.stages import Stage
 
@@ -38,8 +39,8 @@ class GPT(nn.Module):
         if shape.tied and stage.first and stage.last:
             self.head.weight = self.embedding.weight
 
-    def forward(self, x: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        """`positions` (batch, seq) are those of the tokens in their sample; `documents` (batch, seq) tell documents apart."""
+    def forward(self, x: Tensor, positions: Tensor | None = None, documents: Documents | None = None) -> Tensor:
+        """`positions` (batch, seq) are those of the tokens in their sample; `documents` are told apart."""
         if self.stage.first:
             x = self.embed(x, positions)
         for block in self.blocks.values():
@@ -74,7 +75,7 @@ class Block(nn.Module):
         self.mlp: nn.Module = SwiGLU(shape) if shape.mlp == "swiglu" else GELU(shape)
         self.dropout = nn.Dropout(shape.dropout)
 
-    def forward(self, x: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor | None = None, documents: Documents | None = None) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x), positions=positions, documents=documents))
         result: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return result
@@ -97,7 +98,7 @@ class Attention(nn.Module):
         # Of the keys and values that are computed here, those that belong to each query's head; None: grouped evenly.
         self.kv_of_head: tuple[int, ...] | None = None
 
-    def forward(self, x: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor | None = None, documents: Documents | None = None) -> Tensor:
         query, key, value = self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
         if self.theta is not None:
             length = query.shape[2] if positions is None else self.seq_len

@@ -184,10 +184,26 @@ def flops_per_token(shape: GPTShape) -> int:
     return 6 * multiplying + 12 * shape.layers * shape.hidden * shape.seq_len
 
 
-# Peak of dense bf16 matrix products, FLOP/s, from the makers' data sheets; a part of the device's name decides.
-_PEAKS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "GH200": 989e12, "B200": 2250e12, "MI250": 383e12, "MI300": 1307e12}
+# Peaks of dense matrix products in bf16 and in fp32 (without TF32; None: not known), FLOP/s, from the makers' data sheets. All
+# words must be in the device's name, and the first row decides. A device is what torch calls one: of an MI250X, one of two dies.
+_PEAKS: tuple[tuple[tuple[str, ...], float, float | None], ...] = (
+    (("A100",), 312e12, 19.5e12),
+    (("H100", "PCIe"), 756e12, 51e12),
+    (("H100", "NVL"), 835e12, 60e12),
+    (("H100",), 989e12, 67e12),
+    (("H200",), 989e12, 67e12),  # and GH200
+    (("GB200",), 2500e12, None),
+    (("B200",), 2250e12, None),
+    (("MI250X",), 191.5e12, 47.9e12),
+    (("MI250",), 181e12, 45.3e12),
+    (("MI300A",), 980.6e12, 122.6e12),
+    (("MI300",), 1307e12, 163.4e12),
+)
 
 
-def peak_flops(device_name: str) -> float | None:
-    """Peak rate of a device for MFU; None where it is not known, as for CPUs."""
-    return next((peak for name, peak in _PEAKS.items() if name in device_name), None)
+def peak_flops(device_name: str, precision: str = "bf16") -> float | None:
+    """Peak rate of a device for MFU, in `bf16` or `fp32`; None where it is not known, as for CPUs."""
+    for words, bf16, fp32 in _PEAKS:
+        if all(word in device_name for word in words):
+            return bf16 if precision == "bf16" else fp32
+    return None

@@ -4,8 +4,10 @@ import functools
 import json
 from pathlib import Path
 
-from resilient.worker import Config, ConfigError, Problem
+from checkpoint.naming import steps
+from resilient.worker import Config, ConfigError, Problem, accepted_keys
 from trainer.data.errors import DataError
+from trainer.data.place import prepared_prefix
 
 PREPARED = "data"  # in the run directory
 END_OF_TEXT = "<|endoftext|>"
@@ -15,7 +17,7 @@ def datasets(config: Config) -> list[tuple[Path, float]]:
     """Prefixes of the indexed datasets, with their weights."""
     path = config.data.path
     if path is None:
-        return [(config.run_dir / PREPARED / "corpus", 1.0)]
+        return [(prepared_prefix(config.run_dir / PREPARED), 1.0)]
     if isinstance(path, Path):
         return [(path, 1.0)]
     return [(entry.path, entry.weight) for entry in path]
@@ -24,6 +26,16 @@ def datasets(config: Config) -> list[tuple[Path, float]]:
 def tokenizer_file(config: Config) -> Path:
     """Where the vocabulary of the first dataset stands."""
     return config.data.tokenizer.vocab_file or Path(f"{datasets(config)[0][0]}.tokenizer.json")
+
+
+def was_trained(config: Config) -> bool:
+    """Whether there are checkpoints of this campaign, so that its data is not to be replaced."""
+    return bool(steps(config.checkpoint.tiers[-1].path))
+
+
+def with_other_data(config: Config) -> bool:
+    """Whether somebody has accepted that the campaign goes on with other data."""
+    return any(key.startswith("data.") for key in accepted_keys(config))
 
 
 def vocabulary(config: Config) -> int:

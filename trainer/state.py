@@ -4,9 +4,10 @@ Weights and the optimizer's moments are global arrays, layers stacked along a fi
 array over the ranks; the rest is a small mapping in the checkpoint's attributes.
 """
 
+import functools
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -41,6 +42,15 @@ class Progress:
     skipped: int = 0
 
 
+@dataclass(frozen=True)
+class _Known:
+    """Arrays, and the tensors that they were made of, with the places of those in memory."""
+
+    tensors: Sequence[torch.Tensor]
+    where: Sequence[int]
+    arrays: list[checkpoint.LocalShard]
+
+
 _PROGRESS = TypeAdapter(Progress)
 
 
@@ -61,11 +71,16 @@ class TrainingState:
         self._context = context
         self._ranks = ranks
         self._root = config.checkpoint.tiers[-1].path
-        self._snapshots = checkpoint.Snapshots(context.session) if context.session is not None else None
+        session = context.session
+        self._snapshots = checkpoint.Snapshots(session, settled=self._settled) if session is not None else None
+        self._told: dict[str, int] = {}
+        self._known: _Known | None = None
+        self._as_json = config.model_dump(mode="json")
         self._clock: checkpoint.Clock | None = None
         self._saved_step: int | None = None
         self._untouched = False
         self._started = False
+        self._identity = worker.identity(config)
         self.progress = Progress(0, 0)
 
     def start(self) -> None:
@@ -82,6 +97,12 @@ class TrainingState:
         every_steps = self._config.checkpoint.every_steps if tier.every_steps is None else tier.every_steps
         every = checkpoint.Every(None if tier.every_s is not None else every_steps, tier.every_s)
         self._clock = checkpoint.Clock({tier.name: every}, checkpoint.mean_time_between_failures(0, 0.0), time.monotonic())
+
+    def _settled(self, tier: str, every_steps: int) -> None:
+        """So many steps apart are the snapshots of a tier by cost."""
+        if self._told.get(tier) != every_steps:
+            self._told[tier] = every_steps
+            worker.report({"step": self.progress.step, "tier": tier, "every_steps": every_steps}, event="cadence")
 
     def passed_by(self) -> None:
         """The last step has left the weights as they were."""
@@ -113,7 +134,7 @@ class TrainingState:
     def _snapshot(self, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> None:
         assert self._snapshots is not None
         with worker.phase("snapshot"):
-            local_shards = [*self.arrays(), self._random_numbers(random_state())]
+            local_shards = [*self._known_arrays(), self._random_numbers(random_state())]
             changed = self._saved_step is not None and self.progress.skipped == 0 and not self._untouched
             result = self._snapshots.take(
                 self.progress.step, local_shards, self._small(), tiers, changed=changed, wait_s=wait_s, again=again
@@ -204,6 +225,25 @@ class TrainingState:
                     )
         return local_shards
 
+    def _known_arrays(self) -> list[checkpoint.LocalShard]:
+        """`arrays`, made anew only where a tensor is another one by now: for small models that takes longer than the copy."""
+        tensors = list(self._tensors())
+        where = [getattr(tensor, "_local_tensor", tensor).data_ptr() for tensor in tensors]
+        known = self._known
+        if known is None or known.where != where or any(now is not then for now, then in zip(tensors, known.tensors, strict=True)):
+            known = self._known = _Known(tensors, where, self.arrays())
+        return known.arrays
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        """Those that `arrays` are made of."""
+        moments = MOMENTS[self._config.optimizer.name]
+        for model in self._stages:
+            for parameter in model.parameters():
+                yield parameter
+                state = self._optimizer.state[parameter]
+                for moment in moments:
+                    yield state[moment]
+
     def _random_numbers(self, numbers: torch.Tensor) -> checkpoint.LocalShard:
         world, rank = self._context.world_size, self._context.rank
         return checkpoint.LocalShard("random/torch", (world, len(numbers)), (rank, 0), numbers.unsqueeze(0), unit=(1, len(numbers)))
@@ -218,9 +258,16 @@ class TrainingState:
             **asdict(self.progress),
             "layout": self._layout(),
             "generation": self._context.generation,
-            "config": self._config.model_dump(mode="json"),
-            "versions": {name: version(name) for name in ("resilient", "torch", "zarr", "numpy")},
+            "config": self._as_json,
+            **({"identity": self._identity} if self._identity is not None else {}),
+            "versions": _versions(),
         }
+
+
+@functools.cache
+def _versions() -> Mapping[str, str]:
+    """Read from files, and so once: a snapshot of every step must cost next to nothing."""
+    return {name: version(name) for name in ("resilient", "torch", "zarr", "numpy")}
 
 
 def array_of(name: str, layers: int) -> tuple[str, tuple[int, int] | None]:
@@ -239,9 +286,9 @@ def seed_random(seed: int, ranks: Ranks, config: worker.Config) -> None:
 
 
 def random_state() -> torch.Tensor:
-    """State of this rank's generators as bytes: the CPU's, and behind it the GPU's."""
+    """State of this rank's generators as bytes: the CPU's, and behind it the GPU's where the rank computes on one."""
     states = [torch.get_rng_state()]
-    if torch.cuda.is_available():
+    if _on_gpu():
         states.append(torch.cuda.get_rng_state())
     return torch.cat(states)
 
@@ -250,5 +297,10 @@ def set_random_state(numbers: torch.Tensor) -> None:
     """Set what `random_state` gave."""
     length = len(torch.get_rng_state())
     torch.set_rng_state(numbers[:length].clone())
-    if len(numbers) > length:
+    if len(numbers) > length and _on_gpu():
         torch.cuda.set_rng_state(numbers[length:].clone())
+
+
+def _on_gpu() -> bool:
+    """Whether the rank computes on a GPU; to ask one that only is there would make a context on it."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from resilient.worker import Config, Context, settle
+from resilient.worker import DEVICE_VARIABLE, Config, Context, settle
 from trainer import attention, gradients
 from trainer.batches import Batches
 from trainer.data.samples import open_split
+from trainer.device import kind
 from trainer.engine import make_engine
 from trainer.optimizer import make_optimizer
 from trainer.parallel import build_stages, make_ranks
@@ -33,7 +34,7 @@ def run(config: Config, rank: int, world_size: int) -> None:
     Args:
         rank, world_size: what the process will most likely be.
     """
-    if config.cluster.device == "cuda" or (config.cluster.device == "auto" and torch.cuda.is_available()):
+    if kind(config, os.environ.get(DEVICE_VARIABLE)) == "cuda":
         return
     shape = shape_of(config, vocabulary(config))
     if shape.parameters > MOST_PARAMETERS or config.parallel.pp > 1 or config.train.compile:

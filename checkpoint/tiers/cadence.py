@@ -19,10 +19,12 @@ class Every:
     Attributes:
         steps: every so many steps; "auto" for the interval of Young and Daly; None for never by steps.
         seconds: at the first step after so long; None for never by time.
+        cost: as often as snapshots take at most this share of the time; None for never by that. See `affordable`.
     """
 
     steps: int | Literal["auto"] | None = None
     seconds: float | None = None
+    cost: float | None = None
 
     @property
     def timed(self) -> bool:
@@ -89,5 +91,5 @@ class Clock:
 
 
 def every_of(entry: Mapping[str, Any]) -> Every:
-    """From JSON: members `every_steps` and `every_s`."""
-    return Every(entry.get("every_steps"), entry.get("every_s"))
+    """From JSON: members `every_steps`, `every_s` and `every_cost`."""
+    return Every(entry.get("every_steps"), entry.get("every_s"), entry.get("every_cost"))

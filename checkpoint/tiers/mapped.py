@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 
 from checkpoint import direct, plan
 from checkpoint.block import Block
+from checkpoint.device import Device
 from checkpoint.layout import ArrayInfo, ChunkRun, Shard
 from checkpoint.local_shard import LocalShard
 from checkpoint.saving import spec_of
@@ -28,13 +29,43 @@ class WritePlan:
         return cls(info, list(plan.chunks_to_write(info, ordinal, spec_of(local_shard))) if local_shard.data.numel() else [])
 
 
+def own_ranges(chunk_runs: Iterable[ChunkRun]) -> dict[str, list[tuple[int, int]]]:
+    """By file, the pages of these runs as ascending (offset, bytes): what a GPU copies into.
+
+    Each range costs a call of the driver, so that a run is one, with the page for the checksum behind each chunk. Pages of other
+    ranks, which lie between the layers of a stacked array, are never in one.
+    """
+    found: dict[str, list[tuple[int, int]]] = {}
+    for run in chunk_runs:
+        array, pages = run.shard.array, direct.PAGE_BYTES
+        first = array.offset(run.slot) // pages * pages
+        last = array.offset(run.slot + run.length)
+        found.setdefault(run.shard.path, []).append((first, -(-last // pages) * pages - first))
+    return {path: _joined(ranges) for path, ranges in found.items()}
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ascending, and those that meet as one."""
+    joined: list[tuple[int, int]] = []
+    for first, size in sorted(ranges):
+        if joined and first <= sum(joined[-1]):
+            start, before = joined.pop()
+            joined.append((start, max(before, first + size - start)))
+        else:
+            joined.append((first, size))
+    return joined
+
+
 class MappedBuffer:
     """A buffer in this process: for every local shard the tensors in shared memory that its chunks are copied to.
 
     Invariant: made for one directory as it was when it was mapped (`inode`); a buffer that is made anew is mapped anew.
+
+    Args:
+        device: the GPU that tensors are copied from; None: they are on the CPU.
     """
 
-    def __init__(self, directory: Path, write_plans: Sequence[WritePlan]) -> None:
+    def __init__(self, directory: Path, write_plans: Sequence[WritePlan], device: Device | None = None) -> None:
         self.directory = directory
         self.inode = directory.stat().st_ino
         self._write_plans = write_plans
@@ -42,10 +73,13 @@ class MappedBuffer:
         self._pairs: list[list[tuple[Any, Any]]] = [[] for _ in write_plans]
         self._known: list[tuple[Any, ...]] = [() for _ in write_plans]
         self.size_bytes = 0
-        self._pinned: list[int] = []
+        self._device = device
+        self._registered: list[int] = []
         for write_plan in write_plans:
             for shard, slot, count in write_plan.chunk_runs:
                 direct.populate(self._area(shard), shard.array.offset(slot), count * shard.array.slot_bytes)
+        if device is not None:
+            self._register(device)  # now, and not while training waits for the first snapshot
 
     def _area(self, shard: Shard) -> mmap.mmap:
         area = self._maps.get(shard.path)
@@ -57,53 +91,43 @@ class MappedBuffer:
                 os.close(fd)
         return area
 
-    def _pin(self) -> None:
-        """Page-lock the buffer, so that a GPU copies into it by itself; where that is refused, copies take longer."""
-        for shard, area in self._maps_of_shards():
-            own = [run for run in self._chunk_runs() if run.shard is shard]
-            start = shard.array.offset(min(run.slot for run in own)) // direct.PAGE_BYTES * direct.PAGE_BYTES
-            size = shard.array.offset(max(run.slot + run.length for run in own)) - start
-            address = torch.frombuffer(area, dtype=torch.uint8, offset=start).data_ptr()
-            if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:  # type: ignore[no-untyped-call]
-                self._pinned.append(address)
-
-    def _chunk_runs(self) -> Iterator[ChunkRun]:
-        for write_plan in self._write_plans:
-            yield from write_plan.chunk_runs
-
-    def _maps_of_shards(self) -> list[tuple[Shard, mmap.mmap]]:
-        shards = {run.shard.path: run.shard for run in self._chunk_runs()}
-        return [(shards[path], area) for path, area in self._maps.items()]
+    def _register(self, device: Device) -> None:
+        """Page-lock this rank's own pages of the buffer; those of other ranks, and holes, stay as they are."""
+        for path, ranges in own_ranges(run for each in self._write_plans for run in each.chunk_runs).items():
+            area = self._maps[path]
+            address = torch.frombuffer(area, dtype=torch.uint8, count=1).data_ptr()
+            for first, size in ranges:
+                if device.register(address + first, size):
+                    self._registered.append(address + first)
 
     def close(self) -> None:
         """Unlock what is page-locked."""
-        for address in self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
-        self._pinned = []
+        for address in self._registered:
+            if self._device is not None:
+                self._device.unregister(address)
+        self._registered = []
 
     def copy(self, local_shards: Sequence[LocalShard]) -> None:
         """Copy every local shard's chunks."""
         self.size_bytes = 0
-        onto_host = any(local_shard.data.is_cuda for local_shard in local_shards)
-        if onto_host and not self._pinned:
-            self._pin()
         for number, (local_shard, write_plan) in enumerate(zip(local_shards, self._write_plans, strict=True)):
             data = local_shard.data.detach()
             key = (data.data_ptr(), data.dtype, data.stride(), data.device)
+            onto_host = self._device is not None and self._device.holds(data)
             if self._known[number] != key:
-                block = Block(local_shard, write_plan.info) if write_plan.chunk_runs else None
+                block = Block(local_shard, write_plan.info, as_tensors=onto_host) if write_plan.chunk_runs else None
                 runs = write_plan.chunk_runs
                 self._pairs[number] = [pair for run in runs if block for pair in block.pairs(run, self._slots(run))]
                 self._known[number] = key
-            if data.is_cuda and self._pairs[number]:
+            if self._device is not None and onto_host and self._pairs[number]:
                 targets, sources = zip(*self._pairs[number], strict=True)
-                torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
+                self._device.copy(targets, sources)
             else:
                 for target, source in self._pairs[number]:
                     target[...] = source
             self.size_bytes += sum(source.nbytes for _, source in self._pairs[number])
-        if onto_host:
-            torch.cuda.synchronize()
+        if self._device is not None:
+            self._device.finish()
 
     def _slots(self, chunk_run: ChunkRun) -> torch.Tensor:
         """The bytes of a run's slots."""

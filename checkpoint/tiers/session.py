@@ -30,6 +30,7 @@ class Session:
         every: cadence by tier.
         mtbf_s: mean time between failures.
         candidates: steps that may be gone on from, newest first.
+        durable: name of the tier that all nodes share, and where its committed checkpoints are; None where nobody has said so.
     """
 
     node: int
@@ -41,6 +42,7 @@ class Session:
     every: Mapping[str, Every]
     mtbf_s: float
     candidates: Sequence[Candidate] = field(default=())
+    durable: tuple[str, Path] | None = None
 
     @property
     def socket(self) -> Path:
@@ -69,6 +71,7 @@ def read(path: Path) -> Session:
             every={entry["name"]: every_of(entry) for entry in found["tiers"]},
             mtbf_s=found["mtbf_s"],
             candidates=[_candidate(entry) for entry in found["candidates"]],
+            durable=(found["durable"]["name"], Path(found["durable"]["path"])) if "durable" in found else None,
         )
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} describes no session: {error!r}") from None

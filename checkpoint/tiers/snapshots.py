@@ -8,7 +8,7 @@ left out.
 import json
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +18,21 @@ import torch.distributed as dist
 
 from checkpoint import points, shard_manifest, state
 from checkpoint.agreement import Ranks
+from checkpoint.device import Device, device_of
 from checkpoint.framing import encode
 from checkpoint.local_shard import LocalShard
 from checkpoint.protocol import BufferBroken, LayoutAnnounced, LeasePassed, StateCopied, StepSkipped, WorkerNews
 from checkpoint.saving import agree, spec_of
 from checkpoint.state import JSON
 from checkpoint.tiers import blueprint, session
+from checkpoint.tiers.affordable import MOST_STEPS, Affordable
 from checkpoint.tiers.cadence import Clock
 from checkpoint.tiers.lease import LINK, PREFIX, STATE, Lease, LeaseWord, buffer_path, index_of, layout_of
 from checkpoint.tiers.mapped import MappedBuffer, WritePlan
 from checkpoint.tiers.session import CONTROL, Session
 
 READY_S = 60.0
+RAM = Path("/dev/shm")
 _POLL_S = 0.001
 
 
@@ -56,20 +59,28 @@ class Snapshots:
     Args:
         path: of this node's session.
         group: one that carries objects (gloo does); None for the default group.
+        settled: told on the first rank, of a tier by cost, how many steps apart its snapshots are from now on.
 
     Raises OSError, ValueError where the session cannot be read.
     """
 
-    def __init__(self, path: Path, *, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, path: Path, *, group: dist.ProcessGroup | None = None, settled: Callable[[str, int], None] | None = None
+    ) -> None:
         self.session: Session = session.read(path)
         self._group = group
+        self._settled = settled
         self._ranks = Ranks(group)
         self._local = self._ranks.rank - self.session.first_rank
         self._word = LeaseWord(self.session.directory / CONTROL)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._clock: Clock | None = None
+        self._affordable: dict[str, Affordable] = {}
+        self._clock_of_copies = time.perf_counter
+        self._asked_t = 0.0  # by that clock: when a step was asked about
         self._write_plans: list[WritePlan] = []
         self._buffers: dict[int, MappedBuffer] = {}
+        self._device: Device | None = None
         self._used = -1  # number of the last lease that was used or passed
 
     def start(self, local_shards: Sequence[LocalShard]) -> None:
@@ -78,6 +89,9 @@ class Snapshots:
         Raises CheckpointError where the ranks' local shards do not fit together.
         """
         self._clock = Clock(self.session.every, self.session.mtbf_s, time.monotonic())
+        self._affordable = {name: Affordable(every.cost) for name, every in self.session.every.items() if every.cost}
+        if not any(each.data.is_cuda for each in local_shards):  # this thread copies by itself; what else runs here is left out
+            self._clock_of_copies = time.thread_time
         layout = agree(self._ranks, [spec_of(local_shard) for local_shard in local_shards])
         directory = self.session.directory
         digest = blueprint.arrays_digest(layout.arrays)
@@ -85,6 +99,7 @@ class Snapshots:
             blueprint.write_arrays(directory, layout.arrays, layout.documents)
         ordinals = layout.ordinals
         self._write_plans = [WritePlan.of(each, layout.arrays[ordinals[each.array]], ordinals[each.array]) for each in local_shards]
+        self._device = device_of([each.data for each in local_shards])
         slots: dict[str, list[int]] = {}
         for write_plan in self._write_plans:
             for shard, slot, count in write_plan.chunk_runs:
@@ -94,15 +109,33 @@ class Snapshots:
         self._report(LayoutAnnounced(generation=self.session.generation, rank=self._ranks.rank, digest=digest))
 
     def due(self, step: int) -> frozenset[str]:
-        """The tiers that want a snapshot of this step. Collective where a tier goes by time."""
+        """The tiers that want a snapshot of this step. Collective where a tier goes by time, or now and then by cost."""
         assert self._clock is not None, "start comes first"
         wanted = self._clock.due(step, time.monotonic())
-        if not self._clock.timed or self._ranks.count == 1:
-            return wanted
-        shared: list[Any] = [wanted]
-        dist.broadcast_object_list(shared, group=self._group, group_src=0)
-        found: frozenset[str] = shared[0]
-        return found
+        if self._clock.timed and self._ranks.count > 1:
+            shared: list[Any] = [wanted]
+            dist.broadcast_object_list(shared, group=self._group, group_src=0)
+            wanted = shared[0]
+        wanted |= self._affordable_at(step)
+        self._asked_t = self._clock_of_copies()
+        return wanted
+
+    def _affordable_at(self, step: int) -> frozenset[str]:
+        """The tiers by cost that want one."""
+        for name, affordable in self._affordable.items():
+            if affordable.asked(step, time.monotonic()):
+                # Where there was no room in RAM, buffers are on a disk, and snapshots are for slower tiers alone.
+                proposal = affordable.proposal() if self._in_ram() else (MOST_STEPS, MOST_STEPS)
+                affordable.settle(step, self._ranks.all(proposal))
+                if self._ranks.rank == 0 and self._settled is not None:
+                    self._settled(name, affordable.every)
+        return frozenset(name for name, affordable in self._affordable.items() if affordable.due(step))
+
+    def _in_ram(self) -> bool:
+        try:
+            return (self.session.directory / LINK).stat().st_dev == RAM.stat().st_dev
+        except OSError:
+            return False
 
     def left_out(self, copied: bool) -> bool:
         """Whether some rank has left a step out, and all must take it `again`. Collective.
@@ -178,6 +211,8 @@ class Snapshots:
         points.reached("snapshot_reported")
         if self._clock is not None:
             self._clock.taken(tiers, stall_s, time.monotonic())
+        for affordable in self._affordable.values():
+            affordable.taken(self._clock_of_copies() - self._asked_t)
         return SnapshotResult(step, True, buffer.size_bytes, stall_s)
 
     def ready(self, patience_s: float = READY_S) -> bool:
@@ -206,7 +241,7 @@ class Snapshots:
         if buffer is None or buffer.inode != path.stat().st_ino:
             if buffer is not None:
                 buffer.close()
-            buffer = self._buffers[index] = MappedBuffer(path, self._write_plans)
+            buffer = self._buffers[index] = MappedBuffer(path, self._write_plans, self._device)
         return buffer
 
     def _acquire(self, wait_s: float) -> int | None:

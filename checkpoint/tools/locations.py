@@ -50,7 +50,7 @@ def tiers(path: Path) -> list[Tier]:
                 Tier(str(tier["name"]), bool(tier["durable"]), tuple(path / root for root in tier["roots"]))
                 for tier in json.loads(described.read_bytes())["tiers"]
             ]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Refusal(f"{described} does not describe storage tiers: {error!r}; name a directory of checkpoints") from error
     inside = path / "checkpoints"
     return [Tier("durable", True, (inside if inside.is_dir() else path,))]

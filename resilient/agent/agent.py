@@ -52,6 +52,7 @@ from resilient.protocol.messages import (
     Prepare,
     Ready,
     RecordsWritten,
+    ReplaceDaemon,
     Shutdown,
     Start,
     Started,
@@ -94,7 +95,12 @@ class NodeAgent(LocalElasticAgent):
             self._loop,
             connection,
             fence_s=settings.fence_s,
-            handlers={RecordsWritten: self._on_written, DaemonRequests: self._on_requests, Prepare: self._on_prepare},
+            handlers={
+                RecordsWritten: self._on_written,
+                DaemonRequests: self._on_requests,
+                ReplaceDaemon: lambda _: self._daemon.kill("does not answer the driver"),
+                Prepare: self._on_prepare,
+            },
         )
         self._reports = Reports(
             lambda report, droppable: self._driver.send(report, droppable=droppable), lambda: self._driver.generation
@@ -102,6 +108,7 @@ class NodeAgent(LocalElasticAgent):
         self._workers: Workers | None = None
         self._watch: Watch | None = None
         self._left_behind = False
+        self._stuck: tuple[int, ...] = ()
         self._ending = False
         self._clear: tuple[str, ...] = ()
         self._interface = interface_of(settings.addr)
@@ -229,6 +236,7 @@ class NodeAgent(LocalElasticAgent):
         if workers is None:
             return
         self._left_behind = not end_workers(workers, self._loop)
+        self._stuck += workers.stuck
         self._reports.end()
         self._workers = None
         workers.close()
@@ -268,6 +276,10 @@ class NodeAgent(LocalElasticAgent):
 
     def _ready(self, store_port: int) -> Start:
         """Say that no worker is left here, and wait for the next generation."""
+        faults = self._events.take_gpu_faults()
+        if (faults or self._stuck) and self._check is None and self._settings.health_s:
+            spec = node_check.spec_of(self._settings, self._storage, self._regions, faults, self._stuck)
+            self._check, self._stuck = NodeCheck(spec, self._fork_server), ()
         if self._check is not None:
             self._report_health(self._check)
         inventory = self._take_inventory()

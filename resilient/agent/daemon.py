@@ -144,10 +144,15 @@ class DaemonProcess:
             return
         self._queue += encode(request)
         if len(self._queue) > QUEUE_BYTES:
-            log.error("the snapshot daemon has left %d bytes unread; replacing it", len(self._queue))
-            self._process.kill()  # its output ends, and the next one starts
-            self._queue.clear()
+            self.kill(f"has left {len(self._queue)} bytes unread")
         self._flush()
+
+    def kill(self, why: str) -> None:
+        """The daemon is stuck: its output ends, and the next one starts."""
+        if self._process is not None:
+            log.error("the snapshot daemon (process %d) %s; replacing it", self._process.pid, why)
+            self._process.kill()
+            self._queue.clear()
 
     def receive(self) -> list[DaemonNews]:
         """The news that have come. A daemon that has died, or says what is no message, is replaced."""
@@ -278,6 +283,9 @@ class DaemonProcess:
         )
 
 
+_CADENCE = ("name", "every_steps", "every_s", "every_cost")
+
+
 def write_session(
     path: Path, start: Start, described: Mapping[str, Any], *, node: int, procs: int, directory: Path, key: str
 ) -> None:
@@ -297,7 +305,8 @@ def write_session(
             "first_rank": start.node_rank * procs,
             "ranks": procs,
             "directory": str(directory),
-            "tiers": [{name: tier[name] for name in ("name", "every_steps", "every_s")} for tier in described["tiers"]],
+            "tiers": [{name: tier.get(name) for name in _CADENCE} for tier in described["tiers"]],
+            "durable": {"name": described["tiers"][-1]["name"], "path": described["tiers"][-1]["roots"][0]},
             "mtbf_s": start.mtbf_s,
             "candidates": [as_entry(candidate, node, key) for candidate in unpack(start.candidates)],
         },

@@ -79,7 +79,9 @@ def main() -> int:
     from resilient.agent.agent import NodeAgent  # after the fork, beside the template's imports: it makes threads and connections
     from resilient.agent.environment import token_of
     from resilient.agent.logs import NodeOutput
+    from resilient.agent.rendezvous import log_errors_alone
 
+    log_errors_alone()  # here, and not in the ranks, which come of the template
     gc.enable()
     secret, incarnation = token_of(token)
     patience_s = max(CONNECT_S, args.fence_s)  # a driver that was stopped answers when it goes on

@@ -1,6 +1,7 @@
-"""What happens to the node itself, and is reported at once: signals that the agent gets, and changes of the node's links.
+"""What happens to the node itself, and is reported at once: signals that the agent gets, changes of its links, faults of its GPUs.
 
-Owns the process's signal handlers and the watch of the links. The agent takes no signal for itself: they are news for the driver.
+Owns the process's signal handlers, the watch of the links and that of the kernel log. The agent takes no signal for itself: they
+are news for the driver.
 """
 
 import logging
@@ -14,7 +15,9 @@ from resilient import clock
 from resilient.agent.limits import TURN_S
 from resilient.agent.links import LinkWatch, interfaces_of, ports_of
 from resilient.agent.loop import Loop
-from resilient.protocol.messages import AgentMessage, LinkChange, LinksChanged, SignalReceived
+from resilient.agent.oom import KernelLog
+from resilient.protocol.messages import AgentMessage, Health, HealthFinding, LinkChange, LinksChanged, SignalReceived
+from resilient.xids import Xid, parse
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,8 @@ class NodeEvents:
             signal.signal(sig, lambda *_: None)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._links = LinkWatch(interfaces_of(addr, os.environ), ports_of(os.environ))
+        self._kernel_log = KernelLog(for_processes=False)
+        self._gpu_faults: list[Xid] = []
         self._sampled_t = time.monotonic()
         self._quiet = False
         log.info("watching the links %s", ", ".join(self._links.names))
@@ -70,7 +75,23 @@ class NodeEvents:
         )
         if changes:
             self._send(LinksChanged(generation=self._generation(), t=clock.now(), changes=changes))
+        self._note_gpu_faults()
+
+    def _note_gpu_faults(self) -> None:
+        """What the driver of the GPUs has written is told to the ledger at once; the node is judged by it before it goes on."""
+        found = list(parse(self._kernel_log.texts()))
+        if found:
+            self._gpu_faults += found
+            log.warning("the GPUs' driver: %s", "; ".join(each.line for each in found))
+            findings = (HealthFinding(check=f"GPU {each.gpu}", verdict="warn", text=str(each), measured={}) for each in found)
+            self._send(Health(generation=self._generation(), took_s=0.0, findings=tuple(findings)))
+
+    def take_gpu_faults(self) -> tuple[Xid, ...]:
+        """The GPUs' faults since the last call."""
+        found, self._gpu_faults = tuple(self._gpu_faults), []
+        return found
 
     def close(self) -> None:
-        """Close the files of the links."""
+        """Close the files of the links, and the kernel log."""
         self._links.close()
+        self._kernel_log.close()

@@ -115,12 +115,17 @@ def limited(records: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 class KernelLog:
-    """What is written to the kernel log from now on; nothing where it may not be read."""
+    """What is written to the kernel log from now on; nothing where it may not be read.
 
-    def __init__(self, path: Path = KERNEL_LOG) -> None:
+    Args:
+        for_processes: nothing either where its process ids are not ours.
+    """
+
+    def __init__(self, path: Path = KERNEL_LOG, *, for_processes: bool = True) -> None:
         self._fd: int | None = None
         with contextlib.suppress(OSError):
-            if os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE:  # noqa: PTH115 - it is no path
+            initial = os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE  # noqa: PTH115 - it is no path
+            if initial or not for_processes:
                 self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 os.lseek(self._fd, 0, os.SEEK_END)
 
@@ -136,6 +141,11 @@ class KernelLog:
             if not record:
                 return
             yield record.decode(errors="replace")
+
+    def texts(self) -> Iterator[str]:
+        """The same without what the kernel writes before and behind the text."""
+        for record in self.read():
+            yield record.partition(";")[2].partition("\n")[0]
 
     def close(self) -> None:
         if self._fd is not None:

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn
 
@@ -34,6 +35,7 @@ def serve(agent: int, control: socket.socket, entry_modules: Sequence[str], fork
     leave_stops_to_the_driver()
     die_with_parent(agent)
     name_process("template")
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a module that asks whether there is a GPU starts no driver
     modules = _imported(entry_modules)
     preparation = fork_preparation() if fork_preparation is not None else None
     _imported([*COMMON, *(name for module in modules for name in getattr(module, "PRELOAD", ()))])
@@ -54,8 +56,18 @@ def _imported(names: Iterable[str]) -> list[ModuleType]:
     """Those that can be imported; one that cannot is left to the rank, which will fail with a traceback in its own log."""
     found = []
     for name in names:
+        module, _, attribute = name.partition(":")
         try:
-            found.append(importlib.import_module(name))
+            found.append(importlib.import_module(module))
+            if attribute:
+                _load(found.pop(), attribute)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything, and the template must live
             log.warning("cannot import %s ahead of the workers: %s: %s", name, type(error).__name__, error)
     return found
+
+
+def _load(module: ModuleType, attribute: str) -> None:
+    """As `from module import attribute` does."""
+    if not hasattr(module, attribute):
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(f"{module.__name__}.{attribute}")

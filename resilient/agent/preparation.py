@@ -1,5 +1,5 @@
 """What the entry point wants done once per job, before any rank starts: the function `prepare(config, progress)` of its module,
-where it has one.
+where it has one. Files that it returns belong to the identity of the campaign.
 
 `run` is the process that calls it, forked where the module is imported already; it sends its progress and its result over a pipe,
 as the messages that the agent passes on to the driver. `Preparation` is the agent's end.
@@ -58,9 +58,15 @@ def _call(outcome: Connection, config: Path, entrypoint: str) -> PreparationEnde
     if hook is None:
         return PreparationEnded(generation=0)
     from resilient.config import ConfigError, load
+    from resilient.identity import record
 
     try:
-        hook(load(config), _progress(outcome))
+        loaded = load(config)
+        made = hook(loaded, _progress(outcome))
+        if isinstance(made, list | tuple):
+            problems = record.note_prepared(loaded.run_dir, [Path(each) for each in made])
+            if problems:
+                raise ConfigError(problems)
     except ConfigError as error:
         return PreparationEnded(generation=0, problems=tuple((p.key, _plain(p.value), p.message) for p in error.problems))
     except Exception:  # noqa: BLE001 - whatever it is, it is reported to the driver, which ends the run

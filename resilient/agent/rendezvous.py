@@ -10,13 +10,17 @@ driver gives up on it.
 Process groups are not tried again on a store where an attempt has failed: that takes a new generation, with its new store.
 """
 
+import ctypes
 import logging
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Protocol, TypeVar
 
+import torch
 from tenacity import Retrying, before_sleep_log, retry_if_exception_type, stop_before_delay, wait_random_exponential
 from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
@@ -28,6 +32,7 @@ T = TypeVar("T")
 
 STORE_TIMEOUT = timedelta(seconds=60)
 BACKLOG = 4096
+LOG_ERRORS = 2  # and nothing that is less, in c10's numbers
 TRY_S = 5.0  # of one try to reach a store
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 
@@ -93,6 +98,18 @@ def open_store(address: str) -> TCPStore:
         timeout=STORE_TIMEOUT,
         master_listen_fd=listening.detach(),  # the store closes it
     )
+
+
+def log_errors_alone() -> None:
+    """Have the native code of torch log no warnings in this process.
+
+    A store logs one for each connection that is reset early, so that whoever reaches its port could fill the log. A build of torch
+    that keeps its level elsewhere logs as it did.
+    """
+    with suppress(OSError, ValueError):
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+        level.value = max(level.value, LOG_ERRORS)
 
 
 def store_prefix(secret: str, generation: int) -> str:

@@ -22,11 +22,12 @@ from resilient.agent.effort import OwnTime
 from resilient.agent.forkserver import Forked
 from resilient.agent.logs import NodeOutput, RankOutput
 from resilient.agent.memory import pipe_name, region_name
-from resilient.agent.oom import OomWatch
+from resilient.agent.oom import KernelLog, OomWatch
 from resilient.agent.standby import Standbys
 from resilient.faults import Raised, WorkerEnd
 from resilient.heartbeat_region import NOT_BEATEN, RAISED, Activity, AgentRegion, Record
 from resilient.protocol.messages import Heartbeat, Inspection
+from resilient.xids import parse
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ class Workers:
         self._watched_t = 0.0
         self._underway = False
         self._oom = OomWatch()
+        self._kernel_log = KernelLog(for_processes=False)
+        self._xids: list[str] = []  # since this generation began, as the kernel log has them
         self._known_stacks: set[int] = set()  # ranks whose stacks the last inspection found
         self._ranks: list[Rank] = []
         self._ending: list[Rank] = []  # whose processes have ended, and whose ends were not told yet
@@ -152,10 +155,15 @@ class Workers:
             step=activity.step,
             phase=activity.phase,
             raised=rank.raised,
-            log=rank.output.tail() if rank.process.exitcode != 0 else "",
+            log=rank.output.tail() + self._of_gpus() if rank.process.exitcode != 0 else "",
             oom=self._oom.ended(rank.process.pid or 0) if rank.process.exitcode == -signal.SIGKILL else None,
         )
         return rank.end
+
+    def _of_gpus(self) -> str:
+        """What the GPUs' driver has said of faults since the generation began, as further lines of a log: evidence of a failure."""
+        self._xids += [each.line for each in parse(self._kernel_log.texts())]
+        return "".join(f"\n{line}" for line in self._xids)
 
     def activities(self) -> dict[int, Activity]:
         """What the heartbeat regions say now, by global rank."""
@@ -201,7 +209,7 @@ class Workers:
         self._known_stacks = {rank for rank, each in found.items() if each.stacks}
         # The one whose record is missing is taken for one that waits in no collective, and nobody can say who has gone astray.
         able = [_record_of(rank.region) for rank in awake if found[rank.rank].state in ("R", "S")]
-        recorder.wait_for_answers(able, asked_t + RECORDS_S)
+        recorder.wait_for_standings(able, asked_t + RECORDS_S)
         standings = {rank.rank: recorder.standing_of(_record_of(rank.region)) for rank in awake}
         return {rank: msgspec.structs.replace(each, standing=standings.get(rank)) for rank, each in found.items()}
 
@@ -248,6 +256,11 @@ class Workers:
             log.error("rank %d (process %s) does not die; leaving it behind", rank.rank, rank.process.pid)
         return [rank.rank for rank in left]
 
+    @property
+    def stuck(self) -> tuple[int, ...]:
+        """The process ids of those that were left behind: they keep their GPUs' memory."""
+        return tuple(rank.process.pid or 0 for rank in self._ranks if rank.end is None and rank.process.exitcode is None)
+
     def close(self, *, keep_records: bool = False) -> None:
         """Give the heartbeat regions back. The workers have ended, or were left behind.
 
@@ -264,6 +277,7 @@ class Workers:
                 rank.process.close()
         self._ranks, self._ending = [], []
         self._oom.close()
+        self._kernel_log.close()
 
 
 def _raised(fields: Mapping[str, object]) -> Raised:

@@ -12,6 +12,8 @@ from resilient.config.schema import Config
 
 Works = Callable[[int], bool]
 
+REACH = 1 << 16  # of a search for the nearest value that works
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -47,7 +49,7 @@ def layout(config: Config, *, cpu_count: int, gpu_count: int, apart: bool = Fals
         raise ConfigError([Problem("cluster.device", "cuda", "there is no GPU here; allowed: auto, cpu")])
     sharing = 1 if apart else cluster.computing
     if cluster.procs_per_node == "auto":
-        procs = max(1, gpu_count // sharing) if on_gpu else 1
+        procs = max(1, gpu_count // (1 if apart else cluster.slots)) if on_gpu else 1
     else:
         procs = cluster.procs_per_node
     threads = max(1, cpu_count // (sharing * procs)) if cluster.threads_per_proc == "auto" else cluster.threads_per_proc
@@ -104,10 +106,10 @@ def divides(whole: int) -> Works:
 
 
 def near(value: int, works: Works, *, step: int = 1) -> str:
-    """The nearest values that work, in words: the next one below and the next one above."""
-    below = next((each for each in range(value - 1, 0, -1) if works(each)), None)
-    above = next((each for each in range(value + 1, max(4096, 4 * value), step) if works(each)), None)
-    return "nearest: " + ", ".join(str(each) for each in (below, above) if each is not None)
+    """The nearest values that work, in words: the next one below and the next one above, if they are within `REACH`."""
+    below = next((each for each in range(value - 1, max(0, value - 1 - REACH), -1) if works(each)), None)
+    above = next((each for each in range(value + 1, min(max(4096, 4 * value), value + REACH), step) if works(each)), None)
+    return "nearest: " + (", ".join(str(each) for each in (below, above) if each is not None) or "none for a long way")
 
 
 def _virtual(config: Config) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from resilient.config.schema import Config, Container, Section, Tier, WeightedPath
 from resilient.config.source import allowed
+from resilient.identity.classes import CLASSES, Kind
 
 _HEAD = """# The config
 
@@ -29,12 +31,30 @@ The learning rate is a function of the samples consumed and of the config of the
 auto` a shortened run goes through the whole schedule, down to `optimizer.min_lr`. The same command without `train.steps=15` then
 goes on from the last checkpoint at the rate that the full schedule has there, which is usually higher. For a run that only ends
 early, set `optimizer.decay_samples` to the samples of the full run: then the number of steps does not change the rate.
+
+## What may change between two jobs
+
+A campaign that goes on is compared with what it began as ([run-directory.md](run-directory.md), *Identity*). Each key has a class:
+
+"""
+
+_CLASSES: Mapping[Kind, str] = {
+    "free": "nothing is said: the numbers do not depend on it",
+    "told": "a line on the terminal, and `config_changed` in the ledger",
+    "refused": "exit 78 before anything starts, unless the key is accepted: `--accept KEY`",
+}
+
+_CLASSES_END = """
+A default that an upgrade has changed is not taken over: a key that the config does not name keeps the value that the campaign began
+with, and a line says so. `auto` is compared by what it comes to, files by what is in them, and keys that are not in effect, such as
+`optimizer.beta3` without `adan`, are not compared. Of a script, only its arguments, its file and the number of ranks are. Versions
+of Python, torch, numpy and other packages that compute are told.
 """
 
 
 def markdown() -> str:
     """The whole reference."""
-    parts = [_HEAD, _table("top level", Config)]
+    parts = [_HEAD + _classes(), _table("top level", Config)]
     for name, field in Config.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, Section):
@@ -46,6 +66,28 @@ def markdown() -> str:
                 parts.append(_table("slurm.container", Container))
     parts.append(_table("entries of checkpoint.tiers", Tier))
     return "\n".join(parts)
+
+
+def _classes() -> str:
+    """Which keys may change between two jobs."""
+    rows = ["| class | keys | when it has changed |", "|---|---|---|"]
+    for kind, words in _CLASSES.items():
+        sections: dict[str, list[str]] = {}
+        for key in (key for key, each in CLASSES.items() if each == kind):
+            section, _, name = key.rpartition(".")
+            sections.setdefault(section or ("" if key not in Config.model_fields or not _is_whole(key) else key), []).append(name)
+        parts = [f"`{section}`: all" if names == [section] else _listed(section, names) for section, names in sections.items()]
+        rows.append(f"| {kind} | {'; '.join(parts)} | {words} |")
+    return "\n".join([*rows, _CLASSES_END])
+
+
+def _is_whole(key: str) -> bool:
+    return _is_section(Config.model_fields[key])
+
+
+def _listed(section: str, names: list[str]) -> str:
+    words = ", ".join(f"`{name}`" for name in names)
+    return f"`{section}`: {words}" if section else words
 
 
 def _table(title: str, section: type[BaseModel]) -> str:

@@ -57,7 +57,9 @@ class Cluster(Section):
         description="agents to start; on one machine several agents stand for several nodes; auto: all nodes of the job less the "
         "spares, and one where there is no job",
     )
-    procs_per_node: Count | Auto = Field("auto", description="ranks per node; auto: one per GPU, else 1")
+    procs_per_node: Count | Auto = Field(
+        "auto", description="ranks per node; auto: one per GPU, else 1; agents on one machine, spares too, share its GPUs"
+    )
     domains: list[str] | None = Field(
         None, description="failure domain of each node, then of each spare; replicas are kept in another one"
     )
@@ -277,6 +279,11 @@ class Checkpoint(Section):
 
     every_steps: Count | Auto = Field(10, description="of the durable tier; auto: the interval of Young and Daly")
     tiers: Annotated[list[Tier], Field(min_length=1)] = [Tier(name="durable", path=Path("${run_dir}/checkpoints"))]
+    memory_cost: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_no_bool)] = Field(
+        0.005,
+        description="where no tier but the durable one is named: snapshots in RAM as often as they take at most this share of the "
+        "time, which is measured, every step where that is so; 0: none but those on their way to the durable tier",
+    )
 
 
 class Resilience(Section):
@@ -303,7 +310,7 @@ class Resilience(Section):
     health_check: Flag | Seconds = Field(
         True,
         description="nodes are checked before they take part: right results, a tier to write to, limits; a number: seconds that it "
-        "may take, true: 30",
+        "may take, true: 30, and 120 on GPUs, which may be cold",
     )
     straggler: Literal["off", "report", "replace"] = Field(
         "report", description="a rank that is persistently slower than others with the same work; replace: its node, once"
@@ -316,6 +323,11 @@ class Resilience(Section):
         "raise",
         description="how a script that does not ask (worker.should_stop) is stopped, after the same optimizer step on all ranks: "
         "SystemExit before its next step, SIGTERM for a script that handles it, or not at all, as an adapter asks",
+    )
+    on_hangup: Literal["go_on", "drain"] = Field(
+        "go_on",
+        description="what SIGHUP does, which comes when a terminal is closed: nothing but a line in driver.log, or a stop as by "
+        "Ctrl-C; under `nohup` it never does anything",
     )
     max_restarts_per_hour: NonNegative = 30
     give_up_after_same_step: Count = Field(
@@ -353,7 +365,9 @@ class Network(Section):
         None, description="TORCH_NCCL_ASYNC_ERROR_HANDLING: 0 none, 1 abort and exit, 2 abort, 3 exit, which is torch's own choice"
     )
     heartbeat_s: Count | None = Field(
-        None, description="TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC: torch ends a process whose NCCL watchdog is stuck for so long"
+        None,
+        description="TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC: torch ends a process whose NCCL watchdog is stuck for so long; null: "
+        "a while after a collective has timed out",
     )
     flight_recorder: NonNegative | None = Field(
         None, description="TORCH_FR_BUFFER_SIZE: collectives remembered for a dump; torch keeps 2000 by itself"
@@ -475,7 +489,8 @@ class Config(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 42
     entrypoint: Annotated[str, Field(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|-m [A-Za-z_][\w.]*( .*)?|.+\.py\b.*)$")] = Field(
         "trainer.main:train",
-        description="module:function that every rank calls, or a script with its arguments, or -m and a module with its arguments",
+        description="module:function that every rank calls, or a script with its arguments, or -m and a module with its arguments, "
+        "in which `${name}` and `${run_dir}` are replaced",
     )
     args: dict[str, Any] = Field({}, description="free values for an entry point of your own")
     cluster: Cluster = Cluster()

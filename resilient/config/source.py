@@ -6,6 +6,7 @@ Owns the way from text to a checked `Config` and from an error back to the line 
 import difflib
 import os
 import re
+import shlex
 import types
 import typing
 from collections import Counter
@@ -418,7 +419,7 @@ def _expand(config: Config, environ: Mapping[str, str]) -> tuple[Config, list[Pr
             name = match[1] if match[1] is not None else match[2]
             found = own.get(name, environ.get(name))
             if found is None:
-                problems.append(Problem(key, path, f"the environment variable {name} is not set"))
+                problems.append(Problem(key, path, f"the environment variable {shown(name)} is not set"))
                 return match[0]
             return found
 
@@ -428,6 +429,11 @@ def _expand(config: Config, environ: Mapping[str, str]) -> tuple[Config, list[Pr
     own = {"name": config.name}
     run_dir = expanded("run_dir", config.run_dir, own)
     own["run_dir"] = str(run_dir)
+    if config.is_script:  # words of a command: `$` is theirs, but for these two
+        words = config.entrypoint
+        for name, value in own.items():
+            words = words.replace(f"${{{name}}}", shlex.quote(value))
+        config = config.model_copy(update={"entrypoint": words})
 
     def walk(model: BaseModel, at: str) -> dict[str, Any]:
         changes: dict[str, Any] = {}

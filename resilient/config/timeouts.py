@@ -3,6 +3,7 @@
 Owns their defaults, what is derived from what, and the order. Whoever knows more must speak first: the watchdog has looked at all
 ranks when it names one, a collective that times out knows only that somebody did not come.
 
+    a daemon that does not answer at the end of a job < the job ends without it
     a stopped process < a silent rank, at the soonest < at the latest < a collective
                                       a wait for a link < a collective
                                       a wait for a link < an agent without its driver, where both may be the same link
@@ -12,6 +13,7 @@ a node that is cut off may do is bounded by the number of its generation and by 
 first is long, so that training goes on while the driver is away; the second is as short as a network allows.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -28,8 +30,10 @@ FENCE_RAISE_S = 30.0  # the durable tier is closed to older generations: for a c
 FENCE_HANG_S = 4.0  # the same where there are snapshots to go on from meanwhile
 QUARANTINE_S = 60.0  # checkpoints that were rolled back are renamed
 ANSWER_S = 10.0  # beyond the limits of these three, for the shell to say so; after that the control core does without an answer
+SETTLE_S = 30.0  # a snapshot daemon has dealt with what workers left it at the end of a job; then another takes its place
 DRAIN_S = 25.0
 HEALTH_S = 30.0
+HEALTH_ON_GPUS_S = 120.0  # drivers that no process keeps awake take up to half a minute, and contexts of eight GPUs come one by one
 RUN_DIR_PATIENCE_S = 900.0
 REJOIN_S = 30.0  # an agent that was killed is back long before
 LOST_WITH_SPARE_S = 8.0  # TCP has resent after an outage of 5 s by then
@@ -53,6 +57,7 @@ class Timeouts:
         drain_s: of a stop on request; after that workers are killed, hung or not.
         rejoin_s: a lost node is waited for, where no spare is there and fewer nodes can go on.
         health_s: of the check of a node before it takes part; 0: there is none.
+        health_on_gpus_s: the same where ranks compute on GPUs, which may be cold.
     """
 
     soft_s: float
@@ -65,6 +70,7 @@ class Timeouts:
     drain_s: float
     rejoin_s: float
     health_s: float
+    health_on_gpus_s: float
     run_dir_patience_s: float
 
 
@@ -85,6 +91,7 @@ def timeouts(config: Config) -> Timeouts:
         drain_s=DRAIN_S if resilience.drain_s == "auto" else resilience.drain_s,
         rejoin_s=REJOIN_S if resilience.rejoin_s == "auto" else resilience.rejoin_s,
         health_s=HEALTH_S * check if isinstance(check, bool) else check,
+        health_on_gpus_s=HEALTH_ON_GPUS_S * check if isinstance(check, bool) else check,
         run_dir_patience_s=RUN_DIR_PATIENCE_S if resilience.run_dir_patience_s == "auto" else resilience.run_dir_patience_s,
     )
 
@@ -92,6 +99,12 @@ def timeouts(config: Config) -> Timeouts:
 def _least_collective_s(config: Config, grace_s: float) -> float:
     """The watchdog has spoken, and its word has been acted on, before a collective gives up."""
     return max(config.resilience.hang_ceiling_s, grace_s) + INSPECTION_S
+
+
+def nccl_heartbeat_s(config: Config) -> int:
+    """After which torch ends a process whose NCCL watchdog is stuck (480 s by itself): never before a collective times out."""
+    asked = config.network.heartbeat_s
+    return math.ceil(timeouts(config).collective_s + INSPECTION_S) if asked is None else asked
 
 
 def out_of_order(config: Config) -> Iterator[Problem]:
@@ -111,6 +124,12 @@ def out_of_order(config: Config) -> Iterator[Problem]:
             "collective that gives up before the watchdog hides who is to blame; allowed: more, or auto"
         )
         yield Problem("network.collective_timeout_s", found.collective_s, message)
+    if network.heartbeat_s is not None and network.heartbeat_s < found.collective_s:
+        message = (
+            f"must be at least network.collective_timeout_s = {found.collective_s:g}: torch would end a process whose NCCL hangs "
+            "before the collective says which one it was"
+        )
+        yield Problem("network.heartbeat_s", network.heartbeat_s, message)
     if found.fence_s < PING_S:
         message = f"must be at least {PING_S:g}: the driver says no more often that it is there"
         yield Problem("resilience.fence_s", found.fence_s, message)

@@ -8,10 +8,11 @@ is fenced, and runs (`generations`). Faults are found in what workers and nodes 
 `stragglers`) and answered (`response`). The end is `shutdown`'s.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum, auto
 from typing import Literal
 
+from checkpoint.framing import NotAMessage
 from resilient.control import fitness, generations
 from resilient.control.attendance import Attendance, Moment
 from resilient.control.core import core_of
@@ -20,7 +21,7 @@ from resilient.control.response import Response
 from resilient.control.workers import Workers
 from resilient.exits import Exit
 from resilient.faults import Fault
-from resilient.outbox import Outbox
+from resilient.outbox import Outbox, WriteEvent
 from resilient.policy import UNFIT, Action
 from resilient.protocol.messages import (
     AgentMessage,
@@ -93,6 +94,8 @@ class Coordinator:
 
     def begin(self, now: float, out: Outbox) -> None:
         """The first of all calls."""
+        for change in self._core.job.changes:
+            out.append(WriteEvent("config_changed", change, self.generation))
         self._core.generations.begin(self._attendance.note(now), out)
 
     def prepared(self, now: float, out: Outbox) -> None:
@@ -203,6 +206,15 @@ class Coordinator:
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
+    def check(self, node: int, message: AgentMessage) -> None:
+        """Whether a node may say this: in the generation that runs, it speaks of its own ranks alone. Raises NotAMessage."""
+        if message.generation != self.generation or self._core.generations.state is not generations.State.RUNNING:
+            return
+        own = self.membership.ranks(node, self.job.procs_per_node)
+        strangers = [rank for rank in _ranks_of(message) if rank not in own]
+        if strangers:
+            raise NotAMessage(f"not a message of its own: it is about rank {strangers[0]}, and the node has {_listed(own)}")
+
     def on_message(self, node: int, message: AgentMessage, now: float, out: Outbox) -> None:
         """News from a node's agent. What speaks of a generation that is over is ignored, except records and news of the daemon."""
         when = self._attendance.note(now)
@@ -241,7 +253,7 @@ class Coordinator:
         self.membership.is_ready(node, message.store_port)
         self.snapshots.inventory(node, message.inventory)
         if self._core.shutdown.saving is not None:
-            self._core.shutdown.sync(node, out)
+            self._core.shutdown.sync(node, when, out)
             return
         self._core.generations.stand_by()
         self._gather(when, out)
@@ -314,3 +326,21 @@ class Coordinator:
         why = self._core.generations.hopeless(when)
         if why is not None and not self.finished:
             self._core.shutdown.conclude(Exit.UNUSABLE, why, when, out)
+
+
+def _ranks_of(message: AgentMessage) -> Collection[int]:
+    """The ranks of which a message says what they do; records may be of a generation that is over."""
+    match message:
+        case Report(heartbeats=heartbeats):
+            return heartbeats
+        case Inspected(ranks=ranks):
+            return ranks
+        case Started(pids=pids):
+            return pids
+        case WorkerEnded(end=end):
+            return (end.rank,)
+    return ()
+
+
+def _listed(own: range) -> str:
+    return f"{own.start} to {own.stop - 1}" if own else "none"

@@ -56,6 +56,6 @@ class WorkerEnds:
         """The furthest that any of them has finished."""
         return max((end.step for end in self._ends), default=0)
 
-    def fault(self, fault_id: str, resumed_step: int | None, now: float) -> Fault:
-        """Whose fault it is; now: unix seconds."""
-        return from_ends(fault_id, self._ends, resumed_step=resumed_step, now=now)
+    def fault(self, fault_id: str, resumed_step: int | None, now: float, restarted_t: float | None = None) -> Fault:
+        """Whose fault it is; unix seconds, see `from_ends`."""
+        return from_ends(fault_id, self._ends, resumed_step=resumed_step, now=now, restarted_t=restarted_t)

@@ -289,7 +289,7 @@ class Generations:
         if run is None or not (run.observed or (self._job.script and run.step == NO_STEP)):
             return None
         steps = run.step - (run.resumed_step or 0) if run.step != NO_STEP else None
-        return Attempt(steps, run.saved_step is not None, when.now - run.started_t)
+        return Attempt(steps, run.saved_step is not None, when.now - run.started_t, run.resumed_step or 0)
 
     # -- its end -------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ class JobSpec:
         tiers_vanish: what is on the nodes is gone with the job: only the durable tier is there for the next one.
         run_dir_patience_s: for so long training goes on while the run directory cannot be written.
         script: the entry point is a script, which may say nothing of what it does.
+        changes: of the config since the job before, as `config_changed` tells them.
     """
 
     layouts: Mapping[int, Mapping[str, int]]
@@ -49,3 +50,4 @@ class JobSpec:
     tiers_vanish: bool = False
     run_dir_patience_s: float = 900.0
     script: bool = False
+    changes: tuple[Mapping[str, object], ...] = ()

@@ -141,6 +141,9 @@ def doing(inspection: Inspection) -> Doing:
         return Doing("waiting", "waiting in a collective", "collective")
     if inspection.standing is not None and _BACKWARD in frames.partition("\n")[0]:
         return Doing("waiting", "waiting in a collective", "collective")
+    # NCCL's are asynchronous: a rank waits, or spins, wherever it next needs the GPU.
+    if inspection.standing is not None and inspection.standing.held is not None:
+        return Doing("waiting", "waiting in a collective", "collective")
     if state == "D":
         return Doing("io", "stuck in the kernel (state D)", None)
     where = f" in {frames.splitlines()[0].strip()}" if frames else ""

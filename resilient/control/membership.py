@@ -158,12 +158,12 @@ class Membership:
         """Whether a node takes part in the present generation."""
         return index in self._node_ranks
 
-    def ranks(self, index: int, procs_per_node: int) -> tuple[int, ...]:
+    def ranks(self, index: int, procs_per_node: int) -> range:
         """The ranks on a node; none on one that is no member."""
         if index not in self._node_ranks:
-            return ()
+            return range(0)
         first = self._node_ranks[index] * procs_per_node
-        return tuple(range(first, first + procs_per_node))
+        return range(first, first + procs_per_node)
 
     def joined(self) -> list[int]:
         """The nodes that have an agent."""

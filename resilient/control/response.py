@@ -53,7 +53,7 @@ class Response:
             fault_id=self._core.incidents.next_id(self._core.generations.generation),
             kind="node_lost",
             cause=cause,
-            ranks=self._core.membership.ranks(node, self._core.job.procs_per_node),
+            ranks=tuple(self._core.membership.ranks(node, self._core.job.procs_per_node)),
             nodes=(node,),
             step=computed(run.step, run.resumed_step) if run is not None else None,
             detail=detail,
@@ -65,7 +65,8 @@ class Response:
         """Workers have failed, and whose fault it is can be said."""
         run = self._core.generations.run
         fault_id = self._core.incidents.next_id(self._core.generations.generation)
-        fault = self._core.ends.fault(fault_id, run.resumed_step if run is not None else None, when.now)
+        restarted_t = run.started_t if run is not None and self._core.incidents.faults else None
+        fault = self._core.ends.fault(fault_id, run.resumed_step if run is not None else None, when.now, restarted_t)
         self._core.ends.over()
         self.on_fault(fault, when.now - fault.detect_s, when, out)
 

@@ -2,13 +2,15 @@
 
 A first stop drains, a second ends the run at once. Once no worker computes any more the job is *saving*: the nodes' snapshot
 daemons settle what workers have left, the newest snapshot is flushed, and when nothing is behind any more, or the deadline has
-come, it ends. Deadlines of drains are unix seconds: they were set outside. The patience with a durable tier that fails is in
-attended seconds.
+come, it ends. Deadlines of drains are unix seconds: they were set outside. The patience with a durable tier that fails, and with a
+daemon that does not answer, is in attended seconds. Daemons are asked again while they flush. One that does not answer is replaced
+by another, which finds what it held; where that one is silent too, the job has as long as a drain may take.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from checkpoint.protocol import Sync
+from resilient.config.timeouts import SETTLE_S
 from resilient.control.attendance import Moment
 from resilient.control.drain import Drain, fits
 from resilient.control.generations import Generations, State
@@ -16,6 +18,7 @@ from resilient.control.job import JobSpec
 from resilient.control.membership import Membership
 from resilient.exits import Exit
 from resilient.outbox import Finish, Outbox
+from resilient.protocol.messages import ReplaceDaemon
 from resilient.protocol.messages import Shutdown as ShutdownMessage
 from resilient.snapshots import Snapshots
 
@@ -29,6 +32,9 @@ class Saving:
     Attributes:
         waiting: for nodes that have not settled what their workers left.
         troubled_s: since when the durable tier fails, attended seconds.
+        asked: since when nodes have not answered, attended seconds.
+        replaced: nodes whose daemon was replaced, for it did not answer.
+        ask_s: when daemons are asked again whether they are there, attended seconds.
     """
 
     code: Exit
@@ -36,6 +42,9 @@ class Saving:
     deadline_t: float | None
     waiting: set[int]
     troubled_s: float | None = None
+    asked: dict[int, float] = field(default_factory=dict)
+    replaced: set[int] = field(default_factory=set)
+    ask_s: float = 0.0
 
     def hurry(self, until_t: float) -> None:
         self.deadline_t = until_t if self.deadline_t is None else min(self.deadline_t, until_t)
@@ -160,27 +169,31 @@ class Shutdown:
         running = self._generations.end()
         deadline_t = self.drain.deadline_t if self.drain is not None else None if code is Exit.OK else when.now + self._job.drain_s
         members = self._membership.members
-        self.saving = Saving(code, message, deadline_t, set(members))
+        self.saving = Saving(code, message, deadline_t, set(members), ask_s=when.attended_s + SETTLE_S)
         self._generations.launch(when, out)
         for node in members:
             if running and code is not Exit.OK:
                 self._generations.stop_workers(node, out)  # and once they are gone it says ready
             elif self._membership.nodes[node].joined and (running or self._membership.nodes[node].ready_port is not None):
-                self.sync(node, out)
+                self.sync(node, when, out)
 
-    def sync(self, node: int, out: Outbox) -> None:
+    def sync(self, node: int, when: Moment, out: Outbox) -> None:
         """Ask a node's daemon to settle what its workers have left."""
+        if self.saving is not None:
+            self.saving.asked[node] = when.attended_s
         out.request(node, Sync(generation=self._generations.generation))
 
     def synced(self, node: int) -> None:
         """It has."""
         if self.saving is not None:
             self.saving.waiting.discard(node)
+            self.saving.asked.pop(node, None)
 
     def lost(self, node: int) -> None:
         """A node is gone while the job saves; there are no workers to start anew, but what it holds is still needed."""
         if self.saving is not None and self._membership.is_member(node):
             self.saving.waiting.add(node)
+            self.saving.asked.pop(node, None)  # its agent is waited for, and asked when it is back
 
     def progress(self, when: Moment, out: Outbox) -> None:
         """Something has changed that the job may have waited for."""
@@ -190,6 +203,7 @@ class Shutdown:
     def _saved(self, saving: Saving, when: Moment, out: Outbox) -> None:
         """End the job as soon as nothing more can be done for its state."""
         snapshots = self._snapshots
+        self._hear(saving, when, out)
         if saving.waiting:
             saving.waiting -= self._membership.overdue(when.attended_s)
         if not saving.waiting:
@@ -205,6 +219,33 @@ class Shutdown:
         late |= saving.troubled_s is not None and when.attended_s - saving.troubled_s > self._job.drain_s
         if late or snapshots.given_up():
             self.finish(*self._outcome(saving), when, out)
+
+    def _hear(self, saving: Saving, when: Moment, out: Outbox) -> None:
+        """See that the daemons are there: what they do may take as long as it takes, but they answer meanwhile."""
+        if when.attended_s >= saving.ask_s:
+            saving.ask_s = when.attended_s + SETTLE_S
+            for node in self._membership.members:
+                if node not in saving.waiting and node not in saving.asked and self._membership.nodes[node].joined:
+                    self.sync(node, when, out)
+        for node, since_s in list(saving.asked.items()):
+            if when.attended_s - since_s > SETTLE_S:
+                self._silent(saving, node, when, out)
+
+    def _silent(self, saving: Saving, node: int, when: Moment, out: Outbox) -> None:
+        """A node's daemon has not answered in time."""
+        detail = f"the snapshot daemon of node {node} has not answered for {SETTLE_S:.0f} s at the end of the job"
+        del saving.asked[node]
+        if node in saving.replaced:
+            saving.waiting.discard(node)
+            saving.hurry(when.now + self._job.drain_s)
+            action = f"the job ends without it, at the latest in {self._job.drain_s:.0f} s"
+        else:
+            saving.replaced.add(node)
+            saving.waiting.add(node)
+            saving.asked[node] = when.attended_s
+            out.send(node, ReplaceDaemon(generation=self._generations.generation))
+            action = "another one takes its place, which finds what it held"
+        self._snapshots.silent_daemon(node, detail, action, out)
 
     def _outcome(self, saving: Saving) -> tuple[Exit, str]:
         """Code and message where not all could be saved."""

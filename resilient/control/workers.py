@@ -106,7 +106,7 @@ class Workers:
             if isinstance(news, Synced):
                 self._core.shutdown.synced(node)
             elif isinstance(news, Inventory):
-                self._core.shutdown.sync(node, out)
+                self._core.shutdown.sync(node, when, out)
             self._core.shutdown.progress(when, out)
 
     def on_worker_ended(self, message: WorkerEnded, when: Moment, out: Outbox) -> None:

@@ -4,16 +4,17 @@ import os
 from collections.abc import Callable
 
 from resilient import clock
-from resilient.campaign import communication, gpu_count
+from resilient.campaign import communication, gpu_count, shares_of_gpus
 from resilient.config import Config, Layout
-from resilient.config.timeouts import timeouts
+from resilient.config.timeouts import nccl_heartbeat_s, timeouts
 from resilient.driver.launch import AgentAhead, AgentCommand, Launcher, LocalLauncher
 from resilient.progress import ON_STOP_VARIABLE
 from resilient.slurm import container
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.launch import SlurmLauncher, addresses, own_addresses
-from resilient.worker import CHAOS_VARIABLE
+from resilient.worker import CHAOS_VARIABLE, DEVICE_VARIABLE
 
+HEARTBEAT_VARIABLE = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 INJECTION = "chaos.injectors.inside"  # by name: the runtime knows nothing of it
 
 Ended = Callable[[int, int, str], None]
@@ -47,7 +48,7 @@ def launcher_of(
     slurm = config.slurm
     if allocation is None:
         command = agent_command(config, layout, None, secret, f"{LocalLauncher.addr}:{port}")
-        return LocalLauncher(command, ended, ahead)
+        return LocalLauncher(command, ended, ahead, shares_of_gpus(config, layout))
     reached = addresses(allocation.hosts[0], port, suffix=slurm.hostname_suffix, interface=slurm.interface)
     return SlurmLauncher(
         agent_command(config, layout, allocation, secret, ",".join(reached)),
@@ -73,10 +74,13 @@ def _inside(config: Config) -> Callable[[list[str]], list[str]]:
 def agent_command(config: Config, layout: Layout, allocation: Allocation | None, secret: str, address: str) -> AgentCommand:
     """What every agent is started with. Args: address: of the driver, host:port, several with commas between."""
     limits = timeouts(config)
+    device = "cuda" if gpu_count() > 0 and config.cluster.device != "cpu" else "cpu"
     environ = {
         "OMP_NUM_THREADS": (os.environ.get("OMP_NUM_THREADS") if config.is_script else None) or str(layout.threads_per_proc),
+        DEVICE_VARIABLE: device,
         ON_STOP_VARIABLE: config.resilience.on_stop,
         **clock.environment(),
+        **({} if HEARTBEAT_VARIABLE in os.environ else {HEARTBEAT_VARIABLE: str(nccl_heartbeat_s(config))}),
         **communication(config, allocation),
         CHAOS_VARIABLE: INJECTION if config.chaos.allow else "",  # said in any case: it is not to be had from elsewhere
     }
@@ -87,9 +91,9 @@ def agent_command(config: Config, layout: Layout, allocation: Allocation | None,
         run_id=config.name,
         entrypoint=config.entrypoint,
         fence_s=limits.fence_s,
-        health_s=limits.health_s,
+        health_s=limits.health_on_gpus_s if device == "cuda" else limits.health_s,
         world=layout.world_size,
-        device="cuda" if gpu_count() > 0 and config.cluster.device != "cpu" else "cpu",
+        device=device,
         token=secret,
         environ=environ,
         log_level=config.logging.level,

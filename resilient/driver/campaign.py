@@ -7,11 +7,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO, cast
 
 from checkpoint import descriptors
 from checkpoint.naming import steps
@@ -26,8 +25,8 @@ from resilient.driver.job import job_of
 from resilient.driver.launch import AgentAhead
 from resilient.driver.lease import RunLease
 from resilient.driver.spill_file import SpillFile
-from resilient.driver.terminal import PatientStream
 from resilient.exits import EnvironmentUnusable, Exit
+from resilient.identity.resume import Resumption
 from resilient.protocol.disk import DiskSettings, ScalarSettings
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.chain import standing
@@ -36,7 +35,6 @@ from resilient.slurm.succession import Succession
 log = logging.getLogger(__name__)
 
 TAKE_IN_S = 60.0  # for what an earlier driver has spilled
-PRINT_S = 5.0  # for what is still to be printed at the end
 
 
 def run_campaign(
@@ -46,8 +44,12 @@ def run_campaign(
     explain: Callable[[ConfigError], str] = str,
     allocation: Allocation | None = None,
     ahead: AgentAhead | None = None,
+    resumption: Resumption | None = None,
 ) -> tuple[Exit, str]:
     """Run one job of the campaign in its run directory, which is made if need be; arguments as for `Driver`.
+
+    Args:
+        resumption: what has changed since the campaign began, to be recorded.
 
     Raises:
         EnvironmentUnusable: the run directory cannot be written, another run uses it, or no container can be started.
@@ -60,11 +62,11 @@ def run_campaign(
         access.close_to_others(config.run_dir, config.run_dir_mode)
         lease = RunLease(config.run_dir)
     started = False
+    hangup = signal.getsignal(signal.SIGHUP)
     try:
         with _must_be_writable():
             kept = storage.storage_of(config, config.cluster.slots)
             storage.write(config.run_dir, kept)
-            write(config, config.run_dir / "config.yaml")
             memory = Path(kept.memory.roots[0]).parents[1]
             for spilled in spill_file.directories_of(config.run_dir, memory):
                 _take_in(config.run_dir, spilled)
@@ -74,8 +76,13 @@ def run_campaign(
                 over = succession.started(allocation.job_id, reached)
                 if over is not None:
                     return over, f"the chain of {config.run_dir} is over; `resilient submit` begins it again"
-            job = job_of(config, layout, kept, tiers_vanish=allocation is not None)
-            coordinator = Coordinator(job, last_generation=ledger.last_generation(config.run_dir))
+            generation = ledger.last_generation(config.run_dir)
+            if resumption is not None:
+                resumption.keep(config.run_dir)
+            write(config, config.run_dir / "config.yaml")  # last: an earlier version's has no other identity than this
+            changes = resumption.told() if resumption is not None else ()
+            job = job_of(config, layout, kept, tiers_vanish=allocation is not None, changes=changes)
+            coordinator = Coordinator(job, last_generation=generation)
         driver = Driver(
             config,
             layout,
@@ -90,9 +97,9 @@ def run_campaign(
             ahead=ahead,
         )
         started = True
-        with _printing_in_background(display):
-            return asyncio.run(driver.run())
+        return asyncio.run(driver.run())
     finally:
+        signal.signal(signal.SIGHUP, hangup)  # the event loop has set it to what ends the process
         if started:
             lease.leave()  # the disk process gives it up, or somebody else has it, or the file system does not let anybody
         else:
@@ -143,26 +150,3 @@ def _take_in(run_dir: Path, spilled: Path) -> None:
         raise outcome[0]
     if outcome[0]:
         log.warning("%d records of an earlier run, which could not be written then, were taken in from %s", outcome[0], spilled)
-
-
-@contextlib.contextmanager
-def _printing_in_background(display: Display) -> Iterator[None]:
-    """Nobody waits for the terminal, or for the file that stands for it, while the event loop runs."""
-    console = display.console
-    before = console.file
-    said = PatientStream(cast(TextIO, before))
-    logged = PatientStream(sys.stderr)
-    handlers = [each for each in logging.getLogger().handlers if isinstance(each, logging.StreamHandler)]
-    streams = [each.stream for each in handlers]
-    console.file = cast(TextIO, said)
-    for each in handlers:
-        if each.stream is sys.stderr:
-            each.setStream(cast(TextIO, logged))
-    try:
-        yield
-    finally:
-        if said.end(PRINT_S):
-            console.file = before
-        if logged.end(PRINT_S):
-            for each, stream in zip(handlers, streams, strict=True):
-                each.setStream(stream)

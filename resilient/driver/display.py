@@ -1,8 +1,9 @@
-"""What a person sees while a campaign runs: a live line on a terminal, plain lines elsewhere.
+"""What a person sees while a campaign runs: a live line on a terminal, else plain lines, and plain lines in `driver.log` always.
 
 Owns the words; it is told what happened and decides nothing.
 """
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,10 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.text import Text
 
+from resilient.config.errors import shown
+from resilient.driver.driver_log import DriverLog
+from resilient.driver.terminal import PatientStream
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 PLAIN_EVERY_S = 5.0
+STOPPED_S = 0.2  # for what is to be shown before the command is stopped
+NEVER_STEPS = 1_000_000
+_PROGRESS = re.compile(r"step \d+(/\d+)?(  |$)")
 
 Line = Mapping[str, Any]
 
@@ -41,6 +49,11 @@ def size(count: float) -> str:
 def describe(line: Line) -> str | None:
     """An event of the ledger as a sentence, None for those that need no word."""
     match line["event"]:
+        case "forked":
+            return f"branched off {line['parent']} at step {line['step']}"
+        case "config_changed":
+            accepted = " (accepted)" * (line.get("accepted") is True)
+            return f"changed: {line['key']}: {_value(line.get('from'))} → {_value(line.get('to'))}{accepted}"
         case "generation_started":
             resumed = line["resumed_step"]
             start = f"resumed at step {resumed}" if resumed else "from the start"
@@ -65,9 +78,15 @@ def describe(line: Line) -> str | None:
             return f"node {line['node']} ({line['host']}) is {'not quite well' if line['ok'] else 'not fit'}: {found}"
         case "validation":
             return f"step {line['step']}: validation loss {line['val_loss']:.4f}"
+        case "cadence":
+            return _describe_cadence(line)
         case "drain":
             return f"stopped by {line['signal']} after step {line['step']}, in {line['took_s']:.1f} s"
     return None
+
+
+def _value(value: object) -> str:
+    return "null" if value is None else shown(value)
 
 
 def _describe_link(line: Line) -> str | None:
@@ -80,6 +99,16 @@ def _describe_link(line: Line) -> str | None:
         case "flapped":
             return f"{link} flapped: down for {line['down_s']:.2f} s at most"
     return None
+
+
+def _describe_cadence(line: Line) -> str:
+    every = line["every_steps"]
+    if every >= NEVER_STEPS:
+        return (
+            f"tier {line['tier']} takes snapshots on their way to slower tiers alone: others would cost too much, or have no room"
+        )
+    often = "at every step" if every == 1 else f"every {every} steps"
+    return f"snapshots of tier {line['tier']} are taken {often}: a worker that dies costs up to {every} step{'s' * (every > 1)}"
 
 
 @dataclass
@@ -122,7 +151,9 @@ class Display:
     Args:
         mode: `live`, `plain`, `none`, or `auto`: live if `console` is a terminal, else plain.
         target: the last step; None: nobody knows it.
+        log: has all that is shown, whatever `mode` is, and where nothing is shown any more.
         clock: seconds, any origin.
+        seen: what is known already.
     """
 
     def __init__(
@@ -131,33 +162,42 @@ class Display:
         target: int | None,
         *,
         console: Console,
+        log: DriverLog | None = None,
         clock: Callable[[], float] = time.monotonic,
+        seen: Seen | None = None,
     ) -> None:
         self._mode = ("live" if console.is_terminal else "plain") if mode == "auto" else mode
         self._target = target
         self._console = console
+        self.log = log or DriverLog()
         self._clock = clock
         self._began_t = clock()
         self._printed_t = clock() - PLAIN_EVERY_S
         self._prepared_t = clock() - PLAIN_EVERY_S
-        self._seen = Seen()
+        self._seen = seen or Seen()
         self._trouble = ""
         self._live: tuple[Progress, TaskID] | None = None
         if self._mode == "live":
             progress = _bar(console)
             self._live = progress, progress.add_task("starting", total=target, status="")
+            if self._seen.step:
+                self._show_live(*self._live)
             progress.start()
 
     @property
-    def console(self) -> Console:
-        """Where it prints to."""
-        return self._console
+    def live(self) -> bool:
+        """Whether there is a line that moves."""
+        return self._live is not None
 
     def note(self, text: str) -> None:
         """A sentence, with the time."""
+        self.log.note(text)
         if self._mode != "none":
-            stamp = time.strftime("%H:%M:%S")
-            self._console.print(Text(f"{stamp} {text}"), soft_wrap=True, highlight=False)
+            self.print(f"{time.strftime('%H:%M:%S')} {text}")
+
+    def print(self, text: str) -> None:
+        """A line as it is, on the terminal alone."""
+        self._console.print(Text(text), soft_wrap=True, highlight=False)
 
     def run_dir_trouble(self, text: str) -> None:
         """The run directory cannot be written: said once, and beside the steps until it can."""
@@ -176,8 +216,8 @@ class Display:
         if self._live is not None:
             progress, task = self._live
             progress.update(task, description=text, status="")
-        elif self._clock() - self._began_t >= PLAIN_EVERY_S and self._due():
-            self.note(text)
+        if self._clock() - self._began_t >= PLAIN_EVERY_S and self._due():
+            self._passing(text)
 
     def preparing(self, what: str, done: int, total: int) -> None:
         """The preparation has come so far."""
@@ -185,17 +225,24 @@ class Display:
         if self._live is not None:
             progress, task = self._live
             progress.update(task, description=what, completed=done, total=max(total, 1), status="")
-        elif self._due():
-            self.note(f"{what}: {done:,} of {total:,}" if total else what)
+        if self._due():
+            self._passing(f"{what}: {done:,} of {total:,}" if total else what)
 
     def metrics(self, line: Line) -> None:
         """A step is finished."""
         self._seen.metrics(line)
         if self._live is not None:
             self._show_live(*self._live)
-        elif self._seen.step == self._target or self._due():
+        if self._seen.step == self._target or self._due():
             of = f"/{self._target}" if self._target is not None else ""
-            self.note(f"step {self._seen.step}{of}  {self._status()}")
+            self._passing(f"step {self._seen.step}{of}  {self._status()}")
+
+    def _passing(self, text: str) -> None:
+        """What the line that moves says already, where there is one."""
+        if self._live is None:
+            self.note(text)
+        else:
+            self.log.note(text)
 
     def _show_live(self, progress: "Progress", task: "TaskID") -> None:
         progress.update(task, description="step", completed=self._seen.step, total=self._target, status=self._status())
@@ -205,18 +252,37 @@ class Display:
 
     def event(self, line: Line) -> None:
         """A line of the ledger was written."""
+        self.count(line)
+        text = describe(line)
+        if text is not None:
+            self.note(text)
+
+    def count(self, line: Line) -> None:
+        """The same without its sentence."""
         if line["event"] in ("committed", "script_checkpoint"):
             self._seen.checkpoint = int(line["step"])
         self._seen.faults += line["event"] == "fault"
         if self._live is not None and self._seen.step:
             self._show_live(*self._live)
-        text = describe(line)
-        if text is not None:
-            self.note(text)
 
     def refresh(self) -> None:
-        if self._live is not None:
+        """Draw the line that moves anew, where the terminal has taken it as it was before."""
+        stream = self._console.file
+        if self._live is not None and not (isinstance(stream, PatientStream) and (stream.gone or not stream.keeps_up())):
             self._live[0].refresh()
+
+    def suspend(self) -> None:
+        """The command is about to be stopped (Ctrl-Z): leave the terminal as others expect it."""
+        if self._live is not None:
+            self._console.show_cursor(True)
+            stream = self._console.file
+            if isinstance(stream, PatientStream):
+                stream.drain(STOPPED_S)
+
+    def go_on(self) -> None:
+        """It was continued."""
+        if self._live is not None:
+            self._console.show_cursor(False)
 
     def _due(self) -> bool:
         if self._clock() - self._printed_t < PLAIN_EVERY_S:
@@ -228,6 +294,11 @@ class Display:
         """Leave the terminal as it should be."""
         if self._live is not None:
             self._live[0].stop()
+
+
+def is_progress(text: str) -> bool:
+    """Whether a line, without its time, says what the line that moves says."""
+    return _PROGRESS.match(text) is not None
 
 
 def _bar(console: Console) -> "Progress":

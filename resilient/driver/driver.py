@@ -6,7 +6,6 @@ the effects that come back, in order; it decides nothing. Its event loop touches
 
 import asyncio
 import logging
-import os
 import secrets
 import signal
 import traceback
@@ -25,9 +24,10 @@ from resilient.driver.job import description
 from resilient.driver.launch import AgentAhead, Launcher
 from resilient.driver.lease import LEASE_S
 from resilient.driver.server import Server
+from resilient.driver.signals import Signals
 from resilient.driver.spill_file import SpillFile
 from resilient.driver.starting import Stage, Starting
-from resilient.driver.stops import Stops
+from resilient.driver.stops import stops_of
 from resilient.driver.writer import Listeners, Writer
 from resilient.exits import Exit
 from resilient.outbox import (
@@ -66,7 +66,6 @@ PING_S = 1.0
 SHUTDOWN_S = 3.0
 KILL_S = 8.0  # for agents that did not end by themselves
 FLUSH_S = 5.0  # for a run directory that does not get on at the end
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Driver:
@@ -112,11 +111,12 @@ class Driver:
         self._chain = chain
         self._ahead = ahead
         self._secret = secrets.token_hex(16)
-        self._writer = Writer(settings, spill, Listeners(self._on_trouble, self._on_well, self._on_taken_over, self._on_defect))
+        listeners = Listeners(self._on_trouble, self._on_well, self._on_taken_over, self._on_defect)
+        self._writer = Writer(settings, spill, listeners, display.log)
         self._durable = Durable(config, allocation, chain, self._writer, display.note)
-        listeners = server.Listeners(self._on_connected, self._on_message, self._on_ended)
-        self._server = Server(self._secret, lambda: self._coordinator.generation, listeners)
-        self._stops = self._make_stops(drain_s)
+        heard = server.Listeners(self._on_connected, self._on_message, self._on_ended)
+        self._server = Server(self._secret, lambda: self._coordinator.generation, heard)
+        self._stops = stops_of(config, allocation, coordinator, drain_s, self._turn, display.note)
         self._incarnations = dict.fromkeys(range(config.cluster.slots), 0)
         self._alive: set[tuple[int, int]] = set()
         self._preparation = Preparation()
@@ -134,8 +134,7 @@ class Driver:
         """Run the job to its end; the exit code, and what a person should know of it."""
         loop = asyncio.get_running_loop()
         self._finished = loop.create_future()
-        for sig in STOP_SIGNALS:
-            loop.add_signal_handler(sig, self._on_signal, sig)
+        Signals(loop, self._on_signal, self._display, drains=self._config.resilience.on_hangup == "drain").install()
         self._writer.start()
         port = self._server.listen(listening_addresses(self._config, self._allocation))
         self._launcher = launcher_of(
@@ -186,22 +185,6 @@ class Driver:
             lost += f": what is missing lies in {self._writer.spill.path}, and the next run on this machine takes it in"
         return f"{message}\n{lost}" if message else lost
 
-    def _make_stops(self, drain_s: float) -> Stops | None:
-        if self._allocation is None:
-            return None
-        lead, drain = self._config.slurm.signal_lead_s, self._config.resilience.drain_s
-        end = os.environ.get("SLURM_JOB_END_TIME", "")  # since Slurm 23
-        return Stops(
-            self._coordinator,
-            self._allocation.job_id,
-            asked_lead_s=None if lead == "auto" else lead,
-            asked_drain_s=None if drain == "auto" else drain,
-            drain_s=drain_s,
-            end_t=float(end) if end.isdigit() else None,
-            turn=self._turn,
-            note=self._display.note,
-        )
-
     def _soon(self, work: Coroutine[Any, Any, None], name: str | None = None) -> None:
         """Run a task beside the others; an error in it is a defect."""
 
@@ -243,7 +226,9 @@ class Driver:
         self._finished.set_result(Finish(Exit.GAVE_UP, f"a defect in resilient: {words}; run again to go on"))
 
     def _on_signal(self, sig: signal.Signals) -> None:
-        if self._stops is not None and sig is not signal.SIGINT:
+        if sig is signal.SIGHUP and self._coordinator.draining:
+            return  # a second word would stop at once
+        if self._stops is not None and sig in (signal.SIGTERM, signal.SIGUSR1):
             self._soon(self._stops.signalled(sig.name))
             return
         self._display.note(f"{sig.name}: stopping at the next step; once more to stop at once")
@@ -268,6 +253,7 @@ class Driver:
             case Imported():
                 self._starting.reached(node, Stage.CHECKS)
             case _:
+                self._coordinator.check(node, message)
                 if isinstance(message, Ready):
                     self._starting.ready(node)
                 self._turn(self._coordinator.on_message, node, message)

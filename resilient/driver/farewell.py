@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from resilient import ledger
+from resilient import ledger, storage
 from resilient.config import Config, Layout
 
 SAVED = "script_checkpoint"
@@ -16,6 +16,12 @@ def greeting(config: Config, layout: Layout) -> str:
         return f"{config.name}: {config.entrypoint}: {ranks}, in {config.run_dir}"
     axes = f"tp {layout.tp}, pp {layout.pp}, dp {layout.dp}"
     return f"{config.name}: {ranks} ({axes}), {config.train.steps} steps, in {config.run_dir}"
+
+
+def cost_of_a_kill(config: Config) -> str:
+    """What a worker that dies will cost."""
+    in_ram = {tier.path: storage.lies_in_ram(tier.path) for tier in config.checkpoint.tiers}
+    return storage.cost_of_a_kill(storage.arrange(config, config.cluster.slots, "", in_ram))
 
 
 def farewell(config: Config) -> str:
@@ -38,7 +44,7 @@ def last_saved(config: Config) -> str | None:
 
 def _last(config: Config, event: str) -> Mapping[str, Any] | None:
     found = None
-    for line in ledger.read(config.run_dir / ledger.EVENTS):
-        if line.get("event") == event:
+    for line in ledger.read_events(config.run_dir / ledger.EVENTS):
+        if line["event"] == event:
             found = line
     return found

@@ -1,6 +1,7 @@
 """What the config comes to for the control core: its `Job`, with what earlier jobs have found out."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +19,14 @@ from resilient.snapshots import StoragePlan, TierPlan
 from resilient.version import commit
 
 
-def job_of(config: Config, layout: Layout, kept: storage.Storage, *, tiers_vanish: bool) -> JobSpec:
+def job_of(
+    config: Config,
+    layout: Layout,
+    kept: storage.Storage,
+    *,
+    tiers_vanish: bool,
+    changes: tuple[Mapping[str, object], ...] = (),
+) -> JobSpec:
     """The job; what earlier jobs found out is read from the ledger and the durable tier. Raises OSError."""
     limits = timeouts(config)
     invalidated, skip = rollback.remembered(ledger.read_events(config.run_dir / ledger.EVENTS))
@@ -41,6 +49,7 @@ def job_of(config: Config, layout: Layout, kept: storage.Storage, *, tiers_vanis
         tiers_vanish=tiers_vanish,
         run_dir_patience_s=limits.run_dir_patience_s,
         script=config.is_script,
+        changes=changes,
     )
 
 

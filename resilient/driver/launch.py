@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from resilient import visible_gpus
 from resilient.logs.paths import agent_log
 from resilient.protocol.connection import TOKEN_VARIABLE
 
@@ -130,12 +131,20 @@ class LocalLauncher:
         command: see AgentCommand.
         ended: called with node, incarnation and a description when an agent's process has ended.
         ahead: the first agent's process, if it has been started already.
+        gpus: CUDA_VISIBLE_DEVICES by node; a node behind the last of them inherits this process's.
     """
 
     addr = "127.0.0.1"
 
-    def __init__(self, command: AgentCommand, ended: Callable[[int, int, str], None], ahead: AgentAhead | None = None) -> None:
+    def __init__(
+        self,
+        command: AgentCommand,
+        ended: Callable[[int, int, str], None],
+        ahead: AgentAhead | None = None,
+        gpus: Sequence[str] = (),
+    ) -> None:
         self._command = command
+        self._gpus = gpus
         self._ended = ended
         self._ahead = ahead
         self._wanted: dict[int, int] = {}  # incarnation by node
@@ -149,6 +158,8 @@ class LocalLauncher:
         command = self._command.arguments(node, self.addr, prepare_node=node if prepare else None)
         arguments = [*command, "--parent", str(os.getpid())]
         environ = {**self._command.environ, TOKEN_VARIABLE: f"{self._command.token}.{incarnation}"}
+        if node < len(self._gpus):
+            environ[visible_gpus.VARIABLE] = self._gpus[node]
         log = agent_log(self._command.run_dir, node)
         process = self._ahead.become(arguments, environ, log) if self._ahead is not None else None
         if process is None:

@@ -1,7 +1,8 @@
 """The files of a run directory that a job appends to, as its disk process has them open.
 
-Owns events.jsonl, metrics.jsonl, TensorBoard's file, and how texts are written. Belongs to one thread, which may stand still in any
-call. Every method may be called again after an OSError: nothing is written twice, and nothing is left out.
+Owns events.jsonl, metrics.jsonl, driver.log and its rotation, TensorBoard's file, and how texts are written. Belongs to one thread,
+which may stand still in any call. Every method may be called again after an OSError: nothing is written twice, and nothing is left
+out.
 """
 
 import errno
@@ -9,6 +10,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,15 @@ from resilient.driver.lease import must_be_there
 from resilient.driver.spill_file import replace_text
 from resilient.driver.tensorboard import ScalarFile
 from resilient.ledger import AppendFile
+from resilient.logs.paths import DRIVER_LOG
 from resilient.protocol.disk import Item
 
 log = logging.getLogger(__name__)
 
-# What another try may find mended. A text with any other error is given up, a line never.
+LOG_BYTES = 4 << 20  # of driver.log, before it is moved aside
+OLD_LOGS = 4
+
+# What another try may find mended. A text with any other error is given up, and a line of driver.log is; other lines never.
 _PASSING = {
     errno.EIO,
     errno.ESTALE,
@@ -73,11 +79,30 @@ class RunDirFiles:
             log.warning("%s could not be written: %s", item.path, error)
 
     def _append(self, name: str, lines: deque[bytes]) -> None:
-        file = self._files.get(name)
-        if file is None:
-            must_be_there(self._run_dir)
-            file = self._files[name] = AppendFile(self._run_dir / name)
-        file.append(lines)
+        try:
+            file = self._files.get(name)
+            if file is None:
+                must_be_there(self._run_dir)
+                file = self._files[name] = AppendFile(self._run_dir / name)
+            file.append(lines)
+        except OSError as error:
+            if name != DRIVER_LOG or error.errno in _PASSING:
+                raise
+            log.warning("%s could not be written: %s", name, error)
+            lines.clear()
+        else:
+            if name == DRIVER_LOG and file.end_bytes >= LOG_BYTES:
+                self._move_log_aside()
+
+    def _move_log_aside(self) -> None:
+        """driver.log becomes driver.log.1, and so on; the oldest goes. What cannot be done now can with the next line."""
+        path = self._run_dir / DRIVER_LOG
+        with suppress(OSError):
+            for number in range(OLD_LOGS - 1, 0, -1):
+                with suppress(FileNotFoundError):
+                    path.with_name(f"{DRIVER_LOG}.{number}").replace(path.with_name(f"{DRIVER_LOG}.{number + 1}"))
+            path.replace(path.with_name(f"{DRIVER_LOG}.1"))
+            self._files.pop(DRIVER_LOG).close()
 
     def _count(self, path: str, text: str) -> None:
         if self._scalars is None:

@@ -51,7 +51,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Listeners:
-    """Who is told what: an agent has connected (its node, and its hello); it has said something; it is gone, and why."""
+    """Who is told what: an agent has connected (its node, and its hello); it has said something
+    (raises NotAMessage where it may not say that); it is gone, and why."""
 
     connected: Callable[[int, Hello], None]
     said: Callable[[int, AgentMessage], None]

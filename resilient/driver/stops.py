@@ -5,13 +5,16 @@ Owns what is known of the job's end. Decides nothing: `resilient.slurm.deadline`
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 from resilient import clock
+from resilient.config import Config
 from resilient.control import Coordinator
 from resilient.slurm import queue
+from resilient.slurm.allocation import Allocation
 from resilient.slurm.deadline import KILL_WAIT_S, Known, Stop, due, lead_s, needed_s, signalled
 from resilient.slurm.queue import ALIVE, QueuedJob, SlurmSilent
 
@@ -128,3 +131,28 @@ class Stops:
         until_t = until_t if stop.until_t is None else min(until_t, stop.until_t)
         self._note(f"{stop.name}: stopping at the next step, within {max(0.0, until_t - now):.0f} s")
         self._turn(self._coordinator.stop, stop.name, at=now + ahead_s, until_t=until_t + ahead_s)
+
+
+def stops_of(
+    config: Config,
+    allocation: Allocation | None,
+    coordinator: Coordinator,
+    drain_s: float,
+    turn: Turn,
+    note: Callable[[str], None],
+) -> Stops | None:
+    """Those of a job of Slurm; None outside of one. Arguments as for `Stops`."""
+    if allocation is None:
+        return None
+    lead, drain = config.slurm.signal_lead_s, config.resilience.drain_s
+    end = os.environ.get("SLURM_JOB_END_TIME", "")  # since Slurm 23
+    return Stops(
+        coordinator,
+        allocation.job_id,
+        asked_lead_s=None if lead == "auto" else lead,
+        asked_drain_s=None if drain == "auto" else drain,
+        drain_s=drain_s,
+        end_t=float(end) if end.isdigit() else None,
+        turn=turn,
+        note=note,
+    )

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from resilient import clock, ledger
 from resilient.driver.disk_client import DiskClient, report
+from resilient.driver.driver_log import DriverLog
 from resilient.driver.lease import RENEW_S
 from resilient.driver.spill_file import SpillFile
+from resilient.logs.paths import DRIVER_LOG
 from resilient.protocol.disk import (
     Answer,
     Call,
@@ -63,16 +65,17 @@ class Listeners:
 
 
 class Writer:
-    """Belongs to the event loop.
+    """Belongs to the event loop. Args: log: what was said goes to the run directory, too; None: nothing is.
 
     Invariants: numbers of items are consecutive; `_written` <= `_sent`; items in memory are those after the last that was spilled,
     or after `_written` where the spill file is empty; callbacks are in the order of their numbers.
     """
 
-    def __init__(self, settings: DiskSettings, spill: SpillFile, listeners: Listeners) -> None:
+    def __init__(self, settings: DiskSettings, spill: SpillFile, listeners: Listeners, log: DriverLog | None = None) -> None:
         self._disk = DiskClient(settings, self._hear, self._started, listeners.defect)
         self.spill = spill
         self._listeners = listeners
+        self._log = log or DriverLog()
         self._items: deque[Item] = deque()
         self._memory_bytes = 0
         self._next = 1
@@ -119,6 +122,7 @@ class Writer:
     def start(self) -> None:
         """Start the disk process; what agents have left is taken in first."""
         self._answered_t = time.monotonic() + START_S
+        self._log.begin()
         self._disk.start()
         self._ticking = asyncio.create_task(self._tick_on())
         self._ticking.add_done_callback(lambda task: report(task, self._listeners.defect))
@@ -184,6 +188,7 @@ class Writer:
 
     def tick(self) -> None:
         """Time has passed."""
+        self._take_log()
         now = time.monotonic()
         if now - self._ticked_t > AWAY_S:
             self._answered_t = max(self._answered_t, now)
@@ -195,6 +200,10 @@ class Writer:
         if now - self._answered_t > (STALL_S if self._sent > self._written else RENEW_S + STALL_S):
             self._begin_trouble("it does not answer", clock.now() - (now - self._answered_t))
         self._feed()
+
+    def _take_log(self) -> None:
+        for text in self._log.take():
+            self._put(DRIVER_LOG, text)
 
     def spill_now(self) -> None:
         """Put what is in memory into the spill file; it counts as kept."""
@@ -241,6 +250,7 @@ class Writer:
 
     async def flush(self, patience_s: float) -> bool:
         """Whether all that was given is in the run directory; waits for that, as long as the run directory gets on."""
+        self._take_log()
         last = self._next - 1
         deadline = time.monotonic() + patience_s
         seen = self._written
@@ -274,6 +284,7 @@ class Writer:
     async def abandon(self) -> None:
         """Another driver has the lease: nothing more is written. What is in the spill file waits for the next one here."""
         self._stop_ticking()
+        self._log.abandon()
         self.spill.close()
         await self._disk.close()
 

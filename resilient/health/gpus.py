@@ -8,16 +8,22 @@ import importlib
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from resilient.health.report import Finding, Verdict
 from resilient.lifeline import die_with_parent
+from resilient.xids import Xid
 
 CHECK = "GPUs"
+MEMORY = "GPU memory"
+WAIT_SHARE = 0.8  # of a check's time is waited for memory, so that what is found is told
+FREED_POLL_S = 0.25
 
 # What nvidia-smi is asked; drivers that do not know a name of the second list refuse the whole question.
 BASIC = ("index", "uuid", "name")
@@ -28,7 +34,10 @@ HEALTH = (
     "clocks_throttle_reasons.hw_thermal_slowdown",
     "temperature.gpu",
     "memory.used",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
 )
+NVLINKS = 18  # that a GPU has at most (NVML_NVLINK_MAX_LINKS)
 IN_USE_BYTES = 4 << 30  # more than the checks that run beside this one take
 
 
@@ -41,6 +50,8 @@ class Gpu:
         pending: pages or rows are to be replaced at the next reset.
         unmappable: a row could not be replaced.
         slowed: the hardware slows it down, for heat or power.
+        pcie_width, pcie_width_max: lanes, as they are and as they can be.
+        nvlinks: that are up.
     """
 
     index: int
@@ -52,6 +63,9 @@ class Gpu:
     slowed: bool | None = None
     celsius: int | None = None
     used_bytes: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    nvlinks: int | None = None
 
 
 def check(needed: int) -> Iterator[Finding]:
@@ -61,6 +75,63 @@ def check(needed: int) -> Iterator[Finding]:
         yield Finding(CHECK, "skip", "neither pynvml nor nvidia-smi is here to ask")
     else:
         yield from judge(visible(found, os.environ.get("CUDA_VISIBLE_DEVICES")), needed)
+
+
+def freed(pids: Sequence[int], limit_s: float) -> Iterator[Finding]:
+    """Wait until the driver says that none of these processes holds memory of a GPU any more, for most of `limit_s`."""
+    until = time.monotonic() + WAIT_SHARE * limit_s
+    while held := held_by(pids):
+        if time.monotonic() >= until:
+            yield Finding(MEMORY, "fail", f"{', '.join(held)}; the next ranks would have too little of it: reboot the node")
+            return
+        time.sleep(FREED_POLL_S)
+    yield Finding(MEMORY, "ok", "processes that were killed hold none")
+
+
+def held_by(pids: Sequence[int]) -> list[str]:
+    """Which of these processes hold memory of a GPU, in words; where nobody can tell, each that has not ended."""
+    left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    holders = _holders() if left else {}
+    if holders is None:
+        return [f"process {pid} does not end, and may hold memory of a GPU" for pid in left]
+    return [f"process {pid} does not end, and holds {holders[pid] / 2**30:.1f} GiB of a GPU" for pid in left if pid in holders]
+
+
+def _holders() -> dict[int, int] | None:
+    """Bytes of GPUs by process; None where nothing is there to tell."""
+    with suppress(ImportError):
+        return holders_by_nvml(importlib.import_module("pynvml"))
+    if not shutil.which("nvidia-smi"):
+        return None
+    tied = partial(die_with_parent, os.getpid())
+    command = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=tied)
+    return parse_holders(answer.stdout) if answer.returncode == 0 else None
+
+
+def parse_holders(text: str) -> dict[int, int]:
+    """What `nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader,nounits` printed."""
+    found: dict[int, int] = {}
+    for line in text.splitlines():
+        pid, _, used = line.partition(",")
+        if pid.strip().isdigit():
+            found[int(pid)] = found.get(int(pid), 0) + ((_number(used.strip()) or 0) << 20)
+    return found
+
+
+def holders_by_nvml(nvml: Any) -> dict[int, int] | None:
+    """The same from the module `pynvml`; None if it does not tell."""
+    found: dict[int, int] = {}
+    try:
+        nvml.nvmlInit()
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with suppress(nvml.NVMLError):  # a cgroup keeps that one from this process
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                    found[each.pid] = found.get(each.pid, 0) + (each.usedGpuMemory or 0)
+    except nvml.NVMLError:
+        return None
+    return found
 
 
 def read() -> list[Gpu] | None:
@@ -99,6 +170,8 @@ def parse(text: str, fields: Sequence[str]) -> list[Gpu]:
                 slowed=None if all(each is None for each in slowed) else any(slowed),
                 celsius=_number(values.get("temperature.gpu")),
                 used_bytes=None if used is None else used << 20,
+                pcie_width=_number(values.get("pcie.link.width.current")),
+                pcie_width_max=_number(values.get("pcie.link.width.max")),
             )
         )
     return found
@@ -131,10 +204,13 @@ def by_nvml(nvml: Any) -> list[Gpu]:
         return value.decode() if isinstance(value, bytes) else str(value or "")
 
     found = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+    # Those that a cgroup keeps from this process have no handle, and do not count for CUDA either.
+    handles = [each for at in range(nvml.nvmlDeviceGetCount()) if (each := ask("nvmlDeviceGetHandleByIndex", at)) is not None]
+    for index, gpu in enumerate(handles):
         reasons, memory = ask("nvmlDeviceGetCurrentClocksThrottleReasons", gpu), ask("nvmlDeviceGetMemoryInfo", gpu)
         remapped, retired = ask("nvmlDeviceGetRemappedRows", gpu), ask("nvmlDeviceGetRetiredPagesPendingStatus", gpu)
+        states = [ask("nvmlDeviceGetNvLinkState", gpu, link) for link in range(NVLINKS)]
+        known = [state for state in states if state is not None]
         slow = nvml.nvmlClocksThrottleReasonHwSlowdown
         found.append(
             Gpu(
@@ -149,17 +225,26 @@ def by_nvml(nvml: Any) -> list[Gpu]:
                 slowed=None if reasons is None else bool(reasons & slow),
                 celsius=ask("nvmlDeviceGetTemperature", gpu, nvml.NVML_TEMPERATURE_GPU),
                 used_bytes=None if memory is None else int(memory.used),
+                pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth", gpu),
+                pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth", gpu),
+                nvlinks=None if not known else states.count(1),
             )
         )
     return found
 
 
 def visible(gpus: Sequence[Gpu], chosen: str | None) -> list[Gpu]:
-    """Those that CUDA_VISIBLE_DEVICES lets a process see, by number or by the start of their UUID."""
+    """Those that CUDA_VISIBLE_DEVICES lets a process see, by number or by the start of their UUID.
+
+    Of an instance of a GPU (MIG) the driver tells no health.
+    """
     if chosen is None:
         return list(gpus)
     found: list[Gpu] = []
     for entry in (part.strip() for part in chosen.split(",")):
+        if entry.startswith("MIG-"):
+            found.append(Gpu(len(found), entry, "an instance of a GPU (MIG)"))
+            continue
         hits = [gpu for gpu in gpus if (entry.isdigit() and int(entry) == gpu.index) or (entry and gpu.uuid.startswith(entry))]
         if len(hits) != 1:
             break  # CUDA ends the list at the first that is not there
@@ -178,11 +263,33 @@ def judge(gpus: Sequence[Gpu], needed: int) -> Iterator[Finding]:
         text = f"{len(gpus)} can be seen, and {needed} are needed (cluster.procs_per_node); see CUDA_VISIBLE_DEVICES and nvidia-smi"
         yield Finding(CHECK, "fail", text, measured)
         return
-    sick = [finding for gpu in gpus[:needed] if (finding := _health(gpu)) is not None]
+    used = gpus[:needed]
+    sick = [finding for gpu in used if (finding := _health(gpu) or _links(gpu, used)) is not None]
     yield from sick
     known = [gpu for gpu in gpus if gpu.uncorrected is not None]
     about = "" if len(known) == len(gpus) else ", not all tell of memory errors"
     yield Finding(CHECK, "ok", f"{len(gpus)} can be seen{about}: {gpus[0].name}" if gpus else "none is needed", measured)
+
+
+def judge_faults(faults: Sequence[Xid]) -> list[Finding]:
+    """What faults that the driver has reported mean for the node: one that a reset must heal comes again with the next program."""
+    return [Finding(f"GPU {each.gpu}", "fail" if each.unfit else "warn", str(each)) for each in faults]
+
+
+def _links(gpu: Gpu, others: Sequence[Gpu]) -> Finding | None:
+    """How many NVLinks there should be, GPUs of the same kind beside it tell."""
+    most = max((each.nvlinks or 0 for each in others if each.name == gpu.name), default=0)
+    if gpu.nvlinks is None or gpu.nvlinks >= most:
+        return None
+    text = f"{gpu.nvlinks} of its NVLinks are up, and another GPU here has {most}; reset the GPUs, or take the node out of service"
+    return Finding(f"GPU {gpu.index}", "fail", text, {"nvlinks": gpu.nvlinks})
+
+
+def _width(gpu: Gpu) -> str:
+    """Why its link to the machine is not what it should be; empty if it is."""
+    if gpu.pcie_width is None or gpu.pcie_width_max is None or gpu.pcie_width >= gpu.pcie_width_max:
+        return ""
+    return f"its PCIe link has {gpu.pcie_width} lanes of {gpu.pcie_width_max}; reseat it, copies take longer"
 
 
 def _health(gpu: Gpu) -> Finding | None:
@@ -197,6 +304,8 @@ def _health(gpu: Gpu) -> Finding | None:
     if gpu.slowed:
         at = f" at {gpu.celsius} °C" if gpu.celsius is not None else ""
         return finding("warn", f"the hardware slows it down{at}, for heat or power; all ranks will wait for it")
+    if _width(gpu):
+        return finding("warn", _width(gpu), pcie_width=gpu.pcie_width or 0)
     if gpu.pending:
         return finding("warn", "bad pages or rows of its memory are replaced only at the next reset; reset it soon")
     if gpu.used_bytes is not None and gpu.used_bytes > IN_USE_BYTES:

@@ -13,6 +13,7 @@ from resilient import storage
 from resilient.health import compute, disk, gpus, machine
 from resilient.health.bounded import Context, Examination, Task
 from resilient.health.report import Finding, Report
+from resilient.xids import Xid
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class NodeSpec:
         tiers: where its checkpoints go.
         meeting: a file in an existing directory in RAM, where its processes find each other.
         limit_s: for everything.
+        stuck: processes that were killed and have not ended.
+        gpu_faults: that the GPUs' driver has reported since the check before.
+        rdma_ports: InfiniBand and RoCE ports in use, which pin memory.
     """
 
     procs: int
@@ -36,6 +40,9 @@ class NodeSpec:
     tiers: tuple[disk.TierSpec, ...]
     meeting: Path
     limit_s: float
+    rdma_ports: tuple[str, ...] = ()
+    gpu_faults: tuple[Xid, ...] = ()
+    stuck: tuple[int, ...] = ()
 
 
 class NodeCheck:
@@ -56,10 +63,13 @@ class NodeCheck:
         tasks += [Task((tier.check,), disk.check, (tier, False), spec.limit_s) for tier in spec.tiers if tier not in in_ram]
         if spec.device == "cuda":
             tasks.append(Task((gpus.CHECK,), gpus.check, (spec.procs,), spec.limit_s))
+            if spec.stuck:
+                tasks.append(Task((gpus.MEMORY,), gpus.freed, (spec.stuck, spec.limit_s), spec.limit_s))
         self._at_once = [  # none of it hangs: RAM has no server and no device
             machine.reach(spec.addr),
-            *machine.judge_limits(machine.limits_of(), ranks=spec.procs, world=spec.world, rdma=False),
+            *machine.judge_limits(machine.limits_of(), ranks=spec.procs, world=spec.world, rdma=bool(spec.rdma_ports)),
             *(disk.judge(tier, disk.inspect(tier)) for tier in in_ram),
+            *gpus.judge_faults(spec.gpu_faults),
         ]
         self.examination = Examination(tasks, context, spec.limit_s)
 

@@ -1,12 +1,14 @@
 """Where logs are in the run directory. Pure.
 
 `logs/g<generation>/node<k>.log` is what the ranks of a node have printed in one generation, `logs/agent<k>.log` what its agents
-have, and `logs/agents.log` what a step of Slurm has printed before an agent had a log of its own.
+have, and `logs/agents.log` what a step of Slurm has printed before an agent had a log of its own. `driver.log` is what the command
+has said, `driver.log.1` what it had said before, and so on.
 """
 
 from pathlib import Path
 
 DIRECTORY = "logs"
+DRIVER_LOG = "driver.log"
 
 
 def agent_log(run_dir: Path, node: int) -> Path:

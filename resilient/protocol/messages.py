@@ -332,6 +332,12 @@ class DaemonRequests(Message, frozen=True):
     requests: tuple[DriverRequest, ...]
 
 
+class ReplaceDaemon(Message, frozen=True):
+    """The node's snapshot daemon does not answer: end it, and start another."""
+
+    generation: int
+
+
 class Shutdown(Message, frozen=True):
     """The job is over. Attributes: clear: tiers of which everything is deleted."""
 
@@ -339,7 +345,7 @@ class Shutdown(Message, frozen=True):
     clear: tuple[str, ...] = ()
 
 
-DriverMessage = Start | Stop | Propose | Arm | Inspect | RecordsWritten | Ping | Prepare | DaemonRequests | Shutdown
+DriverMessage = Start | Stop | Propose | Arm | Inspect | RecordsWritten | Ping | Prepare | DaemonRequests | ReplaceDaemon | Shutdown
 
 # -- what workers may go on from ------------------------------------------------------------------------------------------
 

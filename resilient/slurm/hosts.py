@@ -6,8 +6,10 @@ from itertools import islice
 
 LIMIT = 1 << 17  # names in a list: no machine has so many nodes, and a range may name any number
 LIMIT_BRACKETS = 8  # in a name
+LIMIT_LETTERS = 255  # in a name, without its numbers in brackets; the kernel's limit is 64
 
 _NUMBERED = re.compile(r"(.*?)(\d{1,18})", re.ASCII | re.DOTALL)
+_BRACKETS = re.compile(r"\[[^]]*\]")
 SHOWN = 80
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 
@@ -24,6 +26,8 @@ def expand(text: str) -> list[str]:
     for part in _parts(text):
         if part.count("[") > LIMIT_BRACKETS:
             raise ValueError(f"more than {LIMIT_BRACKETS} brackets in a name of the host list {text[:SHOWN]!r}")
+        if len(_BRACKETS.sub("", part)) > LIMIT_LETTERS:
+            raise ValueError(f"a name of more than {LIMIT_LETTERS} letters in the host list {text[:SHOWN]!r}")
         found += islice(_names(part), LIMIT + 1 - len(found))
         if len(found) > LIMIT:
             raise ValueError(f"more than {LIMIT} names in the host list {text[:SHOWN]!r}")
@@ -84,6 +88,8 @@ def _names(part: str) -> Iterator[str]:
         if found is None:
             raise ValueError(f"{piece!r} is no number or range of numbers in the host list {part!r}")
         first, last = found[1], found[2] or found[1]
+        if int(last) < int(first):
+            raise ValueError(f"{piece!r} is a range that goes backwards in the host list {part!r}")
         for number in range(int(first), int(last) + 1):
             for ending in _names(after) if after else ("",):
                 yield f"{before}{number:0{len(first)}}{ending}"

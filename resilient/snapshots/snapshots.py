@@ -367,6 +367,10 @@ class Snapshots:
         snapshot = self._catalog.snapshots[key]
         return snapshot.size_bytes, snapshot.stall_s
 
+    def silent_daemon(self, node: int, detail: str, action: str, out: Outbox) -> None:
+        """A node's daemon does not answer, and something is done about it."""
+        self._health.on_silence(node, self.plan.memory.name, detail, action, self._generation, out)
+
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def save_newest(self, now: float, out: Outbox) -> None:

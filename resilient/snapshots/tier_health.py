@@ -109,6 +109,12 @@ class TierHealth:
         reason = f"{news.tier} is tried again; training goes on"
         out.event("action", {"fault_id": fault_id, "name": "degrade_tier", "reason": reason}, generation)
 
+    def on_silence(self, node: int, tier: str, detail: str, action: str, generation: int, out: Outbox) -> None:
+        """A node's daemon does not answer. Args: action: what is done about it."""
+        fault_id = self._faults.report([node], tier, detail, generation, out)
+        self._troubles.setdefault(tier, _Troubles()).named.setdefault(node, fault_id)
+        out.event("action", {"fault_id": fault_id, "name": "degrade_tier", "reason": action}, generation)
+
     def on_well(self, node: int, news: TierWell, generation: int, step: int, out: Outbox) -> None:
         """A node can write a tier again. Args: step: the newest that is complete in memory."""
         self._over(node, news.tier, generation, step, out)

@@ -10,7 +10,11 @@ end how often each was done, as JSON.
 import asyncio
 import json
 import random
+import socket
+import struct
 import sys
+import threading
+import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -28,6 +32,8 @@ LISTENERS = 4  # of a campaign of two nodes: the driver, a snapshot daemon for e
 ATTACKS = ("leave_open", "garbage", "long_line", "forged", "replayed")
 AT_LEAST = 20  # of each
 AT_ONCE = 100  # of each
+HELLOS_AT_ONCE = 50
+CATCH_UP_S = 1.0
 LINE_BYTES = 16 << 20
 TOKEN = b"RESILIENT_TOKEN="
 PATIENCE_S = 5.0
@@ -45,7 +51,9 @@ class Attack:
         self.heard: dict[Target, list[bytes]] = {}
         self.done: Counter[str] = Counter()
         self.ready = False
+        self.began = time.monotonic()
         self.left: deque[asyncio.StreamWriter] = deque()
+        self.over = threading.Event()
 
     async def look(self) -> None:
         """Keep an eye on who listens."""
@@ -58,7 +66,7 @@ class Attack:
             for target, found in zip(new, await asyncio.gather(*(_listened_in(each, secret or "") for each in new)), strict=True):
                 self.heard[target] = found
             if len(self.heard) >= LISTENERS and not self.ready:
-                self.ready = True
+                self.ready, self.began = True, time.monotonic()
                 print("ready", flush=True)
             await asyncio.sleep(0.5)
 
@@ -74,13 +82,29 @@ class Attack:
     async def long_line(self, target: Target) -> None:
         await _say(target, b"x" * LINE_BYTES)
 
-    async def forged(self, target: Target) -> None:
+    def _forged(self, target: Target) -> bytes:
         role = random.choice((DRIVER_AGENT, DAEMON_DAEMON, WORKER_DAEMON))
-        await _say(target, Client("a guess", role, "1 of node 0", endpoint(target)).opening)
+        return Client("a guess", role, "1 of node 0", endpoint(target)).opening
 
-    async def replayed(self, target: Target) -> None:
-        if heard := self.heard.get(target):
-            await _say(target, random.choice(heard))
+    def hellos(self) -> None:
+        """Forged and replayed ones by turns, on plain sockets: with streams of asyncio the attacker would be the busiest of all."""
+        waiting: deque[socket.socket] = deque()
+        number = 0
+        while not self.over.is_set():
+            ahead_s = number / self.hellos_per_s - (time.monotonic() - self.began)
+            if ahead_s > 0 or not self.ready:
+                time.sleep(max(ahead_s, 0.002))
+                continue
+            number = max(number + 1, int((time.monotonic() - self.began - CATCH_UP_S) * self.hellos_per_s))
+            forged = number % 2 == 0
+            try:
+                target = random.choice([each for each in self.targets if forged or self.heard.get(each)])
+                waiting.append(_connected(target, self._forged(target) if forged else random.choice(self.heard[target])))
+            except (OSError, IndexError):  # it listens no more, or there is nobody yet
+                continue
+            self.done["forged" if forged else "replayed"] += 1
+            if len(waiting) > HELLOS_AT_ONCE:  # by now it has been answered, or has not
+                waiting.popleft().close()
 
     async def keep_on(self, attack: Callable[[Target], Awaitable[None]], per_s: float) -> None:
         loop, began, count = asyncio.get_running_loop(), asyncio.get_running_loop().time(), 0
@@ -102,16 +126,18 @@ class Attack:
 
     async def run(self) -> None:
         rates = {self.leave_open: 100.0, self.garbage: 50.0, self.long_line: 2.0}
-        rates |= {self.forged: self.hellos_per_s / 2, self.replayed: self.hellos_per_s / 2}
         works = [self.look(), *(self.keep_on(attack, per_s) for attack, per_s in rates.items())]
-        working = [asyncio.create_task(work) for work in works]
+        working = [asyncio.create_task(work) for work in [*works, asyncio.to_thread(self.hellos)]]
         over = asyncio.create_task(self._over())
         await asyncio.wait([over, *working], return_when=asyncio.FIRST_COMPLETED)
+        took_s = time.monotonic() - self.began
+        self.over.set()
         for each in working:
             if each.done():
                 each.result()  # what has ended it
             each.cancel()
-        print(json.dumps({"done": self.done, "targets": len(self.heard)}), flush=True)
+        hellos = self.done["forged"] + self.done["replayed"]
+        print(json.dumps({"done": self.done, "targets": len(self.heard), "hellos_per_s": hellos / took_s}), flush=True)
 
     async def _over(self) -> None:
         """The input has ended, and each attack has been made a few times, however busy the machine is."""
@@ -151,6 +177,18 @@ async def _listened_in(target: Target, secret: str) -> list[bytes]:
                 found.append(client.opening + response)
                 writer.close()  # without the response: it is still good for a server that would take it later
     return found
+
+
+def _connected(target: Target, words: bytes) -> socket.socket:
+    """A connection that has said this, and that ends at once when it is closed. Raises OSError."""
+    connection = socket.create_connection(target, timeout=ANSWER_S)
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.sendall(words)
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 async def _say(target: Target, words: bytes) -> None:

@@ -153,6 +153,11 @@ class Campaign:
         found = lines(self.run_dir, generation, Wanted(rank=rank))
         return "\n".join(line.split("] ", 1)[1] for line in found if f"[rank {rank}] " in line)
 
+    def logs_of_rank(self, rank: int) -> str:
+        """What a rank has printed in all generations that are not packed."""
+        there = {event["generation"] for event in self.events("generation_started")}
+        return "\n".join(self.printed(rank, each) for each in sorted(there) if (self.run_dir / f"logs/g{each}").is_dir())
+
     def losses(self) -> dict[int, set[str]]:
         """Every loss that was written for a step, as text, so that equal means equal to the last bit."""
         values: dict[int, set[str]] = {}

@@ -5,6 +5,7 @@ It misbehaves where it is told to, once for each time that is told: `--fault han
 
 import argparse
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,8 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
     parser.add_argument("--raise-after", type=int, default=0)
     parser.add_argument("--fault", action="append", default=[])
+    parser.add_argument("--handle-sigterm", action="store_true")
+    parser.add_argument("--ask", action="store_true")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -62,6 +65,9 @@ def main() -> None:
         marker.touch()
         return True
 
+    stop: list[int] = []
+    if args.handle_sigterm:
+        signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
     samples = Numbers(args.steps, lambda step: due("data", step))
     loader = DataLoader(samples, batch_size=1, sampler=range(done, args.steps))
     began = done
@@ -84,11 +90,21 @@ def main() -> None:
                 print(f"step {step} loss {loss.item()!r}", flush=True)
                 if step % args.save_every == 0:
                     save(checkpoint, model, optimizer, done)
+            if stop or (args.ask and asked_to_stop()):
+                if rank == 0:
+                    save(checkpoint, model, optimizer, done)
+                break
     finally:
         if done and rank == 0:
             print(f"leaving after step {done}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def asked_to_stop() -> bool:
+    from resilient import worker
+
+    return worker.should_stop() is not None
 
 
 def save(checkpoint: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:

@@ -38,12 +38,17 @@ def test_checkpoints_can_be_measured(tmp_path: Path):
 SMALL = {
     "kills": ("recovery.py --kills 1 --rounds 1 --launchers resilient,torchrun", ["resilient  median", "torchrun   median"]),
     "stops": ("recovery.py --kills 0 --stops 1 --rounds 1 --launchers resilient", ["SIGSTOP", "resilient  median"]),
+    "script": (
+        "your_script.py --kills 1 --rounds 1 --turns 6 --turn-s 2",
+        ["resilient  median", "torchrun   median", "times as fast", "ratio"],
+    ),
     "calm": ("calm.py --minutes 0.5", ["moody", "trainer"]),
     "nodes": ("nodes.py --rounds 1", ["with a spare", "without a spare", "the return of the node"]),
     "steady": (
         "steady.py --ranks 2 --seconds 5 --turns 6 --turn-s 4",
         ["agent", "daemon", "torchrun", "resilient", "ratio"],
     ),
+    "default_tier": ("default_tier.py --turns 6 --turn-s 4 --kills 1", ["ratio", "by processor time", "computed again"]),
     "many": ("many.py --agents 3 --kills 1 --rejoin-s 0", ["rank of node", "drained", "exit status 75"]),
     "model": ("trainer.py --part model --rounds 1", ["plain script, eager", "this trainer, compiled"]),
     "attention": ("trainer.py --part attention --rounds 1", ["4096", "less memory"]),

@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import crc32c
 import numpy as np
 import pytest
 from campaigns import EVERY, MODEL, OPTIMIZER, STEPS, TRAIN, Campaign, Training, same, wait_for, weights
+
+from checkpoint import manifest
 
 pytestmark = pytest.mark.alone
 
@@ -92,6 +96,23 @@ def rewrite(file: Path, change: Callable[[bytes], bytes]) -> None:
     file.write_bytes(change(file.read_bytes()))
 
 
+def forge(path: Path, name: str, data: bytes) -> None:
+    """Put other contents into a file, and have the manifest say that they are right, as somebody does who has made it himself."""
+    said = manifest.read(path)
+    file = path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+    files = {**said.files, name: manifest.FileEntry(len(data), crc32c.crc32c(data))}
+    (path / manifest.NAME).write_bytes(manifest.encode(replace(said, files=files)))
+
+
+def huge(path: Path) -> None:
+    """Its metadata says that an array has 10^18 numbers."""
+    document = json.loads((path / "zarr.json").read_bytes())
+    document["consolidated_metadata"]["metadata"][HEAD]["shape"] = [10**9, 10**9]
+    forge(path, "zarr.json", json.dumps(document).encode())
+
+
 HEAD, MOMENT = "model/head.weight", "optimizer/exp_avg/blocks.mlp.up.weight"
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -118,13 +139,16 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "a missing array": lambda path: shutil.rmtree(path / HEAD),
     "shards exchanged": lambda path: shutil.copy(array(path, f"optimizer/exp_avg/{HEAD[6:]}"), array(path, HEAD)),
     "a manifest of another step": lambda path: shutil.copy(checkpoints_in(path.parent)[0] / "manifest.json", path),
+    "a forged manifest that names a file elsewhere": lambda path: forge(path, "../elsewhere/zarr.json", b"{}"),
+    "forged metadata of an array of 10^18 numbers": huge,
+    "forged metadata that is nested deeply": lambda path: forge(path, "zarr.json", b"[" * 100_000 + b"]" * 100_000),
     "an empty directory": lambda path: (shutil.rmtree(path), path.mkdir()),
 }
 
 
 @pytest.fixture(scope="session")
 def interrupted(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Campaign:
-    """A campaign that ended at step 12 with three checkpoints, and was to go on."""
+    """A campaign that ended at step 12 with checkpoints of steps 10 and 12, and was to go on."""
     directory = tmp_path_factory.mktemp("interrupted")
     run = Campaign(
         directory,
@@ -135,8 +159,9 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Camp
         optimizer=OPTIMIZER,
         checkpoint={"every_steps": EVERY},
     )
+    assert run.run("train.steps=10") == 0, run.output + run.logs()  # the last step has a checkpoint however busy the disk is
     assert run.run() == 0, run.output + run.logs()
-    assert [path.name[-2:] for path in checkpoints(run)] == ["05", "10", "12"]
+    assert [path.name[-2:] for path in checkpoints(run)][-2:] == ["10", "12"]
     return run
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from campaigns import Campaign
 
 from resilient.status import inspect
@@ -73,21 +74,42 @@ def test_a_script_is_stopped_after_the_same_step_on_all_ranks_and_its_finally_ru
     assert "the newest checkpoint that the script wrote is" in run.output
 
 
-def test_the_command_stands_in_for_torchrun(tmp_path: Path):
-    show = tmp_path / "show.py"
+@pytest.mark.parametrize(("on_stop", "word"), [("signal", "--handle-sigterm"), ("callback", "--ask")])
+def test_a_script_that_stops_by_itself_saves_the_step_after_which_all_ranks_stop(
+    campaign: Callable[..., Campaign], on_stop: str, word: str
+):
+    run = scripted(campaign, f"--steps 100000 --step-s 0.05 {word}", resilience={"on_stop": on_stop}).start()
+    run.reach(12)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output + run.logs()
+    (drain,) = run.events("drain")
+    assert f"leaving after step {drain['step']}" in run.printed(0)
+    assert torch.load(run.directory / "out/checkpoint.pt")["step"] == drain["step"], "it has lost nothing"
+    assert not run.events("fault")
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("words", [["show.py"], ["-m", "package.show"]], ids=["script", "module"])
+def test_the_command_stands_in_for_torchrun(tmp_path: Path, words: list[str], nodes: int):
+    (tmp_path / "package").mkdir()
+    show = tmp_path / (words[0] if len(words) == 1 else "package/show.py")
     show.write_text(SHOW)
-    command = [sys.executable, "-m", "resilient", "run", "--procs", "2", "cluster.device=cpu", "show.py", "--lr", "3e-4", "a b"]
+    command = [sys.executable, "-m", "resilient", "run", "--procs", str(2 // nodes), "--nodes", str(nodes), "cluster.device=cpu"]
+    command += [*words, "--lr", "3e-4", "a b"]
     environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     environ["PYTHONPATH"] = str(SCRIPT.parents[2])
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(2):
         found = json.loads((tmp_path / f"rank{rank}.json").read_text())
-        assert (found["argv"], found["path0"]) == (["show.py", "--lr", "3e-4", "a b"], str(tmp_path))
-        assert (found["cwd"], found["main"]) == (str(tmp_path), "show.py")
+        name = words[0] if len(words) == 1 else str(show)
+        assert (found["argv"], found["path0"]) == ([name, "--lr", "3e-4", "a b"], str(tmp_path))
+        assert (found["cwd"], found["main"]) == (str(tmp_path), name)
         environ = found["environ"]
-        assert (environ["RANK"], environ["LOCAL_RANK"], environ["WORLD_SIZE"]) == (str(rank), str(rank), "2")
-        assert (environ["LOCAL_WORLD_SIZE"], environ["GROUP_RANK"], environ["TORCHELASTIC_RESTART_COUNT"]) == ("2", "0", "0")
+        local, group = (rank, 0) if nodes == 1 else (0, rank)
+        assert (environ["RANK"], environ["LOCAL_RANK"], environ["WORLD_SIZE"]) == (str(rank), str(local), "2")
+        assert (environ["LOCAL_WORLD_SIZE"], environ["GROUP_RANK"]) == (str(2 // nodes), str(group))
+        assert environ["TORCHELASTIC_RESTART_COUNT"] == "0"
         assert {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"} <= environ.keys()
         assert (tmp_path / f"left{rank}").exists(), "atexit"
     assert "300" not in done.stdout

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.data import tokenizer
+from trainer.data import place, tokenizer
 from trainer.data.documents import Batch, Corpus, Files, Source, batches
 from trainer.data.durable import locked
 from trainer.data.errors import DataError, StorageError
@@ -83,17 +83,12 @@ def build(
         DataError: the input is not good.
         StorageError: the place for the dataset is not.
     """
-    made_of = {
-        "format": _FORMAT,
-        "source": source.identity(),
-        "vocabulary": _vocabulary_identity(vocabulary),
-        "append_eod": append_eod,
-    }
+    made_of, *earlier = _made_of(source, vocabulary, append_eod)
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
         with locked(prefix.with_name(f".{prefix.name}.lock")):
             if not force:
-                found = _found(prefix, made_of)
+                found = _found(prefix, [made_of, *earlier])
                 if found is not None:
                     return found
                 if idx_path(prefix).exists() and not _json_path(prefix).exists():
@@ -105,6 +100,12 @@ def build(
         ) from error
 
 
+def _made_of(source: Source, vocabulary: Vocabulary, append_eod: bool) -> list[dict[str, Any]]:
+    """What a dataset is made of, as JSON; then the same as earlier versions said it. Raises DataError."""
+    rest = {"vocabulary": _vocabulary_identity(vocabulary), "append_eod": append_eod}
+    return [{"format": _FORMAT, "source": identity, **rest} for identity in source.identities()]
+
+
 def prepare(
     text: str | Sequence[Path],
     directory: Path,
@@ -114,15 +115,20 @@ def prepare(
     merges_file: Path | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     workers: int = 1,
+    trained_on: bool = False,
+    accepted: bool = False,
 ) -> Prepared:
     """Build what a config asks for as `<directory>/corpus`, unless it is there. Any number of processes may call it at once.
 
     Args:
         text: `auto` for the prose that Python carries, or files.
         progress: called with what is done, and bytes done and in all.
+        trained_on: there are checkpoints of what is there: it is not replaced.
+        accepted: other data may take its place for all that, and is built beside it.
 
     Raises:
-        DataError: the input is not good, or the place for the dataset.
+        DataError: the input is not good, or the place for the dataset; or what is there was trained on, and something else is asked
+            for.
     """
     source = Corpus() if isinstance(text, str) else Files(text)
 
@@ -131,7 +137,21 @@ def prepare(
             progress(now.stage, now.done_bytes, now.total_bytes)
 
     chosen = Vocabulary(vocab_size, vocab_file, merges_file)
-    return build(source, directory / "corpus", chosen, workers=workers, progress=listener)
+    prefix = place.prepared_prefix(directory)
+    wanted = _made_of(source, chosen, True)
+    if not trained_on or _found(prefix, wanted) is not None or not _is_whole(prefix):
+        return build(source, prefix, chosen, workers=workers, progress=listener)
+    if not accepted:
+        raise DataError(
+            f"{prefix} was prepared from other text, or with another tokenizer, and there are checkpoints that were trained on it; "
+            "put the text back, go on with --accept data.text, or branch off with `resilient fork`"
+        )
+    first = directory / place.FIRST
+    mark = _sha256(json.dumps(wanted[0], sort_keys=True).encode())
+    other = first if _found(first, wanted) is not None else place.beside(directory, mark)
+    made = build(source, other, chosen, workers=workers, progress=listener)
+    place.use(other)
+    return made
 
 
 def _built(
@@ -213,11 +233,19 @@ def _vocabulary_identity(vocabulary: Vocabulary) -> dict[str, Any]:
     return {"gpt2": contents}
 
 
-def _found(prefix: Path, made_of: dict[str, Any]) -> Prepared | None:
-    """The dataset, if it is there, was made of the same, and is whole."""
+def _is_whole(prefix: Path) -> bool:
+    """Whether a dataset that was built here is there, of whatever."""
+    try:
+        return _found(prefix, [json.loads(_json_path(prefix).read_bytes())["made_of"]]) is not None
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _found(prefix: Path, made_of: Sequence[Any]) -> Prepared | None:
+    """The dataset, if it is there, was made of one of these, and is whole."""
     try:
         described = json.loads(_json_path(prefix).read_bytes())
-        if described["made_of"] != made_of or described["tokenizer_sha256"] != _sha256(_tokenizer_path(prefix).read_bytes()):
+        if described["made_of"] not in made_of or described["tokenizer_sha256"] != _sha256(_tokenizer_path(prefix).read_bytes()):
             return None
         data = IndexedDataset(prefix)
         if (len(data), len(data.tokens)) != (described["documents"], described["tokens"]):

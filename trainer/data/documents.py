@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from checkpoint.sampled import sampled
 from trainer.data import corpus
 from trainer.data.errors import DataError
 from trainer.data.tokenizer import END_OF_TEXT
@@ -60,9 +61,18 @@ class Files:
         return sum(path.stat().st_size for path in self._paths)
 
     def identity(self) -> Any:
-        """JSON that changes when the files do, as far as their sizes and times say."""
+        """JSON that changes when what is in the files does, as far as their sizes and samples of them say."""
+        try:
+            found = sampled(self._paths)
+        except OSError as error:
+            raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
+        return {"files": [list(each) for each in found], "json_key": self._key}
+
+    def identities(self) -> list[Any]:
+        """The same, and as earlier versions had it: by sizes and times."""
         stats = [(str(path.resolve()), path.stat()) for path in self._paths]
-        return {"files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats], "json_key": self._key}
+        times = {"files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats], "json_key": self._key}
+        return [self.identity(), times]
 
     def pieces(self) -> Iterator[Piece]:
         """All text, in order."""
@@ -111,6 +121,10 @@ class Corpus:
     def identity(self) -> Any:
         """Without the version of Python: a run that goes on under a newer one keeps the text that it began with."""
         return {"corpus": corpus.LIMIT_BYTES}
+
+    def identities(self) -> list[Any]:
+        """See `Files`."""
+        return [self.identity()]
 
     def pieces(self) -> Iterator[Piece]:
         """All text, in order."""

@@ -56,8 +56,8 @@ def test_both_backends_of_a_process_are_asked_and_one_without_collectives_is_lef
 ):
     """Stands for a build of torch with NCCL, where gloo has remembered nothing."""
 
-    def dump(*entries: dict[str, Any]) -> Callable[[], bytes]:
-        return lambda: pickle.dumps({"version": "2.10", "entries": list(entries)} if entries else {})
+    def dump(*entries: dict[str, Any]) -> Callable[..., bytes]:
+        return lambda **_: pickle.dumps({"version": "2.10", "entries": list(entries)} if entries else {})
 
     c10d = SimpleNamespace(_dump_nccl_trace=dump(DONE, STARTED), _dump_fr_trace=dump())
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(_distributed_c10d=c10d)))
@@ -144,7 +144,8 @@ def stopped(process: subprocess.Popen[str]) -> bool:
 def test_the_record_of_ranks_that_wait_for_each_other_is_left_in_torchs_own_format(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(lastwords, "WINDOW_S", 20.0)
+    monkeypatch.setattr(lastwords, "WINDOW_S", 60.0)
+    monkeypatch.setattr(lastwords, "RECORD_S", 60.0)
     ranks = [start("rank 0"), start("rank 1")]
     for process, _ in ranks:
         ready(process)
@@ -159,6 +160,45 @@ def test_the_record_of_ranks_that_wait_for_each_other_is_left_in_torchs_own_form
         "rank 0: flight recorder: gloo: 2 collectives remembered; 1 not finished, the first: number 2 of group 0"
     )
     assert said[1].startswith("rank 1: flight recorder: gloo: 1 collectives remembered; all are finished")
+
+
+# A rank of 2,000 collectives, whose stacks torch names for a good while.
+LARGE = """
+import pickle, sys, time
+from pathlib import Path
+from resilient.agent import recorder
+entry = dict(process_group=("0", ""), collective_seq_id=3, is_p2p=False, profiling_name="nccl:all_reduce", input_sizes=[[1]],
+             state="scheduled", retired=False)
+asked = 0
+def large(stacks):
+    global asked
+    asked += 1
+    time.sleep(1.5 if stacks else 0.0)
+    yield "nccl", pickle.dumps({"entries": [dict(entry, collective_seq_id=number, asked=asked) for number in range(2000)]})
+recorder._dumps = large
+recorder.answer_with_record(Path(sys.argv[1]))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_record_of_many_collectives_is_waited_for_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lastwords, "RECORD_S", 60.0)
+    record = tmp_path / "region.record"
+    process = subprocess.Popen([sys.executable, "-c", LARGE, str(record)], stdout=subprocess.PIPE, text=True)
+    try:
+        ready(process)
+        recorder.ask(process.pid, record)  # the inspection
+        recorder.wait_for_standings([record], time.monotonic() + 60.0)
+        standing = recorder.standing_of(record)
+        assert standing is not None and standing.number == 0, "it says so before its record is there"
+        assert not recorder.answers(record)
+        lastwords.take({0: Witness(process.pid, record, None)}, tmp_path / "incident", 0, world=4)
+        entries = pickle.loads((tmp_path / "incident/nccl_trace_rank_0").read_bytes())["entries"]
+        assert len(entries) == 2000 and entries[0]["asked"] == 2
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_rank_without_a_record_is_said_to_be_that(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -229,7 +269,7 @@ def test_what_was_known_of_a_stopped_process_is_not_asked_again(start: Start, tm
 
 
 def test_what_a_worker_has_left_is_removed(tmp_path: Path):
-    names = ["g1-rank0.record", "g1-rank0.nccl", "g1-rank0.gloo", "g1-rank0.new"]
+    names = ["g1-rank0.record", "g1-rank0.nccl", "g1-rank0.gloo", "g1-rank0.record.new"]
     for name in [*names, "g1-rank0"]:
         (tmp_path / name).touch()
     recorder.forget(tmp_path / "g1-rank0.record")

@@ -24,7 +24,7 @@ from resilient.heartbeat_region import WorkerRegion
 region, stacks, record = map(Path, sys.argv[1:])
 entry = dict(process_group=("0", ""), collective_seq_id=3, is_p2p=False, profiling_name="gloo:broadcast", input_sizes=[[1]],
              state="started", retired=False)
-def late():
+def late(stacks):
     time.sleep(0.8)
     yield "gloo", pickle.dumps({"entries": [entry]})
 recorder._dumps = late

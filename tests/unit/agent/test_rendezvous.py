@@ -154,6 +154,27 @@ def test_no_key_of_a_generation_can_be_guessed():
     assert store_prefix(SECRET, 1) not in (store_prefix(SECRET, 2), store_prefix("other", 1), SECRET)
 
 
+RESETS = """
+import socket, struct, sys
+from resilient.agent.rendezvous import log_errors_alone, open_store
+if sys.argv[1] == "agent":
+    log_errors_alone()
+store = open_store("127.0.0.1")
+for _ in range(1000):
+    with socket.create_connection(("127.0.0.1", store.port)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+store.set("key", "value")
+print(store.get("key"))
+"""
+
+
+@pytest.mark.parametrize(("where", "quiet"), [("agent", True), ("elsewhere", False)])
+def test_connections_that_are_reset_leave_no_line_in_the_log(where: str, quiet: bool):
+    done = subprocess.run([sys.executable, "-c", RESETS, where], check=True, capture_output=True, text=True)
+    assert done.stdout == "b'value'\n"
+    assert ("remote address" not in done.stderr) == quiet, "torch itself logs one for each: else nothing has to be done about it"
+
+
 JOINS = """
 import os, sys
 from datetime import timedelta

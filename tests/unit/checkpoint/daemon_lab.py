@@ -34,7 +34,7 @@ from resilient.snapshots import StoragePlan, TierPlan
 ROWS = 12
 TOKEN = "of the lab"
 PATIENCE_S = 60.0
-TIERS = {"tiers": [{"name": "ram", "every_steps": 1, "every_s": None}]}
+TIERS = {"tiers": [{"name": "ram", "every_steps": 1, "every_s": None, "roots": ["/dev/shm"]}]}
 """Those that workers have a cadence for, as `resilient.storage` describes them."""
 
 
@@ -173,6 +173,7 @@ class Node:
             self.daemon = Child(daemon_child, str(fifos[0]), str(fifos[1]), point, after)
         self.writer = os.open(fifos[0], os.O_WRONLY)
         self.reader = os.open(fifos[1], os.O_RDONLY)
+        os.set_blocking(self.reader, False)
         self.decoder: Decoder[DaemonNews] = Decoder(DaemonNews)
         self.lab.selector.register(self.reader, selectors.EVENT_READ, self)
         lab = self.lab
@@ -204,7 +205,10 @@ class Node:
             os.write(self.writer, encode(message))
 
     def receive(self) -> list[DaemonNews] | None:
-        data = os.read(self.reader, 1 << 20)
+        try:
+            data = os.read(self.reader, 1 << 20)
+        except BlockingIOError:
+            return []
         return self.decoder.feed(data) if data else None
 
     def stop(self) -> None:

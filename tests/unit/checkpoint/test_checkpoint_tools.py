@@ -126,8 +126,9 @@ def test_ls_verifies_what_is_committed(campaign: Path) -> None:
     assert [line.split()[-1] for line in (lines[3], lines[5])] == ["yes", "no"]
 
 
-def test_a_run_directory_that_describes_no_tiers_is_said_to(tmp_path: Path) -> None:
-    (tmp_path / "storage.json").write_text('{"tiers": [{"name": "ram"}]}')
+@pytest.mark.parametrize("text", ['{"tiers": [{"name": "ram"}]}', '{"tiers": ' + "[" * 100_000], ids=["no roots", "nested deeply"])
+def test_a_run_directory_that_describes_no_tiers_is_said_to(tmp_path: Path, text: str) -> None:
+    (tmp_path / "storage.json").write_text(text)
     result = run("ls", tmp_path)
     assert result.exit_code == 69
     assert "does not describe storage tiers" in result.stderr

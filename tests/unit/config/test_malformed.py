@@ -23,6 +23,18 @@ class Bad:
 
 
 BAD = [
+    Bad(
+        "a variable with a letter that no terminal shows",
+        'checkpoint:\n  tiers:\n    - {name: a, path: "${r\ufeffun_dir}/x"}\n',
+        3,
+        ("environment variable r\\ufeffun_dir is not set",),
+    ),
+    Bad(
+        "more ranks than there can be",
+        "cluster: {nodes: 2, procs_per_node: 4294967295, device: cpu}\ntrain: {global_batch_size: 2147483648}\n",
+        2,
+        ("train.global_batch_size", "multiple of", "nearest: none"),
+    ),
     # keys
     Bad("unknown section", "name: x\nmodle: {}\n", 2, ("modle", "unknown key", "did you mean 'model'?", "checkpoint")),
     Bad("unknown key", "train:\n  step: 5\n", 2, ("train.step", "did you mean 'steps'?", "global_batch_size")),

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient import plan
-from resilient.config import Config
-from resilient.config.timeouts import INSPECTION_S, PING_S, STOPPED_S, out_of_order, timeouts
+from resilient.config import Config, layout
+from resilient.config.timeouts import INSPECTION_S, PING_S, STOPPED_S, nccl_heartbeat_s, out_of_order, timeouts
+from resilient.driver.agents import agent_command
 
 seconds = st.floats(2.0, 5000.0)
 
@@ -90,5 +91,16 @@ def test_how_long_a_run_directory_that_cannot_be_written_is_borne(given: Any, se
 def test_the_plan_shows_the_ladder_from_the_shortest_to_the_longest():
     rungs = plan.ladder(config(drain_s=7.0, network={"collective_timeout_s": 1234.0}))
     shown = [float(re.match(r" *([\d.]+) s  ", str(text))[1]) for text in rungs.values()]  # type: ignore[index]
-    assert shown == sorted(shown) and len(shown) == 11
+    assert shown == sorted(shown) and len(shown) == 12
     assert rungs["collective"].startswith("  1234.0 s") and rungs["drain on SIGTERM, Ctrl-C"].startswith("     7.0 s")
+
+
+def test_torch_never_ends_a_process_with_a_stuck_nccl_before_its_collective_times_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", raising=False)
+    found = config()
+    assert nccl_heartbeat_s(found) > timeouts(found).collective_s > 480, "torch's own"
+    command = agent_command(found, layout(found, cpu_count=2, gpu_count=0), None, "secret", "127.0.0.1:1")
+    assert int(command.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]) == nccl_heartbeat_s(found)
+    (problem,) = out_of_order(config(network={"heartbeat_s": 480}))
+    assert problem.key == "network.heartbeat_s" and "at least network.collective_timeout_s = 620" in problem.message
+    assert nccl_heartbeat_s(config(network={"heartbeat_s": 700})) == 700

@@ -320,6 +320,7 @@ class JobMachine(RuleBasedStateMachine):
                 known = report.generation in self.ledger.announced or 0 in report.heartbeats
                 if current and known and any(beat.step > NO_STEP for beat in report.heartbeats.values()):
                     self.ledger.go_back_to = None
+        self.core.check(node, message)
         effects = self.do("on_message", node, message)
         if isinstance(message, Report) and not self.finished:
             check_records(effects, len(message.records))
@@ -337,6 +338,7 @@ class JobMachine(RuleBasedStateMachine):
             message = Report(generation=message.generation, heartbeats=message.heartbeats, records=message.records)
         self.agents[node].heard_s = self.attended_s
         before = self.core.state, self.core.generation, self.ledger.last_generation
+        self.core.check(node, message)
         effects = self.do("on_message", node, message)
         records = message.records if isinstance(message, Report) else ()
         check_records(effects, len(records))

@@ -88,6 +88,7 @@ class Play:
         self.coordinator = Coordinator(self.job, last_generation=4)
         self.now = 1000.0
         self.effects: list[Effect] = []
+        self.silent_daemons: set[int] = set()  # nodes on which daemons settle nothing
         self.fence: Callable[[RaiseFence], str | None] | None = lambda _: None  # its error; None: nobody answers
 
     # -- what happens --------------------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ class Play:
         self.effects += effects
         for effect in list(effects):
             match effect:
-                case RequestDaemon(node, Sync()):
+                case RequestDaemon(node, Sync()) if node not in self.silent_daemons:
                     effects += self.news(node, Synced(generation=self.generation))
                 case RaiseFence(generation) if self.fence is not None:
                     effects += self.do("fence_raised", generation, self.fence(effect))
@@ -120,6 +121,7 @@ class Play:
         return effects
 
     def deliver(self, node: int, message: AgentMessage) -> list[Effect]:
+        self.coordinator.check(node, message)
         return self.do("on_message", node, message)
 
     def hello(self, node: int, *, skew_s: float = 0.0) -> list[Effect]:

@@ -3,6 +3,7 @@
 import pytest
 from control_play import Play, beat, shard
 
+from checkpoint.framing import NotAMessage
 from checkpoint.protocol import Held, TierTrouble
 from resilient.faults import WorkerEnd
 from resilient.outbox import AcknowledgeRecords, WriteEvent, WriteMetrics
@@ -60,3 +61,22 @@ def test_a_proposal_that_is_answered_for_another_generation_arms_nobody(sixth: P
     sixth.deliver(0, Proposed(generation=5, checked=41))
     assert not sixth.deliver(1, Proposed(generation=6, checked=42))
     assert sixth.deliver(0, Proposed(generation=6, checked=43))
+
+
+OF_RANK_0 = [
+    WorkerEnded(generation=6, end=WorkerEnd(0, 1, 77, -9, 9.0, 7, "step"), stopped=False),
+    Started(generation=6, pids={0: 7}),
+    Inspected(generation=6, ranks={0: Inspection(state="T", cpu=0.0, stacks="")}),
+    Report(generation=6, heartbeats={0: beat(400, 9.0)}),
+]
+
+
+@pytest.mark.parametrize("message", OF_RANK_0, ids=lambda message: type(message).__name__)
+def test_a_node_speaks_of_its_own_ranks_alone(sixth: Play, message: AgentMessage):
+    sixth.coordinator.check(0, message)
+    with pytest.raises(NotAMessage, match="about rank 0, and the node has 1 to 1"):
+        sixth.coordinator.check(1, message)
+
+
+def test_records_of_a_rank_that_a_node_had_before_are_good(sixth: Play):
+    sixth.coordinator.check(1, Report(generation=6, records=(Record(0, 9.0, None, {"step": 7}),)))

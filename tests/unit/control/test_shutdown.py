@@ -1,8 +1,10 @@
 """Stops, drains, and how long they may take."""
 
 import pytest
-from control_play import flush
+from control_play import flush, shard
 
+from checkpoint.protocol import Inventory
+from resilient.config.timeouts import SETTLE_S
 from resilient.control.coordinator import State
 from resilient.exits import Exit
 from resilient.faults import Raised
@@ -10,6 +12,7 @@ from resilient.protocol.messages import (
     Arm,
     Propose,
     Proposed,
+    ReplaceDaemon,
     Shutdown,
     Started,
 )
@@ -102,3 +105,53 @@ def test_a_fault_during_a_drain_ends_with_what_is_durable(play):
     play.exit(1)
     assert play.events("action")[0]["name"] == "finish_drain"
     assert play.finish().code is Exit.STOPPED
+
+
+def ended_well(play, step: int) -> None:
+    """All workers have ended, and the last snapshot is in memory alone."""
+    for node in (0, 1):
+        play.held(node, step)
+    for rank in (0, 1):
+        play.exit(rank, 0, stopped=False, step=step)
+
+
+def inventory(play, node: int, step: int):
+    """What another daemon of a node finds."""
+    return play.news(node, Inventory(generation=5, address=f"10.0.0.{node}:9", shards=(shard(step, node),)))
+
+
+def test_a_daemon_that_is_silent_at_the_end_is_replaced_and_what_it_held_is_flushed(play):
+    play.silent_daemons = {1}
+    ended_well(play, 60)
+    assert not play.sent(ReplaceDaemon, play.wait(SETTLE_S - 1))
+    assert [send.node for send in play.sent(ReplaceDaemon, play.wait(2))] == [1]
+    (fault,), (action,) = play.events("fault"), play.events("action")
+    assert (fault["kind"], fault["nodes"], action["fault_id"]) == ("storage", [1], fault["fault_id"])
+    assert "snapshot daemon of node 1 has not answered for 30 s" in fault["detail"]
+    assert not play.jobs("flush")
+    play.silent_daemons = set()
+    inventory(play, 1, 60)
+    assert [event["fault_id"] for event in play.events("recovered")] == [fault["fault_id"]]
+    request = play.jobs("flush")[0][1]
+    play.flushed(request)
+    play.committed(request)
+    assert play.finish().code is Exit.OK
+
+
+def test_where_the_next_daemon_is_silent_too_the_job_ends_and_says_what_is_not_durable(play):
+    play.silent_daemons = {0, 1}
+    ended_well(play, 60)
+    play.wait(2 * SETTLE_S + 2 + play.job.drain_s)
+    finish = play.finish()
+    assert finish.code is Exit.UNUSABLE and "step 60 could not be made durable" in finish.message
+    assert {fault["kind"] for fault in play.events("fault")} == {"storage"}
+    assert len(play.sent(ReplaceDaemon)) == 2, "once for each node"
+
+
+def test_a_daemon_that_stops_while_it_flushes_is_replaced(play):
+    ended_well(play, 60)
+    (_, request), *_ = play.jobs("flush")
+    assert not play.sent(ReplaceDaemon, play.wait(10 * SETTLE_S)), "it may take as long as it takes while daemons answer"
+    play.silent_daemons = {0}
+    play.flushed(request, nodes=(1,))
+    assert [send.node for send in play.sent(ReplaceDaemon, play.wait(2 * SETTLE_S + 2))] == [0]

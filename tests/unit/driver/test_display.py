@@ -1,11 +1,13 @@
 """What a person is told, and the summary of a campaign."""
 
 import io
+import os
 
 import pytest
 from rich.console import Console
 
-from resilient.driver.display import Display, describe, duration, size
+from resilient.driver.display import Display, describe, duration, is_progress, size
+from resilient.driver.terminal import PatientStream
 from resilient.status import summarize
 
 BASE = {"t": 100.0, "generation": 1, "host": "n0"}
@@ -74,6 +76,18 @@ def test_a_link_that_went_down_or_came_back_is_one_line(fields, words):
     assert describe({**BASE, "event": "link", "node": 3, "interface": "eth0", **fields}) == words
 
 
+@pytest.mark.parametrize(
+    ("every", "words"),
+    [
+        (1, "snapshots of tier memory are taken at every step: a worker that dies costs up to 1 step"),
+        (3, "snapshots of tier memory are taken every 3 steps: a worker that dies costs up to 3 steps"),
+        (1_000_000, "tier memory takes snapshots on their way to slower tiers alone: others would cost too much, or have no room"),
+    ],
+)
+def test_how_often_snapshots_are_taken_is_one_line(every, words):
+    assert describe({**BASE, "event": "cadence", "step": 5, "tier": "memory", "every_steps": every}) == words
+
+
 def test_a_terminal_shows_one_line_that_moves_with_checkpoint_and_faults():
     out = console(terminal=True)
     display = Display("auto", 100, console=out)
@@ -137,3 +151,33 @@ def test_a_campaign_that_does_not_run_says_why(code, state):
 
 def test_nothing_yet_is_no_error():
     assert summarize([], [], locked=False, now=0.0).state == "not started"
+
+
+def test_the_log_has_plain_lines_whatever_the_terminal_shows():
+    for mode, terminal in (("live", True), ("plain", False), ("none", False)):
+        now = [0.0]
+        display = Display(mode, 10, console=console(terminal), clock=lambda now=now: now[0])
+        for step in range(1, 11):
+            now[0] += 1.0
+            display.metrics({"step": step, "loss": 2.5, "step_s": 1.0})
+        display.event({**BASE, "event": "recovered", "step": 6, "downtime_s": 0.81, "lost_steps": 1})
+        display.close()
+        lines = [line[len("2026-01-31 12:00:00 ") :].rstrip() for line in display.log.take()]
+        assert lines[0].startswith("step 1/10  loss 2.5000") and lines[-2].startswith("step 10/10"), mode
+        assert [is_progress(line) for line in lines] == [True] * (len(lines) - 1) + [False], mode
+        assert lines[-1] == "recovered at step 6 after 0.81 s, 1 step computed again"
+
+
+def test_a_terminal_that_does_not_keep_up_gets_no_more_frames():
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb"), os.fdopen(writing, "w") as writer:
+        stream = PatientStream(writer)
+        out = Console(file=stream, force_terminal=True, width=100)
+        display = Display("live", 10, console=out)
+        stream.write("x" * (1 << 17))
+        before = len(stream._waiting)
+        for _ in range(100):
+            display.refresh()
+        assert len(stream._waiting) <= before
+        stream.gone = True
+        display.close()

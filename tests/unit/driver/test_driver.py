@@ -51,6 +51,9 @@ class Core:
     def begin(self, now: float, out: Outbox) -> None:
         out.append(Launch(0))
 
+    def check(self, node: int, message: AgentMessage) -> None:
+        """It may say everything."""
+
     def on_message(self, node: int, message: AgentMessage, now: float, out: Outbox) -> None:
         if not isinstance(message, Hello):
             self.react(message, out)

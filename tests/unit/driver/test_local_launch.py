@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from resilient.campaign import shares_of_gpus
+from resilient.config import Config, layout
 from resilient.driver import launch
 from resilient.driver.launch import AgentCommand, LocalLauncher
 
@@ -23,8 +25,8 @@ class Local:
         self.log = directory / "logs" / "agent0.log"
         self.log.parent.mkdir()
         self.ended: list[tuple[int, int, str]] = []
-        command = AgentCommand("n2:80", 4, directory, "x", "trainer.main:train", 30.0, 30.0, 16, "cpu", "t0ken", {}, "INFO")
-        self.launcher = LocalLauncher(command, lambda *news: self.ended.append(news))
+        self.command = AgentCommand("n2:80", 4, directory, "x", "trainer.main:train", 30.0, 30.0, 16, "cpu", "t0ken", {}, "INFO")
+        self.launcher = LocalLauncher(self.command, lambda *news: self.ended.append(news))
 
 
 @pytest.fixture
@@ -108,3 +110,20 @@ def test_without_a_descriptor_to_be_had_an_agent_that_cannot_be_started_is_told_
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert "could not be started" in failed[0] and "Too many open files" in failed[0]
     assert [incarnation for _, incarnation, _ in local.ended] == [1, 2, 3]
+
+
+def test_every_local_agent_sees_gpus_of_its_own_as_do_spares(local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
+    monkeypatch.setattr(launch, "AGENT", ("/bin/sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES"'))
+    config = Config.model_validate({"cluster": {"nodes": 2, "procs_per_node": 2, "spares": 1}, "train": {"global_batch_size": 16}})
+    shares = shares_of_gpus(config, layout(config, cpu_count=2, gpu_count=6))
+    launcher = LocalLauncher(local.command, lambda *news: local.ended.append(news), None, shares)
+
+    async def play() -> None:
+        for node in range(3):
+            await launcher.launch(node, 1, prepare=False)
+        await until(lambda: len(local.ended) == 3)
+        await launcher.close(0.0)
+
+    asyncio.run(play())
+    assert [(tmp_path / "logs" / f"agent{node}.log").read_text().strip() for node in range(3)] == ["0,1", "2,3", "4,5"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from handshakes import open_agent
 
-from checkpoint.framing import Decoder, Message, encode
+from checkpoint.framing import Decoder, Message, NotAMessage, encode
 from checkpoint.protocol import Sync
 from resilient.driver import server as module
 from resilient.driver.server import Listeners, Server
@@ -53,13 +53,19 @@ class House:
         self.connected: list[int] = []
         self.said: list[tuple[int, AgentMessage]] = []
         self.lost: list[tuple[int, int, str]] = []
+        self.forbidden: NotAMessage | None = None
         listeners = Listeners(
             lambda node, _: self.connected.append(node),
-            lambda node, message: self.said.append((node, message)),
+            self.hear,
             lambda *news: self.lost.append(news),
         )
         self.server = Server(SECRET, lambda: 3, listeners)
         self.peers: list[Peer] = []
+
+    def hear(self, node: int, message: AgentMessage) -> None:
+        if self.forbidden is not None:
+            raise self.forbidden
+        self.said.append((node, message))
 
     async def peer(self) -> Peer:
         self.peers.append(Peer(*await asyncio.open_connection("127.0.0.1", self.port)))
@@ -109,6 +115,20 @@ def test_what_an_agent_says_counts_for_the_node_of_its_hello():
     assert house.connected == [2]
     assert {node for node, _ in house.said} == {2}
     assert house.lost == [(2, 1, "its connection was closed")]
+
+
+def test_an_agent_that_says_what_it_may_not_is_lost_with_one_line_of_log(caplog: pytest.LogCaptureFixture):
+    async def work(house: House) -> None:
+        house.forbidden = NotAMessage("not a message of its own: it is about rank 9")
+        house.server.expect(2, 1)
+        peer = await house.agent(2)
+        await peer.say(Alive(generation=3), Alive(generation=3))
+        assert await peer.hear() == []
+        await house.until(lambda: house.lost)
+
+    house = play(work)
+    assert house.lost == [(2, 1, "it said what is not a message of its own: it is about rank 9")]
+    assert house.said == [] and caplog.text.count("node 2: not a message of its own") == 1
 
 
 def test_an_older_incarnation_cannot_take_over_a_nodes_line(caplog: pytest.LogCaptureFixture):

@@ -1,11 +1,14 @@
 """What is printed reaches its stream; a stream that does not take it holds nobody up."""
 
-import contextlib
 import io
 import os
+import sys
 import threading
+import time
+from pathlib import Path
 
 from resilient.driver import terminal
+from resilient.driver.driver_log import DriverLog
 from resilient.driver.terminal import PatientStream
 
 
@@ -46,8 +49,71 @@ def test_a_stream_whose_reader_has_gone_ends_nothing():
     reading, writing = os.pipe()
     os.close(reading)
     writer = os.fdopen(writing, "w")  # closing it fails as well
-    stream = PatientStream(writer)
+    told: list[str] = []
+    stream = PatientStream(writer, told.append)
     stream.write("x")
     assert stream.end(20.0)
-    with contextlib.suppress(BrokenPipeError):
-        writer.close()
+    assert stream.gone and told == ["Broken pipe"]
+    stream.write("y")
+    assert told == ["Broken pipe"]
+    writer.close()  # nothing is left in it that would fail now
+
+
+def test_a_full_disk_is_said_once_and_so_is_that_there_is_room_again(tmp_path: Path):
+    full = Path("/dev/full").open("w")  # noqa: SIM115 - closed below
+    told: list[str] = []
+    stream = PatientStream(full, told.append)
+    for _ in range(3):
+        stream.write("x")
+        assert stream.drain(20.0)
+    assert told == ["No space left on device"] and not stream.gone
+    room = (tmp_path / "room").open("w")
+    os.dup2(room.fileno(), full.fileno())
+    stream.write("y")
+    assert stream.end(20.0)
+    assert told[1:] == ["it takes text again"]
+    assert (tmp_path / "room").read_text() == "y"
+    room.close()
+    full.close()
+
+
+def test_a_reader_that_takes_nothing_is_said_to():
+    reading, writing = os.pipe()
+    told: list[str] = []
+    with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w") as writer:
+        stream = PatientStream(writer, told.append, slow_s=0.05)
+        stream.write("x" * (1 << 17))
+        deadline = time.monotonic() + 20.0
+        while not told and time.monotonic() < deadline:
+            stream.keeps_up()
+        assert told == ["it takes nothing; what does not fit is left out"]
+        reader.read(1 << 17)
+        assert stream.end(20.0)
+    assert told[1:] == ["it takes text again"]
+
+
+def test_a_pipe_that_others_have_made_non_blocking_gets_all():
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w") as writer:
+        stream = PatientStream(writer)
+        stream.write("x" * (1 << 18))
+        assert reader.read(1 << 18) == b"x" * (1 << 18)
+        assert stream.end(20.0)
+
+
+def test_a_stream_that_was_closed_before_takes_everything():
+    told: list[str] = []
+    stream = PatientStream(None, told.append)
+    assert stream.write("x") == 1 and stream.end(0.0) and not stream.isatty() and told == ["it is closed"]
+
+
+def test_standard_streams_are_as_before_when_the_command_is_over(capsys):
+    before = sys.stdout, sys.stderr
+    notes = DriverLog()
+    with terminal.patient(notes):
+        sys.stdout.write("to standard output\n")
+        sys.stderr.write("to standard error\n")
+    assert (sys.stdout, sys.stderr) == before
+    assert capsys.readouterr() == ("to standard output\n", "to standard error\n")
+    assert notes.take() == []

@@ -301,14 +301,19 @@ def _campaigns(directory: Path) -> list[Decoder]:
     from rich.console import Console
 
     from resilient import diagnosis, ledger, rollback, spill, storage
+    from resilient.config import Config
     from resilient.driver import lease, spill_file
     from resilient.exits import Exit
+    from resilient.identity import record as identity
+    from resilient.identity.comparison import compare
+    from resilient.identity.fingerprint import Accepted, Content, Fingerprint, Lineage
+    from resilient.identity.resume import Known
     from resilient.logs import archive
     from resilient.picture import picture
     from resilient.protocol.disk import Item
     from resilient.protocol.messages import Record
     from resilient.slurm import chain
-    from resilient.status import render, summarize
+    from resilient.status import add_identity, render, summarize
 
     run_dir = directory / "run"
     run_dir.mkdir()
@@ -332,6 +337,25 @@ def _campaigns(directory: Path) -> list[Decoder]:
     def metrics(path: Path) -> None:
         (run_dir / ledger.EVENTS).write_bytes((CORPUS / "events.jsonl").read_bytes())
         told(run_dir / ledger.EVENTS, path, drawn=path.stat().st_size % 8 == 0)
+
+    kept = Fingerprint(
+        keys={"seed": 42, "data.path": [{"path": "/a", "weight": 1.0}], "model.norm_eps": 1e-5, "data.split": [949, 50, 1]},
+        given=["seed"],
+        contents={"data.path": [Content(5, "0" * 64)] * 2},
+        prepared={"data/corpus.bin": Content(5, "1" * 64)},
+        versions={"torch": "2.13"},
+        accepted=[Accepted("seed", 1, 42, 5, 1.5)],
+        lineage=Lineage("/a", "a", 5, 1, {"seed": (1, 42)}, 1.5),
+    )
+
+    def known(path: Path) -> None:
+        found = identity.decode(path.read_bytes())
+        summary = summarize((), (), locked=False, now=1.0)
+        add_identity(summary, found, "x")
+        Console(file=io.StringIO(), width=100).print(render(summary))
+        for each in (*compare(found, kept), *compare(kept, found)):
+            str(each)
+        Known(found, False, ()).keep(Config())
 
     items = [Item(1, "events.jsonl", '{"a": 1}\n'), Item(2, "metrics.jsonl", "{}\n"), Item(3, "x.json", "text", True)]
     spilled = b"".join(framing._encoder.encode(each) + b"\n" for each in items)
@@ -362,6 +386,7 @@ def _campaigns(directory: Path) -> list[Decoder]:
 
     owner = b'{"host": "n1", "pid": 17, "job": "", "machine": "a-b", "token": "c0ffee"}'
     return [
+        Decoder("identity", lambda: [msgspec.json.encode(kept)], _in_file(run_dir / "identity.json", known), (ValueError,)),
         Decoder("events.jsonl", _corpus("events.jsonl"), _in_file(run_dir / ledger.EVENTS, events)),
         Decoder("metrics.jsonl", _corpus("metrics.jsonl"), _in_file(run_dir / ledger.METRICS, metrics)),
         Decoder(

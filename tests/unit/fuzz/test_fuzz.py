@@ -21,7 +21,7 @@ DECODERS = (
     "read request", "read reply", "candidates", "candidates, packed anew",
     "part.json", "part.json, listed", "manifest.json", "array metadata", "shard file", "arrays of a blueprint",
     "slots of a blueprint", "session", "fence", "tiers in storage.json",
-    "events.jsonl", "metrics.jsonl", "storage.json", "spill file", "records left behind", "lease", "archive of logs",
+    "identity", "events.jsonl", "metrics.jsonl", "storage.json", "spill file", "records left behind", "lease", "archive of logs",
     "config", "override", "experiment", "injection request", "chaos.jsonl",
     "chain.jsonl", "host list", "CPU counts", "roster", "roster variable", "allocation", "squeue", "scontrol",
     "scontrol show config", "bad_nodes.json",

@@ -20,6 +20,7 @@ CASES = {
         [Attempt(40, False, 5.0), Attempt(20, False, 5.0)],
         True,
     ),
+    "as many steps, from further on": (Attempt(20, False, 5.0, 40), [Attempt(20, False, 5.0, 20)], True),
     "as many steps": (Attempt(20, False, 5.0), [Attempt(20, False, 5.0)], False),
     "fewer steps, however long it took": (Attempt(10, False, 5000.0), [Attempt(20, False, 5.0)], False),
     "a checkpoint": (Attempt(10, True, 5.0), [Attempt(20, True, 5.0)], True),

@@ -158,3 +158,13 @@ def test_the_end_of_a_run_that_cannot_go_on_is_told_with_its_own_words_alone():
     why = Raised("UnrecoverableError", "no space left on device", "Traceback ...", 10.0, final=70)
     fault = from_ends("x", [end(0, why=why)], resumed_step=0, now=10.0)
     assert (fault.verdict, fault.evidence) == (None, "no space left on device")
+
+
+def test_too_little_memory_of_a_gpu_right_after_a_restart_need_not_come_again():
+    ends = [end(0, t=130.0, why=raised("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 MiB", t=130.0))]
+    assert from_ends("f", ends, resumed_step=4, now=130.1).verdict == "deterministic", "the first ranks of a job"
+    soon = from_ends("f", ends, resumed_step=4, now=130.1, restarted_t=100.0)
+    assert soon.verdict == "transient" and "30 s after a restart" in soon.detail
+    assert from_ends("f", ends, resumed_step=4, now=130.1, restarted_t=60.0).verdict == "deterministic"
+    other = [end(0, t=130.0, why=raised("RuntimeError", "CUDA error: device-side assert triggered", t=130.0))]
+    assert from_ends("f", other, resumed_step=4, now=130.1, restarted_t=100.0).verdict == "deterministic"

@@ -1,17 +1,20 @@
 """What health checks make of what they see: tables, sysfs text as machines have it, and what nvidia-smi prints."""
 
+import multiprocessing
 import os
 import types
 from pathlib import Path
 
 import pytest
 
+from resilient.agent import node_check
+from resilient.agent.settings import AgentSettings
 from resilient.health import disk, gpus, interfaces, machine
 from resilient.health.clock import Skew, judge_skew
 from resilient.health.disk import DiskState, TierSpec
 from resilient.health.doctor import merged
 from resilient.health.gpus import BASIC, HEALTH, Gpu
-from resilient.health.node import settle, tiers_of
+from resilient.health.node import NodeCheck, settle, tiers_of
 from resilient.health.report import Finding, Report
 
 GIB = 1 << 30
@@ -118,6 +121,8 @@ def test_what_nvidia_smi_prints_is_understood():
         pytest.param(WELL, None, "", id="well"),
         pytest.param(CONSUMER, None, "", id="without ECC"),
         pytest.param("0, GPU-6, A100, 3, No, Not Active, Not Active, 34, 5", "fail", "3 uncorrected memory errors", id="ecc"),
+        pytest.param("0, GPU-6, A100, 0, No, Not Active, Not Active, 34, 5, 8, 16", "warn", "8 lanes of 16", id="PCIe width"),
+        pytest.param("0, GPU-6, A100, 0, No, Not Active, Not Active, 34, 5, 16, 16", None, "", id="PCIe as it should be"),
         pytest.param("0, GPU-6, A100, 0, Yes, Not Active, Not Active, 34, 5", "warn", "next reset", id="retired pages pending"),
         pytest.param("0, GPU-6, A100, 0, No, Not Active, Active, 91, 5", "warn", "slows it down at 91 °C", id="hot"),
         pytest.param("0, GPU-6, A100, 0, No, Not Active, Not Active, 34, 71000", "warn", "69.3 GiB", id="in use"),
@@ -128,6 +133,51 @@ def test_a_gpu_is_judged_by_its_health(line: str, verdict: str | None, words: st
     assert count.verdict == "ok"
     assert [finding.verdict for finding in sick] == ([verdict] if verdict else [])
     assert all(finding.check == "GPU 0" and words in finding.text for finding in sick)
+
+
+def test_a_gpu_with_fewer_nvlinks_than_its_peers_fails():
+    peers = [Gpu(number, f"GPU-{number}", "H100", nvlinks=18) for number in range(3)]
+    lame = Gpu(3, "GPU-3", "H100", nvlinks=17)
+    *sick, count = gpus.judge([*peers, lame], needed=4)
+    assert [(each.check, each.verdict) for each in sick] == [("GPU 3", "fail")] and count.verdict == "ok"
+    assert len(list(gpus.judge([*peers, Gpu(3, "GPU-3", "GT 710")], needed=4))) == 1, "another kind has none"
+
+
+def test_the_next_ranks_wait_for_the_memory_of_a_killed_process(monkeypatch: pytest.MonkeyPatch):
+    mine, answers = os.getpid(), [{os.getpid(): 70 * GIB}, {os.getpid(): 70 * GIB}, {4711: GIB}]
+    monkeypatch.setattr(gpus, "_holders", lambda: answers.pop(0))
+    (freed,) = gpus.freed([mine], 30.0)
+    assert freed.verdict == "ok" and not answers, "the driver has said so"
+    monkeypatch.setattr(gpus, "_holders", lambda: {mine: 70 * GIB})
+    (held,) = gpus.freed([mine], 0.1)
+    assert held.verdict == "fail" and f"process {mine} does not end, and holds 70.0 GiB" in held.text
+    monkeypatch.setattr(gpus, "_holders", lambda: None)
+    assert [each.verdict for each in gpus.freed([mine], 0.1)] == ["fail"], "nobody can tell, and it is still there"
+    assert [each.verdict for each in gpus.freed([1 << 30], 0.1)] == ["ok"], "a process that is gone holds nothing"
+
+
+def test_gpus_that_a_cgroup_keeps_away_do_not_count_and_instances_do():
+    module = nvml(nvmlDeviceGetCount=3)
+    given = module.nvmlDeviceGetHandleByIndex
+
+    def handle(index: int) -> object:
+        if index == 0:
+            raise NoSuchThing("Insufficient Permissions")
+        return given()
+
+    module.nvmlDeviceGetHandleByIndex = handle
+    assert [gpu.index for gpu in gpus.by_nvml(module)] == [0, 1], "as CUDA counts those that are left"
+    (whole,) = gpus.by_nvml(nvml())
+    found = gpus.visible([whole], "MIG-11aa,MIG-22bb")
+    assert [gpu.uuid for gpu in found] == ["MIG-11aa", "MIG-22bb"]
+    assert [each.verdict for each in gpus.judge(found, needed=2)] == ["ok"]
+
+
+def test_who_holds_memory_of_gpus_is_understood():
+    assert gpus.parse_holders("4242, 70123\n4242, 5\n77, [N/A]\n") == {4242: 70128 << 20, 77: 0}
+    process = types.SimpleNamespace(pid=4242, usedGpuMemory=GIB)
+    assert gpus.holders_by_nvml(nvml(nvmlDeviceGetComputeRunningProcesses=[process])) == {4242: GIB}
+    assert gpus.holders_by_nvml(nvml(nvmlInit=None)) is None
 
 
 def test_gpus_that_no_rank_uses_may_be_sick_and_too_few_fail():
@@ -171,6 +221,9 @@ def nvml(**answers: object) -> types.SimpleNamespace:
         "nvmlDeviceGetCurrentClocksThrottleReasons": 1,
         "nvmlDeviceGetTemperature": 40,
         "nvmlDeviceGetMemoryInfo": types.SimpleNamespace(used=1 << 20),
+        "nvmlDeviceGetCurrPcieLinkWidth": None,
+        "nvmlDeviceGetMaxPcieLinkWidth": None,
+        "nvmlDeviceGetNvLinkState": None,
     }
     constants = {
         "NVMLError": NoSuchThing,
@@ -189,8 +242,12 @@ def test_nvml_tells_what_it_knows_and_the_rest_is_unknown():
         "nvmlDeviceGetTotalEccErrors": 2,
         "nvmlDeviceGetRemappedRows": (0, 1, True, True),
         "nvmlDeviceGetCurrentClocksThrottleReasons": 9,
+        "nvmlDeviceGetCurrPcieLinkWidth": 8,
+        "nvmlDeviceGetMaxPcieLinkWidth": 16,
+        "nvmlDeviceGetNvLinkState": 1,
     }
     (gpu,) = gpus.by_nvml(nvml(**answers))
+    assert (gpu.pcie_width, gpu.pcie_width_max, gpu.nvlinks) == (8, 16, 18)
     assert (gpu.uncorrected, gpu.pending, gpu.unmappable, gpu.slowed) == (2, True, True, True)
     assert [each.verdict for each in gpus.judge([gpu], 1)] == ["fail", "ok"]
     with pytest.raises(RuntimeError, match="NVML does not start"):
@@ -306,6 +363,21 @@ def test_memory_is_judged_by_what_snapshots_take(room: machine.Room, needed: int
 def test_limits_are_judged_by_the_ranks(limits: machine.Limits, rdma: bool, verdicts: dict[str, str]):
     found = machine.judge_limits(limits, ranks=8, world=64, rdma=rdma)
     assert {each.check: each.verdict for each in found if not each.good} == verdicts
+
+
+@pytest.mark.parametrize(("hca", "ports"), [("", 2), ("mlx5_0", 1), ("^mlx5", 0)])
+def test_a_node_with_infiniband_is_checked_for_memory_that_may_be_locked(tmp_path: Path, monkeypatch, hca: str, ports: int):
+    for port in ("mlx5_0/ports/1", "mlx5_1/ports/1"):
+        (tmp_path / "sys/class/infiniband" / port).mkdir(parents=True)
+    monkeypatch.setenv("NCCL_IB_HCA", hca)
+    monkeypatch.setattr(machine, "limits_of", lambda: machine.Limits(1024, 9999, 8 << 20, 28000))
+    settings = AgentSettings(0, 0, tmp_path, "x", "a:b", 30.0, 30.0, 2, "cpu", "n:1", "t.1", "127.0.0.1")
+    spec = node_check.spec_of(settings, {"tiers": []}, tmp_path, sys=tmp_path / "sys")
+    assert len(spec.rdma_ports) == ports
+    check = NodeCheck(spec, multiprocessing.get_context("spawn"))
+    found = [each.check for each in check.report().findings if not each.good]
+    check.close()
+    assert found == (["locked memory"] if ports else [])
 
 
 def test_an_address_that_is_not_this_machine_s_cannot_be_reached():

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient import ledger
+from resilient.chart import Scale
 from resilient.exits import EnvironmentUnusable
 from resilient.picture import LISTED, WIDTH, cut, picture, width
 from resilient.processes import local_pid, local_pids
@@ -121,6 +122,14 @@ def test_a_command_that_was_killed_shows_although_nothing_tells_of_it():
 @pytest.mark.parametrize("metrics", [[], [{"t": 1.0, "step": 1, "loss": float("nan")}]])
 def test_a_campaign_without_a_step_has_a_picture(metrics: list[dict[str, Any]]):
     assert "No step was finished." in texts(drawn(picture([], metrics)))
+
+
+def test_times_at_the_ends_of_what_a_double_holds_have_a_picture():
+    events, metrics = campaign(2)
+    drawn(picture([*events, {**events[-1], "t": 1.7e308}], [*metrics, {**metrics[-1], "t": -1.7e308}]))
+    fault = next(line for line in events if line["event"] == "fault")
+    drawn(picture([*(line for line in events if line is not fault), {**fault, "detect_s": 1.7e308}], metrics))
+    assert Scale(-1.7e308, 1.7e308, 10.0, 20.0)(1e308) == 10.0
 
 
 def test_a_torn_ledger_has_a_picture(tmp_path: Path):

@@ -66,6 +66,13 @@ def test_the_driver_imports_nothing_that_only_ranks_or_agents_need():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+def test_no_framework_is_imported_unless_its_adapter_is():
+    frameworks = ["transformers", "accelerate", "pytorch_lightning", "lightning", "torchdata"]
+    modules = "resilient, resilient.worker, resilient.agent.bootstrap, resilient.integrations, resilient.state.attach"
+    code = f"import sys, {modules}; print([each for each in {frameworks} if each in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
 GROUPS = {
     "chaos": "chaos.cli",
     "ckpt": "checkpoint.cli",

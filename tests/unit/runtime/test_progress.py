@@ -172,6 +172,31 @@ def test_a_checkpoint_of_its_own_is_told_once_the_script_has_gone_on(watched: Wa
     assert told["bytes"] == (tmp_path / "model.pt").stat().st_size
 
 
+def test_checkpoints_are_told_of_a_script_that_has_no_optimizer(watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
+    now = time.time()
+    monkeypatch.setattr("resilient.clock.now", lambda: now)
+    for seconds, name in ((0.0, "arguments"), (5.0, "vocabulary"), (100.0, "first"), (100.5, "its other half"), (200.0, "second")):
+        monkeypatch.setattr("resilient.clock.now", lambda t=now + seconds: t)
+        save({}, tmp_path / name)
+    told = watched.told("script_checkpoint")
+    assert [(each["step"], each["files"]) for each in told] == [(0, 2)], "what it starts with is none, and the last one is not over"
+    watched.progress.ends()
+    assert [each["path"] for each in watched.told("script_checkpoint")] == [str(tmp_path / "second")]
+
+
+def test_a_checkpoint_is_told_by_the_name_that_its_folder_has_then(watched: Watched, tmp_path: Path):
+    optimizer = watched.optimizer()
+    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
+    watched.step(optimizer)
+    (tmp_path / "partial").mkdir()
+    for name in ("model.pt", "optimizer.pt"):
+        save({}, tmp_path / "partial" / name)
+    (tmp_path / "partial").rename(tmp_path / "step-1")
+    watched.step(optimizer)
+    assert [each["path"] for each in watched.told("script_checkpoint")] == [str(tmp_path / "step-1")]
+
+
 def test_a_checkpoint_that_could_not_be_finished_is_none(watched: Watched, tmp_path: Path):
     optimizer = watched.optimizer()
     save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))

@@ -42,3 +42,12 @@ def test_a_module_is_run_as_python_does_it():
 def test_what_cannot_be_run_is_said(words: list[str]):
     with pytest.raises(ConfigError, match=r"a script \(train.py\)|options come before"):
         understand(words, **NOTHING)
+
+
+def test_what_is_accepted_may_stand_before_a_config_or_behind_it_and_never_behind_a_script():
+    told = understand(["run.yaml", "--accept", "seed", "train.steps=5", "--accept=model.norm"], **NOTHING, accept=["data.text"])
+    assert (told.settings, told.accept) == (("train.steps=5",), ("data.text", "seed", "model.norm"))
+    told = understand(["train.py", "--accept", "seed"], **NOTHING, accept=["entrypoint"])
+    assert told.accept == ("entrypoint",) and load(told.config, told.settings).entrypoint == "train.py --accept seed"
+    with pytest.raises(ConfigError, match="names a key"):
+        understand(["run.yaml", "--accept"], **NOTHING)

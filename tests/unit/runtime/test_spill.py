@@ -26,6 +26,15 @@ def test_what_was_left_is_written_once_with_its_own_time_and_generation(tmp_path
     assert (event["event"], event["host"], event["t"]) == ("committed", "n1", 3.5)
 
 
+def test_a_checkpoint_of_a_script_is_told_once_and_by_whom(tmp_path: Path):
+    told = {"step": 9, "path": "/out"}
+    spill.leave(tmp_path, 1, "n1", [Record(rank, 1.0 + rank, spill.SCRIPT_CHECKPOINT, told) for rank in (1, 0)])
+    with ledger.Ledger(tmp_path) as book:
+        assert spill.take_in(tmp_path, book) == 1
+    (event,) = ledger.read_events(tmp_path / ledger.EVENTS)
+    assert (event["rank"], event["step"], event["path"]) == (0, 9, "/out")
+
+
 def test_nothing_to_leave_leaves_nothing(tmp_path: Path):
     spill.leave(tmp_path, 1, "n1", [])
     assert not list(tmp_path.iterdir())

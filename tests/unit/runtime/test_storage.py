@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from resilient.config import Config
-from resilient.storage import arrange, lies_in_ram, storage_of
+from resilient.storage import arrange, cost_of_a_kill, lies_in_ram, storage_of
 
 
 def config(*tiers: dict[str, Any], **more: Any) -> Config:
@@ -20,6 +20,27 @@ def test_a_durable_tier_alone_gets_memory_to_copy_into() -> None:
     found = arrange(config(DURABLE), 1, "id", WHERE)
     assert [(tier.name, tier.kind) for tier in found.tiers] == [("memory", "memory"), ("scratch", "durable")]
     assert (found.memory.every_steps, found.durable.every_steps, found.buffers) == (None, 50, 2)
+
+
+def test_a_durable_tier_alone_has_snapshots_in_ram_as_often_as_they_cost_little() -> None:
+    found = arrange(config(DURABLE), 1, "id", WHERE)
+    assert (found.memory.every_cost, found.durable.every_cost) == (0.005, None)
+    assert "one step" in cost_of_a_kill(found) and "0.5 %" in cost_of_a_kill(found)
+
+
+def test_who_wants_none_gets_none() -> None:
+    off = Config.model_validate({"checkpoint": {"every_steps": 50, "memory_cost": 0}})
+    found = arrange(off, 1, "id", {off.checkpoint.tiers[0].path: False})
+    assert found.memory.every_cost is None
+    assert cost_of_a_kill(found) == "up to 50 steps"
+
+
+def test_tiers_that_are_named_are_all_there_are() -> None:
+    assert arrange(config(NVME, DURABLE), 1, "id", WHERE).memory.every_cost is None
+    assert cost_of_a_kill(arrange(config(NVME, DURABLE), 1, "id", WHERE)) == "up to 5 steps"
+    named = arrange(config(RAM, DURABLE), 1, "id", WHERE)
+    assert named.memory.every_cost is None
+    assert cost_of_a_kill(named) == "one step"
 
 
 def test_a_first_tier_in_ram_is_the_memory_and_is_due_at_every_step() -> None:

@@ -94,6 +94,7 @@ TRANSIENT = [
     ),
     ("OSError: [Errno 113] No route to host", "the network to a peer"),
     ("DistBackendError: NCCL communicator was aborted on rank 3.", "ended by another error"),
+    ("AcceleratorError: CUDA error: unspecified launch failure", "the kernel log may say why"),
     (
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] writev [10.0.0.2]: Bad file descriptor",
         "gloo lost",
@@ -109,6 +110,8 @@ NODE = [
     ("NVRM: Xid (PCI:0000:86:00): 48, pid=4242, name=python, An uncorrectable double bit error (DBE) has been detected", "Xid"),
     ("RuntimeError: CUDA error: hardware stack error", "its hardware"),
     ("RuntimeError: No CUDA GPUs are available", "cannot be used"),
+    ("misc/ibvwrap.cc:262 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", "ulimit -l"),
+    ("misc/ibvwrap.cc:190 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory", "ulimit -l"),
     ("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", "cannot be used"),
     ("OSError: [Errno 28] No space left on device", "full"),
     ("OSError: [Errno 122] Disk quota exceeded: '/p/scratch/x'", "full"),

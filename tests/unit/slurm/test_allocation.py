@@ -52,7 +52,9 @@ def test_a_folded_list_is_the_same_names_in_the_same_order(names):
     assert expand(fold(names)) == names
 
 
-@pytest.mark.parametrize("text", ["n[1-2", "n1]", "n[a-b]", "n[[1]]", "a,,b"])
+@pytest.mark.parametrize(
+    "text", ["n[1-2", "n1]", "n[a-b]", "n[[1]]", "a,,b", "n[2-1]", "a[0-999999999][1-2]b[21-12]", 300 * "n", "n[1-2]" + 300 * "9"]
+)
 def test_what_is_no_host_list_is_refused(text):
     with pytest.raises(ValueError, match="host list"):
         expand(text)

@@ -268,7 +268,14 @@ def test_nodes_of_other_components_or_with_other_cpus_are_steps_of_their_own(ste
 
 
 def test_a_step_inherits_no_option_of_the_job_and_has_what_the_config_adds(steps: Steps, monkeypatch: pytest.MonkeyPatch):
-    inherited = {"SLURM_NTASKS", "SLURM_CPU_BIND_TYPE", "SRUN_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_THREADS_PER_CORE"}
+    inherited = {
+        "SLURM_NTASKS",
+        "SLURM_CPU_BIND_TYPE",
+        "SRUN_CPUS_PER_TASK",
+        "SLURM_GPUS",
+        "SLURM_THREADS_PER_CORE",
+        "SLURM_TRES_PER_TASK",
+    }
     for name in inherited:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("SLURM_JOB_ID", "77")

@@ -281,10 +281,16 @@ class Campaign(RuleBasedStateMachine):
     def numbers_are_bad(self, back: int) -> None:
         step = max(0, max(self.daemons[node].step for node in self.members) - back)
         self.invalid.append(InvalidationRule(self.generation, step))
-        if self.protected is not None and self.protected.step > step:
+        if self.protected is not None and (self.protected.step > step or self.has_a_successor(self.protected, step)):
             self.protected = None
         self.do("roll_back", step, "bad numbers")
         self.gather()
+
+    def has_a_successor(self, key: SnapshotKey, step: int) -> bool:
+        """Whether a newer snapshot than this, of after the step, is whole: then this one may have been let go of."""
+        there = {place[1:3] for daemon in self.daemons if daemon.alive for place in daemon.will_hold()}
+        newer = {each for each, _ in there if each > key and each.step > step}
+        return any(all((each, number) in there for number in range(MEMBERS)) for each in newer)
 
     @rule(steps=st.integers(1, 4))
     def undisturbed(self, steps: int) -> None:

@@ -7,10 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from resilient.worker import Config, ConfigError
 from trainer import attention
 from trainer.attention import Kernel, alibi_bias, alibi_slopes
+from trainer.data.bounds import Documents
+from trainer.instruments import Instruments
 from trainer.main import plan
 from trainer.model import GPT, rotary_table, rotate
 from trainer.optimizer import make_optimizer, set_learning_rate
@@ -71,7 +74,8 @@ KERNEL_MODELS = [{}, {"kv_heads": 2}, {"position": "alibi"}, {"position": "alibi
 def test_flash_and_math_attention_agree_forward_and_backward(model, documents, dtype):
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 100, (2, 32), generator=random)
-    apart = torch.randint(0, 2, (2, 32), generator=random).cumsum(1) if documents else None
+    apart = torch.randint(0, 2, (2, 32), generator=random).cumsum(1)
+    apart = Documents.of(apart) if documents else None
     found = []
     for kernel in (Kernel.SDPA_FLASH, Kernel.MATH):
         built = GPT(shape_of(config(model=model), 100), kernel)
@@ -90,7 +94,7 @@ def test_a_masked_document_is_computed_as_if_it_were_alone(position):
     built, _ = gpt(config(model={"position": position}))
     initialize(built, 1)
     tokens = torch.arange(32).reshape(1, 32)
-    documents = torch.tensor([[0] * 12 + [1] * 20])
+    documents = Documents.of(torch.tensor([[0] * 12 + [1] * 20]))
     positions = torch.cat([torch.arange(12), torch.arange(20)])[None] if position == "learned" else None
     with torch.no_grad():
         together = built(tokens, positions, documents)
@@ -109,8 +113,11 @@ def test_alibi_bends_scores_by_distance_and_by_head():
 def test_the_flash_attn_package_is_asked_for_the_same_attention(monkeypatch):
     """The package runs on CUDA alone: here a stand-in that computes what its documentation says, in its own layout."""
 
-    def plain(q, k, v, dropout_p, softmax_scale, causal, alibi_slopes=None):  # (batch, seq, heads, head_dim)
+    asked: list[bool] = []
+
+    def plain(q, k, v, dropout_p, softmax_scale, causal, deterministic, alibi_slopes=None):  # (batch, seq, heads, head_dim)
         assert causal and not dropout_p
+        asked.append(deterministic)
         k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
         distance = (torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])[None]).float()
@@ -119,13 +126,13 @@ def test_the_flash_attn_package_is_asked_for_the_same_attention(monkeypatch):
         return torch.einsum("bhqk,bkhd->bqhd", scores.masked_fill(distance < 0, -torch.inf).softmax(-1), v)
 
     def varlen(q, k, v, bounds, bounds_k, longest, longest_k, **options):
-        assert torch.equal(bounds, bounds_k) and longest == longest_k == int(bounds.diff().max()) and bounds.dtype == torch.int32
+        assert torch.equal(bounds, bounds_k) and longest == longest_k >= int(bounds.diff().max()) and bounds.dtype == torch.int32
         parts = [(int(a), int(b)) for a, b in pairwise(bounds)]
         return torch.cat([plain(q[None, a:b], k[None, a:b], v[None, a:b], **options)[0] for a, b in parts])
 
     package = SimpleNamespace(flash_attn_func=plain, flash_attn_varlen_func=varlen)
     monkeypatch.setitem(sys.modules, "flash_attn", package)
-    documents = torch.randint(0, 2, (2, 32), generator=torch.Generator().manual_seed(0)).cumsum(1)
+    documents = Documents.of(torch.randint(0, 2, (2, 32), generator=torch.Generator().manual_seed(0)).cumsum(1))
     for model in KERNEL_MODELS:
         for apart in (None, documents):
             found = []
@@ -135,6 +142,45 @@ def test_the_flash_attn_package_is_asked_for_the_same_attention(monkeypatch):
                 with torch.no_grad():
                     found.append(built(torch.arange(64).reshape(2, 32), documents=apart))
             torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    assert asked and not any(asked)
+    asked.clear()
+    torch.use_deterministic_algorithms(True)
+    try:
+        GPT(shape_of(config(), 100), Kernel.FLASH_ATTN)(torch.arange(64).reshape(2, 32))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert asked and all(asked), "train.deterministic holds for this package, too"
+
+
+class NoWaiting(TorchDispatchMode):
+    """What makes the CPU wait for a GPU is an error."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.overloadpacket.__name__ not in ("_local_scalar_dense", "nonzero", "masked_select", "unique_dim"), func
+        return func(*args, **(kwargs or {}))
+
+
+def test_attention_to_documents_waits_for_no_gpu(monkeypatch):
+    def varlen(q, k, v, bounds, bounds_k, longest, longest_k, **options):
+        assert type(longest) is int
+        return q * 1.0
+
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=varlen))
+    documents = Documents.of(torch.randint(0, 2, (2, 32), generator=torch.Generator().manual_seed(0)).cumsum(1))
+    for kernel in (Kernel.FLASH_ATTN, Kernel.MATH):
+        built = GPT(shape_of(config(), 100), kernel)
+        with NoWaiting():
+            built(torch.arange(64).reshape(2, 32), documents=documents)
+
+
+def test_bounds_of_parts_are_those_of_their_samples():
+    numbers = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 0, 0, 0, 0, 0], [0, 1, 2, 2, 3, 3]])
+    whole = Documents.of(numbers)
+    assert (whole.starts.shape, whole.longest) == ((3, 4), 6)
+    found = [part.bounds().unique().tolist() for part in whole.split(1)]
+    assert found == [[0, 2, 5, 6], [0, 6], [0, 1, 2, 4, 6]]
+    assert whole.bounds().unique().tolist() == [0, 2, 5, 6, 12, 13, 14, 16, 18]
+    assert (whole.bounds().diff() >= 0).all()
 
 
 def test_rotations_keep_lengths_and_depend_on_distance_alone():
@@ -221,6 +267,35 @@ def test_the_flops_of_a_known_model_are_those_of_the_formula():
     assert flops_per_token(size) == 6 * (12 * 12 * 768 * 768 + 50304 * 768) + 12 * 12 * 768 * 1024
     assert peak_flops("NVIDIA A100-SXM4-40GB") == 312e12
     assert peak_flops("AMD EPYC") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "fp32"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12, 19.5e12),
+        ("NVIDIA H100 80GB HBM3", 989e12, 67e12),
+        ("NVIDIA H100 PCIe", 756e12, 51e12),
+        ("NVIDIA H100 NVL", 835e12, 60e12),
+        ("NVIDIA H200", 989e12, 67e12),
+        ("NVIDIA GH200 480GB", 989e12, 67e12),
+        ("NVIDIA GB200", 2500e12, None),
+        ("NVIDIA B200", 2250e12, None),
+        ("AMD Instinct MI250X", 191.5e12, 47.9e12),
+        ("AMD Instinct MI300X", 1307e12, 163.4e12),
+    ],
+)
+def test_mfu_is_of_the_device_that_torch_names_in_the_precision_of_the_training(name, bf16, fp32):
+    assert (peak_flops(name), peak_flops(name, "fp32")) == (bf16, fp32)
+
+
+def test_the_memory_of_a_step_is_that_steps_peak(monkeypatch):
+    """Stands for torch's allocator, on a GPU."""
+    peak = [5 << 30]
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: peak.__setitem__(0, 1 << 30))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: peak[0])
+    instruments = Instruments(config(), SimpleNamespace(rank=0), torch.device("cuda", 0), 1, None)
+    instruments.start_step(2)
+    assert instruments._memory() == 1 << 30
 
 
 def test_the_plan_names_parameters_memory_and_checkpoint(tmp_path):

@@ -222,7 +222,7 @@ def read(windows: list[list[int]], **data: object) -> Any:
 
 def test_documents_are_told_apart_after_their_end_and_positions_begin_anew():
     batch, counted = read([[1, 2, 9, 3, 4, 5, 6], [9, 1, 9, 9, 2, 3, 4]], mask_documents=True)
-    assert batch.documents.tolist() == [[0, 0, 0, 1, 1, 1], [0, 1, 1, 2, 3, 3]]
+    assert batch.documents.numbers.tolist() == [[0, 0, 0, 1, 1, 1], [0, 1, 1, 2, 3, 3]]
     assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 2], [0, 0, 1, 0, 0, 1]]
     assert int(counted) == 12
 

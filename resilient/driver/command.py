@@ -1,0 +1,92 @@
+"""`resilient run`: from the words of the command line to the exit code, and what the terminal shows before and after a campaign."""
+
+import logging
+
+import typer
+from rich.console import Console
+
+from resilient.access import must_be_ours, restrict
+from resilient.campaign import allocation_of, already_reached, fitted, machine_layout, shares_of_gpus
+from resilient.config import ConfigError, attribute, load, notes
+from resilient.driver.campaign import run_campaign
+from resilient.driver.display import Display
+from resilient.driver.driver_log import DriverLog
+from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_saved
+from resilient.driver.launch import AgentAhead
+from resilient.driver.terminal import drain
+from resilient.exits import Exit
+from resilient.identity.resume import Known, versions_here
+from resilient.precision import settled
+from resilient.run_words import Told
+
+
+def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
+    """Run a campaign, or go on with it. Args: ahead: an agent that was started before anything is known of the campaign."""
+    config, given = told.config, list(told.settings)
+    loaded = load(config, given)
+    must_be_ours(config, loaded.run_dir, loaded.run_dir_mode)
+    restrict(loaded.run_dir_mode)
+    allocation = allocation_of(loaded)
+    if allocation is not None and allocation.task > 0:
+        return Exit.OK  # one of many that srun has started; the first one starts an agent on each node
+    _log_to_stderr(loaded.logging.level)
+    logging.getLogger().addHandler(log)
+    known = Known.of(loaded, config, given)
+    loaded, kept = known.keep(loaded)
+    loaded, precision = settled(fitted(loaded, allocation))
+    layout = machine_layout(loaded, allocation)
+    if allocation is None:
+        shares_of_gpus(loaded, layout)  # too few are refused before anything starts
+    shrunk = allocation is not None and allocation.gone
+    try:
+        resumption = known.resume(loaded, None if shrunk else layout, told.accept, versions_here(loaded, allocation is not None))
+    except ConfigError as error:
+        raise attribute(error, config, given) from None
+    console = Console(highlight=False)
+    reached = already_reached(loaded)
+    if reached is not None:
+        text = f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}"
+        console.print(text, soft_wrap=True)
+        return Exit.OK
+    display = Display(loaded.logging.progress, loaded.target_step, console=console, log=log)
+    if allocation is not None and allocation.gone:
+        display.note(f"the job has lost {', '.join(allocation.gone)}, and goes on with what is left")
+    display.note(greeting(loaded, layout))
+    if precision is not None and not loaded.is_script:
+        display.note(f"train.precision is {precision.precision}: {precision.why}")
+    for note in (*notes(config, given), *kept):
+        display.note(note)
+    if not loaded.is_script:
+        display.note(f"a worker that dies costs {cost_of_a_kill(loaded)}")
+    explain = lambda error: str(attribute(error, config, given))  # noqa: E731
+    try:
+        code, message = run_campaign(loaded, layout, display, explain, allocation, ahead, resumption)
+    finally:
+        display.close()
+
+    def say(text: str) -> None:
+        log.note(text)
+        console.print(text, soft_wrap=True)
+
+    def complain(text: str) -> None:
+        log.note(f"resilient: {text}")
+        typer.echo(f"resilient: {text}", err=True)
+
+    if message:
+        complain(message)
+    if code is Exit.OK:
+        say(farewell(loaded))
+    elif code is Exit.STOPPED:
+        if loaded.is_script and (saved := last_saved(loaded)) is not None:
+            say(saved)
+        say("The same command goes on from here.")
+    elif code is Exit.GAVE_UP:
+        complain(f"`resilient logs {loaded.run_dir}` shows what the ranks printed")
+    drain()  # driver.log has, too, what has become of these words
+    log.finish(loaded.run_dir)
+    return code
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("asyncio").setLevel(logging.WARNING)

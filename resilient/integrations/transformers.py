@@ -1,0 +1,179 @@
+"""transformers' Trainer: a snapshot after every step, from which it goes on in the middle of an epoch; stops, phases and metrics.
+
+    callback = ResilientCallback()
+    trainer = Trainer(..., callbacks=[callback])
+    trainer.train(resume_from_checkpoint=callback.resume(trainer, otherwise=newest_checkpoint_of_its_own))
+
+Owns what the Trainer keeps beside model and optimizer: its state, the scheduler, the scaler. A checkpoint folder without weights
+tells the Trainer where to go on, for they are in the model already. Its log history begins anew with each attempt.
+"""
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.utils import SAFE_WEIGHTS_NAME
+
+import resilient
+from resilient import clock, worker
+
+NOT_SAVED = ("log_history", "is_local_process_zero", "is_world_process_zero")  # grows without end; each rank's own
+LOGGED = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr"}  # by the Trainer, and as the runtime calls them
+
+
+class _Rest:
+    """The part of the state that the Trainer makes anew when it begins to train."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.scheduler: Any = None
+        self.loaded: Mapping[str, Any] | None = None
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        assert self.trainer.optimizer is not None
+        return self.trainer.optimizer.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        state = dataclasses.asdict(dataclasses.replace(self.trainer.state, log_history=[]))
+        scaler = self.trainer.accelerator.scaler
+        return {
+            "trainer": json.dumps({key: value for key, value in state.items() if key not in NOT_SAVED}),
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "scaler": scaler.state_dict() if scaler is not None else None,
+            "lr": [group["lr"] for group in self._groups],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.loaded = state
+
+    def begin(self, scheduler: Any) -> None:
+        """Scheduler and scaler are there."""
+        self.scheduler = scheduler
+        if self.loaded is None:
+            return
+        for part, saved in ((scheduler, self.loaded["scheduler"]), (self.trainer.accelerator.scaler, self.loaded["scaler"])):
+            if part is not None and saved is not None:
+                part.load_state_dict(saved)
+        for group, lr in zip(self._groups, self.loaded["lr"], strict=True):
+            group["lr"] = lr  # a scheduler that is made sets it to that of its first step
+
+
+class ResilientCallback(TrainerCallback):
+    """One per Trainer; without a supervisor it does nothing. On all ranks alike."""
+
+    def __init__(self) -> None:
+        self._attached: resilient.Attached | None = None
+        self._rest: _Rest | None = None
+        self._folder: Path | None = None
+        self._phase: Any = None
+        self._line: dict[str, Any] | None = None  # the metrics of a step that is not finished
+        self._stepped_t: float | None = None
+
+    def resume(self, trainer: Trainer, otherwise: str | None = None) -> str | None:
+        """Go on from the newest snapshot; what to give `trainer.train` as `resume_from_checkpoint`.
+
+        Args:
+            otherwise: the newest checkpoint that the Trainer has written by itself; returned where no snapshot is as new.
+
+        Raises ValueError where the Trainer shards the model by itself (FSDP, DeepSpeed).
+        """
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+            raise ValueError(
+                "ResilientCallback keeps no snapshots of a Trainer with FSDP or DeepSpeed: leave it out, and go on as before"
+            )
+        model, optimizer = trainer.model, trainer.create_optimizer()
+        assert model is not None
+        self._rest = _Rest(trainer)
+        self._attached = resilient.attach(model=model, optimizer=optimizer, extra={"trainer": self._rest})
+        if self._rest.loaded is None or self._attached.step < _step_of(otherwise):
+            self._attached.begin()  # its random numbers are not these
+            self._rest.loaded = None
+            return otherwise
+        self._folder = Path(tempfile.mkdtemp(prefix="resilient-resume-"))
+        (self._folder / TRAINER_STATE_NAME).write_text(self._rest.loaded["trainer"])
+        safetensors.torch.save_file({}, self._folder / SAFE_WEIGHTS_NAME)
+        return str(self._folder)
+
+    # -- what the Trainer calls ----------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """All is made, and what was saved of it was read."""
+        if self._rest is None:
+            raise RuntimeError("call ResilientCallback.resume(trainer) before trainer.train")
+        self._rest.begin(kwargs["lr_scheduler"])
+        if self._folder is not None:
+            shutil.rmtree(self._folder)
+            self._folder = None
+        self._enter("data")
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """At the begin of an epoch random numbers are drawn for its order; in the middle of one they were drawn before."""
+        if self._attached is not None and float(state.epoch or 0.0).is_integer():
+            self._attached.begin()
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The batches of the step are there."""
+        assert self._attached is not None
+        self._finish(state, control)
+        self._attached.begin()
+        self._enter("step")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """A step is done, with scheduler and counters; where its loss is logged next, it is finished then."""
+        now, before_t = clock.now(), self._stepped_t
+        self._stepped_t = now
+        self._line = {"step": state.global_step, **({"step_s": now - before_t} if before_t else {})}
+        if not control.should_log:
+            self._finish(state, control)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """What is logged is that of the steps since it was logged last."""
+        if self._line is not None:
+            logs: Mapping[str, Any] = kwargs.get("logs") or {}
+            self._line.update({name: float(logs[key]) for key, name in LOGGED.items() if key in logs})
+            self._finish(state, control)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._enter("snapshot" if control.should_save else "data")
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._enter("data")
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The last step is saved."""
+        self._finish(state, control)
+        if self._attached is not None:
+            self._attached.close()
+        self._enter("snapshot")  # what scripts do then
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def _finish(self, state: TrainerState, control: TrainerControl) -> None:
+        """Tell of the step that is done, if that was not told; beat, take a snapshot, have the Trainer stop and save if asked."""
+        line, self._line = self._line, None
+        if line is None or self._attached is None:
+            return
+        if state.is_world_process_zero:
+            worker.report(line)  # first: a step that has a snapshot is not computed again
+        self._attached.after_step(state.global_step)
+        if self._attached.should_stop() is not None:
+            control.should_training_stop = control.should_save = True
+        self._enter("eval" if control.should_evaluate else "snapshot" if control.should_save else "data")
+
+    def _enter(self, name: str) -> None:
+        if self._phase is not None:
+            self._phase.__exit__(None, None, None)
+        self._phase = worker.phase(name)
+        self._phase.__enter__()
+
+
+def _step_of(folder: str | None) -> int:
+    return TrainerState.load_from_json(str(Path(folder) / TRAINER_STATE_NAME)).global_step if folder is not None else 0

@@ -1,0 +1,322 @@
+"""`attach`: snapshots of a training script's state, and the loop that takes them.
+
+Owns the order of things: the state is restored before the loop, its random numbers right before the first step; a snapshot is taken
+after a step is whole, and the last one is made sure of. Without a supervisor a loop is a loop, and nothing is saved.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import Module
+from torch.optim import Optimizer
+
+import checkpoint
+from checkpoint.agreement import Ranks as Peers
+from resilient import worker
+from resilient.state import arrays, documents, optimizers, randomness
+from resilient.state.arrays import Arrays, Ranks, StateChangedShape
+from resilient.state.documents import Documents
+from resilient.state.modules import ModelTensors
+from resilient.state.optimizers import Table
+from resilient.state.position import Position
+
+log = logging.getLogger(__name__)
+
+LAST_WAIT_S = 20.0  # for a buffer that is still being copied to a slower tier
+KEY = "attached"  # of what the small state says of all that follows
+
+
+def attach(
+    *,
+    model: Module,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    scheduler: Any = None,
+    extra: Any = None,
+    loader: Any = None,
+    group: dist.ProcessGroup | None = None,
+) -> "Attached":
+    """Go on from the newest snapshot, if there is one, and have snapshots taken from now on. All ranks call it, once.
+
+    Call it when everything is made: after `init_process_group`, DDP, `fully_shard` or `parallelize_module`, and before the loop.
+
+    Args:
+        model: plain, or with DTensor parameters on any mesh.
+        optimizer: or several; all their parameters are the model's, or those of modules in `extra`.
+        scheduler: or several, of learning rates: whatever has `state_dict` and `load_state_dict`.
+        extra: a dict whose values are saved, and replaced when the script goes on: modules, things with `state_dict`, random
+            generators, numbers, text, lists, small tensors; or one such thing.
+        loader: whose position is saved, if it has a `state_dict` as torchdata's StatefulDataLoader, and the epoch of its sampler;
+            or a sampler.
+        group: one that carries objects (gloo does); None: the default group if it is gloo's, or else one that is made here.
+
+    Raises UnrecoverableError where something cannot be saved, or there are snapshots and none that this script can go on from;
+    RuntimeError where there are several ranks and no process group.
+    """
+    return Attached(model, _several(optimizer), _several(scheduler), extra, loader, group)
+
+
+class Attached:
+    """What `attach` returns. All ranks call its methods alike.
+
+    Attributes:
+        step: how many steps are done; those of earlier attempts count.
+        context: of `resilient.worker`.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        all_optimizers: Sequence[Optimizer],
+        schedulers: Sequence[Any],
+        extra: Any,
+        loader: Any,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self.context = worker.init()
+        self.step = 0
+        self._optimizers = all_optimizers
+        others = extra if isinstance(extra, Mapping) else {"module": extra}
+        beside = {name: value for name, value in others.items() if isinstance(value, Module)}
+        self._position = Position(loader)
+        self._position.capture()  # a stateful loader makes its iterator now, with a supervisor or without
+        self._random: Mapping[str, Any] = {}
+        self._begun = self._started = self._warned = False
+        self._saved_step: int | None = None
+        self._snapshots: checkpoint.Snapshots | None = None
+        if self.context.session is None:
+            return
+        self._models = [ModelTensors(model), *(ModelTensors(value, f"extra/{name}/") for name, value in beside.items())]
+        self._documents = Documents(
+            modules=self._models, all_optimizers=all_optimizers, schedulers=schedulers, extra=extra, position=self._position
+        )
+        group = group or _group(self.context.world_size)
+        self._peers = Peers(group)
+        self._snapshots = checkpoint.Snapshots(self.context.session, group=group)
+        with worker.phase("load"):
+            self._resume(self._snapshots, group)
+            try:
+                self._documents.capture()  # what cannot be saved is said now, and not after the first step
+            except (TypeError, ValueError) as error:
+                raise worker.UnrecoverableError(f"the state cannot be saved: {error}") from error
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The steps that are left, as `range(total)` counts them; each is done when the next one is asked for.
+
+        Ends early where the runtime asks to stop. A loop that is left by `break` or an exception has not done its step.
+        """
+        self.begin()
+        while self.step < total and self.should_stop() is None:
+            with worker.phase("step"):
+                yield self.step
+            self.after_step()
+        self.close()
+
+    def begin(self) -> None:
+        """The loop begins: random generators are set to where they were. `steps`, `should_stop` and `after_step` call it, once."""
+        if self._begun:
+            return
+        self._begun = True
+        if self._random:
+            randomness.restore(self._random)
+
+    def should_stop(self) -> str | None:
+        """Before each step, the first one too: the reason to leave the loop now, else None; the state is saved then."""
+        self.begin()
+        reason = worker.should_stop()
+        if reason is not None:
+            self.close()
+        return reason
+
+    def after_step(self, step: int | None = None) -> None:
+        """A step is done: the heartbeat, and a snapshot where one is due.
+
+        Args:
+            step: how many are done now; None: one more.
+        """
+        self.begin()
+        self.step = self.step + 1 if step is None else step
+        worker.beat(self.step)
+        if self._snapshots is None:
+            return
+        self._start(self._snapshots)
+        tiers = self._snapshots.due(self.step)
+        if tiers:
+            self._take(self._snapshots, tiers)
+
+    def save(self) -> bool:
+        """Take a snapshot of the present step for the durable tier, due or not; whether there was a buffer for it."""
+        if self._snapshots is None:
+            return False
+        self._start(self._snapshots)
+        return self._take(self._snapshots, self._durable(), wait_s=LAST_WAIT_S)
+
+    def close(self) -> None:
+        """The loop is over: make sure that its last step is saved. `steps` and, when it is to stop, `should_stop` call it."""
+        if self._snapshots is None or not self._started:
+            return
+        if self._snapshots.left_out(self._saved_step == self.step):
+            self._take(self._snapshots, self._durable(), wait_s=LAST_WAIT_S, again=True)
+
+    # -- snapshots -----------------------------------------------------------------------------------------------------
+
+    def _durable(self) -> frozenset[str]:
+        assert self._snapshots is not None
+        durable = self._snapshots.session.durable
+        return frozenset([durable[0]] if durable is not None else [])
+
+    def _start(self, snapshots: checkpoint.Snapshots) -> None:
+        """Announce what is saved, once: after the first step, when the optimizers have their states."""
+        if self._started:
+            return
+        self._started = True
+        with worker.phase("snapshot"):
+            peers = self._peers
+            tables = [optimizers.table_of(each) for each in self._optimizers]
+            document = self._documents.capture()
+            found = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count))
+            mine = (found.meshes(), found.fingerprint(), documents.capacity(len(document)), self._table_json(tables))
+            everyone = peers.all(mine)
+            if any(each[3] != mine[3] for each in everyone):
+                raise worker.UnrecoverableError(
+                    "the optimizers of the ranks keep states of different parameters: no state is whole"
+                )
+            own = any(each[1] != mine[1] for each in everyone)
+            if own:
+                log.warning(
+                    "plain parameters differ from rank to rank, and are saved for each: only as many ranks can go on from that"
+                )
+            shares = arrays.shares(mine[0], [each[0] for each in everyone])
+            self._arrays = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count, shares, own))
+            size = max(each[2] for each in everyone)
+            self._documents.set_capacity(size)
+            self._about = {"ranks": peers.count, "document_bytes": size, "own_parameters": own, "tables": mine[3]}
+            snapshots.start([*self._arrays.local_shards(), self._documents.local_shard(document, peers.rank, peers.count)])
+            snapshots.ready()
+
+    def _table_json(self, tables: Sequence[Table]) -> Any:
+        counts = [len(optimizers.parameters_of(each)) for each in self._optimizers]
+        return [optimizers.as_json(table, count) for table, count in zip(tables, counts, strict=True)]
+
+    def _take(self, snapshots: checkpoint.Snapshots, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> bool:
+        with worker.phase("snapshot"):
+            try:
+                document = self._documents.local_shard(self._documents.capture(), self._peers.rank, self._peers.count)
+                local_shards = [*self._arrays.local_shards(), document]
+            except (StateChangedShape, documents.TooLong) as error:
+                if not self._warned:
+                    log.error("no snapshots from step %d on, until the next attempt begins: %s", self.step, error)
+                self._warned = True
+                return False
+            groups = [optimizers.options(each, f"optimizer {number}") for number, each in enumerate(self._optimizers)]
+            small: dict[str, Any] = {
+                "step": self.step,
+                "generation": self.context.generation,
+                KEY: {**self._about, "groups": groups},
+            }
+            result = snapshots.take(self.step, local_shards, small, tiers, changed=False, wait_s=wait_s, again=again)
+        if result.copied:
+            self._saved_step = self.step
+        return result.copied
+
+    # -- going on ------------------------------------------------------------------------------------------------------
+
+    def _resume(self, snapshots: checkpoint.Snapshots, group: dist.ProcessGroup | None) -> None:
+        durable = snapshots.session.durable
+        name, root = durable if durable is not None else ("durable", Path())
+        into: list[_Reading] = []
+
+        def local_shards(state: Mapping[str, Any]) -> list[checkpoint.LocalShard]:
+            into[:] = [self._to_read(state)]
+            return into[0].local_shards()
+
+        def rejected(step: int, tier: str, reason: str) -> None:
+            worker.report({"step": step, "tier": tier, "reason": reason}, event="checkpoint_rejected")
+
+        held = snapshots.session.candidates
+        try:
+            found = checkpoint.restore(root, local_shards, tier=name, held=held, group=group, on_reject=rejected)
+            if found is not None:
+                self._go_on(found.step, into[0])
+        except (checkpoint.NoUsableCheckpoint, checkpoint.CheckpointMismatch, ValueError) as error:
+            raise worker.UnrecoverableError(str(error)) from error
+        if self.context.rank == 0:
+            worker.report({"step": self.step, "tier": found.tier if found is not None else name}, event="resumed")
+
+    def _to_read(self, state: Mapping[str, Any]) -> "_Reading":
+        """What a checkpoint with such a state is read into. Raises CheckpointMismatch."""
+        peers = self._peers
+        try:
+            about = state[KEY]
+            count, size, own = int(about["ranks"]), int(about["document_bytes"]), bool(about["own_parameters"])
+            if len(about["tables"]) != len(self._optimizers):
+                raise ValueError(
+                    f"it has the states of {len(about['tables'])} optimizers, and this script has {len(self._optimizers)}"
+                )
+            if own and count != peers.count:
+                raise ValueError(f"its parameters are those of {count} ranks that had different ones, and there are {peers.count}")
+            tables = []
+            for optimizer, table in zip(self._optimizers, about["tables"], strict=True):
+                tables.append(optimizers.from_json(table, len(optimizers.parameters_of(optimizer))))
+                optimizers.make(optimizer, tables[-1])
+            row = peers.rank if count == peers.count else 0
+            found = Arrays(self._models, self._optimizers, tables, Ranks(row, count, own_parameters=own))
+            documents_read = torch.zeros((1 if count == peers.count else count, size), dtype=torch.uint8)
+        except (KeyError, TypeError, ValueError) as error:
+            raise checkpoint.CheckpointMismatch(f"the checkpoint is not of this script: {error}") from error
+        return _Reading(found, documents_read, row, count, about["groups"])
+
+    def _go_on(self, step: int, read: "_Reading") -> None:
+        peers = self._peers
+        read.found.spread()
+        for optimizer, groups in zip(self._optimizers, read.groups, strict=True):
+            optimizers.set_options(optimizer, groups)
+        self._random = self._documents.restore(read.rows, peers.count, same=read.count == peers.count)
+        self.step = self._saved_step = step
+        self._position.capture()  # a stateful loader makes its iterator before the random numbers are set
+        if not self._random:
+            randomness.start_anew(step)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What a checkpoint is read into.
+
+    Attributes:
+        rows: of the documents: all of them, or this rank's; (ranks, bytes).
+        row: the first of them.
+        count: of the ranks that wrote.
+        groups: options of the optimizers.
+    """
+
+    found: Arrays
+    rows: torch.Tensor
+    row: int
+    count: int
+    groups: Sequence[Any]
+
+    def local_shards(self) -> list[checkpoint.LocalShard]:
+        size = self.rows.shape[1]
+        row = checkpoint.LocalShard(documents.ARRAY, (self.count, size), (self.row, 0), self.rows, (1, size))
+        return [*self.found.local_shards(), row]
+
+
+def _several(found: Any) -> tuple[Any, ...]:
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list | tuple) else (found,)
+
+
+def _group(world_size: int) -> dist.ProcessGroup | None:
+    """A group that carries objects; None for the default one. Raises RuntimeError."""
+    if world_size == 1:
+        return None
+    if not (dist.is_available() and dist.is_initialized()):
+        raise RuntimeError(f"there are {world_size} ranks and no process group: call init_process_group before resilient.attach")
+    return None if dist.get_backend() == dist.Backend.GLOO else dist.new_group(backend="gloo")

@@ -1,0 +1,99 @@
+"""The tensors of a model, where they are found again at every step, under the names that `torch.distributed.checkpoint` gives them.
+
+Owns the walk over modules: what DDP, torch.compile and activation checkpointing put around a module leaves its name as it was. What
+`get_model_state_dict` knows beyond parameters and buffers (extra states) is kept as its *rest*.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+
+from checkpoint.dcp_names import TENSORS, array_name
+
+MODEL = "model/"
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a tensor of a module is: looked up again at every step, for it may be replaced.
+
+    Attributes:
+        name: of its array: group, and name in the model.
+        home: of the module, its parameters or its buffers.
+        key: there.
+        is_buffer: no parameter.
+    """
+
+    name: str
+    home: Mapping[str, Any]
+    key: str
+    is_buffer: bool
+
+    def tensor(self) -> torch.Tensor:
+        """What is there now."""
+        found: torch.Tensor = self.home[self.key]
+        return found
+
+
+class ModelTensors:
+    """A model's parameters and persistent buffers, each once however often it is tied, and the rest of its state.
+
+    Args:
+        group: put before all names; ends in "/".
+
+    Raises ValueError where the model is sharded by FullyShardedDataParallel, whose parameters are no arrays.
+    """
+
+    def __init__(self, model: Module, group: str = MODEL) -> None:
+        self.model = model
+        seen: set[int] = set()
+        walked: set[str] = set()
+        self.slots: list[Slot] = []
+        for slot in _walk(model, ""):
+            tensor = slot.tensor()
+            walked.add(slot.name)
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                self.slots.append(replace(slot, name=group + node_name(slot.name)))
+        self._rest = sorted(set(get_model_state_dict(model)) - walked)
+
+    def rest(self) -> dict[str, Any]:
+        """What the model's state has beyond parameters and buffers."""
+        if not self._rest:
+            return {}
+        found = get_model_state_dict(self.model)
+        return {name: found[name] for name in self._rest}
+
+    def load_rest(self, rest: Mapping[str, Any]) -> None:
+        """Set what `rest` gave."""
+        if rest:
+            set_model_state_dict(self.model, dict(rest), options=StateDictOptions(strict=False))
+
+
+def node_name(name: str) -> str:
+    """A name as that of a Zarr array."""
+    return array_name(name).removeprefix(f"{TENSORS}/")
+
+
+def _walk(module: Module, path: str) -> Iterator[Slot]:
+    """Parameters and persistent buffers, those of a module before those of its children."""
+    if type(module).__name__ == "FullyShardedDataParallel":
+        raise ValueError(
+            f"{path or 'the model'} is sharded by FullyShardedDataParallel, whose flat parameters are no arrays; shard it by "
+            "torch.distributed.fsdp.fully_shard"
+        )
+    for key, parameter in module._parameters.items():
+        if parameter is not None:
+            yield Slot(path + key, module._parameters, key, False)
+    for key, buffer in module._buffers.items():
+        if buffer is not None and key not in module._non_persistent_buffers_set:
+            yield Slot(path + key, module._buffers, key, True)
+    for name, child in module.named_children():
+        wraps = name in _WRAPPERS or (name == "module" and isinstance(module, DistributedDataParallel))
+        yield from _walk(child, path if wraps else f"{path}{name}.")

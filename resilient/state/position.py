@@ -1,0 +1,92 @@
+"""The position of a data loader, and the epoch of its sampler.
+
+Owns what is asked of a loader: `state_dict` where it has one (torchdata's StatefulDataLoader), and the `epoch` of a sampler.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class Position:
+    """Where a loader is. Without one, nothing.
+
+    Args:
+        loader: a StatefulDataLoader, a DataLoader, or a sampler.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self._samplers = [each for each in _samplers(loader) if hasattr(each, "epoch") and hasattr(each, "set_epoch")]
+
+    def capture(self) -> dict[str, Any]:
+        """The position now. A stateful loader that has no iterator yet makes one, which takes a number from torch's generator."""
+        found: dict[str, Any] = {}
+        if self._samplers:
+            found["epochs"] = [each.epoch for each in self._samplers]
+        if self._stateful:
+            found["state"] = self._loader.state_dict()
+        return found
+
+    def restore(self, saved: Sequence[dict[str, Any]], world_size: int, *, same: bool) -> None:
+        """Go to a position.
+
+        Args:
+            saved: this rank's, or those of all ranks that there were then.
+            same: as many ranks saved it; then the first one counts.
+
+        Raises ValueError where they mean nothing for this number of ranks.
+        """
+        first = saved[0]
+        for sampler, epoch in zip(self._samplers, first.get("epochs", ()), strict=False):
+            sampler.set_epoch(epoch)
+        if not self._stateful or "state" not in first:
+            return
+        if same:
+            self._loader.load_state_dict(first["state"])
+        elif self._is_distributed():
+            self._go_to_sample(saved, world_size)
+        elif all(_same(each["state"], first["state"]) for each in saved):
+            self._loader.load_state_dict(first["state"])  # every rank reads the same
+        else:
+            raise ValueError(
+                f"the positions of the data loader are those of {len(saved)} ranks that read different data by samplers of their "
+                f"own, and there are {world_size} ranks now; a DistributedSampler's positions can be taken over"
+            )
+
+    def _is_distributed(self) -> bool:
+        return any(hasattr(each, "num_replicas") for each in _samplers(self._loader))
+
+    def _go_to_sample(self, everyone: Sequence[dict[str, Any]], world_size: int) -> None:
+        """A distributed sampler deals samples out in turn: what all ranks together have read are the first ones of the epoch."""
+        read = {each["state"]["_num_yielded"] for each in everyone}
+        if len(read) != 1:
+            raise ValueError(
+                f"the ranks had read different numbers of batches ({sorted(read)}), which mean nothing for {world_size} ranks"
+            )
+        batches, rest = divmod(read.pop() * len(everyone), world_size)
+        if rest:
+            log.warning("%d batches that were read before cannot be dealt out to %d ranks, and are read again", rest, world_size)
+        iterator = iter(self._loader)
+        for _ in range(batches):
+            next(iterator, None)
+        self._loader.load_state_dict(self._loader.state_dict())  # the script's own iterator goes on from here
+
+
+def _samplers(loader: Any) -> list[Any]:
+    """A loader's samplers, the outer one first; a sampler alone."""
+    found: list[Any] = []
+    for each in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None), loader):
+        while each is not None and not any(each is other for other in found):
+            found.append(each)
+            each = getattr(each, "sampler", None)
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    from resilient.state.encoding import encode
+
+    return encode(one) == encode(other)

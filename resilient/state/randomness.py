@@ -1,0 +1,55 @@
+"""Random number generators of a process: Python's, NumPy's, torch's, and those of its GPU."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def capture() -> dict[str, Any]:
+    """The state of all of them; see `encoding`."""
+    version, numbers, gauss = random.getstate()
+    found: dict[str, Any] = {
+        "python": [version, np.array(numbers, np.uint32), gauss],
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        found["cuda"] = torch.cuda.get_rng_state()
+    return found
+
+
+def restore(found: Mapping[str, Any]) -> None:
+    """Set what `capture` gave. Raises KeyError, TypeError, ValueError for anything else."""
+    version, numbers, gauss = found["python"]
+    random.setstate((version, tuple(numbers.tolist()), gauss))
+    np.random.set_state(found["numpy"])
+    torch.set_rng_state(found["torch"])
+    if "cuda" in found and torch.cuda.is_available():
+        torch.cuda.set_rng_state(found["cuda"])
+
+
+def generator_state(value: Any) -> Any:
+    """The state of a generator of the script's own, torch's or NumPy's; None if it is none."""
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, np.random.Generator):
+        return dict(value.bit_generator.state)
+    return None
+
+
+def set_generator(value: Any, state: Any) -> None:
+    """Set what `generator_state` gave."""
+    if isinstance(value, torch.Generator):
+        value.set_state(state)
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+
+
+def start_anew(step: int) -> None:
+    """Begin other random numbers than a script begins with, on ranks to which none belong; alike where ranks began alike."""
+    torch.manual_seed((torch.initial_seed() + 1_000_003 * (step + 1)) % 2**63)
+    random.seed(random.getrandbits(64) + step)
+    np.random.seed((int(np.random.randint(2**31)) + step) % 2**32)

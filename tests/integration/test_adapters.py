@@ -1,0 +1,79 @@
+"""Adapters: a script of a framework that has one loses no step that had a snapshot, and its numbers are those of a calm run."""
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from campaigns import ROOT, Campaign, wait_for
+
+EXAMPLES = ROOT / "examples"
+SCRIPTS = ["transformers_snapshots"]
+
+Adapted = Callable[..., Campaign]
+
+
+@pytest.fixture
+def adapted(campaign: Callable[..., Campaign], tmp_path: Path) -> Iterator[Adapted]:
+    """A campaign of an example, with a tier in RAM of its own."""
+
+    def make(script: str, steps: int, name: str = "run", words: str = "", **config: Any) -> Campaign:
+        tiers = [{"name": "ram", "path": f"/dev/shm/adapters-{os.getpid()}-{tmp_path.name}-{name}", "keep_last": 2}]
+        tiers += [{"name": "disk", "path": "${run_dir}/checkpoints"}]
+        return campaign(
+            tmp_path / name,
+            entrypoint=f"{EXAMPLES}/{script}.py --steps {steps} --out ${{run_dir}}/out {words}",
+            cluster={"procs_per_node": 2, "device": "cpu"},
+            checkpoint={"every_steps": 1000, "tiers": tiers},
+            **config,
+        )
+
+    yield make
+    for left in Path("/dev/shm").glob(f"adapters-{os.getpid()}-{tmp_path.name}-*"):
+        for path in sorted(left.rglob("*"), reverse=True):
+            path.unlink() if not path.is_dir() else path.rmdir()
+        left.rmdir()
+
+
+def recovered(run: Campaign, count: int) -> None:
+    wait_for(lambda: len(run.events("recovered")) >= count, lambda: f"recovery {count}\n{run.logs()}")
+
+
+def weights(run: Campaign) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (run.run_dir / "out").glob("model*.safetensors")}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_kills_in_the_middle_of_an_epoch_lose_no_step_and_change_no_number(adapted: Adapted, script: str, rounds: int):
+    chance = random.Random(rounds)
+    steps = 40 + 20 * rounds
+    run = adapted(script, steps).start()
+    for number in range(1, 2 * rounds + 1):
+        run.reach(run.step() + chance.randrange(4, 9))
+        os.kill(run.workers()[chance.randrange(2)], signal.SIGKILL)
+        recovered(run, number)
+    assert run.wait(400) == 0, run.output + run.logs()
+    assert {fault["kind"] for fault in run.events("fault")} == {"exit"}
+    assert {event["tier"] for event in run.events("generation_started")[1:]} == {"ram"}
+    assert max(event["lost_steps"] for event in run.events("recovered")) <= 1, "the step that was not whole yet"
+    calm = adapted(script, steps, "calm")
+    assert calm.run() == 0, calm.output + calm.logs()
+    assert run.losses() == calm.losses() and len(calm.losses()) == steps
+    assert weights(run) == weights(calm) and weights(calm)
+
+
+@pytest.mark.timeout(300)
+def test_a_trainer_that_is_asked_to_stop_saves_the_step_by_its_own_checkpoint_too(adapted: Adapted):
+    run = adapted("transformers_snapshots", 100000).start()
+    run.reach(8)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output + run.logs()
+    (drain,) = run.events("drain")
+    assert (run.run_dir / f"out/checkpoint-{drain['step']}/trainer_state.json").exists()
+    assert run.run(f"entrypoint={EXAMPLES}/transformers_snapshots.py --steps {drain['step'] + 5} --out {run.run_dir}/out") == 0
+    assert run.events("generation_started")[-1]["resumed_step"] == drain["step"]
+    assert set(run.losses()) == set(range(1, drain["step"] + 6))

@@ -1,0 +1,173 @@
+"""`resilient.attach`: scripts whose state is kept go on after faults as if nothing had happened, to the last bit."""
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from campaigns import ROOT, Campaign, wait_for, weights
+
+PACED = Path(__file__).with_name("paced_script.py")
+ODD = Path(__file__).with_name("ends_oddly.py")
+EXAMPLES = ["ddp", "fsdp2", "tensor_parallel"]
+STEPS = 100
+
+
+Attached = Callable[..., Campaign]
+
+
+@pytest.fixture
+def attached(campaign: Callable[..., Campaign], tmp_path: Path) -> Iterator[Attached]:
+    """Campaigns of attached scripts, with a tier in RAM: `words` of one, paced by `step_s`; each has a name of its own."""
+    ram = Path(f"/dev/shm/resilient-test-{os.getpid()}-{random.randrange(1 << 30)}")
+
+    def make(words: str, *, step_s: float = 0.0, name: str = "run", every_steps: int = 20, **config: Any) -> Campaign:
+        base = tmp_path / name
+        tiers = [
+            {"name": "ram", "path": str(ram / name), "keep_last": 2, "replicas": 1},
+            {"name": "disk", "path": str(base / "run/checkpoints")},
+        ]
+        cluster = {"procs_per_node": 2, "device": "cpu", **config.pop("cluster", {})}
+        script = words if words.startswith(str(ODD)) else f"{PACED} {step_s} {words}"
+        return campaign(base, entrypoint=script, cluster=cluster, checkpoint={"every_steps": every_steps, "tiers": tiers}, **config)
+
+    make.ram = ram  # type: ignore[attr-defined]
+    yield make
+    shutil.rmtree(ram, ignore_errors=True)
+
+
+def torchrun(ranks: int, *words: str) -> dict[int, str]:
+    """The losses of a script by step, as torchrun has them."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), *words]
+    return said(command)
+
+
+def said(command: list[str]) -> dict[int, str]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {int(step): loss for step, loss in re.findall(r"step (\d+) loss (\S+)", done.stdout)}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_after_a_kill_losses_are_those_of_torchrun_to_the_last_bit(attached: Attached, example: str):
+    script = ROOT / f"examples/{example}.py"
+    run = attached(f"{script} 30", step_s=0.05).start()
+    run.reach(13)
+    os.kill(run.workers()[1], signal.SIGKILL)
+    assert run.wait() == 0, run.output + run.logs()
+    (fault,) = run.events("fault")
+    assert (fault["kind"], fault["ranks"]) == ("exit", [1])
+    resumed = run.events("generation_started")[1]
+    assert resumed["resumed_step"] >= 12 and resumed["tier"] == "ram"
+    assert {step: {loss} for step, loss in torchrun(2, str(script), "30").items()} == run.losses()
+
+
+@pytest.mark.parametrize("example", ["fsdp2", "tensor_parallel"])
+def test_a_script_goes_on_with_more_ranks_and_with_fewer(attached: Attached, example: str):
+    script = ROOT / f"examples/{example}.py"
+    run = attached(f"{script} 4")
+    for total, ranks in ((4, 2), (8, 4), (12, 1)):
+        words = f"entrypoint={PACED} 0.0 {script} {total}"
+        assert run.run(words, f"cluster.procs_per_node={ranks}") == 0, run.output + run.logs()
+    assert [event["resumed_step"] for event in run.events("generation_started")] == [0, 4, 8]
+    alone = said([sys.executable, str(script), "12"])
+    found = {line["step"]: line["loss"] for line in run.metrics()}
+    assert len(run.metrics()) == 12 and found == pytest.approx({step: float(loss) for step, loss in alone.items()}, rel=1e-4)
+
+
+def test_a_snapshot_daemon_that_is_stopped_at_the_end_is_replaced_and_what_it_held_is_durable(attached: Attached):
+    run = attached(f"{ODD} waits 6").start()
+    wait_for(lambda: [event for event in run.events("snapshot") if event["step"] == 6], "the last snapshot", 60.0)
+    (daemon,) = [process for process in run.processes() if "checkpoint.daemon" in process.cmdline()]
+    daemon.suspend()
+    (run.directory / "go").touch()
+    assert run.wait(200) == 0, run.output + run.logs()
+    (fault,) = run.events("fault")
+    assert fault["kind"] == "storage" and "the snapshot daemon of node 0 has not answered for 30 s" in fault["detail"]
+    assert [event["fault_id"] for event in run.events("recovered")] == [fault["fault_id"]]
+    assert run.events("committed")[-1]["step"] == 6
+
+
+def test_a_rank_that_ends_within_its_snapshot_holds_up_nobody(attached: Attached):
+    run = attached(f"{ODD} leaves 6")
+    assert run.run() == 0, run.output + run.logs()
+    assert not run.events("fault")
+    assert run.events("committed")[-1]["step"] == 5
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_python_torchrun_and_resilient_run_give_the_same_losses(attached: Attached, example: str):
+    script = ROOT / f"examples/{example}.py"
+    run = attached(f"{script} 8", cluster={"procs_per_node": 1})
+    assert run.run() == 0, run.output + run.logs()
+    alone = said([sys.executable, str(script), "8"])
+    assert sorted(alone) == list(range(1, 9)) and alone == torchrun(1, str(script), "8")
+    assert {step: {loss} for step, loss in alone.items()} == run.losses()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_ten_kills_at_random_steps_leave_no_trace_in_losses_and_weights(attached: Attached, example: str):
+    words = f"{ROOT / f'examples/{example}.py'} {STEPS}"
+    calm = attached(words, name="calm")
+    assert calm.run() == 0, calm.output + calm.logs()
+    run = attached(
+        words, step_s=0.05, name="killed", resilience={"give_up_after_same_step": 9, "max_restarts_per_hour": 99}
+    ).start()
+    chance = random.Random(example)
+    for kill, step in enumerate(sorted(chance.sample(range(3, STEPS - 3), 10))):
+        run.reach(step)
+        wait_for(lambda kill=kill: len(run.events("recovered")) >= kill, "recovery from the kill before")
+        pids = wait_for(lambda: len(found := run.workers()) == 2 and found, "two workers")
+        os.kill(pids[chance.randrange(2)], signal.SIGKILL)
+    assert run.wait() == 0, run.output + run.logs()
+    taken = 0  # no step that had a snapshot is computed again
+    for event in run.events():
+        if event["event"] == "snapshot" and event["tier"] == "ram":
+            taken = max(taken, event["step"])
+        elif event["event"] == "generation_started":
+            assert event["resumed_step"] >= taken
+    assert len(run.events("fault")) == 10
+    same_bits(run, calm, STEPS)
+
+
+@pytest.mark.soak
+def test_a_node_that_is_gone_is_restored_from_its_buddy(attached: Attached):
+    words, nodes = f"{ROOT / 'examples/fsdp2.py'} 40", {"nodes": 2, "procs_per_node": 1}
+    calm = attached(words, name="calm", cluster=nodes)
+    assert calm.run() == 0, calm.output + calm.logs()
+    run = attached(words, step_s=0.1, name="lost", cluster=nodes, every_steps=1000).start()
+    run.reach(15)
+    ram = attached.ram / "lost"  # type: ignore[attr-defined]
+    wait_for(lambda: any(ram.glob("*/node0/replica-*/step-????????/part.json")), "a copy of what node 1 holds")
+    victim = wait_for(lambda: run.agents().get(1), "the agent")
+    assert victim is not None
+    victim.suspend()  # so that nothing is started anew before everything is gone
+    for process in victim.children(recursive=True):
+        process.kill()
+    for root in ram.glob("*/node1"):
+        shutil.rmtree(root)
+    victim.kill()
+    assert run.wait() == 0, run.output + run.logs()
+    (lost,) = [event for event in run.events("fault") if event["kind"] == "node_lost"]
+    assert lost["nodes"] == [1] and not [event for event in run.events("committed") if event["t"] < lost["t"]]
+    assert run.events("generation_started")[1]["resumed_step"] > 0
+    same_bits(run, calm, 40)
+
+
+def same_bits(run: Campaign, calm: Campaign, step: int) -> None:
+    """One loss for each step, and every array of the last checkpoint, as without faults."""
+    assert run.losses() == calm.losses()
+    ours, theirs = weights(run, step), weights(calm, step)
+    assert ours.keys() == theirs.keys() and len(ours) > 5
+    for name, array in theirs.items():
+        if not name.startswith("ranks/state"):  # in which the script's own text is
+            assert array.tobytes() == ours[name].tobytes(), name

@@ -1,0 +1,310 @@
+"""`attach` in one process, with a real snapshot daemon: what goes on is what would have gone on."""
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lone_daemon import LoneDaemon
+from torch import distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, DistributedSampler
+
+import resilient
+from checkpoint.protocol import Held
+from resilient import worker
+from resilient.state.arrays import shares
+
+TOTAL, AT = 12, 7
+
+
+class Script:
+    """A training script, made anew for each attempt."""
+
+    def __init__(self, how: str = "adamw") -> None:
+        torch.manual_seed(5)
+        self.model = torch.nn.Sequential(
+            *(torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout(0.3)) for _ in range(3)),
+            torch.nn.Linear(6, 2),
+        )
+        parameters = list(self.model.parameters())
+        if how == "two":
+            self.optimizer: Any = [torch.optim.SGD(parameters[:2], 0.1, momentum=0.9), torch.optim.Adagrad(parameters[2:], 0.1)]
+        else:
+            made = {
+                "adamw": lambda: torch.optim.AdamW(parameters, 1e-2, amsgrad=True),
+                "sgd": lambda: torch.optim.SGD(parameters, 1e-2),
+                "adafactor": lambda: torch.optim.Adafactor(parameters, 1e-2),
+                "nadam": lambda: torch.optim.NAdam(parameters, 1e-2),
+                "groups": lambda: torch.optim.Adam([{"params": parameters[:3]}, {"params": parameters[3:], "lr": 1e-3}]),
+            }
+            self.optimizer = made[how]()
+        first = self.optimizer[0] if how == "two" else self.optimizer
+        self.scheduler = torch.optim.lr_scheduler.SequentialLR(
+            first,
+            [torch.optim.lr_scheduler.ConstantLR(first, 0.5, 3), torch.optim.lr_scheduler.CosineAnnealingLR(first, TOTAL)],
+            milestones=[3],
+        )
+        self.average = copy.deepcopy(self.model)
+        self.noise = torch.Generator().manual_seed(1)
+        self.extra: dict[str, Any] = {"average": self.average, "noise": self.noise, "seen": [0], "best": float("inf")}
+        self.losses: list[float] = []
+
+    def attach(self, **more: Any) -> Any:
+        return resilient.attach(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, extra=self.extra, **more)
+
+    def step(self, inputs: torch.Tensor | None = None) -> None:
+        inputs = torch.randn(8, 6, generator=self.noise) if inputs is None else inputs
+
+        def closure() -> torch.Tensor:
+            for each in self._optimizers():
+                each.zero_grad()
+            loss: torch.Tensor = self.model(inputs).square().mean()
+            loss.backward()
+            return loss
+
+        loss = torch.stack([each.step(closure).detach() for each in self._optimizers()]).sum()
+        self.scheduler.step()
+        with torch.no_grad():
+            for mean, now in zip(self.average.parameters(), self.model.parameters(), strict=True):
+                mean.lerp_(now, 0.1)
+        self.losses.append(loss.item())
+        self.extra["seen"] = [*self.extra["seen"], len(inputs)][-3:]
+        self.extra["best"] = min(self.extra["best"], loss.item())
+
+    def _optimizers(self) -> list[Any]:
+        return self.optimizer if isinstance(self.optimizer, list) else [self.optimizer]
+
+    def everything(self) -> Any:
+        weights = {name: value.tolist() for name, value in [*self.model.state_dict().items(), *self.average.state_dict().items()]}
+        rates = [[group["lr"] for group in each.param_groups] for each in self._optimizers()]
+        return weights, rates, self.extra["seen"], self.extra["best"], torch.rand(2).tolist()
+
+
+class Attempts:
+    """Attempts of one script, whose snapshots a daemon holds."""
+
+    def __init__(self, daemon: LoneDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._daemon, self._monkeypatch, self.generation = daemon, monkeypatch, 0
+        daemon.start()
+
+    def begin(self, step: int | None = None) -> None:
+        """An attempt begins, with a step to go on from; from now on `attach` is supervised."""
+        self.generation += 1
+        path = self._daemon.begin(self.generation)
+        found = json.loads(path.read_text())
+        found["tiers"] = [{"name": "ram", "every_steps": AT}]
+        found["durable"] = {"name": "durable", "path": str(self._daemon.durable)}
+        if step is not None:
+            held = str(self._daemon.held_path(step).resolve())
+            found["candidates"] = [{"step": step, "tier": "ram", "holdings": [{"directory": held}]}]
+        path.write_text(json.dumps(found))
+        self._monkeypatch.setenv(worker.SESSION_VARIABLE, str(path))
+        self._monkeypatch.setenv(worker.GENERATION_VARIABLE, str(self.generation))
+
+    def path(self, step: int) -> Path:
+        return self._daemon.held_path(step)
+
+    def held(self, step: int) -> None:
+        """Wait until a step is sealed."""
+        while self._daemon.wait_for(Held).shard.key.step != step:
+            pass
+
+
+@pytest.fixture
+def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
+    with LoneDaemon(tmp_path / "d", buffers=3) as daemon:
+        yield Attempts(daemon, monkeypatch)
+
+
+def run(script: Script, snapshots: Any, total: int = TOTAL) -> list[int]:
+    """The steps that it took."""
+    taken = []
+    for step in snapshots.steps(total):
+        script.step()
+        taken.append(step)
+    return taken
+
+
+@pytest.mark.parametrize("how", ["adamw", "sgd", "adafactor", "nadam", "groups", "two"])
+def test_all_state_of_a_script_goes_on_to_the_last_bit(attempts: Attempts, how: str):
+    expected = Script(how)
+    assert run(expected, expected.attach()) == list(range(TOTAL)), "without a supervisor a loop is a loop"
+    whole = expected.everything()
+    attempts.begin()
+    first = Script(how)
+    assert run(first, first.attach(), AT) == list(range(AT))
+    attempts.held(AT)
+    attempts.begin(AT)
+    second = Script(how)
+    snapshots = second.attach()
+    assert run(second, snapshots) == list(range(AT, TOTAL))
+    assert first.losses + second.losses == expected.losses
+    assert second.everything() == whole
+
+
+def test_a_loop_that_cannot_be_turned_round_has_the_same_in_words(attempts: Attempts):
+    expected = Script()
+    run(expected, expected.attach())
+    attempts.begin()
+    losses = []
+    for generation in range(2):
+        script = Script()
+        snapshots = script.attach()
+        while snapshots.step < TOTAL and not snapshots.should_stop():
+            if generation == 0 and snapshots.step == AT + 1:
+                break  # this attempt is killed one step later
+            script.step()
+            snapshots.after_step()
+        losses.append(script.losses)
+        if generation == 0:
+            attempts.held(AT)
+            attempts.begin(AT)
+    assert losses[0][:AT] + losses[1] == expected.losses
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_goes_on_in_the_middle_of_its_epoch(attempts: Attempts, workers: int):
+    loaders = pytest.importorskip("torchdata.stateful_dataloader", reason="NOT TESTED HERE: torchdata is not installed")
+    numbers = torch.arange(40 * 6, dtype=torch.float32).reshape(40, 6) / 99
+
+    def trained(script: Script, total: int) -> None:
+        loader = loaders.StatefulDataLoader(numbers, batch_size=8, shuffle=True, num_workers=workers)
+        snapshots = script.attach(loader=loader)
+        batches = iter(())
+        for _ in snapshots.steps(total):
+            batch = next(batches, None)
+            if batch is None:
+                batches = iter(loader)
+                batch = next(batches)
+            script.step(batch)
+
+    expected = Script()
+    trained(expected, TOTAL)
+    attempts.begin()
+    first = Script()
+    trained(first, AT)
+    attempts.held(AT)
+    attempts.begin(AT)
+    second = Script()
+    trained(second, TOTAL)
+    assert first.losses + second.losses == expected.losses
+
+
+def test_the_epoch_of_a_sampler_goes_on(attempts: Attempts):
+    def made() -> tuple[Any, Any]:
+        sampler = DistributedSampler(range(8), num_replicas=1, rank=0)  # type: ignore[arg-type]
+        loader = DataLoader(range(8), sampler=sampler)  # type: ignore[arg-type]
+        script = Script()
+        return sampler, (script, script.attach(loader=loader))
+
+    attempts.begin()
+    sampler, (script, snapshots) = made()
+    sampler.set_epoch(3)
+    run(script, snapshots, AT)
+    attempts.held(AT)
+    attempts.begin(AT)
+    assert made()[0].epoch == 3
+
+
+def test_a_snapshot_is_global_arrays_with_layers_stacked_and_no_pickle(attempts: Attempts, tmp_path: Path):
+    attempts.begin()
+    script = Script()
+    run(script, script.attach(), AT)
+    attempts.held(AT)
+    held = attempts.path(AT).resolve()
+    text = (held / "zarr.json").read_text()
+    arrays = set(json.loads(text)["consolidated_metadata"]["metadata"])
+    assert {"model/0.weight", "optimizer/exp_avg/0.weight", "optimizer.numbers/step", "extra/average/0.weight"} <= arrays
+    state = json.loads(text)["attributes"]
+    assert "attached" in json.dumps(state)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_validation_that_leaves_parameters_of_fsdp_whole_costs_no_snapshot(attempts: Attempts):
+    def trained(script: Script, total: int) -> None:
+        fully_shard(script.model)
+        script.optimizer = torch.optim.AdamW(script.model.parameters(), 1e-2)
+        script.extra = {}
+        snapshots = resilient.attach(model=script.model, optimizer=script.optimizer)
+        for _ in snapshots.steps(total):
+            script.optimizer.zero_grad()
+            loss = script.model(torch.randn(8, 6)).square().mean()
+            loss.backward()
+            script.optimizer.step()
+            script.losses.append(loss.item())
+            with torch.no_grad():
+                script.model(torch.ones(8, 6))
+
+    expected = Script()
+    trained(expected, TOTAL)
+    attempts.begin()
+    first = Script()
+    trained(first, AT)
+    attempts.held(AT)
+    attempts.begin(AT)
+    second = Script()
+    trained(second, TOTAL)
+    assert first.losses + second.losses == expected.losses
+
+
+def test_who_shares_the_writing_follows_from_the_meshes_of_all_ranks():
+    everyone = [[(0, 1), (0, 1, 2, 3)], [(0, 1), (0, 1, 2, 3)], [(2, 3), (0, 1, 2, 3)], [(2, 3), (0, 1, 2, 3)]]
+    assert shares(everyone[0], everyone) == {(0, 1): (0, 2), (0, 1, 2, 3): (0, 1)}
+    assert shares(everyone[3], everyone) == {(2, 3): (1, 2), (0, 1, 2, 3): (0, 1)}
+
+
+def test_what_cannot_be_saved_is_said_at_once(attempts: Attempts):
+    attempts.begin()
+    script = Script()
+    script.extra["print"] = print
+    with pytest.raises(worker.UnrecoverableError, match=r"extra\['print'\] is a builtins.builtin_function_or_method"):
+        script.attach()
+
+
+def test_parameters_that_belong_to_no_module_are_named(attempts: Attempts):
+    attempts.begin()
+    script = Script()
+    stray = torch.nn.Parameter(torch.ones(3))
+    script.optimizer = torch.optim.SGD([*script.model.parameters(), stray], 0.1)
+    snapshots = script.attach()
+    with pytest.raises(ValueError, match=r"parameter 14 of optimizer \(3,\) belongs to no module"):
+        run(script, snapshots)
+
+
+def test_a_checkpoint_of_another_model_ends_the_campaign(attempts: Attempts):
+    attempts.begin()
+    script = Script()
+    run(script, script.attach(), AT)
+    attempts.held(AT)
+    attempts.begin(AT)
+    other = Script("sgd")
+    other.model[3] = torch.nn.Linear(6, 3)
+    other.optimizer = torch.optim.AdamW(other.model.parameters())
+    with pytest.raises(worker.UnrecoverableError):
+        other.attach()
+
+
+def test_state_that_changes_its_shape_costs_snapshots_and_no_training(attempts: Attempts, caplog: pytest.LogCaptureFixture):
+    attempts.begin()
+    script = Script()
+    snapshots = script.attach()
+    for step in snapshots.steps(AT):
+        script.step()
+        if step == 3:
+            script.model[3].bias.data = torch.zeros(5)
+            script.model[3].bias.grad = None
+            script.step = lambda: None  # type: ignore[method-assign]
+    assert snapshots.step == AT
+    assert "no snapshots from step 7 on" in caplog.text and "model/3.bias was float32 (2,), and is float32 (5,)" in caplog.text

@@ -1,0 +1,105 @@
+"""State as JSON: everything that state dicts are made of comes back as it was, and nothing else is taken."""
+
+import json
+import math
+import random
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from resilient.state import randomness
+from resilient.state.encoding import decode, encode
+
+
+def there_and_back(value: Any) -> Any:
+    return decode(json.loads(json.dumps(encode(value), allow_nan=False)))
+
+
+VALUES = [
+    None,
+    {"a": [1, 2.5, True, "x"], "b": {"c": ()}},
+    {1: "one", (2, 3): "two", None: 0},
+    {"$tuple": [1]},
+    (1, [2, (3,)]),
+    {1, 2},
+    frozenset([3]),
+    b"\0\xff",
+    bytearray(b"x"),
+    math.inf,
+    -math.inf,
+    1 << 90,
+    torch.float8_e4m3fn,
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_plain_values_come_back_as_they_were(value: Any):
+    found = there_and_back(value)
+    assert found == value and type(found) is type(value)
+
+
+def test_a_value_that_is_no_number_comes_back():
+    assert math.isnan(there_and_back(math.nan))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.uint8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_tensors_come_back_to_the_bit(dtype: torch.dtype, shape: tuple[int, ...]):
+    value = (torch.rand(shape) * 4).to(dtype)
+    found = there_and_back(value)
+    assert (found.dtype, found.shape) == (dtype, value.shape)
+    assert found.reshape(-1).view(torch.uint8).tolist() == value.reshape(-1).view(torch.uint8).tolist()
+
+
+def test_arrays_of_numpy_come_back():
+    value = {"a": np.arange(6, dtype=np.uint32).reshape(2, 3), "b": np.float64(0.1)}
+    found = there_and_back(value)
+    assert found["a"].dtype == np.uint32 and (found["a"] == value["a"]).all()
+    assert repr(found["b"]) == repr(value["b"])
+
+
+def test_dicts_and_numbers_of_classes_of_their_own_come_back_plain():
+    assert there_and_back(OrderedDict(a=1)) == {"a": 1}
+
+
+@pytest.mark.parametrize("value", [lambda: 0, object(), {"a": [print]}, np.array([object()])])
+def test_what_would_need_pickle_is_refused_by_name(value: Any):
+    with pytest.raises(TypeError, match=r"extra.* cannot be saved without pickle"):
+        encode(value, "extra")
+
+
+def test_what_contains_itself_is_refused():
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(ValueError, match="nested"):
+        encode(value)
+
+
+@pytest.mark.parametrize("damaged", [{"$tensor": ["eval", [1], ""]}, {"$pickle": "x"}, {"$array": ["O", [1], ""]}, {"$bytes": 7}])
+def test_what_was_not_encoded_here_is_refused(damaged: Any):
+    with pytest.raises(ValueError):
+        decode(damaged)
+
+
+def test_random_numbers_go_on_where_they_were():
+    def draw() -> list[Any]:
+        return [random.random(), random.gauss(0, 1), float(np.random.rand()), torch.rand(3).tolist()]
+
+    random.gauss(0, 1)  # of which two are drawn at a time
+    saved = json.dumps(encode(randomness.capture()))
+    expected = draw()
+    draw()
+    randomness.restore(decode(json.loads(saved)))
+    assert draw() == expected
+
+
+def test_generators_of_a_script_go_on_too():
+    ours, theirs = torch.Generator().manual_seed(3), np.random.default_rng(3)
+    saved = [there_and_back(randomness.generator_state(each)) for each in (ours, theirs)]
+    expected = (torch.rand(2, generator=ours).tolist(), theirs.random())
+    for each, state in zip((ours, theirs), saved, strict=True):
+        randomness.set_generator(each, state)
+    assert (torch.rand(2, generator=ours).tolist(), theirs.random()) == expected
