@@ -5,7 +5,6 @@ torchelastic's own decision to restart is not used. All waits are turns of the l
 answered and the daemon's news passed on, so that none of them keeps the driver waiting.
 """
 
-import contextlib
 import logging
 import socket
 import time
@@ -262,9 +261,7 @@ class NodeAgent(LocalElasticAgent):
         self._preparations.close()
         self._fork_server.close()
         end_output(self._output, self._loop)
-        with contextlib.suppress(OSError):
-            memory.forget_record(self._regions)
-            self._regions.rmdir()
+        memory.clear_up(self._regions)
         if self._clear:
             self._daemon.send(Clear(generation=self._driver.generation, tiers=self._clear))
             self._loop.wait_until(lambda: self._daemon.cleared or not self._daemon.running, CLEAR_S)

@@ -126,8 +126,11 @@ def leave_record(regions: Path, driver: str) -> None:
     new.replace(path)
 
 
-def forget_record(regions: Path) -> None:
-    (regions / FILE).unlink(missing_ok=True)
+def clear_up(regions: Path) -> None:
+    """Of an agent that is gone, leave nothing but records that are durable nowhere else."""
+    with contextlib.suppress(OSError):
+        (regions / FILE).unlink(missing_ok=True)
+        regions.rmdir()
 
 
 def agent_record(run_dir: Path, node: int, root: Path = Path("/")) -> AgentRecord | None:

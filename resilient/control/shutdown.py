@@ -3,8 +3,9 @@
 A first stop drains, a second ends the run at once. Once no worker computes any more the job is *saving*: the nodes' snapshot
 daemons settle what workers have left, the newest snapshot is flushed, and when nothing is behind any more, or the deadline has
 come, it ends. Deadlines of drains are unix seconds: they were set outside. The patience with a durable tier that fails, and with a
-daemon that does not answer, is in attended seconds. Daemons are asked again while they flush. One that does not answer is replaced
-by another, which finds what it held; where that one is silent too, the job has as long as a drain may take.
+daemon that does not answer, is in attended seconds. Daemons are asked as soon as no worker of theirs is left, and again while they
+flush; that of a node which never says that its workers are gone is asked after a while all the same. One that does not answer is
+replaced by another, which finds what it held; where that one is silent too, the job has as long as a drain may take.
 """
 
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from resilient.protocol.messages import Shutdown as ShutdownMessage
 from resilient.snapshots import Snapshots
 
 RESERVE_S = 1.0  # of a drain, for what is neither copying nor writing
+ASK_S = 5.0  # daemons are asked so often whether they are there
+SHARE = 0.5  # of what is left of a drain: a daemon has answered by then; another one, and the flush, need time as well
 
 
 @dataclass
@@ -45,6 +48,10 @@ class Saving:
     asked: dict[int, float] = field(default_factory=dict)
     replaced: set[int] = field(default_factory=set)
     ask_s: float = 0.0
+
+    def patience_s(self, began_t: float) -> float:
+        """How long a daemon may take to answer what it was asked at `began_t`, unix seconds."""
+        return SETTLE_S if self.deadline_t is None else min(SETTLE_S, max(0.0, SHARE * (self.deadline_t - began_t)))
 
     def hurry(self, until_t: float) -> None:
         self.deadline_t = until_t if self.deadline_t is None else min(self.deadline_t, until_t)
@@ -107,9 +114,10 @@ class Shutdown:
     def all_ended(self, stopped: bool, when: Moment, out: Outbox) -> None:
         """All workers have ended well; stopped: because they were asked to."""
         if stopped and self.drain is not None:
-            self._conclude_drain(f"stopped by {self.drain.signal} at step {self._generations.last_step}", when, out)
+            message = self.drain.explained(f"stopped by {self.drain.signal} at step {self._generations.last_step}")
+            self.conclude(self.drain.code, message, when, out, workers_ended=True)
         else:
-            self.conclude(Exit.OK, "", when, out)
+            self.conclude(Exit.OK, "", when, out, workers_ended=True)
 
     def finish_drain(self, message: str, when: Moment, out: Outbox) -> None:
         """Something else has gone wrong while the job stops."""
@@ -161,18 +169,22 @@ class Shutdown:
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
-    def conclude(self, code: Exit, message: str, when: Moment, out: Outbox) -> None:
-        """End the job, but make durable first what the daemons hold."""
+    def conclude(self, code: Exit, message: str, when: Moment, out: Outbox, *, workers_ended: bool = False) -> None:
+        """End the job, but make durable first what the daemons hold.
+
+        Args:
+            workers_ended: all have, by themselves.
+        """
         if self._generations.run is None:
             self.finish(code, message, when, out)
             return
         running = self._generations.end()
         deadline_t = self.drain.deadline_t if self.drain is not None else None if code is Exit.OK else when.now + self._job.drain_s
         members = self._membership.members
-        self.saving = Saving(code, message, deadline_t, set(members), ask_s=when.attended_s + SETTLE_S)
+        self.saving = Saving(code, message, deadline_t, set(members), ask_s=when.attended_s + ASK_S)
         self._generations.launch(when, out)
         for node in members:
-            if running and code is not Exit.OK:
+            if running and not workers_ended:
                 self._generations.stop_workers(node, out)  # and once they are gone it says ready
             elif self._membership.nodes[node].joined and (running or self._membership.nodes[node].ready_port is not None):
                 self.sync(node, when, out)
@@ -223,17 +235,18 @@ class Shutdown:
     def _hear(self, saving: Saving, when: Moment, out: Outbox) -> None:
         """See that the daemons are there: what they do may take as long as it takes, but they answer meanwhile."""
         if when.attended_s >= saving.ask_s:
-            saving.ask_s = when.attended_s + SETTLE_S
+            saving.ask_s = when.attended_s + ASK_S
             for node in self._membership.members:
-                if node not in saving.waiting and node not in saving.asked and self._membership.nodes[node].joined:
+                if node not in saving.asked and self._membership.nodes[node].joined:
                     self.sync(node, when, out)
         for node, since_s in list(saving.asked.items()):
-            if when.attended_s - since_s > SETTLE_S:
-                self._silent(saving, node, when, out)
+            silent_s = when.attended_s - since_s
+            if silent_s > saving.patience_s(when.now - silent_s):
+                self._silent(saving, node, silent_s, when, out)
 
-    def _silent(self, saving: Saving, node: int, when: Moment, out: Outbox) -> None:
+    def _silent(self, saving: Saving, node: int, silent_s: float, when: Moment, out: Outbox) -> None:
         """A node's daemon has not answered in time."""
-        detail = f"the snapshot daemon of node {node} has not answered for {SETTLE_S:.0f} s at the end of the job"
+        detail = f"the snapshot daemon of node {node} has not answered for {silent_s:.0f} s at the end of the job"
         del saving.asked[node]
         if node in saving.replaced:
             saving.waiting.discard(node)

@@ -236,6 +236,9 @@ class Driver:
 
     def _on_connected(self, node: int, hello: Hello) -> None:
         self._launcher.connected(node)
+        if self._finished.done():  # it was still starting when the run ended
+            self._server.send(node, Shutdown(generation=self._coordinator.generation))
+            return
         self._starting.reached(node, Stage.IMPORTS)
         if self._preparation.connected(node):
             self._server.send(node, Prepare(generation=self._coordinator.generation))

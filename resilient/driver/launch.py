@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from resilient import visible_gpus
+from resilient.agent import memory
 from resilient.logs.paths import agent_log
 from resilient.protocol.connection import TOKEN_VARIABLE
 
@@ -216,6 +217,7 @@ class LocalLauncher:
             await asyncio.wait(waits, timeout=grace_s)
         for node in list(self._processes):
             await self._kill(node)
+            memory.clear_up(memory.region_directory(self._command.run_dir, node))
         for task in (*self._watchers, *waits):
             task.cancel()
 

@@ -22,7 +22,8 @@ Counting = Callable[..., Campaign]
 
 def regions(campaign: Campaign) -> list[Path]:
     """What the agents of a run hold in shared memory."""
-    return list(region_directory(campaign.run_dir, 0).glob("**"))
+    place = region_directory(campaign.run_dir, 0)
+    return [*place.glob("**"), *place.rglob("*")]
 
 
 def whole(campaign: Campaign, steps: int) -> None:
@@ -157,6 +158,18 @@ def test_stops_at_random_moments_part_no_ranks(counting: Counting, rounds: int):
     assert len(run.metrics()) == steps
 
 
+@pytest.mark.parametrize("stage", ["its agent starts", "its agent has started"])
+def test_a_stop_during_the_start_leaves_nothing(counting: Counting, stage: str):
+    run = counting(steps=80).start()
+    started = "watching the links"
+    wait_for(lambda: bool(regions(run)) if stage == "its agent starts" else started in run.logs(), stage)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output + run.logs()
+    assert not run.processes() and not regions(run)
+    assert run.run() == 0
+    whole(run, 80)
+
+
 def test_a_driver_killed_at_any_moment_leaves_no_gap_and_no_double_in_the_metrics(counting: Counting, rounds: int):
     run = counting(steps=2000, every_steps=5, args={"step_s": 0.001})
     chance = random.Random(rounds)
@@ -166,6 +179,7 @@ def test_a_driver_killed_at_any_moment_leaves_no_gap_and_no_double_in_the_metric
         run.kill()
         wait_for(lambda: not run.processes(), "everything below the driver is gone", 10.0)
     run.start()
+    wait_for(lambda: len(run.events("generation_started")) > rounds, "the last generation")
     run.reach(run.step() + 20)
     run.signal(signal.SIGTERM)
     assert run.wait() == 75

@@ -41,8 +41,8 @@ def test_a_link_in_the_place_of_the_heartbeat_regions_costs_no_file_and_keeps_no
         record = memory.agent_record(tmp_path / "run", 0)
         assert record is not None and record.pid == os.getpid()
         assert (tmp_path / "home/thesis.tex").read_text() == "years of work"
-        memory.forget_record(pages)
-        pages.rmdir()
+        memory.clear_up(pages)
+        assert not pages.exists()
     finally:
         squatted.unlink()
 

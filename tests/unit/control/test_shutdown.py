@@ -3,11 +3,13 @@
 import pytest
 from control_play import flush, shard
 
-from checkpoint.protocol import Inventory
+from checkpoint.protocol import Inventory, Sync
 from resilient.config.timeouts import SETTLE_S
 from resilient.control.coordinator import State
+from resilient.control.shutdown import ASK_S
 from resilient.exits import Exit
 from resilient.faults import Raised
+from resilient.outbox import Finish
 from resilient.protocol.messages import (
     Arm,
     Propose,
@@ -155,3 +157,48 @@ def test_a_daemon_that_stops_while_it_flushes_is_replaced(play):
     play.silent_daemons = {0}
     play.flushed(request, nodes=(1,))
     assert [send.node for send in play.sent(ReplaceDaemon, play.wait(2 * SETTLE_S + 2))] == [0]
+
+
+def drained(play, step: int) -> None:
+    """All workers have stopped at the step of which the last snapshot is in memory alone."""
+    play.do("stop", "SIGTERM")
+    for node in (0, 1):
+        play.deliver(node, Proposed(generation=5, checked=step - 1))
+        play.held(node, step)
+    for rank in (0, 1):
+        play.exit(rank, 0, stopped=True, step=step)
+
+
+def test_after_a_drain_daemons_are_asked_at_once_for_no_worker_is_left(play):
+    drained(play, 60)
+    assert {node for node, _ in play.requests(Sync)} == {0, 1}
+    (_, request), *_ = play.jobs("flush")
+    play.flushed(request)
+    play.committed(request)
+    (finish,) = [effect for effect in play.effects if isinstance(effect, Finish)]
+    assert finish.code is Exit.STOPPED, "and nobody waits for agents to be ready"
+
+
+def test_a_daemon_is_asked_though_its_agent_never_says_that_the_workers_are_gone(play):
+    for node in (0, 1):
+        play.held(node, 60)
+    play.do("stop", "SIGTERM")
+    play.wait(play.job.drain_s - 6)  # the workers do not stop in time: they are ended
+    assert play.coordinator.state is State.SAVING and not play.jobs("flush")
+    play.wait(ASK_S + 1)
+    (_, request), *_ = play.jobs("flush")
+    play.flushed(request)
+    play.committed(request)
+    assert play.finish().code is Exit.STOPPED
+
+
+def test_a_daemon_that_is_silent_in_a_drain_is_replaced_while_there_is_time(play):
+    play.silent_daemons = {1}
+    drained(play, 60)
+    assert [send.node for send in play.sent(ReplaceDaemon, play.wait(play.job.drain_s / 2 + 1))] == [1]
+    play.silent_daemons = set()
+    inventory(play, 1, 60)
+    (_, request), *_ = play.jobs("flush")
+    play.flushed(request)
+    play.committed(request)
+    assert play.finish().code is Exit.STOPPED
