@@ -37,16 +37,18 @@ NOT_BEATEN = -1  # position before the first finished step
 NOT_CHECKED = -2  # no step boundary reached yet
 NO_TARGET = -3
 
-_MAGIC = 0x52455349_00000001
+_MAGIC = 0x52455349_00000002
 _HEADER_BYTES = 4096
 RING_BYTES = 8 << 20  # of which nothing is taken but what was written; a driver may be away for minutes, and steps be short
 _REASON_AT, _REASON_BYTES = 2048, 128
 
 # Words of eight bytes; the comment says who writes.
-_MAGIC_WORD, _PID, _STEP, _CHECKED, _PHASE, _STOPPED, _HEAD, _DROPPED, _OBSERVED = range(9)  # worker, but for the magic number
+_MAGIC_WORD, _PID, _STEP, _CHECKED, _PHASE, _STOPPED, _HEAD, _DROPPED, _OBSERVED, _FIRST = range(
+    10
+)  # worker, but for the magic number
 _TARGET, _ARMED, _TAIL = 16, 17, 18  # agent
 _BEAT_TIME, _PHASE_TIME = 32, 33  # worker; doubles, unix seconds
-_DATA_S = 34  # worker; double
+_DATA_S, _FIRST_TIME = 34, 35  # worker; doubles, seconds and unix seconds
 
 Fields = Mapping[str, object]
 
@@ -71,7 +73,8 @@ class Record:
 class Activity:
     """What the region says of a worker at one moment; times in unix seconds, 0 for never.
 
-    `data_s`: seconds in phase `data`. `observed`: its script says nothing, and `resilient.progress` beats for it.
+    `data_s`: seconds in phase `data`. `observed`: its script says nothing, and `resilient.progress` beats for it. `first_step`: the
+    first that it has finished, at `first_beat_t`.
     """
 
     pid: int
@@ -84,6 +87,8 @@ class Activity:
     phase_t: float
     data_s: float = 0.0
     observed: bool = False
+    first_step: int = NOT_BEATEN
+    first_beat_t: float = 0.0
 
 
 _lock = threading.Lock()
@@ -118,6 +123,8 @@ class _Mapped:
             phase_t=_time(times[_PHASE_TIME]),
             data_s=_time(times[_DATA_S]),
             observed=bool(words[_OBSERVED]),
+            first_step=words[_FIRST],
+            first_beat_t=_time(times[_FIRST_TIME]),
         )
 
     def left(self) -> list[Record]:
@@ -203,7 +210,7 @@ class AgentRegion(_Mapped):
         self._read_to = 0
         self._closed = False
         self._words[_MAGIC_WORD] = _MAGIC
-        self._words[_STEP] = NOT_BEATEN
+        self._words[_STEP] = self._words[_FIRST] = NOT_BEATEN
         self._words[_CHECKED] = NOT_CHECKED
         self._words[_TARGET] = NO_TARGET
 
@@ -259,7 +266,9 @@ class WorkerRegion(_Mapped):
         self._full_at = -1
 
     def beat(self, step: int) -> None:
-        self._times[_BEAT_TIME] = clock.now()
+        self._times[_BEAT_TIME] = now = clock.now()
+        if self._words[_STEP] == NOT_BEATEN:
+            self._times[_FIRST_TIME], self._words[_FIRST] = now, step
         self._words[_STEP] = step
 
     def enter(self, phase: int) -> int:

@@ -188,6 +188,8 @@ class Workers:
                 phased=activity.phase_t > 0,
                 own_s=own_s + activity.data_s if (own_s := rank.own.seconds()) is not None else None,
                 observed=activity.observed,
+                first_step=activity.first_step,
+                first_beat_t=activity.first_beat_t,
             )
             for rank, activity in activities.items()
         }

@@ -89,12 +89,13 @@ class Watchdog:
             return
         known = self._ranks.get(rank)
         if known is None:
-            known = self._ranks[rank] = Rank(heartbeat, heartbeat.step, now_s - heartbeat.silent_s)
+            known = self._ranks[rank] = Rank(heartbeat, NO_STEP, now_s - heartbeat.silent_s)
         else:
             self._learn(known, heartbeat)
-            if known.first_step == NO_STEP:
-                known.first_step = heartbeat.step
             known.heartbeat, known.active_s = heartbeat, now_s - heartbeat.silent_s
+        if known.first_step == NO_STEP and heartbeat.step != NO_STEP:
+            known.first_step = heartbeat.first_step if heartbeat.first_step != NO_STEP else heartbeat.step
+            self._learn_first(known)
         stopped = heartbeat.state == "T"
         _put(rank, self._stopped, stopped)
         _put(rank, self._stopped_long, stopped and heartbeat.silent_s >= STOPPED_S)
@@ -112,6 +113,18 @@ class Watchdog:
                 self._learn_steps(known, heartbeat)
             known.longest_s = {}
         known.excused = False
+
+    def _learn_first(self, known: Rank) -> None:
+        """A hundred short steps are over before a first heartbeat tells of them; what they took is their mean."""
+        heartbeat = known.heartbeat
+        steps = heartbeat.step - known.first_step
+        if steps < NEEDED:
+            return
+        step_s = (heartbeat.beat_t - heartbeat.first_beat_t) / steps
+        phases = EVERY_STEP if heartbeat.phased else ("first start",)
+        for step in range(heartbeat.step - NEEDED, heartbeat.step):
+            for phase in phases:
+                self._patience.learn(phase, step, step_s)
 
     def _learn_steps(self, known: Rank, heartbeat: Heartbeat) -> None:
         """What happens in every step takes no longer than a step, nor much longer than it was seen to."""

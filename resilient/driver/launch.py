@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Protocol
 
 from resilient import visible_gpus
-from resilient.agent import memory
 from resilient.logs.paths import agent_log
 from resilient.protocol.connection import TOKEN_VARIABLE
 
@@ -215,9 +214,13 @@ class LocalLauncher:
         waits = [asyncio.ensure_future(_end_of(process)) for process in self._processes.values()]
         if waits:
             await asyncio.wait(waits, timeout=grace_s)
-        for node in list(self._processes):
+        for node, process in list(self._processes.items()):
+            late = process.poll() is None
             await self._kill(node)
-            memory.clear_up(memory.region_directory(self._command.run_dir, node))
+            if late:
+                from resilient.agent import memory  # a driver seldom needs it
+
+                memory.clear_up(memory.region_directory(self._command.run_dir, node))
         for task in (*self._watchers, *waits):
             task.cancel()
 

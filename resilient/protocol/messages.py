@@ -112,6 +112,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
         phased: whether it ever told a phase.
         own_s: spent without waiting for others since it began; None where that is not known.
         observed: step and phase were observed from outside; its script says nothing of them.
+        first_step: the first that it has finished, at first_beat_t; -1 where that is not known.
     """
 
     step: int
@@ -123,6 +124,8 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     phased: bool
     own_s: float | None = None
     observed: bool = False
+    first_step: int = -1
+    first_beat_t: float = 0.0
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):

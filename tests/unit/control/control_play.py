@@ -251,8 +251,10 @@ def beat(
     phased: bool = True,
     own_s: float | None = None,
     activity_t: float | None = None,
+    first: tuple[int, float] = (-1, 0.0),
 ) -> Heartbeat:
-    return Heartbeat(step, phase, t, t if activity_t is None else activity_t, silent_s, state, phased, own_s)
+    active_t = t if activity_t is None else activity_t
+    return Heartbeat(step, phase, t, active_t, silent_s, state, phased, own_s, False, *first)
 
 
 def inventory(node: int, shards: Sequence[NodeShard] = (), *, port: int = 9) -> Inventory:

@@ -8,8 +8,8 @@ from control_play import beat
 
 from resilient.config.timeouts import SILENCE_REPORT_S, STOPPED_S
 from resilient.control.judgement import culprit, doing, innermost
-from resilient.control.learning import AGAIN, FACTOR, KEPT, Limits, patience_s
-from resilient.control.liveness import WARM_STEPS, Suspicion, Watchdog
+from resilient.control.learning import AGAIN, FACTOR, KEPT, SELDOM_FLOOR_S, Limits, patience_s
+from resilient.control.liveness import NO_STEP, WARM_STEPS, Suspicion, Watchdog
 from resilient.faults import Fault
 from resilient.protocol.messages import Heartbeat, Inspection
 
@@ -52,6 +52,28 @@ def test_a_rank_is_suspected_after_a_multiple_of_the_longest_silence(step_s: flo
     assert watchdog.suspects() is None
     silent(watchdog, timeout_s + 0.1, 1)
     assert watchdog.suspects() == Suspicion("hang", (1,), timeout_s + 0.1, 10)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["started", "first seen"])
+@pytest.mark.parametrize(("phased", "timeout_s"), [(True, LIMITS.floor_s), (False, SELDOM_FLOOR_S)])
+def test_ranks_of_which_the_first_word_tells_of_many_steps_have_had_their_first(before: bool, phased: bool, timeout_s: float):
+    watchdog, phase = Watchdog(LIMITS), "step" if phased else "start"
+    watchdog.begin()
+    for rank in (0, 1):
+        if before:
+            received(watchdog, rank, beat(NO_STEP, 0.0, phased=phased, phase=phase))
+        received(watchdog, rank, beat(109, 4.6, phased=phased, phase=phase, first=(0, 4.0)))
+    assert watchdog.timeout_s(0) == timeout_s
+    silent_s = timeout_s + 0.1
+    received(watchdog, 1, beat(109, 4.6, silent_s=silent_s, phased=phased, phase=phase, first=(0, 4.0)))
+    assert watchdog.suspects() == Suspicion("hang", (1,), silent_s, 109)
+
+
+def test_of_a_single_step_nothing_is_learned_but_that_it_is_over():
+    watchdog = Watchdog(LIMITS)
+    watchdog.begin()
+    received(watchdog, 0, beat(1, 5.0, first=(0, 4.0)))
+    assert watchdog.timeout_s(0) == LIMITS.ceiling_s
 
 
 def test_a_silence_that_was_no_hang_teaches():
