@@ -1,6 +1,8 @@
 """Options of the whole test suite."""
 
+import os
 import signal
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -27,3 +29,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         once = [] if metafunc.definition.get_closest_marker("soak") else [pytest.param(1, id="once")]
         often = pytest.param(metafunc.config.getoption("--rounds"), id="often", marks=pytest.mark.soak)
         metafunc.parametrize("rounds", [*once, often])
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Of `-n auto`: one more than there are processors, for tests wait most of the time; hosts of a lab keep them busier."""
+    processors = len(os.sched_getaffinity(0))
+    in_lab = all(Path(each).name == "lab" for each in config.args)
+    return min(6, processors if in_lab else processors + 1)

@@ -19,8 +19,6 @@ from campaigns import EVERY, MODEL, OPTIMIZER, STEPS, TRAIN, Campaign, Training,
 
 from checkpoint import manifest
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training, reference_runs, precision: str, rounds: int):
@@ -37,6 +35,7 @@ def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training,
     same(run, reference_runs(precision))
 
 
+@pytest.mark.alone
 def test_stops_and_new_starts_leave_no_trace(training: Training, reference_runs, rounds: int):
     run = training()
     for step in sorted(random.Random(rounds).sample(range(1, STEPS - 5), rounds)):
@@ -183,6 +182,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
     assert run.losses() == {step: undisturbed[step] for step in range(1, 15)}
 
 
+@pytest.mark.alone
 def test_with_no_good_checkpoint_left_the_run_ends_and_touches_nothing(training: Training):
     run = training(train={"steps": 12})
     assert run.run() == 0, run.output + run.logs()
@@ -246,6 +246,7 @@ def test_standbys_of_tensor_parallel_ranks_leave_no_trace(training: Training, tm
     assert all(np.array_equal(killed[name], undisturbed[name]) for name in undisturbed)
 
 
+@pytest.mark.alone
 def test_a_run_ends_with_its_state_saved_when_its_duration_is_over(training: Training):
     run = training(train={"steps": 100_000, "exit_duration_min": 0.4})
     assert run.run() == 75, run.output
@@ -292,6 +293,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one(training: Training, tmp_path
     near(run, undisturbed, 1e-5)
 
 
+@pytest.mark.alone
 def test_unsupervised_under_torchrun_the_weights_are_the_same(training: Training, reference_runs, tmp_path: Path):
     run = training(tmp_path / "torchrun")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer"]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -90,21 +91,25 @@ def test_a_run_directory_that_does_not_work_stops_nobody_and_loses_nothing(tmp_p
 
 @MOUNTS
 def test_what_is_not_written_at_the_end_stays_in_a_spill_file_that_the_next_driver_takes_in_once(tmp_path: Path, spill_dir: Path):
-    async def run(disk: Volume) -> Writing:
+    async def run(disk: Volume) -> tuple[Writing, int]:
         work = Writing(disk.path / "run", spill_dir)
         work.writer.start()
         await work.until(lambda: work.kept > 5, "lines are kept")
+        pid = work.writer.disk_pid
+        assert pid is not None
         disk.read_only()
         await work.until(lambda: work.troubles, "it is told")
         step = work.step
         await work.until(lambda: work.kept > step, "lines count as kept")
         assert not await close(work, 0.5)
         assert work.spill.path.exists()
-        return work
+        return work, pid
 
     with volume(tmp_path) as disk:
-        work = asyncio.run(run(disk))
+        work, pid = asyncio.run(run(disk))
         disk.gone()
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(20)  # it has the run directory's lock until then, and the next driver waits for that
         assert spill_file.take_in(work.run_dir, spill_dir)
         work.complete()
         assert spill_file.take_in(work.run_dir, spill_dir) == 0

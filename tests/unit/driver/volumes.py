@@ -137,7 +137,7 @@ class Writing:
         for name in (ledger.METRICS, ledger.EVENTS):
             text = (self.run_dir / name).read_text()
             lines = list(ledger.read(self.run_dir / name))
-            assert len(lines) == text.count("\n") and (not text or text.endswith("\n"))
+            assert len(lines) == text.count("\n") and (not text or text.endswith("\n")), (name, text[-300:])
             found.append([line["step"] for line in lines])
         return found[0], found[1]
 
