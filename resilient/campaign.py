@@ -8,6 +8,8 @@ import socket
 from resilient import network, visible_gpus
 from resilient.config import Config, ConfigError, Layout, layout
 from resilient.exits import EnvironmentUnusable
+from resilient.placement.applied import of_this_node
+from resilient.placement.binding import Binding, Share
 from resilient.slurm import queue
 from resilient.slurm.allocation import JOB, Allocation
 from resilient.slurm.queue import SlurmSilent
@@ -111,6 +113,13 @@ def shares_of_gpus(config: Config, layout: Layout) -> tuple[str, ...]:
     if not names or config.cluster.device == "cpu":
         return ()
     return visible_gpus.slices(names, layout.nodes + config.cluster.spares, layout.procs_per_node)
+
+
+def binding_here(config: Config, layout: Layout, *, in_job: bool) -> Binding:
+    """Where ranks of one node run, if that is this machine."""
+    device = "cuda" if gpu_count() > 0 and config.cluster.device != "cpu" else "cpu"
+    agents = 1 if in_job else config.cluster.slots
+    return of_this_node(config.cluster.binding, device, Share(0, layout.procs_per_node, agents * layout.procs_per_node))
 
 
 def already_reached(config: Config) -> int | None:

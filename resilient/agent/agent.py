@@ -197,9 +197,7 @@ class NodeAgent(LocalElasticAgent):
             environment_of(
                 start,
                 local,
-                settings.procs,
-                run_dir=settings.run_dir,
-                run_id=settings.run_id,
+                settings,
                 session=self._daemon.session_path,
                 interface=self._interface,
                 store_prefix=store_prefix(self._token, start.generation),

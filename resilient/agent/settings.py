@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from resilient.placement.binding import NOWHERE, Binding
+
 
 @dataclass(frozen=True)
 class AgentSettings:
@@ -20,6 +22,7 @@ class AgentSettings:
     driver: str
     token: str = field(repr=False)
     addr: str
+    binding: Binding = NOWHERE
 
     @property
     def config(self) -> Path:
