@@ -171,6 +171,7 @@ class NodeAgent(LocalElasticAgent):
                 host=socket.gethostname(),
                 addr=settings.addr,
                 t=time.time(),
+                place=settings.place,
             )
         )
         while not self._fork_server.ready:  # it imports, which takes a minute where many nodes share a file system

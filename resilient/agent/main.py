@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from resilient.agent.settings import AgentSettings
 
 CONNECT_S = 30.0
+TOPOLOGY = "SLURM_TOPOLOGY_ADDR"  # the switches above this node
 # c10d asks for the name of every address that it connects to, for its log; where nobody answers, that takes longer with the
 # resolver's own 5 s than it has for the connection. For workers, too.
 RESOLVER = "timeout:1 attempts:2"
@@ -205,6 +206,7 @@ def _settings(args: argparse.Namespace, token: str, addr: str) -> "AgentSettings
         token=token,
         addr=addr,
         binding=_binding(args),
+        place=os.environ.get(TOPOLOGY, ""),
     )
 
 

@@ -8,7 +8,13 @@ from resilient.placement.binding import NOWHERE, Binding
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """Attributes: token: the run's secret, a dot, and the agent's incarnation; driver: its addresses; durations in seconds."""
+    """Durations are in seconds.
+
+    Attributes:
+        driver: its addresses.
+        token: the run's secret, a dot, and the agent's incarnation.
+        place: in the fabric.
+    """
 
     node: int
     procs: int
@@ -23,6 +29,7 @@ class AgentSettings:
     token: str = field(repr=False)
     addr: str
     binding: Binding = NOWHERE
+    place: str = ""
 
     @property
     def config(self) -> Path:

@@ -71,6 +71,11 @@ class Cluster(Section):
         description="numa: ranks run at the cores and memory of their GPU's NUMA domain, without GPUs they divide the domains; "
         "auto: so on GPUs, where there are several domains",
     )
+    fabric: Path | None = Field(
+        None,
+        description="a file of switches as Slurm's topology.conf, by which nodes are ordered and replicas kept apart; null: "
+        "SLURM_TOPOLOGY_ADDR of each node tells",
+    )
     threads_per_proc: Count | Auto = Field("auto", description="CPU threads of a rank; auto: cores / procs_per_node")
 
     @property
