@@ -4,12 +4,17 @@ import asyncio
 import contextlib
 import os
 import socket
+from pathlib import Path
 
 from resilient import network, visible_gpus
-from resilient.config import Config, ConfigError, Layout, layout
+from resilient.config import Config, ConfigError, Layout, Problem, layout
 from resilient.exits import EnvironmentUnusable
+from resilient.placement.applied import of_this_node
+from resilient.placement.binding import Binding, Share
+from resilient.placement.fabric import addresses_in
 from resilient.slurm import queue
 from resilient.slurm.allocation import JOB, Allocation
+from resilient.slurm.hosts import expand
 from resilient.slurm.queue import SlurmSilent
 
 ASK_S = 3.0  # for the nodes that a job still has
@@ -76,9 +81,11 @@ def machine_layout(config: Config, allocation: Allocation | None = None) -> Layo
     """The layout with every `auto` settled for this machine, or for the nodes of the job, which are like this one.
 
     Raises:
-        ConfigError: it does not come out even, or the environment has a value for communication that is out of range.
+        ConfigError: it does not come out even, the environment has a value for communication that is out of range, or
+            `cluster.fabric` is no file of switches.
     """
     communication(config, allocation)
+    places_in(config.cluster.fabric)
     cpus = len(os.sched_getaffinity(0)) if allocation is None else min(allocation.cpus)
     return layout(config, cpu_count=cpus, gpu_count=gpu_count(), apart=allocation is not None)
 
@@ -100,6 +107,16 @@ def communication(config: Config, allocation: Allocation | None) -> dict[str, st
     return found
 
 
+def places_in(path: Path | None) -> dict[str, str]:
+    """Addresses of hosts in the fabric, from a file of switches; none without one. Raises ConfigError."""
+    if path is None:
+        return {}
+    try:
+        return addresses_in(path.read_text(), expand)
+    except (OSError, ValueError) as error:
+        raise ConfigError([Problem("cluster.fabric", str(path), f"cannot be read as a file of switches: {error}")]) from None
+
+
 def gpu_count() -> int:
     """NVIDIA GPUs that this process may use, counted without loading a driver."""
     return len(visible_gpus.visible())
@@ -111,6 +128,13 @@ def shares_of_gpus(config: Config, layout: Layout) -> tuple[str, ...]:
     if not names or config.cluster.device == "cpu":
         return ()
     return visible_gpus.slices(names, layout.nodes + config.cluster.spares, layout.procs_per_node)
+
+
+def binding_here(config: Config, layout: Layout, *, in_job: bool) -> Binding:
+    """Where ranks of one node run, if that is this machine."""
+    device = "cuda" if gpu_count() > 0 and config.cluster.device != "cpu" else "cpu"
+    agents = 1 if in_job else config.cluster.slots
+    return of_this_node(config.cluster.binding, device, Share(0, layout.procs_per_node, agents * layout.procs_per_node))
 
 
 def already_reached(config: Config) -> int | None:

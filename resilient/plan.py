@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from resilient import entry, network, storage
+from resilient.campaign import binding_here
 from resilient.config import Config, ConfigError, Layout, Problem, layouts, spans
 from resilient.config.timeouts import STOPPED_S, timeouts
 from resilient.control.learning import FACTOR
@@ -20,6 +21,7 @@ from resilient.health.quota import quotas, site_places
 from resilient.health.report import size
 from resilient.policy import ordinal
 from resilient.precision import Choice
+from resilient.slurm.allocation import JOB
 
 TCP_RETRIES = Path("/proc/sys/net/ipv4/tcp_retries2")
 DEFAULT_TCP_RETRIES = 15  # of Linux
@@ -61,6 +63,7 @@ def runtime_layout(config: Config, layout: Layout) -> dict[str, object]:
     return {
         "world size": f"{layout.world_size} = tp {layout.tp} × {context}pp {layout.pp} × dp {layout.dp}",
         "nodes": f"{layout.nodes} with {layout.procs_per_node} ranks each, {layout.threads_per_proc} threads a rank",
+        "binding": f"{binding_here(config, layout, in_job=JOB in os.environ)} (of this machine)",
         "when nodes are lost": _fewer(config, layout),
         "global batch": (
             f"{config.train.global_batch_size} = micro batch {layout.micro_batch_size} × dp {layout.dp}"

@@ -1,4 +1,11 @@
-"""What the trainer needs of a GPU beside its computing: which one is whose, and copies to it."""
+"""What the trainer needs of a GPU beside its computing: which one is whose, copies to it, its time and its memory.
+
+`Cuda` and `Host` measure; `StandIn` is a GPU in the tests of a machine without one, and checks the order of use.
+"""
+
+import resource
+import time
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -38,3 +45,119 @@ def onto(data: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return data.to(device)
     return data.pin_memory().to(device, non_blocking=True)
+
+
+class Meter(Protocol):
+    """Time and memory of what a rank computes. A GPU works later than it is told to: it passes a mark when it gets there."""
+
+    def mark(self) -> object:
+        """The point behind all that the device was told to do so far."""
+
+    def wait(self, mark: object) -> None:
+        """Until the device has passed a mark."""
+
+    def seconds(self, first: object, last: object) -> float:
+        """Between two marks, both passed."""
+
+    def forget_peak(self) -> None:
+        """From here on, `peak_bytes` is that of what follows."""
+
+    def peak_bytes(self) -> int:
+        """The most memory in use at once: of a GPU since `forget_peak`; of a process, in its life."""
+
+
+def meter_of(device: torch.device) -> Meter:
+    """That of the device a rank computes on."""
+    return Cuda(device) if device.type == "cuda" else Host()
+
+
+class Host:
+    """The CPU, which has done what it was told to."""
+
+    def mark(self) -> object:
+        return time.perf_counter()
+
+    def wait(self, mark: object) -> None:
+        pass
+
+    def seconds(self, first: object, last: object) -> float:
+        assert isinstance(first, float)
+        assert isinstance(last, float)
+        return last - first
+
+    def forget_peak(self) -> None:
+        pass
+
+    def peak_bytes(self) -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Cuda:
+    """A GPU, by events in its current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> object:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def wait(self, mark: object) -> None:
+        assert isinstance(mark, torch.cuda.Event)
+        mark.synchronize()
+
+    def seconds(self, first: object, last: object) -> float:
+        assert isinstance(first, torch.cuda.Event)
+        assert isinstance(last, torch.cuda.Event)
+        milliseconds: float = first.elapsed_time(last)
+        return milliseconds / 1000
+
+    def forget_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+
+class OrderOfUseError(AssertionError):
+    """A GPU was used in an order in which it would refuse, or tell what is not so."""
+
+
+class StandIn:
+    """A GPU whose work takes no time of the host's: it runs once it is waited for, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self._asked_s = self._done_s = 0.0
+        self._marks: list[float] = []
+        self._peak = 0
+
+    def launch(self, seconds: float, size_bytes: int = 0) -> None:
+        """Have the device do work that takes so long and needs so much memory meanwhile."""
+        self._asked_s += seconds
+        self._peak = max(self._peak, size_bytes)
+
+    def mark(self) -> object:
+        self._marks.append(self._asked_s)
+        return len(self._marks) - 1
+
+    def wait(self, mark: object) -> None:
+        self._done_s = max(self._done_s, self._at(mark))
+
+    def seconds(self, first: object, last: object) -> float:
+        if max(self._at(first), self._at(last)) > self._done_s:
+            raise OrderOfUseError("a mark is asked for its time before the device has passed it")
+        if self._at(first) > self._at(last):
+            raise OrderOfUseError("the first mark is behind the last one")
+        return self._at(last) - self._at(first)
+
+    def forget_peak(self) -> None:
+        self._peak = 0
+
+    def peak_bytes(self) -> int:
+        return self._peak
+
+    def _at(self, mark: object) -> float:
+        if not isinstance(mark, int) or not 0 <= mark < len(self._marks):
+            raise OrderOfUseError(f"{mark!r} is no mark of this device")
+        return self._marks[mark]

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from resilient import worker
+from trainer.device import Meter, meter_of
 from trainer.gradients import Found
 from trainer.state import Progress
 
@@ -23,6 +23,7 @@ class Instruments:
     Args:
         flops_per_token: see `trainer.shape.flops_per_token`.
         peak_flops: of one device; None: MFU is not known.
+        meter: of the device; None: what it has.
     """
 
     def __init__(
@@ -32,20 +33,22 @@ class Instruments:
         device: torch.device,
         flops_per_token: int,
         peak_flops: float | None,
+        meter: Meter | None = None,
     ) -> None:
         self._config, self._context, self._device = config, context, device
         self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
         self._nvtx = config.logging.nvtx and device.type == "cuda"
-        self._timers: dict[str, float] = {}
+        self._meter = meter or meter_of(device)
+        self._timed = config.logging.timers and context.rank == 0
+        self._spans: list[tuple[str, object, object]] = []  # name, and marks before and behind it
         self._began = time.perf_counter()
         self._profile: profile | None = None
 
     def start_step(self, step: int) -> None:
         """Step `step` (1-based) begins."""
         self._began = time.perf_counter()
-        self._timers = {}
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()  # or the first step's, with its kernels being tried out, would be all that is told
+        self._spans = []
+        self._meter.forget_peak()  # or the first step's, with its kernels being tried out, would be all that is told
         window = self._config.logging.profile_steps
         if window is not None and step == window[0] and self._context.rank in self._config.logging.profile_ranks:
             gpu = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
@@ -55,14 +58,15 @@ class Instruments:
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Time a phase of a step, and mark it for the profilers."""
-        began = time.perf_counter()
+        before = self._meter.mark() if self._timed else None
         if self._nvtx:
             torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
         with torch.profiler.record_function(name):
             yield
         if self._nvtx:
             torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
-        self._timers[name] = self._timers.get(name, 0.0) + time.perf_counter() - began
+        if self._timed:
+            self._spans.append((name, before, self._meter.mark()))
 
     def report(self, found: Found, rate: float, size: int, progress: Progress, *, skipped: str | None) -> None:
         """The step is finished."""
@@ -93,9 +97,9 @@ class Instruments:
         if switches.world_size:
             line["world_size"] = self._context.world_size
         if switches.timers:
-            line |= {f"{name}_s": seconds for name, seconds in self._timers.items()}
+            line |= self._timers()
         if switches.memory:
-            line["memory_bytes"] = self._memory()
+            line["memory_bytes"] = self._meter.peak_bytes()
         worker.report(line)
         if progress.step % switches.log_interval == 0 or skipped:
             log.info("step %d loss %r grad_norm %.4f lr %.3e %.0f tokens/s", progress.step, found.loss, found.norm, rate, speed)
@@ -121,10 +125,14 @@ class Instruments:
         self._profile = None
         log.info("profile written to %s", path)
 
-    def _memory(self) -> int:
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    def _timers(self) -> dict[str, float]:
+        """Seconds of each phase of the step, by `<name>_s`. Waits for the GPU, which has only the optimizer's step left to do."""
+        found: dict[str, float] = {}
+        if self._spans:
+            self._meter.wait(self._spans[-1][2])
+        for name, before, behind in self._spans:
+            found[f"{name}_s"] = found.get(f"{name}_s", 0.0) + self._meter.seconds(before, behind)
+        return found
 
 
 def _finite(number: float) -> float | None:

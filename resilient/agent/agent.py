@@ -170,6 +170,7 @@ class NodeAgent(LocalElasticAgent):
                 host=socket.gethostname(),
                 addr=settings.addr,
                 t=time.time(),
+                place=settings.place,
             )
         )
         while not self._fork_server.ready:  # it imports, which takes a minute where many nodes share a file system
@@ -196,9 +197,7 @@ class NodeAgent(LocalElasticAgent):
             environment_of(
                 start,
                 local,
-                settings.procs,
-                run_dir=settings.run_dir,
-                run_id=settings.run_id,
+                settings,
                 session=self._daemon.session_path,
                 interface=self._interface,
                 store_prefix=store_prefix(self._token, start.generation),

@@ -20,6 +20,7 @@ from resilient import clock, entry, worker
 from resilient.agent import groups, inspection, recorder
 from resilient.exits import Exit
 from resilient.heartbeat_region import RAISED
+from resilient.placement.applied import take_place
 
 _SHIELDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
@@ -60,6 +61,7 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
     inspection.answer_with_stacks(spec.stacks)
     recorder.answer_with_record(spec.record)
     os.environ.update(spec.environ)
+    take_place()  # before the first thread that computes, and all threads of a standby
     if (torch := sys.modules.get("torch")) is not None and "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # it was imported before that was known
     progress = None

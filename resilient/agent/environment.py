@@ -5,7 +5,9 @@ import os
 from pathlib import Path
 
 from resilient.agent.groups import PREFIX_VARIABLE
+from resilient.agent.settings import AgentSettings
 from resilient.network import dump_files
+from resilient.placement.applied import variables_of
 from resilient.protocol.messages import Start
 from resilient.worker import (
     COLLECTIVE_TIMEOUT_VARIABLE,
@@ -19,10 +21,8 @@ from resilient.worker import (
 def environment_of(
     start: Start,
     local_rank: int,
-    procs: int,
+    settings: AgentSettings,
     *,
-    run_dir: Path,
-    run_id: str,
     session: Path,
     interface: str | None,
     store_prefix: str,
@@ -31,11 +31,12 @@ def environment_of(
     """What a rank of a generation gets on top of what the agent has.
 
     Args:
-        procs: ranks of each node.
         session: see `checkpoint.tiers.session`.
         interface: the network interface that has the node's address, where one has.
         store_prefix: of the keys of process groups that find each other by the environment.
     """
+    procs = settings.procs
+    place = settings.binding.ranks[local_rank] if settings.binding.bound else None
     rank, world = start.node_rank * procs + local_rank, start.nodes * procs
     return {
         "RANK": str(rank),
@@ -49,17 +50,18 @@ def environment_of(
         "ROLE_NAME": "worker",
         "MASTER_ADDR": start.master_addr,
         "MASTER_PORT": str(start.master_port),
-        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RUN_ID": settings.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(start.generation - 1),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         GENERATION_VARIABLE: str(start.generation),
-        RUN_DIR_VARIABLE: str(run_dir),
+        RUN_DIR_VARIABLE: str(settings.run_dir),
         SESSION_VARIABLE: str(session),
         PREFIX_VARIABLE: store_prefix,
         **({"GLOO_SOCKET_IFNAME": interface} if interface and "GLOO_SOCKET_IFNAME" not in os.environ else {}),
         GUARD_VARIABLE: json.dumps({"go_back_to": start.go_back_to, "skip": start.skip}),
         COLLECTIVE_TIMEOUT_VARIABLE: str(start.collective_timeout_s),
+        **variables_of(place),
         **dump_files(os.environ, log_dir),
     }
 

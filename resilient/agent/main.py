@@ -24,6 +24,8 @@ from resilient.agent.predecessor import end_predecessors
 from resilient.exits import EnvironmentUnusable
 from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_process
 from resilient.logs.paths import agent_log
+from resilient.placement.applied import leave_to_ranks, of_this_node
+from resilient.placement.binding import Binding, Share
 from resilient.protocol.connection import TOKEN_VARIABLE, Connection, parse_addresses
 from resilient.slurm.headless import see_to_the_job
 from resilient.slurm.roster import VARIABLE as ROSTER_VARIABLE
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from resilient.agent.settings import AgentSettings
 
 CONNECT_S = 30.0
+TOPOLOGY = "SLURM_TOPOLOGY_ADDR"  # the switches above this node
 # c10d asks for the name of every address that it connects to, for its log; where nobody answers, that takes longer with the
 # resolver's own 5 s than it has for the connection. For workers, too.
 RESOLVER = "timeout:1 attempts:2"
@@ -93,6 +96,7 @@ def main() -> int:
         ) as connection,
     ):
         settings = _settings(args, token, args.addr or connection.own_address())
+        leave_to_ranks(settings.binding)  # for the snapshot daemon as well, and not for the template: ranks come of it
         agent = NodeAgent(settings, connection, control, output, outcome)
         if args.parent is not None:
             # Not SIGKILL from here on: an agent that has lost its driver ends its workers and keeps what they have reported.
@@ -152,6 +156,8 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--health-s", type=float, default=0.0, help="what the check of this node may take; 0: none is made")
     parser.add_argument("--world", type=int, default=1, help="ranks of all nodes")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="what ranks compute on")
+    parser.add_argument("--binding", choices=["auto", "none", "numa"], default="none", help="see cluster.binding")
+    parser.add_argument("--sharing", type=int, default=1, help="agents of this run on this machine")
     parser.add_argument("--prepare-node", type=int, help="whose agent calls the entry point's prepare(config, progress), once")
     parser.add_argument("--addr", help="address at which the other nodes reach this one; else the one that leads to the driver")
     parser.add_argument("--parent", type=int, help="end when this parent process does")
@@ -199,4 +205,11 @@ def _settings(args: argparse.Namespace, token: str, addr: str) -> "AgentSettings
         driver=args.driver,
         token=token,
         addr=addr,
+        binding=_binding(args),
+        place=os.environ.get(TOPOLOGY, ""),
     )
+
+
+def _binding(args: argparse.Namespace) -> Binding:
+    first = args.node * args.procs if args.sharing > 1 else 0
+    return of_this_node(args.binding, args.device, Share(first, args.procs, args.sharing * args.procs))

@@ -3,10 +3,18 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from resilient.placement.binding import NOWHERE, Binding
+
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """Attributes: token: the run's secret, a dot, and the agent's incarnation; driver: its addresses; durations in seconds."""
+    """Durations are in seconds.
+
+    Attributes:
+        driver: its addresses.
+        token: the run's secret, a dot, and the agent's incarnation.
+        place: in the fabric.
+    """
 
     node: int
     procs: int
@@ -20,6 +28,8 @@ class AgentSettings:
     driver: str
     token: str = field(repr=False)
     addr: str
+    binding: Binding = NOWHERE
+    place: str = ""
 
     @property
     def config(self) -> Path:

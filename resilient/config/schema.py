@@ -66,6 +66,16 @@ class Cluster(Section):
     spares: NonNegative = Field(0, description="nodes beside these that stand by, warm, to take over from one that is lost")
     min_nodes: Count = Field(1, description="with so many left, and no spare, the run goes on with less data parallelism")
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    binding: Literal["auto", "none", "numa"] = Field(
+        "auto",
+        description="numa: ranks run at the cores and memory of their GPU's NUMA domain, without GPUs they divide the domains; "
+        "auto: so on GPUs, where there are several domains",
+    )
+    fabric: Path | None = Field(
+        None,
+        description="a file of switches as Slurm's topology.conf, by which nodes are ordered and replicas kept apart; null: "
+        "SLURM_TOPOLOGY_ADDR of each node tells",
+    )
     threads_per_proc: Count | Auto = Field("auto", description="CPU threads of a rank; auto: cores / procs_per_node")
 
     @property

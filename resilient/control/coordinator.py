@@ -230,7 +230,8 @@ class Coordinator:
                 skew_s = message.t - now
                 if skew_s < 0:  # it may be late, and not its clock
                     skew_s = min(0.0, skew_s + when.late_s)
-                self.membership.hello(node, message.host, message.addr, when.attended_s, skew_s=skew_s)
+                place = self._core.job.places.get(message.host.partition(".")[0], message.place)
+                self.membership.hello(node, message.host, message.addr, when.attended_s, skew_s=skew_s, place=place)
                 self._core.presence.joined(node, when.attended_s)
             case Health():
                 self._on_health(node, message, when, out)

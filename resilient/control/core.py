@@ -40,7 +40,7 @@ class Core:
 
 def core_of(job: JobSpec, last_generation: int) -> Core:
     """That of a job that is about to begin."""
-    membership = Membership(job.layouts, job.spares, job.rejoin_s)
+    membership = Membership(job.layouts, job.spares, job.rejoin_s, job.stage_nodes)
     snapshots, incidents = Snapshots(job.storage), Incidents()
     roll_backs = RollBacks(snapshots, job.skip)
     generations = Generations(job, membership, snapshots, incidents, roll_backs, last_generation)

@@ -199,7 +199,7 @@ class Generations:
             self._incidents.follow_up("shrink", reason, when.now, self.generation, out)
         membership.start(members)
         self.generation, self.state, self.run = self._fenced, State.RUNNING, Run(when.now)
-        self._snapshots.begin(self.generation, members, out)
+        self._snapshots.begin(self.generation, members, out, membership.failure_domains())
         self._snapshots.quarantine_done(out)
         self.stand_by()  # who came while the fence was raised will say nothing more
         mtbf_s = mean_time_between_failures(len(self._incidents.faults), when.now - self._began_t)

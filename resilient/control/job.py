@@ -1,7 +1,7 @@
 """What the control core must know of the campaign."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from resilient.control.learning import Limits
 from resilient.control.stragglers import Rules
@@ -29,6 +29,8 @@ class JobSpec:
         tiers_vanish: what is on the nodes is gone with the job: only the durable tier is there for the next one.
         run_dir_patience_s: for so long training goes on while the run directory cannot be written.
         script: the entry point is a script, which may say nothing of what it does.
+        stage_nodes: nodes of a pipeline stage, which are to lie below one switch.
+        places: in the fabric by host, where a file tells; else agents do.
         changes: of the config since the job before, as `config_changed` tells them.
     """
 
@@ -50,4 +52,6 @@ class JobSpec:
     tiers_vanish: bool = False
     run_dir_patience_s: float = 900.0
     script: bool = False
+    stage_nodes: int = 1
+    places: Mapping[str, str] = field(default_factory=dict)
     changes: tuple[Mapping[str, object], ...] = ()

@@ -3,7 +3,8 @@
 A node is a place of the allocation with an agent on it, or none. The first ones compute, the others are spares: their agents stand
 by with torch imported. A spare takes the node rank of a node that is gone, so that all other ranks stay where their snapshots are.
 Where there is none, the run waits a moment for the node to return, then goes on with as many as the layout allows, and takes in
-what has returned later on. The ranks of a node follow each other, and tensor-parallel groups lie inside a node.
+what has returned later on. The ranks of a node follow each other, and tensor-parallel groups lie inside a node; nodes follow each
+other in the order of the fabric.
 
 Owns who is there and who is a member; when generations end and start is `resilient.control.generations`' affair. All times are
 attended seconds (`resilient.control.attendance`). News of a node costs the same however many there are; all nodes are visited
@@ -12,6 +13,8 @@ only when nobody is waited for any more.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+from resilient.placement import fabric
 
 LAUNCH_ATTEMPTS = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
@@ -34,6 +37,7 @@ class Node:
         unfit: it takes no part, but what it holds is read and saved as any other node's.
         slow: it takes part only where no other can.
         why: it is gone, or unfit.
+        place: in the fabric.
     """
 
     joined: bool = False
@@ -48,6 +52,7 @@ class Node:
     unfit: bool = False
     slow: bool = False
     why: str = ""
+    place: str = ""
 
     @property
     def ready(self) -> bool:
@@ -62,18 +67,21 @@ class Membership:
         sizes: with so many nodes a generation may be; the largest is what the config asks for.
         spares: nodes beside those.
         rejoin_s: for so long a node that is gone is waited for, where no spare takes its place.
+        stage_nodes: nodes of a pipeline stage, which follow each other.
 
     Invariants, of sets that spare a pass over all nodes: `_absent` are those that have not joined, `_unfit` those that are unfit,
     `_awaited` the members that are neither ready nor gone, `_standing_by` those that are ready and no members. Members are
     distinct.
     """
 
-    def __init__(self, sizes: Collection[int], spares: int, rejoin_s: float) -> None:
+    def __init__(self, sizes: Collection[int], spares: int, rejoin_s: float, stage_nodes: int = 1) -> None:
         self._sizes = sorted(sizes)
         self._rejoin_s = rejoin_s
         self.wanted = max(sizes)
         self.nodes = [Node() for _ in range(self.wanted + spares)]
+        self._stage_nodes = stage_nodes
         self._node_ranks = {index: index for index in range(self.wanted)}
+        self._started = False
         self._absent = set(range(len(self.nodes)))
         self._unfit: set[int] = set()
         self._awaited = set(range(self.wanted))
@@ -97,10 +105,10 @@ class Membership:
             del self._launch_s[index]
         return due
 
-    def hello(self, index: int, host: str, addr: str, now_s: float, *, skew_s: float = 0.0) -> None:
+    def hello(self, index: int, host: str, addr: str, now_s: float, *, skew_s: float = 0.0, place: str = "") -> None:
         """An agent has connected."""
         node = self.nodes[index]
-        node.joined, node.host, node.addr, node.skew_s = True, host, addr, skew_s
+        node.joined, node.host, node.addr, node.skew_s, node.place = True, host, addr, skew_s, place
         node.until_s = max(node.until_s, now_s + READY_S)
         node.back_s = max(node.back_s, node.until_s)
         self._absent.discard(index)
@@ -165,6 +173,10 @@ class Membership:
         first = self._node_ranks[index] * procs_per_node
         return range(first, first + procs_per_node)
 
+    def failure_domains(self) -> tuple[str, ...]:
+        """Of the members, by node rank, as the fabric tells; empty where it does not."""
+        return fabric.failure_domains([self.nodes[index].place for index in self._node_ranks])
+
     def joined(self) -> list[int]:
         """The nodes that have an agent."""
         return [index for index, node in enumerate(self.nodes) if node.joined]
@@ -175,7 +187,7 @@ class Membership:
 
     def start(self, members: Sequence[int]) -> None:
         """A generation of these nodes, by node rank, begins."""
-        self._node_ranks = {index: node_rank for node_rank, index in enumerate(members)}
+        self._node_ranks, self._started = {index: node_rank for node_rank, index in enumerate(members)}, True
         for index in members:
             self.nodes[index].ready_port, self.nodes[index].gone = None, False
         self._awaited = set(members)
@@ -201,6 +213,8 @@ class Membership:
         if len(chosen) < self.wanted and any(self._worth_it(node, now_s) for node in self.nodes if not node.ready):
             return None
         size = self._fitting(len(chosen))
+        if not self._started:  # later ranks stay where their snapshots are
+            chosen = [chosen[at] for at in fabric.ordered([self.nodes[index].place for index in chosen], self._stage_nodes)]
         return tuple(chosen[:size]) if size else None
 
     def _worth_it(self, node: Node, now_s: float) -> bool:

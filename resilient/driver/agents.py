@@ -97,4 +97,6 @@ def agent_command(config: Config, layout: Layout, allocation: Allocation | None,
         token=secret,
         environ=environ,
         log_level=config.logging.level,
+        binding=config.cluster.binding,
+        sharing=config.cluster.slots if allocation is None else 1,
     )

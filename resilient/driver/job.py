@@ -8,6 +8,7 @@ from pathlib import Path
 
 from checkpoint.naming import steps
 from resilient import ledger, rollback, storage
+from resilient.campaign import places_in
 from resilient.config import Config, Layout, layouts
 from resilient.config.timeouts import timeouts
 from resilient.control import JobSpec
@@ -49,6 +50,8 @@ def job_of(
         tiers_vanish=tiers_vanish,
         run_dir_patience_s=limits.run_dir_patience_s,
         script=config.is_script,
+        stage_nodes=max(1, layout.nodes // layout.pp),
+        places=places_in(config.cluster.fabric),
         changes=changes,
     )
 

@@ -27,7 +27,13 @@ AGENT = (sys.executable, "-m", "resilient.agent")
 
 @dataclass(frozen=True)
 class AgentCommand:
-    """What every agent of a run is started with; `driver`: where to reach it, host:port, several with commas between."""
+    """What every agent of a run is started with.
+
+    Attributes:
+        driver: where to reach it, host:port, several with commas between.
+        binding: see the config's `cluster.binding`.
+        sharing: agents of this run on one machine.
+    """
 
     driver: str
     procs: int
@@ -41,6 +47,8 @@ class AgentCommand:
     token: str = field(repr=False)
     environ: Mapping[str, str]
     log_level: str
+    binding: str = "none"
+    sharing: int = 1
 
     def arguments(self, node: int | None, addr: str, *, prepare_node: int | None) -> list[str]:
         """What stands behind AGENT on the command line of a node's agent.
@@ -56,6 +64,7 @@ class AgentCommand:
             *["--procs", str(self.procs), "--run-dir", str(self.run_dir), "--run-id", self.run_id],
             *["--entrypoint", self.entrypoint, "--fence-s", str(self.fence_s), "--log-level", self.log_level],
             *["--health-s", str(self.health_s), "--world", str(self.world), "--device", self.device],
+            *["--binding", self.binding, "--sharing", str(self.sharing)],
             *(["--addr", addr] if addr else []),
             *(["--prepare-node", str(prepare_node)] if prepare_node is not None else []),
         ]

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from resilient import network, storage
-from resilient.campaign import gpu_count, machine_layout
+from resilient.campaign import binding_here, gpu_count, machine_layout
 from resilient.config import Config, Layout, load
 from resilient.config.schema import Network
 from resilient.health import disk, gpus, interfaces, machine
@@ -27,8 +27,11 @@ from resilient.health.bounded import Examination, Task
 from resilient.health.node import compute_tasks
 from resilient.health.quota import site_places
 from resilient.health.report import Finding, Report, size
+from resilient.placement.applied import of_this_node
+from resilient.placement.binding import NOWHERE, Binding, Share
 from resilient.plan import checkpoint_size
 from resilient.precision import settled
+from resilient.slurm.allocation import JOB
 
 LOCAL = "127.0.0.1"
 TIER_S = 20.0
@@ -44,12 +47,14 @@ class Subject:
         ranks: on this machine.
         device: "cpu" or "cuda".
         memory_bytes: that snapshots in RAM take, where that is known.
+        binding: of its ranks.
     """
 
     ranks: int
     device: str
     tiers: tuple[disk.TierSpec, ...]
     memory_bytes: int | None
+    binding: Binding = NOWHERE
 
 
 def subject(path: Path | None, overrides: Sequence[str]) -> Subject:
@@ -62,13 +67,15 @@ def subject(path: Path | None, overrides: Sequence[str]) -> Subject:
         os.environ.update(network.environment(Network(), os.environ, one_machine=True))
         places = {"shm": machine.SHARED_MEMORY, "tmp": Path(tempfile.gettempdir()), "here": Path.cwd()}
         tiers = (*_of_the_site(), *(disk.TierSpec(name, place, quotas=True) for name, place in places.items()))
-        return Subject(gpu_count() or min(2, os.cpu_count() or 1), "cuda" if gpu_count() else "cpu", tiers, None)
+        ranks, device = gpu_count() or min(2, os.cpu_count() or 1), "cuda" if gpu_count() else "cpu"
+        return Subject(ranks, device, tiers, None, of_this_node("auto", device, Share(0, ranks, ranks)))
     config, _ = settled(load(path, overrides))
     layout = machine_layout(config)
     os.environ.update(network.environment(config.network, os.environ, one_machine=True))
     on_gpu = gpu_count() > 0 and config.cluster.device != "cpu"
+    binding = binding_here(config, layout, in_job=JOB in os.environ)
     tiers, memory_bytes = _tiers(config, layout, checkpoint_size(config))
-    return Subject(layout.world_size, "cuda" if on_gpu else "cpu", (*_of_the_site(), *tiers), memory_bytes)
+    return Subject(layout.world_size, "cuda" if on_gpu else "cpu", (*_of_the_site(), *tiers), memory_bytes, binding)
 
 
 def _of_the_site() -> list[disk.TierSpec]:
@@ -139,11 +146,19 @@ def at_once(checked: Subject) -> list[Finding]:
     by_name = replace(machine.reach(host), check="host name")
     return [
         *machine.judge_memory(machine.memory_of(), checked.memory_bytes),
+        judge_binding(checked.binding),
         *machine.judge_limits(machine.limits_of(), ranks=checked.ranks, world=checked.ranks, rdma=rdma),
         machine.reach(LOCAL),
         replace(by_name, verdict="warn") if not by_name.good else by_name,
         *wires,
     ]
+
+
+def judge_binding(binding: Binding) -> Finding:
+    """Ranks far from their GPU's memory are slower, and nothing else is wrong with them."""
+    if not binding.bound:
+        return Finding("binding", "skip", f"ranks run {binding}")
+    return Finding("binding", "warn" if binding.why else "ok", str(binding))
 
 
 # -- for people ----------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ class Hello(Message, frozen=True):
         incarnation: counts the agents that were started for this node.
         addr: at which other nodes reach this one.
         t: the node's clock.
+        place: in the fabric, as `resilient.placement.fabric` reads it; empty where nothing tells.
     """
 
     generation: int
@@ -37,6 +38,7 @@ class Hello(Message, frozen=True):
     host: str
     addr: str
     t: float
+    place: str = ""
 
 
 class PreparationProgress(Message, frozen=True):

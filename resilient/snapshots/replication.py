@@ -85,14 +85,14 @@ class Replication:
         self._unprotected: dict[str, SnapshotKey] = {}  # what buddies could not get hold of
         self._unreached: set[int] = set()  # shards whose node did not answer its buddy the last time
 
-    def begin(self, members: tuple[int, ...], generation: int, out: Outbox) -> None:
-        """A generation of these nodes begins."""
+    def begin(self, members: tuple[int, ...], generation: int, out: Outbox, domains: Sequence[str] = ()) -> None:
+        """A generation of these nodes begins. Args: domains: of each, as the fabric tells; the config's count before them."""
         for each in self.rounds.values():
             self._close(each, generation, out)
         self.rounds, self.protected, self._unprotected, self._unreached = {}, {}, {}, set()
-        domains = [self._plan.domains[node] for node in members] if self._plan.domains else None
+        own = [self._plan.domains[node] for node in members] if self._plan.domains else domains
         if members != self._members:
-            self._members, self._buddies = members, buddies(len(members), domains)
+            self._members, self._buddies = members, buddies(len(members), own or None)
 
     def resumed(self) -> None:
         """The generation goes on: what buddies have from before stays protected, until they have something newer."""

@@ -96,17 +96,20 @@ class Snapshots:
         """Let daemons forget nothing until the next generation goes on: what they say they have is what it may need."""
         self._retention.holding = True
 
-    def begin(self, generation: int, members: Sequence[int], out: Outbox) -> None:
+    def begin(self, generation: int, members: Sequence[int], out: Outbox, domains: Sequence[str] = ()) -> None:
         """A generation of these nodes, by node rank, begins; all have sent their inventories.
 
         What was under way starts anew, on its behalf.
+
+        Args:
+            domains: failure domain of each, as the fabric tells; the config's count where it names any.
         """
         self._generation, self._members = generation, tuple(members)
         self._retention.holding = True
         self._left_out.begin()
         self._report_stale(out)
         self._transfers.begin(generation, out)
-        self._replication.begin(self._members, generation, out)
+        self._replication.begin(self._members, generation, out, domains)
         self._catalog.recount()
         self._transfers.prune()
 

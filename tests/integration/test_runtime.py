@@ -15,6 +15,8 @@ from campaigns import Campaign, alive, wait_for
 
 from resilient.account import account
 from resilient.agent.memory import region_directory
+from resilient.placement.applied import of_this_node
+from resilient.placement.binding import Mode, Share
 from resilient.version import commit
 
 Counting = Callable[..., Campaign]
@@ -347,6 +349,20 @@ def test_every_rank_finds_the_environment_of_communication(counting: Counting, m
     for rank in range(2):
         found = json.loads(run.printed(rank))
         assert found == dict(zip(names, ["22", "6", "lo", f"{logs}/nccl_trace_rank_"], strict=True))
+
+
+@pytest.mark.parametrize("asked", ["numa", "auto"])
+def test_ranks_run_where_they_are_bound_with_all_their_threads(counting: Counting, asked: Mode):
+    run = counting("tell_place", cluster={"binding": asked})
+    assert run.run() == 0, run.output + run.logs()
+    expected = of_this_node(asked, "cpu", Share(0, 2, 2))
+    assert expected.bound == (asked == "numa"), "this machine tells its domains"
+    for rank, place in enumerate(expected.ranks):
+        found = json.loads(run.printed(rank))
+        cpus = os.sched_getaffinity(0) if place is None else place.cpus
+        assert all(frozenset(each) == cpus for each in found["threads"])
+        if found["policies"]:  # the kernel tells
+            assert found["policies"] == ["default" if place is None or place.memory is None else f"prefer:{place.memory}"]
 
 
 @pytest.mark.parametrize(("network", "waits_s"), [({}, 120.0), ({"collective_timeout_s": 300.5}, 300.5)], ids=["auto", "given"])

@@ -122,6 +122,15 @@ def tell_environment(config: worker.Config) -> None:
     print(json.dumps({name: os.environ.get(name) for name in config.args["names"]}))
 
 
+def tell_place(config: worker.Config) -> None:
+    """Print the CPUs that each thread of this rank may run on, and its policy of memory, as JSON."""
+    worker.init()
+    threads = [int(thread.name) for thread in Path("/proc/self/task").iterdir()]
+    maps = Path("/proc/self/numa_maps")
+    policies = {line.split()[1] for line in maps.read_text().splitlines() if "stack" in line} if maps.exists() else set()
+    print(json.dumps({"threads": [sorted(os.sched_getaffinity(thread)) for thread in threads], "policies": sorted(policies)}))
+
+
 def eat(config: worker.Config) -> None:
     """Count, but rank 1 joins the cgroup of `args` first, and in step 10 of the first generation takes all the memory there is."""
     group = Path(config.args["cgroup"]) / "cgroup.procs"

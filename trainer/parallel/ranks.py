@@ -4,9 +4,11 @@ Neighbouring ranks share tensors, then sequences, then batches, then layers: ran
 what talks most is inside a node.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from resilient.worker import Layout
@@ -14,7 +16,10 @@ from resilient.worker import Layout
 
 @dataclass(frozen=True)
 class Ranks:
-    """The mesh over all ranks, and this rank's coordinates in it."""
+    """The mesh over all ranks, and this rank's coordinates in it.
+
+    The mesh has the dimensions of more than one rank, and `dp` in any case, which shards parameters also where it has one.
+    """
 
     layout: Layout
     mesh: DeviceMesh
@@ -30,7 +35,9 @@ class Ranks:
     @property
     def shards(self) -> DeviceMesh:
         """The ranks that shard parameters among them: data parallelism, and context parallelism with it."""
-        return self.mesh["shard"] if self.layout.cp > 1 else self.mesh["dp"]
+        if self.layout.cp == 1:
+            return self.mesh["dp"]
+        return self.mesh["cp"] if self.layout.dp == 1 else self.mesh["shard"]
 
     @property
     def counts_loss(self) -> bool:
@@ -49,8 +56,32 @@ class Ranks:
 
 
 def make_ranks(device: torch.device, layout: Layout) -> Ranks:
-    """The mesh over all ranks of the default group."""
-    mesh = init_device_mesh(device.type, (layout.pp, layout.dp, layout.cp, layout.tp), mesh_dim_names=("pp", "dp", "cp", "tp"))
-    if layout.cp > 1:
+    """The mesh over all ranks of the default group. No process group communicates among one rank."""
+    sizes = {"pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "tp": layout.tp}
+    shared = {name: size for name, size in sizes.items() if size > 1} or {"dp": 1}
+    mesh = init_device_mesh(device.type, tuple(shared.values()), mesh_dim_names=tuple(shared))
+    if "dp" not in shared:
+        mesh = _with_dp_of_one(mesh, device)
+    if layout.cp > 1 and layout.dp > 1:
         mesh["dp", "cp"]._flatten("shard")
-    return Ranks(layout, mesh, *(mesh.get_local_rank(name) for name in ("pp", "dp", "cp", "tp")))
+    place = {name: mesh.get_local_rank(name) if name in shared else 0 for name in sizes}
+    return Ranks(layout, mesh, place["pp"], place["dp"], place["cp"], place["tp"])
+
+
+def _with_dp_of_one(mesh: DeviceMesh, device: torch.device) -> DeviceMesh:
+    """The same ranks with a dimension `dp` of one.
+
+    Its group never communicates, so it is made without the others: `new_group` over NCCL would split the default communicator once
+    for every rank, and have gloo connect beside it.
+    """
+    alone = dist.new_group([dist.get_rank()], backend="fake", use_local_synchronization=True)
+    names = mesh.mesh_dim_names or ()
+    at = 1 if names[:1] == ("pp",) else 0
+    groups, shape = [mesh.get_group(name) for name in names], list(mesh.shape)
+    order = torch.arange(math.prod(shape), dtype=torch.int)
+    return DeviceMesh.from_group(
+        [*groups[:at], alone, *groups[at:]],
+        device.type,
+        order.view(*shape[:at], 1, *shape[at:]),
+        mesh_dim_names=(*names[:at], "dp", *names[at:]),
+    )

@@ -1,7 +1,9 @@
 """What ranks compute on: one decision for all of them, and a rank that cannot is a fault of its node."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from resilient.config.timeouts import timeouts
 from resilient.driver.agents import agent_command
 from resilient.faults import Raised, WorkerEnd, from_ends
 from trainer import device, loop, state
+from trainer.batches import Batches
 
 
 def context(local_rank: int = 0, decided: str | None = None) -> worker.Context:
@@ -82,3 +85,31 @@ def test_the_random_numbers_of_a_gpu_are_kept_only_where_it_is_used(gpus: dict[s
     numbers = state.random_state()  # it is there, and asking it would make a context on it
     assert len(numbers) == len(torch.get_rng_state())
     state.set_random_state(torch.cat([numbers, numbers[:16]]))  # of a run that had used one
+
+
+def test_batches_reach_a_gpu_by_page_locked_memory_and_nobody_waits(monkeypatch: pytest.MonkeyPatch):
+    """Stands for a GPU that cannot be copied to from here."""
+    asked: list[tuple[torch.device, bool, bool]] = []
+    locked: set[int] = set()
+
+    def pin(data: torch.Tensor) -> torch.Tensor:
+        copy = data.clone()
+        locked.add(copy.data_ptr())
+        return copy
+
+    def to(data: torch.Tensor, onto: torch.device | torch.dtype, non_blocking: bool = False) -> torch.Tensor:
+        if isinstance(onto, torch.dtype):
+            return data.type(onto)
+        asked.append((onto, data.data_ptr() in locked, non_blocking))
+        return data
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    gpu, documents = torch.device("cuda", 0), {"mask_documents": True, "mask_end_of_text": True}
+    config = Config.model_validate(
+        {"data": documents, "model": {"seq_len": 4}, "train": {"micro_batch_size": 1, "global_batch_size": 1}}
+    )
+    ranks = SimpleNamespace(layout=SimpleNamespace(dp=1, cp=1), dp_rank=0)
+    samples = SimpleNamespace(get=lambda numbers: np.arange(5 * len(numbers)).reshape(len(numbers), 5))
+    Batches(config, ranks, gpu, 3).read(samples, 0, 1)
+    assert asked == [(gpu, True, True)] * 5, "tokens, targets, their number, and the documents' numbers and bounds"

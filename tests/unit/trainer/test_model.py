@@ -13,7 +13,6 @@ from resilient.worker import Config, ConfigError
 from trainer import attention
 from trainer.attention import Kernel, alibi_bias, alibi_slopes
 from trainer.data.bounds import Documents
-from trainer.instruments import Instruments
 from trainer.main import plan
 from trainer.model import GPT, rotary_table, rotate
 from trainer.optimizer import make_optimizer, set_learning_rate
@@ -286,16 +285,6 @@ def test_the_flops_of_a_known_model_are_those_of_the_formula():
 )
 def test_mfu_is_of_the_device_that_torch_names_in_the_precision_of_the_training(name, bf16, fp32):
     assert (peak_flops(name), peak_flops(name, "fp32")) == (bf16, fp32)
-
-
-def test_the_memory_of_a_step_is_that_steps_peak(monkeypatch):
-    """Stands for torch's allocator, on a GPU."""
-    peak = [5 << 30]
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: peak.__setitem__(0, 1 << 30))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: peak[0])
-    instruments = Instruments(config(), SimpleNamespace(rank=0), torch.device("cuda", 0), 1, None)
-    instruments.start_step(2)
-    assert instruments._memory() == 1 << 30
 
 
 def test_the_plan_names_parameters_memory_and_checkpoint(tmp_path):
