@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 from resilient import network, visible_gpus
-from resilient.config import Config, ConfigError, Layout, Problem, layout
+from resilient.config import Config, ConfigError, Layout, Problem, layout, with_fewer_replicas
 from resilient.exits import EnvironmentUnusable
 from resilient.placement.applied import of_this_node
 from resilient.placement.binding import Binding, Share
@@ -74,7 +74,8 @@ def _with_nodes(config: Config, nodes: int, spares: int) -> Config:
     cluster = config.cluster
     domains = cluster.domains[: nodes + spares] if cluster.domains is not None else None
     update = {"nodes": nodes, "spares": spares, "domains": domains, "min_nodes": min(cluster.min_nodes, nodes)}
-    return config.model_copy(update={"cluster": cluster.model_copy(update=update)})
+    fewer = cluster.nodes != "auto" and nodes < cluster.nodes
+    return (with_fewer_replicas(config) if fewer else config).model_copy(update={"cluster": cluster.model_copy(update=update)})
 
 
 def machine_layout(config: Config, allocation: Allocation | None = None) -> Layout:

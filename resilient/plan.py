@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from resilient import entry, network, storage
+from resilient import entry, network, storage, throughput
 from resilient.campaign import binding_here
 from resilient.config import Config, ConfigError, Layout, Problem, layouts, spans
 from resilient.config.timeouts import STOPPED_S, timeouts
@@ -41,6 +41,7 @@ def show(
         ConfigError: the entry point's module refuses the config.
     """
     sections: dict[str, Mapping[str, object]] = {"layout": runtime_layout(config, layout)}
+    sections["nodes left, and the throughput of what goes on"] = nodes_left(config, layout)
     sections["training"] = training(config, precision, notes)
     if site:
         sections[f"from the site profile {config.slurm.profile}"] = site
@@ -65,10 +66,8 @@ def runtime_layout(config: Config, layout: Layout) -> dict[str, object]:
         "nodes": f"{layout.nodes} with {layout.procs_per_node} ranks each, {layout.threads_per_proc} threads a rank",
         "binding": f"{binding_here(config, layout, in_job=JOB in os.environ)} (of this machine)",
         "when nodes are lost": _fewer(config, layout),
-        "global batch": (
-            f"{config.train.global_batch_size} = micro batch {layout.micro_batch_size} × dp {layout.dp}"
-            f" × {layout.accumulation} accumulated"
-        ),
+        "global batch": _global_batch(config, layout),
+        **({"note": note} if (note := throughput.advice(config, layout)) is not None else {}),
         "run directory": config.run_dir,
     }
 
@@ -85,16 +84,45 @@ def training(config: Config, precision: Choice | None, notes: Sequence[str]) -> 
     }
 
 
+def _global_batch(config: Config, layout: Layout) -> str:
+    """Who computes it."""
+    size, micro, dp = config.train.global_batch_size, layout.micro_batch_size, layout.dp
+    if layout.fuller == dp:
+        return f"{size} = micro batch {micro} × dp {dp} × {layout.accumulation} accumulated"
+    shares = f"{layout.fuller} of dp {dp} accumulate {layout.accumulation}, {dp - layout.fuller} {layout.accumulation - 1}"
+    return f"{size} = micro batch {micro} × {size // micro}: {shares}"
+
+
+def nodes_left(config: Config, layout: Layout) -> dict[str, object]:
+    """How fast the run goes on once nodes are lost and no spare is there; nothing where it does not."""
+    if config.is_script:
+        return {}
+    rows: dict[str, object] = {}
+    for left in throughput.of_nodes_left(config, layouts(config, layout)):
+        found = left.layout
+        idle = f" on {found.nodes} of them" if found.nodes < left.nodes else ""
+        words = f"dp {found.dp}{idle}, at most {found.accumulation} micro batch{'es' * (found.accumulation > 1)} a replica"
+        rows[f"{left.nodes:,}"] = f"{left.throughput:4.0%} with {left.nodes / layout.nodes:.0%} of the nodes: {words}"
+    return rows
+
+
 def _fewer(config: Config, layout: Layout) -> str:
     """What takes the place of nodes that are gone."""
     spares = config.cluster.spares
     words = [f"{spares} spare{'s' * (spares > 1)} stand{'s' * (spares == 1)} by"] if spares else []
     smaller = sorted(layouts(config, layout), reverse=True)[1:]
-    if smaller:
-        words.append("then the run goes on with " + " or ".join(map(str, smaller)) + f" node{'s' * (smaller[0] > 1)}")
-    else:
+    if not smaller:
         words.append("the run waits for them to return")
+    else:
+        words.append(f"then the run goes on with {_numbers(smaller)} node{'s' * (smaller[0] > 1)}")
     return ", ".join(words)
+
+
+def _numbers(falling: Sequence[int]) -> str:
+    """Numbers in words: what follows without a gap as a range."""
+    if len(falling) > 2 and falling[0] - falling[-1] == len(falling) - 1:
+        return f"{falling[0]} down to {falling[-1]}"
+    return " or ".join(map(str, falling))
 
 
 def tiers(config: Config, layout: Layout, one: tuple[int, int] | None) -> dict[str, object]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from resilient.config import Config, ConfigError, Layout, Problem, layout, load, notes, settle, spans, write
+from resilient.config import Config, ConfigError, Dealing, Layout, Problem, dealing, layout, load, notes, settle, spans, write
 from resilient.heartbeat_region import PHASES, WorkerRegion
 from resilient.identity import record
 from resilient.progress import ON_STOP_VARIABLE, Progress, observe
@@ -25,11 +25,13 @@ __all__ = [
     "Config",
     "ConfigError",
     "Context",
+    "Dealing",
     "Layout",
     "Problem",
     "UnrecoverableError",
     "accepted_keys",
     "beat",
+    "dealing",
     "identity",
     "init",
     "layout",

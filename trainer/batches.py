@@ -1,14 +1,13 @@
 """From samples to batches: which samples a rank reads, and what goes with their tokens."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from resilient.worker import Config
+from resilient.worker import Config, dealing
 from trainer.data.bounds import Documents
-from trainer.data.samples import Samples
+from trainer.data.order import Numbers
+from trainer.data.samples import Samples, Windows
 from trainer.device import onto
 from trainer.engine import IGNORED, Batch
 from trainer.parallel import Ranks
@@ -18,7 +17,8 @@ class Batches:
     """This rank's part of global batches.
 
     Micro batch k of data-parallel rank d has samples (k × dp + d) × micro_batch_size and those after it, so that on any layout the
-    same samples make up the batch.
+    same samples make up the batch. Behind them come the empty micro batches that the rank's replica must take part with
+    (`resilient.config.dealing`); none of their tokens has a target.
 
     Args:
         end_of_text: the token that ends a document; None where nobody asks.
@@ -27,12 +27,14 @@ class Batches:
     def __init__(self, config: Config, ranks: Ranks, device: torch.device, end_of_text: int | None) -> None:
         self._config, self._ranks, self._device = config, ranks, device
         self._end = end_of_text
+        self._dealing = dealing(config, ranks.layout.dp)
 
     def read(self, samples: Samples, first: int, size: int) -> tuple[Batch, Tensor]:
         """Of the global batch of `size` samples from number `first` on: this rank's part, and the part's tokens that count."""
-        numbers = np.concatenate(list(self._micro_batches(first, size)))
-        window = torch.from_numpy(samples.get(numbers))  # (batch, seq + 1), on the CPU as all that follows from it
-        tokens, targets = window[:, :-1].contiguous(), window[:, 1:].contiguous()
+        own, empty = self._dealt(first, size)
+        window = torch.from_numpy(np.concatenate([samples.get(own), self._filled(empty)]))  # (batch, seq + 1), on the CPU as all
+        tokens, targets = window[:, :-1].contiguous(), window[:, 1:].contiguous()  # that follows from it
+        targets[len(own) :] = IGNORED
         data, model = self._config.data, self._config.model
         positions = documents = None
         if data.mask_end_of_text:
@@ -55,11 +57,17 @@ class Batches:
         assert self._end is not None
         return self._end
 
-    def _micro_batches(self, first: int, size: int) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-        micro, layout = self._config.train.micro_batch_size, self._ranks.layout
-        for number in range(size // (micro * layout.dp)):
-            start = first + (number * layout.dp + self._ranks.dp_rank) * micro
-            yield np.arange(start, start + micro)
+    def _dealt(self, first: int, size: int) -> tuple[Numbers, int]:
+        """This rank's samples of the global batch, and how many rows of empty micro batches follow them."""
+        micro, rank = self._config.train.micro_batch_size, self._ranks.dp_rank
+        own = np.array(self._dealing.own(size // micro, rank), np.int64)  # micro batches
+        passes = self._dealing.passes(size // micro, rank)
+        numbers = (first + own[:, None] * micro + np.arange(micro)).flatten()
+        return numbers, (passes - len(own)) * micro
+
+    def _filled(self, rows: int) -> Windows:
+        """Samples of no account, each of one token that ends no document."""
+        return np.full((rows, self._config.model.seq_len + 1), int(self._end == 0), np.int64)
 
 
 def _within(documents: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from resilient.worker import Config
 from trainer.data.bounds import Documents
 from trainer.model import GPT
-from trainer.parallel import Ranks, reshard, sync_gradients
+from trainer.parallel import Ranks, between_replicas, reshard
 
 IGNORED = -100  # as a target: predicting this token costs nothing
 
@@ -88,7 +88,7 @@ class Plain:
         weight = self._ranks.shards.size() / counted
         total = torch.zeros((), dtype=torch.float64, device=batch.tokens.device)
         for number, part in enumerate(parts):
-            sync_gradients(self._model, self._accumulate_shards or number == len(parts) - 1)
+            between_replicas(self._model, self._accumulate_shards or number == len(parts) - 1)
             with self._context(part), self._loss.context():
                 loss = self._loss(self._model(part.tokens, part.positions, part.documents), part.targets)
                 torch.autograd.backward(loss * weight)

@@ -60,7 +60,7 @@ class Trainer:
     def __init__(self, config: worker.Config, context: worker.Context) -> None:
         self.config, self.context = config, context
         self._began = time.monotonic()
-        layout = worker.settle(config, context.world_size)
+        layout = worker.settle(config, context.world_size, fewer=context.supervised)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         if config.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -178,7 +178,7 @@ class Trainer:
             if self.config.data.mask_end_of_text:
                 dist.all_reduce(counted, group=self.ranks.mesh.get_group("dp"))
             else:
-                counted = counted * self.ranks.layout.dp
+                counted = torch.full_like(counted, size * self.config.model.seq_len)
         with instruments.span("forward_backward"):
             loss = self.engine.train(batch, counted)
         with instruments.span("reduce"):

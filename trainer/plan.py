@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from resilient.worker import Config, Layout, layout
+from resilient.worker import Config, Layout, dealing, layout
 from trainer.shape import GPTShape, Weight, flops_per_token, shape_of
 from trainer.stages import Stage, of_rank
 
@@ -105,7 +105,8 @@ def _activations(config: Config, shape: GPTShape, spread: Layout, parts: list[St
 
 def in_flight(config: Config, spread: Layout, pp_rank: int) -> float:
     """Micro batches whose activations a pipeline rank keeps at the same time, in units of all its stages."""
-    pp, virtual, count = spread.pp, spread.virtual_stages, spread.accumulation
+    pp, virtual, train = spread.pp, spread.virtual_stages, config.train
+    count = dealing(config, spread.dp).passes(train.global_batch_size // train.micro_batch_size, 0)
     if pp == 1:
         return 1
     if config.parallel.schedule == "gpipe":

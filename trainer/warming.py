@@ -43,7 +43,7 @@ def run(config: Config, rank: int, world_size: int) -> None:
     device = torch.device("cpu")
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
-        ranks = make_ranks(device, settle(config, world_size))
+        ranks = make_ranks(device, settle(config, world_size, fewer=True))
         dtype = DTYPES[config.train.precision]
         kernel = attention.choose(config.model.attention, shape, device, dtype, documents=config.data.mask_documents)
         stages = build_stages(config, shape, kernel, ranks, device)

@@ -2,17 +2,20 @@
 must fit together)."""
 
 from resilient.config.checks import spans
+from resilient.config.dealing import Dealing
 from resilient.config.errors import ConfigError, Problem
-from resilient.config.parallelism import Layout, layout, layouts, settle
+from resilient.config.parallelism import Layout, dealing, layout, layouts, settle, with_fewer_replicas
 from resilient.config.schema import Config
 from resilient.config.source import attribute, dump, from_site, load, notes, write
 
 __all__ = [
     "Config",
     "ConfigError",
+    "Dealing",
     "Layout",
     "Problem",
     "attribute",
+    "dealing",
     "dump",
     "from_site",
     "layout",
@@ -21,5 +24,6 @@ __all__ = [
     "notes",
     "settle",
     "spans",
+    "with_fewer_replicas",
     "write",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from resilient.config.dealing import ROUNDS, Dealing
 from resilient.config.errors import ConfigError, Problem
 from resilient.config.schema import Config
 
@@ -17,7 +18,13 @@ REACH = 1 << 16  # of a search for the nearest value that works
 
 @dataclass(frozen=True)
 class Layout:
-    """What a config comes to on given machines. The full global batch is micro batch × `dp` × `accumulation`."""
+    """What a config comes to on given machines.
+
+    Attributes:
+        accumulation: micro batches of the full global batch that a replica has at the most.
+        fuller: replicas, the first ones, that have as many; the others of `dp` have one less.
+        longer: replicas, the first ones, that compute longer than the others; 0 where all have as many passes.
+    """
 
     nodes: int
     procs_per_node: int
@@ -29,6 +36,8 @@ class Layout:
     virtual_stages: int
     micro_batch_size: int
     accumulation: int
+    fuller: int
+    longer: int
     threads_per_proc: int
 
 
@@ -59,15 +68,34 @@ def layout(config: Config, *, cpu_count: int, gpu_count: int, apart: bool = Fals
 def layouts(config: Config, largest: Layout) -> dict[int, Layout]:
     """The layouts that the run can go on with, by number of nodes: tp × cp × pp stays, and so does the global batch."""
     found = {largest.nodes: largest}
+    fewer = with_fewer_replicas(config)
     for nodes in range(config.cluster.min_nodes, largest.nodes):
         with suppress(ConfigError):
-            found[nodes] = _settle(config, nodes, largest.procs_per_node, largest.threads_per_proc)
+            found[nodes] = _settle(fewer, nodes, largest.procs_per_node, largest.threads_per_proc)
     return found
 
 
-def settle(config: Config, world_size: int) -> Layout:
-    """The layout on so many ranks, wherever they come from (torchrun starts as many as it is told). Raises ConfigError."""
-    return _settle(config, 1, world_size, 1)
+def settle(config: Config, world_size: int, *, fewer: bool = False) -> Layout:
+    """The layout on so many ranks, wherever they come from (torchrun starts as many as it is told).
+
+    Args:
+        fewer: nodes may have been lost, so that `parallel.dp` does not bind.
+
+    Raises:
+        ConfigError: the config cannot be spread over these ranks.
+    """
+    return _settle(with_fewer_replicas(config) if fewer else config, 1, world_size, 1)
+
+
+def with_fewer_replicas(config: Config) -> Config:
+    """The config for the nodes that are left: `parallel.dp` says how many replicas all nodes make."""
+    return config.model_copy(update={"parallel": config.parallel.model_copy(update={"dp": "auto"})})
+
+
+def dealing(config: Config, dp: int) -> Dealing:
+    """How micro batches are dealt out to so many replicas."""
+    parallel = config.parallel
+    return Dealing(dp, parallel.pp, parallel.schedule, parallel.zero_stage)
 
 
 def _settle(config: Config, nodes: int, procs: int, threads: int) -> Layout:
@@ -76,6 +104,8 @@ def _settle(config: Config, nodes: int, procs: int, threads: int) -> Layout:
     if found:
         raise ConfigError(found)
     dp = nodes * procs // _model_ranks(config)
+    dealt = dealing(config, dp)
+    count = train.global_batch_size // train.micro_batch_size
     return Layout(
         nodes=nodes,
         procs_per_node=procs,
@@ -86,7 +116,9 @@ def _settle(config: Config, nodes: int, procs: int, threads: int) -> Layout:
         dp=dp,
         virtual_stages=_virtual(config),
         micro_batch_size=train.micro_batch_size,
-        accumulation=train.global_batch_size // (train.micro_batch_size * dp),
+        accumulation=dealt.most(count),
+        fuller=dealt.fuller(count),
+        longer=dealt.longer(count),
         threads_per_proc=threads,
     )
 
@@ -125,7 +157,7 @@ def _model_ranks(config: Config) -> int:
 
 def _all(config: Config, world: int) -> Iterator[Problem]:
     yield from _model(config)
-    parallel, train, cluster = config.parallel, config.train, config.cluster
+    parallel, _train, cluster = config.parallel, config.train, config.cluster
     one = _model_ranks(config)
     inside = f"tp {parallel.tp} × cp {parallel.cp} × pp {parallel.pp}"
     procs = "" if cluster.procs_per_node == "auto" else f" (nodes {cluster.nodes} × procs_per_node {cluster.procs_per_node})"
@@ -142,40 +174,33 @@ def _all(config: Config, world: int) -> Iterator[Problem]:
         return
     if config.is_script:
         return  # its batches are its own
-    unit = train.micro_batch_size * dp
-    what = f"micro_batch_size × dp = {train.micro_batch_size} × {dp} = {unit}"
-    if train.global_batch_size % unit:
-        message = f"must be a multiple of {what}; {near(train.global_batch_size, lambda size: size % unit == 0)}"
-        yield Problem("train.global_batch_size", train.global_batch_size, message)
-        return
-    ramp = train.batch_rampup
-    if ramp is not None:
-        for key, value in (("start", ramp.start), ("increment", ramp.increment)):
-            if value % unit:
-                nearest = near(value, lambda size: size % unit == 0)
-                yield Problem(f"train.batch_rampup.{key}", value, f"must be a multiple of {what}; {nearest}")
-                return
-    yield from _micro_batches(config, dp)
+    yield from _batches(config, dp)
 
 
-def _micro_batches(config: Config, dp: int) -> Iterator[Problem]:
-    """What the pipeline's schedule asks of the number of micro batches."""
+def _batches(config: Config, dp: int) -> Iterator[Problem]:
+    """What the batches must come to: any number of replicas shares the micro batches of one."""
     parallel, train = config.parallel, config.train
-    pp, schedule, unit = parallel.pp, parallel.schedule, train.micro_batch_size * dp
-    if pp == 1:
+    micro, pp = train.micro_batch_size, parallel.pp
+    ramp = train.batch_rampup
+    sizes = [("global_batch_size", train.global_batch_size)]
+    if ramp is not None:
+        sizes += [("batch_rampup.start", ramp.start), ("batch_rampup.increment", ramp.increment)]
+    for key, size in sizes:
+        if size % micro:
+            message = f"must be a multiple of micro_batch_size = {micro}; {near(size, lambda each: each % micro == 0)}"
+            yield Problem(f"train.{key}", size, message)
+            return
+    if dp > train.global_batch_size:
+        message = f"has no sample for each of dp = {dp} replicas; allowed: at least {dp}, or fewer ranks"
+        yield Problem("train.global_batch_size", train.global_batch_size, message)
+    least = micro * pp
+    if pp == 1 or parallel.schedule in ROUNDS:
         return
-
-    def works(size: int) -> bool:
-        count, left = divmod(size, unit)
-        if left:
-            return False
-        return count >= pp if schedule in ("gpipe", "1f1b") else count % max(1, count // pp) == 0
-
-    needs = f"at least pp = {pp}" if schedule in ("gpipe", "1f1b") else f"a multiple of pp = {pp}, or of count // pp"
     for size in train.batches.sizes():
-        if not works(size):
+        if size < least:
             key = "train.global_batch_size" if size == train.global_batch_size else "train.batch_rampup.start"
-            message = f"gives {size // unit} micro batches a pipeline, and {schedule} needs {needs}; {near(size, works, step=1)}"
+            nearest = near(size, lambda each: each % micro == 0 and each >= least)
+            message = f"gives {size // micro} micro batches, and {parallel.schedule} needs at least pp = {pp}; {nearest}"
             yield Problem(key, size, message)
             return
 

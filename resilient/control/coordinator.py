@@ -184,7 +184,7 @@ class Coordinator:
             self._core.inspector.drop()
             self._core.ends.begin(self._core.generations.world_size)
             if self._core.stragglers is not None:
-                self._core.stragglers.begin(self._core.generations.place_ranks)
+                self._core.stragglers.begin(self._core.generations.place_ranks, self._core.generations.longer_ranks)
 
     def run_dir_trouble(self, detail: str, since_t: float, now: float, out: Outbox) -> None:
         """The run directory cannot be written since then (unix seconds)."""

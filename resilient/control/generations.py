@@ -232,6 +232,12 @@ class Generations:
         """Ranks that have the same to do: those of a stage of the pipeline."""
         return self.world_size // self._job.layouts[self._membership.size].get("pp", 1)
 
+    @property
+    def longer_ranks(self) -> int:
+        """The first ranks of a stage that have a micro batch more to compute than the others: those of whole replicas."""
+        layout = self._job.layouts[self._membership.size]
+        return layout.get("longer", 0) * layout.get("tp", 1) * layout.get("cp", 1)
+
     def resumed(self, step: int, tier: str | None, when: Moment, out: Outbox) -> None:
         """Rank 0 says from where all go on."""
         self.announce(step, tier, when, out)

@@ -15,7 +15,8 @@ class JobSpec:
     """One job of a campaign.
 
     Attributes:
-        layouts: by number of nodes, those that a generation may be of; the largest is what is asked for.
+        layouts: by number of nodes, those that a generation may be of; the largest is what is asked for. Each is tp, cp, pp, dp and
+            `longer`: replicas, the first ones, that have a micro batch more to compute than the others.
         spares: nodes that stand by.
         rejoin_s: how long a node that is gone is waited for, where no spare is there and fewer nodes would do.
         drain_s: for a stop on request, until workers are killed.

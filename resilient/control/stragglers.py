@@ -107,15 +107,17 @@ class Stragglers:
         self._ranks: dict[int, _Rank] = {}
         self._finished: set[int] = set()
         self._episodes = 0
-        self._place_ranks = 1
+        self._place_ranks, self._longer_ranks = 1, 0
 
-    def begin(self, place_ranks: int) -> None:
+    def begin(self, place_ranks: int, longer_ranks: int = 0) -> None:
         """A generation begins: its ranks are other processes, and may be elsewhere.
 
         Args:
             place_ranks: as many ranks, one after the other, have the same to do: those of a stage of the pipeline.
+            longer_ranks: but the first ones of each stage have a micro batch more than the others.
         """
-        self._ranks, self._finished, self._episodes, self._place_ranks = {}, set(), 0, place_ranks
+        self._ranks, self._finished, self._episodes = {}, set(), 0
+        self._place_ranks, self._longer_ranks = place_ranks, longer_ranks
 
     def on_heartbeat(self, rank: int, heartbeat: Heartbeat) -> None:
         """A rank has been heard of; nobody can judge one without `own_s`."""
@@ -163,9 +165,10 @@ class Stragglers:
 
     def _usual(self, own: Mapping[int, float]) -> dict[int, float | None]:
         """The own time that is to be expected of each rank; None where there is nothing to compare it with."""
-        places: dict[int, list[int]] = {}
+        places: dict[tuple[int, bool], list[int]] = {}
         for rank in own:
-            places.setdefault(rank // self._place_ranks, []).append(rank)
+            stage, place = divmod(rank, self._place_ranks)
+            places.setdefault((stage, place < self._longer_ranks), []).append(rank)
         changes = {rank: own[rank] / known.base_s for rank, known in self._ranks.items() if known.base_s}
         ordered_changes = sorted(changes.values())
         usual: dict[int, float | None] = {}

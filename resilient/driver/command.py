@@ -5,6 +5,7 @@ import logging
 import typer
 from rich.console import Console
 
+from resilient import throughput
 from resilient.access import must_be_ours, restrict
 from resilient.campaign import allocation_of, already_reached, fitted, machine_layout, shares_of_gpus
 from resilient.config import ConfigError, attribute, load, notes
@@ -56,6 +57,8 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
         display.note(f"train.precision is {precision.precision}: {precision.why}")
     for note in (*notes(config, given), *kept):
         display.note(note)
+    if (uneven := throughput.advice(loaded, layout)) is not None:
+        display.note(uneven)
     if not loaded.is_script:
         display.note(f"a worker that dies costs {cost_of_a_kill(loaded)}")
     explain = lambda error: str(attribute(error, config, given))  # noqa: E731

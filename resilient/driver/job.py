@@ -106,4 +106,4 @@ def straggler_rules(config: Config) -> Rules | None:
 
 
 def _axes(layout: Layout) -> dict[str, int]:
-    return {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp}
+    return {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp, "longer": layout.longer}

@@ -4,7 +4,7 @@
 """
 
 from trainer.parallel.build import build_stages
-from trainer.parallel.data import reshard, sync_gradients
+from trainer.parallel.data import between_replicas, reshard
 from trainer.parallel.ranks import Ranks, make_ranks
 
-__all__ = ["Ranks", "build_stages", "make_ranks", "reshard", "sync_gradients"]
+__all__ = ["Ranks", "between_replicas", "build_stages", "make_ranks", "reshard"]

@@ -29,10 +29,15 @@ def apply(model: GPT, mesh: DeviceMesh, *, precision: str, zero_stage: int) -> N
     fully_shard(model, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
 
 
-def sync_gradients(model: nn.Module, wanted: bool) -> None:
-    """Whether the next backward pass reduces gradients over the data-parallel ranks, or only adds them up."""
+def between_replicas(model: nn.Module, wanted: bool) -> None:
+    """Whether the next backward pass ends with what is between replicas: gradients are reduced, and of parameters the shards stay.
+
+    Otherwise gradients are only added up, and parameters stay whole for the next pass: then nothing is exchanged before the last
+    backward pass, and replicas may differ in their number of passes.
+    """
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(wanted)
+    model.set_reshard_after_backward(wanted)
 
 
 def reshard(model: nn.Module) -> None:

@@ -16,12 +16,12 @@ STEP_S = 0.125
 class Group:
     """Ranks that are told of in every step; the clock and their own times go on by what each step takes."""
 
-    def __init__(self, place_ranks: int = 4) -> None:
-        self.stragglers, self.place_ranks = Stragglers(RULES), place_ranks
+    def __init__(self, place_ranks: int = 4, longer_ranks: int = 0) -> None:
+        self.stragglers, self.places = Stragglers(RULES), (place_ranks, longer_ranks)
         self.restart()
 
     def restart(self) -> None:
-        self.stragglers.begin(self.place_ranks)
+        self.stragglers.begin(*self.places)
         self.step, self.t = 100, 0.0
         self.own: dict[int, float] = {}
 
@@ -40,9 +40,9 @@ class Group:
         return self.steps(count * RULES.window_steps, own_s, step_s)
 
 
-def warm(place_ranks: int = 4, ranks: int = 4) -> Group:
+def warm(place_ranks: int = 4, ranks: int = 4, longer_ranks: int = 0) -> Group:
     """Past the first steps, which are not measured."""
-    group = Group(place_ranks)
+    group = Group(place_ranks, longer_ranks)
     assert not group.steps(WARM_STEPS + 1, [0.05] * ranks)
     return group
 
@@ -110,6 +110,16 @@ def test_of_two_ranks_the_slower_one_is_named():
 def test_the_stages_of_a_pipeline_are_not_compared_with_each_other():
     assert not warm(place_ranks=2).windows(4, [0.02, 0.02, 0.06, 0.06])
     assert [each.rank for each in warm(place_ranks=2).windows(4, [0.02, 0.02, 0.06, 0.1])] == [3]
+
+
+def test_replicas_that_have_a_micro_batch_more_are_not_compared_with_those_that_have_fewer():
+    uneven = [0.08, 0.08, 0.04, 0.04]  # two micro batches, and one
+    assert not warm(longer_ranks=2).windows(4, uneven)
+    assert [each.rank for each in warm().windows(3, uneven)] == [0, 1]
+    assert [each.rank for each in warm(longer_ranks=2).windows(3, [0.08, 0.08, 0.04, 0.07])] == [3]
+    stages = warm(place_ranks=3, ranks=6, longer_ranks=1)
+    assert not stages.windows(4, [0.08, 0.04, 0.04, 0.1, 0.05, 0.05])
+    assert [each.rank for each in stages.windows(3, [0.08, 0.04, 0.08, 0.1, 0.05, 0.05])] == [2]
 
 
 def test_a_rank_alone_in_its_stage_is_compared_with_its_own_past_as_the_others_changed():

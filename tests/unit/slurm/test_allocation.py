@@ -128,12 +128,18 @@ def test_a_job_that_has_lost_nodes_goes_on_with_those_that_make_a_layout():
     found = Allocation.of(HET, "n1").within({"n1", "g2", "new"})
     assert (found.hosts, found.cpus, found.components, found.gone) == (("n1", "g2"), (8, 48), (0, 1), ("g1",))
     job = Allocation.of(ENVIRON, "n2").within({"n1", "n2", "n3"})
-    wanted = Config.model_validate(
-        {"cluster": {"nodes": 4, "domains": ["a", "b", "c", "d"]}, "train": {"global_batch_size": 8, "micro_batch_size": 2}}
-    )
+    wanted = Config.model_validate({"cluster": {"nodes": 4, "domains": ["a", "b", "c", "d"]}, "parallel": {"pp": 2}})
     smaller = fitted(wanted, job).cluster
-    assert (smaller.nodes, smaller.spares, smaller.domains) == (2, 0, ["a", "b"])  # 8 is no multiple of 3 × 2
-    assert fitted(config(nodes=4, spares=0), job).cluster.nodes == 2
+    assert (smaller.nodes, smaller.spares, smaller.domains) == (2, 0, ["a", "b"])  # 3 ranks are no pipelines of 2
+    assert fitted(config(nodes=4, spares=0), job).cluster.nodes == 3
+
+
+def test_the_replicas_that_are_asked_for_are_those_of_all_nodes():
+    job = Allocation.of(ENVIRON, "n2")
+    wanted = Config.model_validate({"cluster": {"nodes": 4, "procs_per_node": 1}, "parallel": {"dp": 4}})
+    assert machine_layout(fitted(wanted, job), job).dp == 4
+    left = job.within({"n1", "n2", "n3"})
+    assert machine_layout(fitted(wanted, left), left).dp == 3
 
 
 def test_a_layout_that_does_not_come_out_is_not_made_to_fit_where_nothing_was_lost():

@@ -192,19 +192,21 @@ def test_what_is_no_tokenizer_is_refused(made: Made, tmp_path: Path, content: st
         prepare(config, lambda *_: None)
 
 
-def test_layouts_come_out_even_or_are_refused(made: Made):
-    config = load_config(made(), [])
-    assert [settle(config, world).accumulation for world in (1, 2, 3, 6)] == [6, 3, 2, 1]
-    with pytest.raises(ConfigError, match=r"train\.global_batch_size = 12: must be a multiple of .* 2 × 5 = 10"):
-        settle(config, 5)
+def test_any_number_of_replicas_up_to_one_for_each_sample_makes_a_layout(made: Made):
+    config = load_config(made(), [])  # 6 micro batches of 2
+    assert [settle(config, world).accumulation for world in range(1, 13)] == [6, 3, 2, 2, 2, *[1] * 7]
+    assert [settle(config, world).fuller for world in range(1, 13)] == [1, 2, 3, 2, 1, *[6] * 7]
+    with pytest.raises(ConfigError, match=r"train\.global_batch_size = 12: has no sample for each of dp = 13 replicas"):
+        settle(config, 13)
     fixed = load_config(made(), ["parallel.dp=2", "cluster.procs_per_node=2"])
     assert settle(fixed, 2).dp == 2
     with pytest.raises(ConfigError, match=r"parallel\.dp = 2: .* is not the world size 3.*; allowed: 3, or auto"):
         settle(fixed, 3)
+    assert settle(fixed, 1, fewer=True).dp == 1, "under a supervisor nodes may have been lost"
 
 
 def test_ranks_that_cannot_share_the_batch_all_say_so(made: Made):
-    errors = run_ranks(5, train, made())
+    errors = run_ranks(5, train, made(train={"global_batch_size": 4}))
     assert [type(error) for error in errors] == [ConfigError] * 5
 
 
