@@ -4,6 +4,7 @@ The time line of each job is cut at what the ledger and the metrics tell, and ev
 the whole by construction. Pure: lines go in, sums come out.
 """
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,24 +80,34 @@ def account(events: Iterable[Line], metrics: Iterable[Line], *, now: float | Non
         now: unix seconds, while the campaign runs; a job that ended without a word is taken to have ended with its last line.
     """
     timed = [line for line in events if "t" in line]
-    steps = [line for line in metrics if line.get("step_s") is not None and "step" in line and "t" in line]
-    clerk = _Clerk(timed)
-    for line in sorted([*timed, *steps], key=_order):
+    steps = [line for line in metrics if is_step(line)]
+    clerk = Clerk()
+    for line in timed:
+        clerk.learn(line)
+    for line in sorted([*timed, *steps], key=order):
         clerk.take(line)
-    if now is not None and clerk.cursor is not None:
-        clerk.spend(now, "productive" if clerk.phase == "run" else clerk.phase)
+    if now is not None:
+        clerk.until(now)
     return clerk.account
 
 
-def _order(line: Line) -> tuple[float, int]:
+def is_step(line: Line) -> bool:
+    """Whether a line of metrics counts in the account."""
+    return line.get("step_s") is not None and "step" in line and "t" in line
+
+
+def order(line: Line) -> tuple[float, int]:
     """By time; a step that ends at a moment belongs to what was before it."""
     return float(line["t"]), 0 if line.get("event") == "run_started" else 1 if "event" not in line else 2
 
 
-class _Clerk:
-    """Goes along the time line. `phase` is the part that the present stretch belongs to, "run" between steps."""
+class Clerk:
+    """Goes along the time line. `phase` is the part that the present stretch belongs to, "run" between steps.
 
-    def __init__(self, events: list[Line]) -> None:
+    Of each event it learns before the time line gets there: what came of a fault stands after it.
+    """
+
+    def __init__(self) -> None:
         self.account = Account()
         self.cursor: float | None = None
         self.phase = "start"
@@ -107,16 +118,40 @@ class _Clerk:
         self._step_s = 0.0
         self._open: list[Incident] = []
         self._actions: dict[str, str] = {}
-        for line in events:
-            if line.get("event") == "action":  # the first one: a shrinking or growing that follows is told under the same fault
-                self._actions.setdefault(line["fault_id"], line["name"])
-        self._worlds = [(line["t"], line["world_size"]) for line in events if line.get("event") == "generation_started"]
+        self._worlds: list[tuple[float, int]] = []
         self._stalls: dict[tuple[int, int], float] = {}
-        for line in events:
-            if line.get("event") in STALLS:
-                key = (line["generation"], line["step"])
-                self._stalls[key] = max(self._stalls.get(key, 0.0), line["stall_s"])
-        self._evaluated = {(line["generation"], line["step"]) for line in events if line.get("event") == "validation"}
+        self._evaluated: set[tuple[int, int]] = set()
+
+    def learn(self, line: Line) -> None:
+        """An event that is to come."""
+        name = line.get("event")
+        if name == "action":  # the first one: a shrinking or growing that follows is told under the same fault
+            self._actions.setdefault(line["fault_id"], line["name"])
+        elif name == "generation_started":
+            self._worlds.append((line["t"], line["world_size"]))
+        elif name in STALLS:
+            key = (line["generation"], line["step"])
+            self._stalls[key] = max(self._stalls.get(key, 0.0), line["stall_s"])
+        elif name == "validation":
+            self._evaluated.add((line["generation"], line["step"]))
+
+    def copy(self) -> "Clerk":
+        """One that goes on from here without this one's incidents; what it learns, this one has learned too."""
+        other = copy.copy(self)
+        other.account = Account(dict(self.account.seconds), self.account.wall_s)
+        other._open = copy.deepcopy(self._open)
+        return other
+
+    def forget(self) -> None:
+        """Let go of what was learned of steps that lie behind."""
+        if self._before is not None:
+            self._stalls = {key: stall_s for key, stall_s in self._stalls.items() if key >= self._before}
+            self._evaluated = {key for key in self._evaluated if key >= self._before}
+
+    def until(self, now: float) -> None:
+        """The campaign runs at this moment, in unix seconds."""
+        if self.cursor is not None:
+            self.spend(now, "productive" if self.phase == "run" else self.phase)
 
     def spend(self, until: float, part: str) -> None:
         """Everything up to this moment that has no name yet gets this one."""

@@ -157,9 +157,12 @@ def plan(config: ConfigFile, overrides: Overrides = None) -> None:
     from resilient.config import ConfigError, attribute, from_site, load, notes
     from resilient.plan import show
     from resilient.precision import settled
+    from resilient.sinks.packages import missing
 
     given = overrides or []
     loaded, precision = settled(load(config, given))
+    if problems := missing(loaded):
+        raise attribute(ConfigError(problems), config, given)
     try:
         show(loaded, machine_layout(loaded), from_site(config, given), precision, notes(config, given))
     except ConfigError as error:
@@ -245,6 +248,14 @@ def logs(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--since") from None
     command.show(run_dir, Wanted(rank, node, since), generation, following=follow)
+
+
+@app.command()
+def sinks(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")]) -> None:
+    """Send what the sinks of a campaign have not taken yet, as from a login node that has a network; Ctrl-C ends it."""
+    from resilient.sinks.command import send
+
+    typer.echo(send(run_dir))
 
 
 @app.command()

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from resilient.config.errors import Problem
 from resilient.config.parallelism import divides, near, problems
 from resilient.config.schema import Config
+from resilient.config.sinks import SINKS
 from resilient.config.timeouts import out_of_order
 
 DEFAULT_WARMUP_SAMPLES = 320
@@ -22,6 +23,7 @@ def check(config: Config) -> list[Problem]:
         *_cluster(config),
         *_network(config),
         *_slurm(config),
+        *_sinks(config),
         *out_of_order(config),
     ]
 
@@ -146,3 +148,14 @@ def _slurm(config: Config) -> Iterator[Problem]:
         yield Problem(
             "slurm.time_min", slurm.time_min, f"must be at most {limit_min}, the limit of the partition {slurm.partition}"
         )
+
+
+def _sinks(config: Config) -> Iterator[Problem]:
+    sinks, key = config.logging.sinks, "logging.sinks"
+    if sinks.prometheus is not None and sinks.prometheus.file.suffix != ".prom":
+        yield Problem(f"{key}.prometheus.file", sinks.prometheus.file, "must end with .prom: node_exporter reads no other files")
+    if sinks.webhook is not None and (sinks.webhook.url is None) == (sinks.webhook.url_file is None):
+        yield Problem(f"{key}.webhook.url", sinks.webhook.url, "give either url or url_file")
+    for name in sinks.others:
+        if name in SINKS:
+            yield Problem(f"{key}.others.{name}", None, f"is one of the project's own: put it under {key}")

@@ -9,7 +9,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from resilient.config.schema import Config, Container, Section, Tier, WeightedPath
+from resilient.config.fields import Section
+from resilient.config.schema import Config, Container, Tier, WeightedPath
+from resilient.config.sinks import SINKS, Sinks
 from resilient.config.source import allowed
 from resilient.identity.classes import CLASSES, Kind
 
@@ -64,6 +66,9 @@ def markdown() -> str:
                 parts.append(_table("entries of data.path", WeightedPath))
             if name == "slurm":
                 parts.append(_table("slurm.container", Container))
+            if name == "logging":
+                parts.append(_table("logging.sinks", Sinks))
+                parts += [_table(f"logging.sinks.{sink}", kind) for sink, kind in SINKS.items()]
     parts.append(_table("entries of checkpoint.tiers", Tier))
     return "\n".join(parts)
 

@@ -8,27 +8,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from resilient.config.batches import BatchSizes
-
-
-def _no_bool(value: object) -> object:
-    """YAML's `yes` is a boolean, and Python's True is a number; here it is not."""
-    if isinstance(value, bool):
-        raise ValueError("a boolean is not a number")
-    return value
-
-
-Auto = Literal["auto"]
-Count = Annotated[int, Field(ge=1, strict=True)]
-NonNegative = Annotated[int, Field(ge=0, strict=True)]
-Flag = Annotated[bool, Field(strict=True)]
-# Not strict: YAML reads 1e-3 as text.
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_no_bool)]
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_bool)]
+from resilient.config.fields import Auto, Count, Flag, Fraction, NonNegative, Positive, Rate, Seconds, Section, no_bool
+from resilient.config.sinks import Sinks
 
 
 def _number_as_text(value: object) -> object:
@@ -40,12 +24,6 @@ def _number_as_text(value: object) -> object:
 IB_TICK_S = 4.096e-6
 IB_TIMEOUTS = (1, 22)
 IB_RETRIES = (0, 7)
-
-
-class Section(BaseModel):
-    """Base of every section: frozen, and a key that is not declared is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class Cluster(Section):
@@ -252,7 +230,7 @@ class Optimizer(Section):
     warmup_tokens: NonNegative | None = Field(None, description="in place of warmup_samples")
     decay_samples: Count | Auto = Field("auto", description="samples until min_lr; auto: the whole training, or decay_tokens")
     decay_tokens: Count | None = Field(None, description="in place of decay_samples")
-    wsd_fraction: Annotated[float, Field(gt=0, le=1), BeforeValidator(_no_bool)] = Field(
+    wsd_fraction: Annotated[float, Field(gt=0, le=1), BeforeValidator(no_bool)] = Field(
         0.1, description="wsd (warm-up, stable, decay): the share of decay_samples in which the rate falls"
     )
     weight_decay: Rate = Field(0.1, description="of matrices; norms and biases have none")
@@ -288,8 +266,8 @@ class Checkpoint(Section):
     """When state is saved, and where; tiers are listed fastest first, and the last one is the durable one."""
 
     every_steps: Count | Auto = Field(10, description="of the durable tier; auto: the interval of Young and Daly")
-    tiers: Annotated[list[Tier], Field(min_length=1)] = [Tier(name="durable", path=Path("${run_dir}/checkpoints"))]
-    memory_cost: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_no_bool)] = Field(
+    tiers: Annotated[list[Tier], Field(min_length=1)] = Field([Tier(name="durable", path=Path("${run_dir}/checkpoints"))])
+    memory_cost: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(no_bool)] = Field(
         0.005,
         description="where no tier but the durable one is named: snapshots in RAM as often as they take at most this share of the "
         "time, which is measured, every step where that is so; 0: none but those on their way to the durable tier",
@@ -306,7 +284,7 @@ class Resilience(Section):
     lost_s: Seconds | Auto = Field(
         "auto", description="a node whose agent sends nothing for so long is lost; auto: 8 while a spare stands by, else 35"
     )
-    rejoin_s: Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_bool)] | Auto = Field(
+    rejoin_s: Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_bool)] | Auto = Field(
         "auto", description="a lost node is waited for so long, where no spare is there, before fewer nodes go on; auto: 30"
     )
     drain_s: Seconds | Auto = Field("auto", description="time that a stop on request may take before workers are killed")
@@ -325,7 +303,7 @@ class Resilience(Section):
     straggler: Literal["off", "report", "replace"] = Field(
         "report", description="a rank that is persistently slower than others with the same work; replace: its node, once"
     )
-    straggler_factor: Annotated[float, Field(gt=1), BeforeValidator(_no_bool)] = Field(
+    straggler_factor: Annotated[float, Field(gt=1), BeforeValidator(no_bool)] = Field(
         1.5, description="so many times the median of the others, in what it spends without waiting for them"
     )
     straggler_steps: Count = Field(50, description="over which that is measured; it is reported after two such windows in a row")
@@ -474,10 +452,11 @@ class Logging(Section):
     world_size: Flag = Field(False, description="ranks, in the metrics")
     validation_ppl: Flag = Field(True, description="perplexity beside the validation loss")
     profile_steps: tuple[Count, Count] | None = Field(None, description="torch.profiler from one step to another, both included")
-    profile_ranks: list[NonNegative] = [0]
+    profile_ranks: list[NonNegative] = Field([0])
     nvtx: Flag = Field(False, description="NVTX ranges of the phases, for Nsight Systems; on GPUs")
     progress: Literal["auto", "live", "plain", "none"] = "auto"
     level: Literal["debug", "info", "warning", "error"] = "info"
+    sinks: Sinks = Sinks()
 
 
 class Chaos(Section):

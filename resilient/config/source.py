@@ -23,7 +23,8 @@ from pydantic.fields import FieldInfo
 from resilient.config import checks, document, profile, warmup
 from resilient.config.document import NotADocument
 from resilient.config.errors import COMMAND_LINE, ConfigError, Problem, shown
-from resilient.config.schema import Config, Section
+from resilient.config.fields import Section
+from resilient.config.schema import Config
 
 Key = tuple[str, ...]
 

@@ -19,6 +19,7 @@ from resilient.exits import Exit
 from resilient.identity.resume import Known, versions_here
 from resilient.precision import settled
 from resilient.run_words import Told
+from resilient.sinks.packages import missing
 
 
 def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
@@ -36,6 +37,8 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     loaded, kept = known.keep(loaded)
     loaded, precision = settled(fitted(loaded, allocation))
     layout = machine_layout(loaded, allocation)
+    if problems := missing(loaded):
+        raise attribute(ConfigError(problems), config, given)
     if allocation is None:
         shares_of_gpus(loaded, layout)  # too few are refused before anything starts
     shrunk = allocation is not None and allocation.gone

@@ -25,6 +25,7 @@ from resilient.driver.launch import AgentAhead, Launcher
 from resilient.driver.lease import LEASE_S
 from resilient.driver.server import Server
 from resilient.driver.signals import Signals
+from resilient.driver.sinks_client import SinksClient
 from resilient.driver.spill_file import SpillFile
 from resilient.driver.starting import Stage, Starting
 from resilient.driver.stops import stops_of
@@ -66,6 +67,7 @@ PING_S = 1.0
 SHUTDOWN_S = 3.0
 KILL_S = 8.0  # for agents that did not end by themselves
 FLUSH_S = 5.0  # for a run directory that does not get on at the end
+SINKS_S = 5.0  # for what sinks have not sent at the end
 
 
 class Driver:
@@ -114,6 +116,7 @@ class Driver:
         listeners = Listeners(self._on_trouble, self._on_well, self._on_taken_over, self._on_defect)
         self._writer = Writer(settings, spill, listeners, display.log)
         self._durable = Durable(config, allocation, chain, self._writer, display.note)
+        self._sinks = SinksClient(config)
         heard = server.Listeners(self._on_connected, self._on_message, self._on_ended)
         self._server = Server(self._secret, lambda: self._coordinator.generation, heard)
         self._stops = stops_of(config, allocation, coordinator, drain_s, self._turn, display.note)
@@ -136,6 +139,7 @@ class Driver:
         self._finished = loop.create_future()
         Signals(loop, self._on_signal, self._display, drains=self._config.resilience.on_hangup == "drain").install()
         self._writer.start()
+        self._sinks.start()
         port = self._server.listen(listening_addresses(self._config, self._allocation))
         self._launcher = launcher_of(
             self._config,
@@ -173,12 +177,15 @@ class Driver:
         self._server.close()
         if self._taken_over:
             await self._writer.abandon()
+            await self._sinks.close(0.0)
             return finish.message
         written = await self._writer.flush(FLUSH_S)
         message = await self._durable.explain(finish, self._defect) if written else finish.message
         if written:
             await self._durable.ended(finish.code)
-        if await self._writer.close(FLUSH_S if written else 0.0):
+        closed = await self._writer.close(FLUSH_S if written else 0.0)
+        await self._sinks.close(SINKS_S if closed else 0.0)
+        if closed:
             return message
         lost = f"the run directory {self._config.run_dir} could not be written to the end"
         if self._writer.spill.path.exists():

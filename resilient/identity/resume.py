@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from resilient import ledger
 from resilient.config import Config, ConfigError, Layout, Problem
 from resilient.config.errors import COMMAND_LINE, shown
-from resilient.config.schema import Section
+from resilient.config.fields import Section
 from resilient.config.source import read as read_source
 from resilient.identity import record
 from resilient.identity.classes import CLASSES, FILES, kind_of

@@ -1,0 +1,40 @@
+"""`resilient sinks`: sends what the sinks of a campaign have not taken, between two jobs or after the last one."""
+
+import logging
+import threading
+from pathlib import Path
+
+from resilient.config import load
+from resilient.driver.lease import holder
+from resilient.exits import EnvironmentUnusable
+from resilient.processes import must_be_run_directory
+from resilient.sinks.process import Pulse, pumps
+from resilient.sinks.settings import Settings
+
+
+def send(run_dir: Path) -> str:
+    """Feed the sinks to the end of the files, for as long as that takes; what to say then.
+
+    Raises:
+        EnvironmentUnusable: there is no such campaign, it has no sinks, or a job of it runs, which does the same.
+    """
+    must_be_run_directory(run_dir)
+    config = load(run_dir / "config.yaml")
+    if not config.logging.sinks.wanted:
+        raise EnvironmentUnusable(f"{run_dir} has no sinks: its config says nothing of logging.sinks")
+    if holder(run_dir) is not None:
+        raise EnvironmentUnusable(f"a job of {run_dir} runs, and feeds the sinks itself")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    settings = Settings(config.name, str(run_dir.absolute()), 0.0, config.logging.sinks.wanted)
+    ending = threading.Event()
+    ending.set()
+    feeding = pumps(settings, Pulse(), ending)
+    for pump in feeding:
+        pump.start()
+    try:
+        for pump in feeding:
+            pump.join()
+    except KeyboardInterrupt:
+        left = ", ".join(pump.name for pump in feeding if pump.is_alive())
+        return f"not all was sent: {left}" if left else "all was sent"
+    return "all was sent"

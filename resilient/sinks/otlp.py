@@ -1,0 +1,135 @@
+"""OpenTelemetry: measures and events to a collector, by the SDK's own exporters."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.sdk._logs import ReadableLogRecord
+from opentelemetry.sdk._logs.export import LogRecordExporter, LogRecordExportResult
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExporter, MetricExportResult
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from resilient.config.sinks import OTLP
+from resilient.driver.display import describe
+from resilient.ledger import EVENTS, METRICS
+from resilient.sinks.base import Campaign, Line, Sink
+from resilient.sinks.measures import MEASURES, STEP_SECONDS, STEP_SECONDS_HELP, Values, measured
+from resilient.sinks.totals import STEP_BUCKETS_S
+
+_SEVERITIES = {"fault": SeverityNumber.ERROR, "checkpoint_rejected": SeverityNumber.WARN, "link": SeverityNumber.WARN}
+_SCOPE = InstrumentationScope("resilient")
+
+
+class NotTaken(Exception):
+    """The collector did not say that it has taken a request."""
+
+
+class OTLPSink(Sink):
+    """Events go as log records, each until the collector has taken it; measures as they are when they are sent.
+
+    Args:
+        settings: of `resilient.config.sinks.OTLP`.
+        logs, metrics: exporters; None: to the endpoint of the settings.
+    """
+
+    files = (EVENTS, METRICS)
+    history = False
+
+    def __init__(
+        self,
+        campaign: Campaign,
+        settings: Mapping[str, Any],
+        *,
+        logs: LogRecordExporter | None = None,
+        metrics: MetricExporter | None = None,
+    ) -> None:
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what fails is told by whoever tries again
+        wanted = OTLP(**settings)
+        headers = _headers(wanted.headers_file)
+        base, timeout_s = wanted.endpoint.rstrip("/"), wanted.timeout_s
+        self._logs = logs or OTLPLogExporter(f"{base}/v1/logs", headers=headers, timeout=timeout_s)
+        self._metrics = metrics or OTLPMetricExporter(f"{base}/v1/metrics", headers=headers, timeout=timeout_s)
+        self._campaign = campaign
+        self._every_s = wanted.every_s
+        self._sent_t = -float("inf")
+        self._values: Mapping[str, Values] = {}
+        attributes = {"service.name": "resilient", "service.instance.id": campaign.identity, "resilient.run": campaign.name}
+        self._resource = Resource.create(attributes)
+        self._reader = InMemoryMetricReader()
+        self._provider = MeterProvider([self._reader], self._resource, shutdown_on_exit=False)
+        meter = self._provider.get_meter("resilient")
+        for measure in MEASURES:
+            make = meter.create_observable_counter if measure.kind == "counter" else meter.create_observable_gauge
+            make(measure.name, [self._observe(measure.name, measure.label)], description=measure.help)
+        self._steps = meter.create_histogram(
+            STEP_SECONDS, "s", STEP_SECONDS_HELP, explicit_bucket_boundaries_advisory=list(STEP_BUCKETS_S)
+        )
+
+    def _observe(self, name: str, label: str | None) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            for value, number in self._values.get(name, {}).items():
+                yield Observation(number, {} if label is None else {label: value})
+
+        return observe
+
+    def take(self, lines: Sequence[Line]) -> None:
+        """Send events. Raises NotTaken."""
+        records = [self._record(line) for line in lines if line.file == EVENTS]
+        if records and self._logs.export(records) is not LogRecordExportResult.SUCCESS:
+            raise NotTaken("the collector has not taken the log records")
+        for line in lines:
+            step_s = line.entry.get("step_s") if line.file == METRICS else None
+            if step_s is not None:
+                self._steps.record(step_s)
+
+    def _record(self, line: Line) -> ReadableLogRecord:
+        entry = line.entry
+        name = str(entry["event"])
+        known = {key: value for key, value in entry.items() if value is not None}
+        plain = {key: value if isinstance(value, str | bool | int | float) else json.dumps(value) for key, value in known.items()}
+        severity = _SEVERITIES.get(name, SeverityNumber.INFO)
+        record = LogRecord(
+            timestamp=int(entry["t"] * 1e9),
+            observed_timestamp=time.time_ns(),
+            severity_number=severity,
+            severity_text=severity.name,
+            body=describe(entry) or name,
+            attributes={**plain, "resilient.line": line.end_bytes},
+            event_name=f"resilient.{name}",
+        )
+        return ReadableLogRecord(record, self._resource, _SCOPE)
+
+    def refresh(self) -> None:
+        """Send measures, if it is time. Raises NotTaken or OSError."""
+        if time.monotonic() - self._sent_t >= self._every_s:
+            self._send()
+
+    def close(self) -> None:
+        self._send()
+        self._provider.shutdown()
+        self._logs.shutdown()
+        self._metrics.shutdown()
+
+    def _send(self) -> None:
+        self._sent_t = time.monotonic()
+        self._values = {measure.name: values for measure, values in measured(self._campaign.totals())}
+        data = self._reader.get_metrics_data()
+        if data is not None and self._metrics.export(data) is not MetricExportResult.SUCCESS:
+            raise NotTaken("the collector has not taken the measures")
+
+
+def _headers(file: Path | None) -> dict[str, str]:
+    """Those that a file names, one a line. Raises OSError."""
+    if file is None:
+        return {}
+    pairs = [line.partition(":") for line in file.read_text().splitlines() if ":" in line]
+    return {name.strip(): value.strip() for name, _, value in pairs}

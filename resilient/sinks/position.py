@@ -1,0 +1,87 @@
+"""How far a sink has come in the files of the run directory, kept there: `sinks/<name>.json`."""
+
+import fcntl
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+DIRECTORY = "sinks"
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    since_t: float  # unix seconds
+    at_bytes: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
+
+
+class Position:
+    """The offsets of one sink. As long as it is open nobody else feeds this sink. Belongs to one thread.
+
+    Args:
+        since_t: unix seconds from which on lines are wanted, if the sink is used for the first time.
+
+    Attributes:
+        since_t: what that was when it was used for the first time.
+        at_bytes: up to where lines were taken, by file.
+
+    Raises:
+        BlockingIOError: somebody else feeds the sink.
+        OSError: the run directory cannot be used.
+    """
+
+    def __init__(self, run_dir: Path, name: str, since_t: float) -> None:
+        self._path = run_dir / DIRECTORY / f"{name}.json"
+        self._path.parent.mkdir(exist_ok=True)
+        self._lock = os.open(self._path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise
+        except OSError:
+            pass  # a file system without locks
+        kept = self._read()
+        self.since_t = since_t if kept is None else kept.since_t
+        self.at_bytes = {} if kept is None else dict(kept.at_bytes)
+        if kept is None:
+            self._write({})  # what comes from now on is not lost, even if nothing is ever taken in this job
+
+    def _read(self) -> _Kept | None:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=_Kept)
+        except FileNotFoundError:
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return _Kept(since_t=0.0)  # rather twice than never
+
+    def keep(self, at_bytes: dict[str, int]) -> None:
+        """Lines up to here were taken. Raises OSError."""
+        if at_bytes != self.at_bytes:
+            self._write(at_bytes)
+            self.at_bytes = dict(at_bytes)
+
+    def _write(self, at_bytes: dict[str, int]) -> None:
+        new = self._path.with_suffix(".new")
+        new.write_bytes(msgspec.json.encode(_Kept(self.since_t, at_bytes)))
+        new.replace(self._path)
+
+    def close(self) -> None:
+        """Let somebody else feed the sink."""
+        os.close(self._lock)
+
+
+def identity_of(run_dir: Path) -> str:
+    """What tells this campaign from all others, drawn once. Raises OSError."""
+    path = run_dir / DIRECTORY / "id"
+    path.parent.mkdir(exist_ok=True)
+    with suppress(FileExistsError):
+        mine = path.with_name(f".id.{secrets.token_hex(4)}")
+        mine.write_text(secrets.token_hex(8))
+        try:
+            os.link(mine, path)
+        finally:
+            mine.unlink()
+    return path.read_text()[:64].strip()

@@ -1,0 +1,42 @@
+"""What trackers of experiments, W&B and MLflow, get of a line. Pure."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+_NO_NUMBERS = {"step", "generation", "t", "event"}
+_MOST = 1e300  # whole numbers have no limit
+
+
+def numbers_of(entry: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line of the ledger or of the metrics, by name; none where nobody would plot any."""
+    match entry.get("event"):
+        case None:
+            return _plain("train", entry)
+        case "validation":
+            return _plain("validation", entry)
+        case "fault":
+            return {"resilient/fault": 1.0}
+        case "recovered":
+            return {"resilient/downtime_s": float(entry["downtime_s"]), "resilient/lost_steps": float(entry["lost_steps"])}
+        case "generation_started":
+            return {"resilient/world_size": float(entry["world_size"])}
+    return {}
+
+
+def step_of(entry: Mapping[str, Any], before: int) -> int:
+    """The step of a line; that of the line before where it has none."""
+    step = entry.get("step")
+    return step if isinstance(step, int) else before
+
+
+def _plain(group: str, entry: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        f"{group}/{name}": float(value)
+        for name, value in entry.items()
+        if name not in _NO_NUMBERS
+        and isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) < _MOST
+        and not math.isnan(value)
+    }

@@ -1,0 +1,107 @@
+"""OpenTelemetry: with the SDK's in-memory exporter, and over HTTP with the protocol's own messages."""
+
+from collections.abc import Sequence
+
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.sdk._logs import ReadableLogRecord
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, LogRecordExportResult
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
+
+from resilient.sinks.base import Line
+from resilient.sinks.following import LineFile
+from resilient.sinks.otlp import NotTaken, OTLPSink
+
+
+class Kept(MetricExporter):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data: list[MetricsData] = []
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: object) -> MetricExportResult:
+        self.data.append(metrics_data)
+        return MetricExportResult.SUCCESS
+
+    def shutdown(self, timeout_millis: float = 30_000, **_: object) -> None:
+        pass
+
+    def force_flush(self, timeout_millis: float = 10_000) -> bool:
+        return True
+
+
+def lines(written) -> list[Line]:
+    return [line for name in OTLPSink.files for line in LineFile(written.run_dir / name).read()]
+
+
+@pytest.fixture
+def campaign(written):
+    written.started()
+    for step in range(1, 6):
+        written.step(step)
+    written.fault(1)
+    return written
+
+
+def test_events_are_log_records_and_measures_are_metrics(campaign):
+    logs, metrics = InMemoryLogRecordExporter(), Kept()
+    sink = OTLPSink(campaign.campaign(), {}, logs=logs, metrics=metrics)
+    sink.take(lines(campaign))
+    sink.refresh()
+    records = [each.log_record for each in logs.get_finished_logs()]
+    assert [each.event_name for each in records] == [
+        f"resilient.{name}" for name in ("run_started", "generation_started", "fault", "action", "generation_started", "recovered")
+    ]
+    fault = records[2]
+    assert (fault.severity_text, fault.attributes["kind"], fault.attributes["ranks"]) == ("ERROR", "exit", "[1]")
+    assert fault.timestamp == int((campaign.t - 3.0) * 1e9)
+    assert "rank 1 at step 3" in fault.body
+    resource = logs.get_finished_logs()[0].resource.attributes
+    assert (resource["service.name"], resource["resilient.run"], resource["service.instance.id"]) == ("resilient", "demo", "abc")
+    found = {
+        metric.name: list(metric.data.data_points)
+        for scopes in metrics.data[0].resource_metrics[0].scope_metrics
+        for metric in scopes.metrics
+    }
+    assert found["resilient_step"][0].value == 5
+    assert [(dict(point.attributes), point.value) for point in found["resilient_faults_total"]] == [({"kind": "exit"}, 1)]
+    steps = found["resilient_step_seconds"][0]
+    assert (steps.count, steps.sum) == (5, 2.5)
+
+
+def test_a_batch_that_was_not_taken_is_taken_whole_the_next_time(campaign):
+    class Failing(InMemoryLogRecordExporter):
+        def export(self, batch: Sequence[ReadableLogRecord]) -> LogRecordExportResult:
+            return LogRecordExportResult.FAILURE if failing else super().export(batch)
+
+    failing = True
+    logs, metrics = Failing(), Kept()
+    sink = OTLPSink(campaign.campaign(), {}, logs=logs, metrics=metrics)
+    with pytest.raises(NotTaken):
+        sink.take(lines(campaign))
+    failing = False
+    sink.take(lines(campaign))
+    sink.refresh()
+    assert len(logs.get_finished_logs()) == 6
+    points = {
+        metric.name: metric.data.data_points[0]
+        for scopes in metrics.data[0].resource_metrics[0].scope_metrics
+        for metric in scopes.metrics
+    }
+    assert points["resilient_step_seconds"].count == 5
+
+
+def test_over_http_the_protocols_own_messages_arrive(campaign, receiver, tmp_path):
+    (tmp_path / "headers").write_text("X-Key: secret\n")
+    settings = {"endpoint": receiver.url.removesuffix("/hook"), "headers_file": str(tmp_path / "headers")}
+    sink = OTLPSink(campaign.campaign(), settings)
+    sink.take(lines(campaign))
+    sink.refresh()
+    assert receiver.paths == ["/v1/logs", "/v1/metrics"]
+    assert {name.lower(): value for name, value in receiver.heads[0].items()}["x-key"] == "secret"
+    logs = ExportLogsServiceRequest.FromString(receiver.bodies[0]).resource_logs[0].scope_logs[0].log_records
+    assert [each.event_name for each in logs][2] == "resilient.fault"
+    metrics = ExportMetricsServiceRequest.FromString(receiver.bodies[1]).resource_metrics[0].scope_metrics[0].metrics
+    assert "resilient_goodput_ratio" in {each.name for each in metrics}

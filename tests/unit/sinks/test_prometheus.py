@@ -1,0 +1,140 @@
+"""The text file and the port, read by prometheus-client's own parser; and the dashboard, which asks for nothing else."""
+
+import json
+import re
+import socket
+import stat
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from resilient.sinks.measures import MEASURES, STEP_SECONDS
+from resilient.sinks.prometheus import PrometheusSink
+from resilient.status import overview
+
+ROOT = Path(__file__).parents[3]
+
+
+def samples(text: str) -> dict[tuple[str, str], float]:
+    """Value by name and by the label that is not the campaign's."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation and family.type in ("gauge", "counter", "histogram")
+        for sample in family.samples:
+            assert sample.labels["run"] == "demo"
+            rest = [value for name, value in sample.labels.items() if name != "run"]
+            assert len(rest) <= 1
+            found[sample.name, *rest or [""]] = sample.value
+    return found
+
+
+@pytest.fixture
+def campaign(written):
+    written.started()
+    for step in range(1, 20):
+        written.step(step, mfu=0.4, grad_norm=1.5, lr=1e-3, tokens=step * 100, samples=step, memory_bytes=5)
+    written.event("snapshot", step=19, tier="ram", stall_s=0.25, bytes=1)
+    written.event("committed", step=10, tier="durable")
+    written.event("link", node=0, interface="ib0", state="down", detail="no carrier", down_s=None)
+    written.event("checkpoint_rejected", step=10, tier="durable", reason="it is damaged")
+    written.event("validation", step=19, val_loss=2.5)
+    written.fault(1)
+    written.fault(2, kind="hang", generation=2, lost=0)
+    written.finished(70, generation=3)
+    return written
+
+
+def test_the_file_says_what_the_status_says(campaign):
+    PrometheusSink(campaign.campaign(), {"file": str(campaign.run_dir / "metrics.prom")}).refresh()
+    found = samples((campaign.run_dir / "metrics.prom").read_text())
+    shown = overview(campaign.run_dir)
+    assert found["resilient_step", ""] == shown.step == 19
+    assert found["resilient_loss", ""] == shown.loss
+    assert found["resilient_goodput_ratio", ""] == pytest.approx(shown.goodput)
+    assert found["resilient_faults_total", "exit"] == found["resilient_faults_total", "hang"] == 1
+    assert found["resilient_recoveries_total", ""] == shown.recovered == 2
+    assert found["resilient_lost_steps_total", ""] == shown.lost_steps == 2
+    assert found["resilient_downtime_seconds_total", ""] == shown.downtime_s == 6
+    assert found["resilient_step_seconds_count", ""] == 19
+    assert found["resilient_step_seconds_sum", ""] == pytest.approx(9.5)
+    assert found["resilient_step_seconds_bucket", "0.25"] == 0
+    assert found["resilient_step_seconds_bucket", "0.5"] == found["resilient_step_seconds_bucket", "+Inf"] == 19
+    assert found["resilient_exit_code", ""] == 70 and found["resilient_up", ""] == 0
+    assert found["resilient_checkpoint_step", "durable"] == 10
+
+
+def test_every_measure_is_there_once_there_is_something_to_say(campaign):
+    PrometheusSink(campaign.campaign(), {"file": str(campaign.run_dir / "metrics.prom")}).refresh()
+    found = {name for name, _ in samples((campaign.run_dir / "metrics.prom").read_text())}
+    assert {measure.name for measure in MEASURES} <= found
+
+
+def test_a_label_of_any_text_is_read_back(written):
+    written.started()
+    written.fault(1, kind='odd "kind"\\ of\nfault')
+    PrometheusSink(written.campaign(), {"file": str(written.run_dir / "metrics.prom")}).refresh()
+    assert samples((written.run_dir / "metrics.prom").read_text())["resilient_faults_total", 'odd "kind"\\ of\nfault'] == 1
+
+
+def test_nobody_ever_reads_half_a_file(campaign, tmp_path: Path):
+    """And the directory never has another file that the collector would take."""
+    directory = tmp_path / "textfile"
+    directory.mkdir()
+    sink = PrometheusSink(campaign.campaign(), {"file": str(directory / "a.prom"), "every_s": 1e-9})
+    sink.refresh()
+    whole, seen, over = (directory / "a.prom").read_text(), set(), threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            seen.update(path.read_text() for path in directory.glob("*.prom"))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(200):
+        sink.refresh()
+    over.set()
+    reader.join()
+    assert seen == {whole}
+    assert [path.name for path in directory.iterdir()] == ["a.prom"]
+
+
+def test_what_lies_outside_of_the_run_directory_may_be_read_by_the_collector(written, tmp_path: Path):
+    for file, mode in ((tmp_path / "a.prom", 0o644), (written.run_dir / "a.prom", 0o600)):
+        PrometheusSink(written.campaign(), {"file": str(file)}).refresh()
+        assert stat.S_IMODE(file.stat().st_mode) == mode
+
+
+def test_a_directory_that_is_gone_is_an_error_and_comes_back(written, tmp_path: Path):
+    file = tmp_path / "textfile" / "a.prom"
+    sink = PrometheusSink(written.campaign(), {"file": str(file)})
+    with pytest.raises(OSError, match="textfile"):
+        sink.refresh()
+    file.parent.mkdir()
+    sink.refresh()
+    assert file.exists()
+
+
+def test_the_port_is_on_the_loopback_and_says_the_same(campaign):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    PrometheusSink(campaign.campaign(), {"file": str(campaign.run_dir / "metrics.prom"), "port": port}).refresh()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
+        assert samples(answer.read().decode()) == samples((campaign.run_dir / "metrics.prom").read_text())
+
+
+def test_the_dashboard_asks_only_for_what_is_there():
+    board = json.loads((ROOT / "docs/grafana.json").read_text())
+    asked = {target["expr"] for panel in board["panels"] for target in panel.get("targets", [])}
+    names = {name for expression in asked for name in re.findall(r"resilient_\w+", expression)}
+    known = {measure.name for measure in MEASURES} | {f"{STEP_SECONDS}_{part}" for part in ("bucket", "sum", "count")}
+    assert names and names <= known
+    assert all('run="$run"' in expression for expression in asked)
+
+
+def test_every_measure_is_documented():
+    text = (ROOT / "docs/metrics.md").read_text()
+    assert {measure.name for measure in MEASURES if f"`{measure.name}`" not in text} == set()

@@ -1,0 +1,112 @@
+"""What lines come to: the same numbers that `resilient status` tells."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilient import ledger
+from resilient.account import PLANNED, account
+from resilient.sinks import totals
+from resilient.sinks.following import LineFile, TotalsReader
+from resilient.status import overview
+
+
+def test_every_number_is_that_of_the_status(written):
+    written.started()
+    for step in range(1, 40):
+        written.step(step)
+        if step % 10 == 0:
+            written.event("snapshot", step=step, tier="ram", stall_s=0.01, bytes=1)
+            written.event("committed", step=step, tier="durable")
+    written.fault(1)
+    written.fault(2, kind="preempted", generation=2)
+    for step in range(38, 60):
+        written.step(step, generation=3)
+    written.event("validation", 3, step=59, val_loss=1.5)
+    written.finished(70, generation=3)
+    found, shown = TotalsReader(written.run_dir)(), overview(written.run_dir)
+    assert (found.name, found.step, found.target_step, found.generation) == ("demo", shown.step, 100, shown.generation)
+    assert (found.last["loss"], found.last["tokens_per_s"]) == (shown.loss, shown.tokens_per_s)
+    assert (found.recovered, found.downtime_s, found.lost_steps) == (shown.recovered, shown.downtime_s, shown.lost_steps)
+    assert sum(count for kind, count in found.faults.items() if kind not in PLANNED) == shown.faults
+    assert (found.validation_loss, found.exit_code, found.running) == (shown.validation_loss, shown.last_exit_code, False)
+    assert found.checkpoint_step["durable"] == shown.checkpoint_step
+    assert found.rank_seconds == pytest.approx(shown.rank_seconds)
+    assert found.goodput == pytest.approx(shown.goodput)
+    assert sum(found.step_counts) == len(list(ledger.read_metrics(written.run_dir / ledger.METRICS)))
+
+
+def wild(written, chance: random.Random) -> Iterator[None]:
+    """Three jobs with faults, snapshots and long starts, bit by bit."""
+    generation = 1
+    step = 1
+    for _ in range(3):
+        written.event("run_started", generation, name="demo", target_step=5000)
+        written.t += chance.uniform(1.0, 200.0)
+        ranks = chance.choice([2, 4, 8])
+        written.event("generation_started", generation, nodes=["here"], world_size=ranks, resumed_step=step - 1 or None)
+        for _ in range(200):
+            written.step(step, generation, step_s=chance.uniform(0.1, 3.0), data_s=0.05)
+            if chance.random() < 0.1:
+                written.event("snapshot", generation, step=step, tier="ram", stall_s=0.02, bytes=1)
+            if chance.random() < 0.02:
+                written.fault(step, generation=generation)
+                generation += 1
+                step = max(0, step - 3)
+            step += 1
+            yield
+        written.finished(75, generation)
+        generation += 1
+        written.t += chance.uniform(1.0, 1000.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_account_that_goes_on_is_that_of_all_lines(written, seed: int, monkeypatch: pytest.MonkeyPatch):
+    """Read bit by bit, in one go at the end or also asked in between."""
+    monkeypatch.setattr("resilient.sinks.following.READ_BYTES", 4000)
+    reader = TotalsReader(written.run_dir)
+    for number, _ in enumerate(wild(written, random.Random(seed))):
+        if seed % 2 and number % 40 == 0:
+            reader()
+    files = [written.run_dir / name for name in (ledger.EVENTS, ledger.METRICS)]
+    events, metrics = ledger.read_events(files[0]), ledger.read_metrics(files[1])
+    expected = account(events, metrics)
+    found = reader()
+    assert found.rank_seconds == pytest.approx(expected.seconds)
+    assert found.goodput == pytest.approx(expected.goodput)
+    assert expected.seconds["start"] > 0 and expected.seconds["rework"] > 0
+
+
+def test_an_account_keeps_no_more_than_the_last_minute(written):
+    written.started()
+    for step in range(1, 2001):
+        written.step(step)
+    reader = TotalsReader(written.run_dir)
+    reader()
+    assert len(reader._account._recent) <= totals.SETTLED_S / 0.5 + 3
+
+
+def test_lines_are_read_from_an_offset_on_and_only_whole_ones(tmp_path: Path):
+    path = tmp_path / ledger.METRICS
+    line = b'{"step": %d, "generation": 1, "t": 5.0}\n'
+    path.write_bytes(line % 1 + line % 2 + (line % 3)[:-5])
+    file = LineFile(path)
+    first = file.read()
+    assert [each.entry["step"] for each in first] == [1, 2]
+    with path.open("ab") as out:
+        out.write((line % 3)[-5:] + b"rubbish\n" + line % 4)
+    assert [each.entry["step"] for each in file.read()] == [3, 4]
+    assert [each.entry["step"] for each in LineFile(path, first[0].end_bytes).read()] == [2, 3, 4]
+    assert [each.entry["step"] for each in LineFile(path, first[0].end_bytes + 3).read()] == [3, 4]
+
+
+def test_a_file_that_has_lost_its_end_is_waited_for(tmp_path: Path):
+    path = tmp_path / ledger.METRICS
+    line = b'{"step": 1, "generation": 1, "t": 5.0}\n'
+    path.write_bytes(line)
+    file = LineFile(path, 2 * len(line))
+    assert file.read() == []
+    path.write_bytes(3 * line)
+    assert [each.end_bytes for each in file.read()] == [3 * len(line)]
