@@ -5,7 +5,7 @@ Elements carry CSS classes (`grid`, `tick`, `name`, `curve`); the page or the dr
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -37,8 +37,7 @@ class Scale(NamedTuple):
 
 def panel(
     name: str,
-    metrics: Sequence[Line],
-    value: Callable[[Line], object],
+    points: Sequence[tuple[int, float, float]],
     x: Scale,
     top: float,
     height: float,
@@ -48,16 +47,20 @@ def panel(
     """One curve over time with its axis, broken between generations.
 
     Args:
-        value: of a line of metrics; what is no finite number leaves a gap.
+        points: generation, place on the axis, value.
         top: where its upper edge is drawn.
     """
-    points = [(line["generation"], line["t"], got) for line in metrics if (got := finite(value(line))) is not None]
     y = value_scale([got for _, _, got in points], top, height, from_zero=from_zero)
     for tick in ticks(y.low, y.high, 4):
         yield f'<line class="grid" x1="{x.at_low:.0f}" x2="{x.at_high:.0f}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
         yield f'<text class="tick" x="{x.at_low - 6:.0f}" y="{y(tick) + 4:.1f}" text-anchor="end">{number(tick)}</text>'
     yield f'<text class="name" x="{x.at_low:.0f}" y="{top - 6:.1f}">{safe(name)}</text>'
     yield from curves(points, x, y)
+
+
+def of_lines(metrics: Iterable[Line], value: Callable[[Line], object]) -> list[tuple[int, float, float]]:
+    """Generation, time and value of lines of metrics; a value that is no finite number leaves a gap."""
+    return [(line["generation"], line["t"], got) for line in metrics if (got := finite(value(line))) is not None]
 
 
 def value_scale(values: Sequence[float], top: float, height: float, *, from_zero: bool) -> Scale:

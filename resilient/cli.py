@@ -195,6 +195,27 @@ def status(
 
 
 @app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="In place of RUN_DIR/report.html.")] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve the page on a loopback port and keep it fresh, until Ctrl-C.")
+    ] = False,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="With --watch; 0: any that is free.")] = 0,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print it as Markdown, for an issue or a chat.")] = False,
+) -> None:
+    """Write what happened to a campaign as one HTML file: curves, faults, jobs, nodes, checkpoints, where the time went."""
+    from resilient.report import command
+
+    if as_markdown:
+        typer.echo(command.as_markdown(run_dir), nl=False)
+    elif watch:
+        command.serve(run_dir, port, typer.echo)
+    else:
+        typer.echo(command.write(run_dir, output))
+
+
+@app.command()
 def fork(
     parent: Annotated[str, typer.Argument(metavar="RUN_DIR[@STEP]", help="The campaign, at its newest checkpoint or this.")],
     run_dir: Annotated[Path, typer.Argument(metavar="NEW_RUN_DIR", help="The new campaign's run directory.")],

@@ -3,12 +3,12 @@
 Pure. Colours are CSS classes of the page that it stands in; each mark has a title, which browsers show under the pointer.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from chaos.verdict.matching import Line
 from chaos.verdict.observation import Observation
-from resilient.chart import Scale, panel, seconds_axis
+from resilient.chart import Scale, of_lines, panel, seconds_axis
 
 WIDTH, LEFT, RIGHT = 1000.0, 64.0, 12.0
 MARKS, PANEL, GAP, AXIS = 44.0, 150.0, 26.0, 26.0  # heights: strip of marks, of a panel, between panels, of the axis
@@ -26,7 +26,7 @@ def svg(seen: Observation) -> str:
     parts = [
         f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" aria-label="loss and throughput over time">',
         *_bands(seen, x),
-        *panel("loss", seen.metrics, lambda line: line.get("loss"), x, top, PANEL, from_zero=False),
+        *panel("loss", of_lines(seen.metrics, lambda line: line.get("loss")), x, top, PANEL, from_zero=False),
         *panel(*_throughput(seen.metrics), x, under, PANEL, from_zero=True),
         *seconds_axis(x, HEIGHT - 8),
         *_marks(seen, x),
@@ -39,10 +39,10 @@ def _began_t(seen: Observation) -> float:
     return float(min(line["t"] for line in (*seen.events, *seen.metrics)))
 
 
-def _throughput(metrics: Sequence[Line]) -> tuple[str, Sequence[Line], Callable[[Line], object]]:
+def _throughput(metrics: Sequence[Line]) -> tuple[str, list[tuple[int, float, float]]]:
     if any(line.get("tokens_per_s") for line in metrics):
-        return "tokens a second", metrics, lambda line: line.get("tokens_per_s")
-    return "steps a second", metrics, lambda line: 1 / line["step_s"] if line.get("step_s") else None
+        return "tokens a second", of_lines(metrics, lambda line: line.get("tokens_per_s"))
+    return "steps a second", of_lines(metrics, lambda line: 1 / line["step_s"] if line.get("step_s") else None)
 
 
 # -- bands and marks ---------------------------------------------------------------------------------------------------
