@@ -68,6 +68,7 @@ class Progress:
         self._stepped: set[int] = set()  # optimizers, by id, since the present iteration began
         self._thread = threading.main_thread().ident
         self._told_count, self._told_t, self._told_data_s = 0, 0.0, 0.0
+        self._untimed = 0  # steps since the last line of which nobody knows when they began: the first, where no loader is
         self._observed_t = clock.now()
         self._first_data_t: float | None = None
         self._reason: str | None = None
@@ -144,6 +145,7 @@ class Progress:
         if self._first_rank:
             self._region.report("resumed", {"step": self._base, "tier": TIER})
         self._told_t = self._first_data_t or clock.now()
+        self._untimed = 0 if self._first_data_t else 1
         self._told_count = self.count - 1
         self._told_data_s = self._region.data_s
         if self._phases:
@@ -161,18 +163,19 @@ class Progress:
     def _tell_step(self, *, last: bool = False) -> None:
         now = clock.now()
         steps, since_s = self.count - self._told_count, now - self._told_t
-        if since_s < LINES_S and self.count > 1 and not last:
+        timed = steps - self._untimed
+        if since_s < LINES_S and (self.count > 1 or not timed) and not last:
             return
         data_s = self._region.data_s - self._told_data_s
-        self.last_step_s = since_s / steps
+        self.last_step_s = since_s / timed if timed else None
         if self._lines:
             line = {
                 "step": self._base + self.count,
                 "step_s": self.last_step_s,
-                "steps_per_s": steps / since_s if since_s else None,
+                "steps_per_s": timed / since_s if timed and since_s else None,
             }
             self._region.report(None, {**line, "data_s": data_s, **({"steps": steps} if steps > 1 else {})})
-        self._told_count, self._told_t, self._told_data_s = self.count, now, self._region.data_s
+        self._told_count, self._told_t, self._told_data_s, self._untimed = self.count, now, self._region.data_s, 0
 
     def tell_files(self, count: int) -> None:
         """Tell of the checkpoint that was written after so many steps: whoever wrote it has gone on, so it is whole."""

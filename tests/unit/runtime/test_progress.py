@@ -57,6 +57,16 @@ def test_each_optimizer_step_is_a_beat(watched: Watched):
         assert (seen.step, seen.phase, seen.observed) == (step, "step", True)
 
 
+def test_the_first_step_of_a_script_without_a_loader_has_no_time_of_its_own(watched: Watched):
+    optimizer = watched.optimizer()
+    for _ in range(4):
+        watched.step(optimizer)
+        time.sleep(0.06)
+    lines = watched.told(None)
+    assert [line["step"] for line in lines] == [2, 3, 4] and [line.get("steps", 1) for line in lines] == [2, 1, 1]
+    assert all(line["steps_per_s"] < 1 / 0.05 and line["step_s"] > 0.05 for line in lines)
+
+
 def test_optimizers_that_take_turns_count_once_for_each_iteration(watched: Watched):
     one, other = watched.optimizer(), watched.optimizer(torch.optim.SGD)
     watched.step(one, other, one, other)
