@@ -35,9 +35,7 @@ class Ranks:
     @property
     def shards(self) -> DeviceMesh:
         """The ranks that shard parameters among them: data parallelism, and context parallelism with it."""
-        if self.layout.cp == 1:
-            return self.mesh["dp"]
-        return self.mesh["cp"] if self.layout.dp == 1 else self.mesh["shard"]
+        return self.mesh["shard"] if self.layout.cp > 1 else self.mesh["dp"]
 
     @property
     def counts_loss(self) -> bool:
@@ -62,7 +60,7 @@ def make_ranks(device: torch.device, layout: Layout) -> Ranks:
     mesh = init_device_mesh(device.type, tuple(shared.values()), mesh_dim_names=tuple(shared))
     if "dp" not in shared:
         mesh = _with_dp_of_one(mesh, device)
-    if layout.cp > 1 and layout.dp > 1:
+    if layout.cp > 1:  # a group of its own also beside a dp of one: parameters are put together while keys and values go around
         mesh["dp", "cp"]._flatten("shard")
     place = {name: mesh.get_local_rank(name) if name in shared else 0 for name in sizes}
     return Ranks(layout, mesh, place["pp"], place["dp"], place["cp"], place["tp"])
