@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+from resilient.driver.lease import must_be_there
 from resilient.past.record import Reader
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Keeper:
                 is_last = self._ending.is_set()
                 began_t = time.monotonic()
                 try:
+                    must_be_there(self._run_dir)  # or it would all be read again, once it is there
                     reader.read()
                     reader.keep()
                 except OSError as error:

@@ -46,6 +46,11 @@ def beginning() -> Marks:
     return Marks(Mark(_encoder.encode(Past()), Position(), Position()))
 
 
+def decoded_past(mark: Mark) -> Past:
+    """The past of a mark. Raises ValueError where it is none."""
+    return _decoder.decode(mark.past)
+
+
 def fitting(marks: Marks, events: Stream, metrics: Stream) -> Marks:
     """What of them is true of these files."""
 
@@ -70,7 +75,7 @@ class _Work:
     """Goes on from a mark."""
 
     def __init__(self, mark: Mark, events: Stream, metrics: Stream) -> None:
-        self._past = _decoder.decode(mark.past)
+        self._past = decoded_past(mark)
         self._mark = mark
         self._streams = events, metrics
         self._at = [mark.events, mark.metrics]

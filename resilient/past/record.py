@@ -14,7 +14,7 @@ import msgspec
 
 from resilient import ledger
 from resilient.past.fold import Past
-from resilient.past.order import Marks, beginning, brought_up, fitting
+from resilient.past.order import Marks, beginning, brought_up, decoded_past, fitting
 from resilient.past.stream import Stream
 
 FILE = ".past"
@@ -37,9 +37,13 @@ def decoded(data: bytes) -> Marks:
     if not data.startswith(FORMAT) or hashlib.sha256(data[begin:]).digest() != data[len(FORMAT) : begin]:
         return beginning()
     try:
-        return _decoder.decode(data[begin:])
-    except msgspec.DecodeError:
+        marks = _decoder.decode(data[begin:])
+        for mark in (marks.final, marks.ahead):
+            if mark is not None:
+                decoded_past(mark)
+    except ValueError:  # it is of another version
         return beginning()
+    return marks
 
 
 class Reader:

@@ -1,6 +1,5 @@
 """All that reads what others have written: real inputs, the call, and the errors that it may answer with."""
 
-import hashlib
 import io
 import json
 import math
@@ -311,7 +310,7 @@ def _campaigns(directory: Path) -> list[Decoder]:
     from resilient.identity.resume import Known
     from resilient.logs import archive
     from resilient.past.fold import past_of
-    from resilient.past.record import FORMAT, Reader, encoded
+    from resilient.past.record import Reader, encoded
     from resilient.past.record import decoded as past_decoded
     from resilient.picture import picture
     from resilient.protocol.disk import Item
@@ -366,11 +365,6 @@ def _campaigns(directory: Path) -> list[Decoder]:
         reader.read()
         return [encoded(reader.marks)]
 
-    def past_again(data: bytes) -> bytes:
-        """The same under a hash that fits."""
-        body = data[len(FORMAT) + 32 :]
-        return FORMAT + hashlib.sha256(body).digest() + body
-
     def use_past(data: bytes) -> None:
         fuzzed = Reader(run_dir)
         fuzzed.marks = past_decoded(data)
@@ -406,7 +400,7 @@ def _campaigns(directory: Path) -> list[Decoder]:
     owner = b'{"host": "n1", "pid": 17, "job": "", "machine": "a-b", "token": "c0ffee"}'
     return [
         Decoder("identity", lambda: [msgspec.json.encode(kept)], _in_file(run_dir / "identity.json", known), (ValueError,)),
-        Decoder("past", kept_past, use_past, (), past_again),
+        Decoder("past", kept_past, use_past),
         Decoder("events.jsonl", _corpus("events.jsonl"), _in_file(run_dir / ledger.EVENTS, events)),
         Decoder("metrics.jsonl", _corpus("metrics.jsonl"), _in_file(run_dir / ledger.METRICS, metrics)),
         Decoder(

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaigns import campaign
 from hypothesis import given
 from hypothesis import strategies as st
+from long_campaign import campaign
 
 from resilient import ledger
 from resilient.account import account

@@ -1,6 +1,6 @@
 """Ledgers and metrics of campaigns that have never run, as long as one likes: lines as a driver writes them.
 
-python tests/campaigns.py RUN_DIR [--steps 1000000] [--faults 10000] [--jobs 200]
+python tests/long_campaign.py RUN_DIR [--steps 1000000] [--faults 10000] [--jobs 200]
 """
 
 import argparse
