@@ -141,7 +141,9 @@ class _Work:
             self._past.metrics(entry.found)
 
     def _marked(self, last: Key | None) -> Mark:
-        events, metrics = (
-            Position(at.offset, at.latest, stream.proof(at.offset)) for at, stream in zip(self._at, self._streams, strict=True)
-        )
-        return Mark(_encoder.encode(self._past), events, metrics, last)
+        return Mark(_encoder.encode(self._past), self._position(0), self._position(1), last)
+
+    def _position(self, file: int) -> Position:
+        at, head = self._at[file], self._heads[file]
+        seen = at.offset if head is None else head.end
+        return Position(at.offset, at.latest, seen, self._streams[file].proof(seen))

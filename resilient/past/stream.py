@@ -29,11 +29,13 @@ class Position:
     Attributes:
         offset: of the next one.
         latest: of the times of those before, unix seconds.
-        proof: of what lies before; see `Stream.proof`.
+        seen: up to where the file was read to know that nothing comes before the position.
+        proof: of what lies before that; see `Stream.proof`.
     """
 
     offset: int = 0
     latest: float = 0.0
+    seen: int = 0
     proof: bytes = b""
 
 
@@ -103,7 +105,7 @@ class Stream:
 
     def fits(self, position: Position) -> bool:
         """Whether the position is one of this file."""
-        return position.offset <= self._end and (not position.offset or self.proof(position.offset) == position.proof)
+        return position.seen <= self._end and (not position.seen or self.proof(position.seen) == position.proof)
 
     def _bytes(self, begin: int, end: int) -> bytes:
         found = b""

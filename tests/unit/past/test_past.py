@@ -269,6 +269,17 @@ def test_a_late_line_is_put_where_it_belongs(tmp_path: Path):
     assert told(reader.read()) == told(read(tmp_path)) == told(scratch(tmp_path))
 
 
+def test_a_ledger_that_is_the_same_up_to_a_mark_and_goes_on_otherwise_is_another_one(tmp_path: Path):
+    start = line(ledger.EVENTS, event(0.0, "run_started", 0, name="x", target_step=9))
+    step = line(ledger.METRICS, {"t": 0.0, "generation": 1, "step": 1, "step_s": 0.5})
+    append(tmp_path, [start, step, line(ledger.EVENTS, event(0.0, "note"))])  # after the step
+    reader = Reader(tmp_path)
+    reader.read()
+    fresh(tmp_path)
+    append(tmp_path, [start, step, start])  # before it
+    assert told(reader.read()) == told(read(tmp_path))
+
+
 def test_what_a_start_needs_of_earlier_jobs(tmp_path: Path):
     assert read(tmp_path).generation == 0
     base = {"fault_id": "g2-1", "reason": "", "name": "roll_back"}
