@@ -44,6 +44,7 @@ RUNS = (
     Run("control_plane", "control_plane.py", quick=("--ranks", "64", "--seconds", "3", "--deaths", "1")),
     Run("steady", "steady.py", quick=("--ranks", "2", "--seconds", "3", "--turns", "6", "--turn-s", "1")),
     Run("default_tier", "default_tier.py", quick=("--turns", "6", "--turn-s", "1", "--kills", "1")),
+    Run("past", "past.py", quick=("--steps", "2000", "--faults", "20", "--jobs", "4", "--rounds", "1", "--watch-s", "4")),
     Run("checkpoint", "checkpoint.py", quick=("--mib", "48", "--rounds", "1", "--steps", "30")),
     Run("trainer", "trainer.py", quick=("--rounds", "1")),
     Run("many", "many.py", quick=("--agents", "2", "--kills", "1", "--watched-s", "2", "--rejoin-s", "10")),

@@ -17,7 +17,18 @@ from resilient.exits import EnvironmentUnusable
 Mode = Literal["private", "group"]
 
 MODES: dict[Mode, int] = {"private": 0o700, "group": 0o750}
-CONTROL = ("config.yaml", "identity.json", "storage.json", "job.sh", "chain.jsonl", "bad_nodes.json", ".spill", ".lease", ".lock")
+CONTROL = (
+    "config.yaml",
+    "identity.json",
+    "storage.json",
+    "job.sh",
+    "chain.jsonl",
+    "bad_nodes.json",
+    ".past",
+    ".spill",
+    ".lease",
+    ".lock",
+)
 """Files of a run directory that say what is run, written or removed."""
 
 

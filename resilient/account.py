@@ -1,13 +1,15 @@
 """The account of a campaign: what every second of every rank went into.
 
 The time line of each job is cut at what the ledger and the metrics tell, and every stretch gets one name, so that the parts sum to
-the whole by construction. Pure: lines go in, sums come out.
+the whole by construction. Pure: lines go in, one after the other, sums come out; what is kept between two lines is bounded, however
+long the campaign is, and can be written down (`resilient.past`).
 """
 
-import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 Line = Mapping[str, Any]
 
@@ -32,6 +34,10 @@ GOES_ON = ("report", "recompute_batch", "skip_batch", "restart_agent", "exclude_
 STALLS = ("snapshot", "script_checkpoint")  # events that tell how long ranks stood still after a step
 PLANNED = ("time_limit", "preempted")  # faults that cost nothing by themselves: ranks compute until the drain stops them
 
+NOTES = 128  # steps after which it is still known how long ranks stood still
+HELD, HELD_S = 64, 60.0  # lines, and seconds, for which a fault waits to be told what was done about it
+KINDS = 64  # of faults that are told apart
+
 
 @dataclass
 class Incident:
@@ -55,12 +61,52 @@ class Incident:
 
 
 @dataclass
+class Kind:
+    """All faults of one kind. Attributes: seconds: of wall time by part, as of an incident; those of several count for each."""
+
+    faults: int = 0
+    recovered: int = 0
+    lost_steps: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """One job of the campaign, from the start of its driver.
+
+    Attributes:
+        t: unix seconds; until_t: of the last that is known of it.
+        exit_code: None where it has not ended, or without a word.
+        generation: its last; 0 before its first.
+        step: the last that it has finished; 0 before its first.
+        faults: those that were not planned; lost_steps: that had to be computed again.
+        seconds: of wall time by part.
+    """
+
+    t: float
+    until_t: float
+    exit_code: int | None = None
+    generation: int = 0
+    step: int = 0
+    faults: int = 0
+    lost_steps: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
 class Account:
-    """Seconds × ranks by part, over all jobs; `wall_s` is their time."""
+    """Seconds × ranks by part, over all jobs; `wall_s` is their time.
+
+    Attributes:
+        incidents, runs: the newest, oldest first.
+        kinds: all faults, by kind.
+    """
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     wall_s: float = 0.0
     incidents: list[Incident] = field(default_factory=list)
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
 
     @property
     def rank_s(self) -> float:
@@ -74,164 +120,377 @@ class Account:
 
 
 def account(events: Iterable[Line], metrics: Iterable[Line], *, now: float | None = None) -> Account:
-    """The account of a run directory's lines.
+    """The account of a run directory's lines, with all incidents.
 
     Args:
+        events: in the order of the ledger; metrics: in that of their file.
         now: unix seconds, while the campaign runs; a job that ended without a word is taken to have ended with its last line.
     """
-    timed = [line for line in events if "t" in line]
-    steps = [line for line in metrics if is_step(line)]
-    clerk = Clerk()
-    for line in timed:
-        clerk.learn(line)
-    for line in sorted([*timed, *steps], key=order):
-        clerk.take(line)
-    if now is not None:
-        clerk.until(now)
-    return clerk.account
+    clerk = Clerk(keep=None)
+    for is_event, line in in_order(events, metrics):
+        if is_event:
+            clerk.event(line)
+        else:
+            clerk.step(line)
+    return clerk.closed(now)
 
 
-def is_step(line: Line) -> bool:
-    """Whether a line of metrics counts in the account."""
-    return line.get("step_s") is not None and "step" in line and "t" in line
+def in_order(events: Iterable[Line], metrics: Iterable[Line]) -> Iterator[tuple[bool, Line]]:
+    """Both files in the order in which things happened, and whether each is an event.
+
+    A line that is older than those before it in its file comes after them.
+    """
+    left, right = _timed(events, True), _timed(metrics, False)
+    first, second = next(left, None), next(right, None)
+    while first is not None or second is not None:
+        if second is None or (first is not None and first[0] <= second[0]):
+            assert first is not None
+            yield True, first[1]
+            first = next(left, None)
+        else:
+            yield False, second[1]
+            second = next(right, None)
 
 
-def order(line: Line) -> tuple[float, int]:
-    """By time; a step that ends at a moment belongs to what was before it."""
-    return float(line["t"]), 0 if line.get("event") == "run_started" else 1 if "event" not in line else 2
+def _timed(lines: Iterable[Line], are_events: bool) -> Iterator[tuple[tuple[float, int], Line]]:
+    latest = 0.0
+    for line in lines:
+        if "t" in line:
+            latest = max(latest, float(line["t"]))
+            yield (latest, place_of(line) if are_events else STEP), line
 
 
-class Clerk:
-    """Goes along the time line. `phase` is the part that the present stretch belongs to, "run" between steps.
+STEP = 1
 
-    Of each event it learns before the time line gets there: what came of a fault stands after it.
+
+def place_of(event: Line) -> int:
+    """Where an event comes among lines of the same time: a `STEP` that ends at a moment belongs to what was before it."""
+    return 0 if event.get("event") == "run_started" else 2
+
+
+class Told(msgspec.Struct, array_like=True):
+    """What a line tells of where the time goes.
+
+    Attributes:
+        event: "" for a step.
+        seconds: of a step, of standing still, or until a fault was known.
+        count: ranks of a generation, steps that were lost, or the exit code.
+        name: of an action, or the kind of a fault.
     """
 
-    def __init__(self) -> None:
-        self.account = Account()
-        self.cursor: float | None = None
-        self.phase = "start"
-        self._ranks = 1
-        self._done = 0
-        self._before: tuple[int, int] | None = None  # generation and step of the last line of metrics
-        self._given_up = 0  # the generation that the last fault ended
-        self._step_s = 0.0
-        self._open: list[Incident] = []
-        self._actions: dict[str, str] = {}
-        self._worlds: list[tuple[float, int]] = []
-        self._stalls: dict[tuple[int, int], float] = {}
-        self._evaluated: set[tuple[int, int]] = set()
+    t: float
+    event: str
+    generation: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    data_s: float = 0.0
+    count: int = 0
+    fault_id: str = ""
+    name: str = ""
+    detail: str = ""
+    ranks: list[int] = []
+    nodes: list[int] = []
 
-    def learn(self, line: Line) -> None:
-        """An event that is to come."""
-        name = line.get("event")
-        if name == "action":  # the first one: a shrinking or growing that follows is told under the same fault
-            self._actions.setdefault(line["fault_id"], line["name"])
-        elif name == "generation_started":
-            self._worlds.append((line["t"], line["world_size"]))
-        elif name in STALLS:
-            key = (line["generation"], line["step"])
-            self._stalls[key] = max(self._stalls.get(key, 0.0), line["stall_s"])
-        elif name == "validation":
-            self._evaluated.add((line["generation"], line["step"]))
 
-    def copy(self) -> "Clerk":
-        """One that goes on from here without this one's incidents; what it learns, this one has learned too."""
-        other = copy.copy(self)
-        other.account = Account(dict(self.account.seconds), self.account.wall_s)
-        other._open = copy.deepcopy(self._open)
-        return other
+def step_told(line: Line) -> Told | None:
+    """What a line of metrics tells, if anything."""
+    if line.get("step_s") is None or "step" not in line:
+        return None
+    steps = line.get("steps", 1)  # short steps are told together
+    seconds = float(line["step_s"]) * (steps if type(steps) is int and 0 < steps < 1 << 53 else 1)
+    return Told(float(line["t"]), "", line.get("generation", 0), line["step"], seconds, float(line.get("data_s") or 0.0))
 
-    def forget(self) -> None:
-        """Let go of what was learned of steps that lie behind."""
-        if self._before is not None:
-            self._stalls = {key: stall_s for key, stall_s in self._stalls.items() if key >= self._before}
-            self._evaluated = {key for key in self._evaluated if key >= self._before}
 
-    def until(self, now: float) -> None:
-        """The campaign runs at this moment, in unix seconds."""
-        if self.cursor is not None:
-            self.spend(now, "productive" if self.phase == "run" else self.phase)
+def event_told(line: Line) -> Told | None:
+    """What a line of the ledger tells, if anything."""
+    event, t, generation = line["event"], float(line["t"]), line.get("generation", 0)
+    match event:
+        case "run_started":
+            return Told(t, event, generation)
+        case "generation_started":
+            return Told(t, event, generation, line["resumed_step"] or 0, count=line["world_size"])
+        case "snapshot" | "script_checkpoint":
+            stall_s = line.get("stall_s")
+            return Told(t, event, generation, line["step"], float(stall_s)) if isinstance(stall_s, int | float) else None
+        case "validation":
+            return Told(t, event, generation, line["step"])
+        case "fault" if line["kind"] != "storage":
+            seconds, detail = float(line.get("detect_s", 0.0)), line.get("detail", "")
+            ranks, nodes = line.get("ranks", []), line.get("nodes", [])
+            return Told(t, event, generation, 0, seconds, 0.0, 0, line["fault_id"], line["kind"], detail, ranks, nodes)
+        case "action":
+            return Told(t, event, generation, fault_id=line["fault_id"] or "", name=line["name"])
+        case "recovered":
+            return Told(t, event, generation, count=line["lost_steps"], fault_id=line["fault_id"])
+        case "run_finished":
+            return Told(t, event, generation, count=line.get("exit_code", 0))
+    return None
 
-    def spend(self, until: float, part: str) -> None:
+
+@dataclass
+class _Note:
+    """What is known of the time after a step. Attributes: ranks: that stood still; None: how many is not known yet."""
+
+    stall_s: float = 0.0
+    evaluated: bool = False
+    gap_s: float = 0.0
+    ranks: int | None = None
+
+    @property
+    def snapshot_s(self) -> float:
+        return min(self.stall_s, self.gap_s)
+
+    @property
+    def rest(self) -> str:
+        return "evaluation" if self.evaluated else "idle"
+
+
+@dataclass
+class Clerk:
+    """Goes along the time line; all of it is its state.
+
+    Attributes:
+        keep: of incidents and of jobs, the newest; None: all.
+        cursor: unix seconds, up to which everything has a name; None: no job runs.
+        phase: the part that the present stretch belongs to, "run" between steps.
+        ranks: that there are, once that is `known` of the present job; `unweighted` has the seconds of all of them until then.
+        before: generation and step of the last line of metrics.
+        given_up: the generation that the last fault ended.
+        open: numbers of incidents that are not over; the first of `kept.incidents` has the number `dropped`.
+        held: lines from a fault on of which nothing says yet what was done about it.
+    """
+
+    keep: int | None = None
+    kept: Account = field(default_factory=Account)
+    dropped: int = 0
+    cursor: float | None = None
+    phase: str = "start"
+    ranks: int = 1
+    known: bool = True
+    unweighted: dict[str, float] = field(default_factory=dict)
+    done: int = 0
+    before: tuple[int, int] | None = None
+    given_up: int = 0
+    step_s: float = 0.0
+    open: list[int] = field(default_factory=list)
+    notes: dict[tuple[int, int], _Note] = field(default_factory=dict)
+    held: list[Told] = field(default_factory=list)
+
+    def event(self, line: Line) -> None:
+        """The next line is one of the ledger."""
+        self._hear(event_told(line))
+
+    def step(self, line: Line) -> None:
+        """The next line is one of metrics."""
+        self._hear(step_told(line))
+
+    def _hear(self, each: Told | None) -> None:
+        if each is None:
+            return
+        if self.held or each.event == "fault":
+            self.held.append(each)
+            self._release(all_=False)
+        else:
+            self._take(each)
+
+    def closed(self, now: float | None) -> Account:
+        """The account until now; the clerk takes no more lines. Args: now: as of `account`."""
+        self._release(all_=True)
+        if now is not None and self.cursor is not None:
+            self._spend(now, "productive" if self.phase == "run" else self.phase)
+        self._weigh(self.ranks)
+        for sums in (self.kept.seconds, *(run.seconds for run in self.kept.runs)):
+            sums.update({part: max(0.0, seconds) for part, seconds in sums.items()})  # what was booked otherwise later is rounded
+        return self.kept
+
+    def _release(self, *, all_: bool) -> None:
+        """Go on with what was held back for the sake of faults, as far as it is known what was done about them."""
+        while self.held:
+            first = self.held[0]
+            if first.event == "fault":
+                done = (each.name for each in self.held if each.event == "action" and each.fault_id == first.fault_id)
+                action = next(done, None)
+                if action is None and not all_ and len(self.held) <= HELD and self.held[-1].t - first.t <= HELD_S:
+                    return
+                self._fault(first, action or "")
+            else:
+                self._take(first)
+            del self.held[0]
+
+    def _spend(self, until: float, part: str) -> None:
         """Everything up to this moment that has no name yet gets this one."""
         assert self.cursor is not None
         seconds = max(0.0, until - self.cursor)
         self.cursor += seconds
-        self.account.wall_s += seconds
-        self.account.seconds[part] += seconds * self._ranks
-        for incident in self._open if part not in ("productive", "data") else ():
-            incident.seconds[part] = incident.seconds.get(part, 0.0) + seconds
+        self.kept.wall_s += seconds
+        self._book(part, seconds, self.ranks if self.known else None)
+        for incident in self._opened() if part not in ("productive", "data") else ():
+            for sums in (incident.seconds, self._kind(incident.kind).seconds):
+                sums[part] = sums.get(part, 0.0) + seconds
+        if self.kept.runs:
+            run = self.kept.runs[-1]
+            run.seconds[part] = run.seconds.get(part, 0.0) + seconds
+            run.until_t = max(run.until_t, self.cursor)
 
-    def take(self, line: Line) -> None:
-        """The next line."""
-        t = float(line["t"])
-        if line.get("event") == "run_started":
-            self.cursor, self.phase, self._before, self._open = t, "start", None, []
-            self._ranks = next((world for at, world in self._worlds if at >= t), self._ranks)
+    def _book(self, part: str, seconds: float, ranks: int | None) -> None:
+        """Args: ranks: None: how many is not known yet."""
+        if ranks is not None:
+            self.kept.seconds[part] += seconds * ranks
+        else:
+            self.unweighted[part] = self.unweighted.get(part, 0.0) + seconds
+
+    def _weigh(self, ranks: int) -> None:
+        """So many ranks there are."""
+        self.ranks, self.known = ranks, True
+        for part, seconds in self.unweighted.items():
+            self.kept.seconds[part] += seconds * ranks
+        if self.unweighted:
+            self.unweighted = {}
+            for note in self.notes.values():
+                note.ranks = ranks if note.ranks is None else note.ranks
+
+    def _opened(self) -> list[Incident]:
+        return [self.kept.incidents[number - self.dropped] for number in self.open if number >= self.dropped]
+
+    def _kind(self, name: str) -> Kind:
+        kinds = self.kept.kinds
+        return kinds.setdefault(name if name in kinds or len(kinds) < KINDS else "other", Kind())
+
+    def _take(self, line: Told) -> None:
+        t = line.t
+        if line.event == "run_started":
+            self.cursor, self.phase, self.before, self.open = t, "start", None, []
+            self.known, self.notes = False, {}
+            self.kept.runs.append(Run(t, t))
+            if self.keep is not None:
+                del self.kept.runs[: -self.keep]
+            return
+        if line.event in STALLS or line.event == "validation":
+            self._note(line)
             return
         if self.cursor is None:
             return
-        match line.get("event"):
-            case None:
+        match line.event:
+            case "":
                 self._step(line, t)
-            case "generation_started" if self._before is not None and self._before[0] == line["generation"]:
-                self._ranks = line["world_size"]  # its first step was faster than the word of it
             case "generation_started":
-                self.spend(t, "restart" if self.phase == "restart" else "start")
-                self._ranks = line["world_size"]
-                self.phase, self._before = "restore" if line["resumed_step"] else "start", None
-            case "fault" if line["kind"] != "storage":
-                self._fault(line, t)
-            case "action" if line["name"] == "grow":
-                self.spend(t, "rework" if self.phase == "run" else self.phase)
+                self._generation(line, t)
+            case "action" if line.name == "grow":
+                self._spend(t, "rework" if self.phase == "run" else self.phase)
                 self.phase = "restart"
             case "recovered":
                 self._recovered(line)
             case "run_finished":
-                self.spend(t, "finish" if self.phase in ("run", "finish") else self.phase)
+                self._spend(t, "finish" if self.phase in ("run", "finish") else self.phase)
                 self.cursor = None
+                if self.kept.runs:
+                    self.kept.runs[-1].exit_code = line.count
 
-    def _step(self, line: Line, t: float) -> None:
+    def _generation(self, line: Told, t: float) -> None:
+        if self.kept.runs:
+            self.kept.runs[-1].generation = line.generation
+        if self.before is not None and self.before[0] == line.generation:
+            self._weigh(line.count)  # its first step was faster than the word of it
+            return
+        self._spend(t, "restart" if self.phase == "restart" else "start")
+        self._weigh(line.count)
+        self.phase, self.before = "restore" if line.step else "start", None
+
+    def _step(self, line: Told, t: float) -> None:
         """A step has ended: the time before it, and its own."""
         assert self.cursor is not None
-        if self.phase == "restart" and int(line["generation"]) <= self._given_up:
+        if self.phase == "restart" and line.generation <= self.given_up:
             return  # another rank ended its step after the fault, and will do so again
-        step, step_s = int(line["step"]), float(line["step_s"]) * int(line.get("steps", 1))  # short steps are told together
+        step, step_s = line.step, line.seconds
         began = max(self.cursor, t - step_s)
         if self.phase == "link":  # the step that stalled: what is beyond a usual one was waiting
-            began = max(self.cursor, t - (self._step_s or step_s))
-            self.spend(began, "link")
+            began = max(self.cursor, t - (self.step_s or step_s))
+            self._spend(began, "link")
         elif self.phase != "run":
-            self.spend(began, self.phase)
-        elif self._before is not None:
-            self.spend(min(began, self.cursor + self._stalls.get(self._before, 0.0)), "snapshot")
-            self.spend(began, "evaluation" if self._before in self._evaluated else "idle")
-        self.spend(min(t, began + float(line.get("data_s") or 0.0)), "data")
-        self.spend(t, "productive" if step > self._done else "rework")
-        self._done, self._step_s = max(self._done, step), min(step_s, self._step_s or step_s) if self.phase == "link" else step_s
-        self.phase, self._before = "run", (int(line["generation"]), step)
+            self._spend(began, self.phase)
+        elif self.before is not None:
+            note = self._noted(self.before)
+            note.gap_s, note.ranks = max(0.0, began - self.cursor), self.ranks if self.known else None
+            self._spend(self.cursor + note.snapshot_s, "snapshot")
+            self._spend(began, note.rest)
+        self._spend(min(t, began + line.data_s), "data")
+        self._spend(t, "productive" if step > self.done else "rework")
+        self.done, self.step_s = max(self.done, step), min(step_s, self.step_s or step_s) if self.phase == "link" else step_s
+        self.phase, self.before = "run", (line.generation, step)
+        if self.kept.runs:
+            self.kept.runs[-1].step = step
 
-    def _fault(self, line: Line, t: float) -> None:
-        action = self._actions.get(line["fault_id"], "")
-        fields = {"detail": "", "ranks": [], "nodes": [], "detect_s": 0.0, **line}
-        incident = Incident(line["fault_id"], t, line["kind"], fields["detail"], fields["ranks"], fields["nodes"], action)
-        self.account.incidents.append(incident)
-        if action in GOES_ON or line["kind"] in PLANNED:
+    def _noted(self, step: tuple[int, int]) -> _Note:
+        note = self.notes.get(step)
+        if note is None:
+            note = self.notes[step] = _Note()
+            if len(self.notes) > NOTES:
+                del self.notes[next(iter(self.notes))]
+        return note
+
+    def _note(self, line: Told) -> None:
+        """Ranks stood still after a step; the next one may have been finished already."""
+        note = self._noted((line.generation, line.step))
+        before_s, before = note.snapshot_s, note.rest
+        if line.event == "validation":
+            note.evaluated = True
+        else:
+            note.stall_s = max(note.stall_s, line.seconds)
+        if note.gap_s and (note.snapshot_s, note.rest) != (before_s, before):
+            for part, seconds in (
+                (before, before_s - note.gap_s),
+                (note.rest, note.gap_s - note.snapshot_s),
+                ("snapshot", note.snapshot_s - before_s),
+            ):
+                self._book(part, seconds, note.ranks)
+                if self.kept.runs:
+                    run = self.kept.runs[-1]
+                    run.seconds[part] = run.seconds.get(part, 0.0) + seconds
+
+    def _fault(self, line: Told, action: str) -> None:
+        if self.cursor is None:
             return
+        incident = Incident(line.fault_id, line.t, line.name, line.detail, line.ranks, line.nodes, action)
+        self._keep(incident)
+        planned = line.name in PLANNED
+        if not planned:
+            self._kind(line.name).faults += 1
+            if self.kept.runs:
+                self.kept.runs[-1].faults += 1
+        if action in GOES_ON or planned:
+            return
+        number = self.dropped + len(self.kept.incidents) - 1
         if action == "wait":
-            self._open.append(incident)
-            self.spend(t, "link")
+            self.open.append(number)
+            self._spend(line.t, "link")
             self.phase = "link"
             return
-        self.spend(t - float(fields["detect_s"]), "rework" if self.phase == "run" else self.phase)
-        self._open.append(incident)
-        self.spend(t, "detection")
-        self._given_up = int(line["generation"])
+        self._spend(line.t - line.seconds, "rework" if self.phase == "run" else self.phase)
+        self.open.append(number)
+        self._spend(line.t, "detection")
+        self.given_up = line.generation
         self.phase = "restart" if action in ("restart_workers", "replace_node", "roll_back") else "finish"
 
-    def _recovered(self, line: Line) -> None:
-        for incident in self._open:
-            if incident.fault_id == line["fault_id"]:
-                incident.lost_steps = line["lost_steps"]
-        self._open = [incident for incident in self._open if incident.fault_id != line["fault_id"]]
+    def _keep(self, incident: Incident) -> None:
+        incidents = self.kept.incidents
+        incidents.append(incident)
+        if self.keep is not None and len(incidents) > self.keep:
+            del incidents[0]
+            self.dropped += 1
+
+    def _recovered(self, line: Told) -> None:
+        still = []
+        for number in self.open:
+            incident = self.kept.incidents[number - self.dropped] if number >= self.dropped else None
+            if incident is None:
+                continue
+            if incident.fault_id != line.fault_id:
+                still.append(number)
+                continue
+            incident.lost_steps = line.count
+            kind = self._kind(incident.kind)
+            kind.recovered += 1
+            kind.lost_steps += line.count
+            if self.kept.runs:
+                self.kept.runs[-1].lost_steps += line.count
+        self.open = still

@@ -17,6 +17,7 @@ TRACEBACK_LINES = 12  # of the short form
 
 Line = Mapping[str, Any]
 
+_EVERY_STEP = ("snapshot", "replicated")  # of no account here, and many
 _FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(?P<comma>,?) in (?P<function>.+?)\s*$', re.MULTILINE)
 _LIBRARY = re.compile(r"/(site|dist)-packages/(?!trainer/)|/lib/python\d|^<|/resilient/(agent|entry\.py|worker\.py)|/runpy\.py$")
 
@@ -69,13 +70,15 @@ class Diagnosis:
     alone: bool = False
 
 
-def diagnose(events: Iterable[Line], *, code: Exit, message: str) -> Diagnosis:
+def diagnose(events: Iterable[Line], *, durable: Iterable[int] = (), code: Exit, message: str) -> Diagnosis:
     """The diagnosis of the last job in the ledger.
 
     Args:
+        events: of that job at least.
+        durable: steps that are known to be durable and were not rejected.
         message: what the run ends with; its first line is the reason where no fault is to blame.
     """
-    job, checkpoint, name = _last_job(events)
+    job, checkpoint, name = _last_job(events, durable)
     faults = [line for line in job if line["event"] == "fault" and line["kind"] != "storage"]
     actions = {line["fault_id"]: line for line in job if line["event"] == "action"}
     tried = _tried(job, faults, actions)
@@ -116,10 +119,10 @@ def diagnose(events: Iterable[Line], *, code: Exit, message: str) -> Diagnosis:
     )
 
 
-def _last_job(events: Iterable[Line]) -> tuple[list[Line], int | None, str]:
+def _last_job(events: Iterable[Line], known: Iterable[int]) -> tuple[list[Line], int | None, str]:
     """The lines since the last start, the newest durable step that was not refused, and the campaign's name."""
     job: list[Line] = []
-    name, durable = "", set[int]()
+    name, durable = "", set(known)
     for line in events:
         match line.get("event"):
             case "run_started":
@@ -128,7 +131,7 @@ def _last_job(events: Iterable[Line]) -> tuple[list[Line], int | None, str]:
                 durable.add(int(line["step"]))
             case "checkpoint_rejected":
                 durable.discard(int(line["step"]))
-        if "event" in line:
+        if line.get("event") not in (None, *_EVERY_STEP):
             job.append(line)
     return job, max(durable, default=None), name
 

@@ -20,6 +20,7 @@ EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
 LINE_BYTES = 16 << 20  # of a line that is read; what is longer is none of the project's
 _SURROGATE = b"\\u"
+SINCE_BYTES = 1 << 20
 TAIL_BYTES = 8 << 20  # of a file that is opened: lines that a writer before this one may have left are looked for in it
 
 
@@ -223,22 +224,64 @@ class Ledger:
         self.close()
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file, in order; nothing if there is no file.
+def read(path: Path, begin: int = 0) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON-lines file, in order, after those of its parts that were moved aside; nothing if there is no file.
 
     Lines that are not whole, or longer than any that is written, are skipped. What is in an object is anybody's word.
+
+    Args:
+        begin: offset of the first line, from the beginning of the oldest part.
+    """
+    for part in parts(path):
+        try:
+            file = part.open("rb")
+        except FileNotFoundError:
+            continue
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(min(begin, size))
+            begin = max(0, begin - size)
+            whole = True  # whether the next line begins where the last read ended
+            while line := file.readline(LINE_BYTES):
+                began, whole = whole, line.endswith(b"\n")
+                entry = parsed(line) if began else None
+                if entry is not None:
+                    yield entry
+
+
+def since(path: Path, t: float) -> list[dict[str, Any]]:
+    """The objects at the end of a JSON-lines file, in order: at least those after the last `SINCE_BYTES` whose lines are all older.
+
+    Args:
+        t: unix seconds.
     """
     try:
         file = path.open("rb")
     except FileNotFoundError:
-        return
+        return []
+    found: deque[dict[str, Any]] = deque()
     with file:
-        whole = True  # whether the next line begins where the last read ended
-        while line := file.readline(LINE_BYTES):
-            began, whole = whole, line.endswith(b"\n")
-            entry = parsed(line) if began else None
-            if entry is not None:
-                yield entry
+        end = os.fstat(file.fileno()).st_size
+        rest = b""  # of a line that begins before it
+        while end:
+            begin = max(0, end - SINCE_BYTES)
+            data = os.pread(file.fileno(), end - begin, begin) + rest
+            rest, *lines = data.split(b"\n") if begin else [b"", *data.split(b"\n")]
+            block = [entry for line in lines if (entry := parsed(line)) is not None]
+            found.extendleft(reversed(block))
+            times = [entry["t"] for entry in block if isinstance(entry.get("t"), int | float)]
+            if times and max(times) < t:
+                break
+            end = begin
+    return list(found)
+
+
+def parts(path: Path) -> list[Path]:
+    """A file and the parts of it that were moved aside, the oldest first: `.2`, `.1`, and the file itself."""
+    aside: list[Path] = []
+    while (part := path.with_name(f"{path.name}.{len(aside) + 1}")).exists():
+        aside.append(part)
+    return [*reversed(aside), path]
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
@@ -269,9 +312,3 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of metrics that have what metrics have."""
     return entries.metrics(read(path))
-
-
-def last_generation(run_dir: Path) -> int:
-    """The highest generation that the ledger names; 0 before the first."""
-    named = (entry.get("generation") for entry in read(run_dir / EVENTS))
-    return max((number for number in named if type(number) is int and 0 <= number < 1 << 53), default=0)

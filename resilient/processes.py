@@ -14,6 +14,7 @@ from resilient.agent.memory import region_directories
 from resilient.driver.lease import holder, machine_id
 from resilient.exits import EnvironmentUnusable
 from resilient.heartbeat_region import peek
+from resilient.past import record as past
 
 DRIVER = "driver"
 
@@ -24,18 +25,19 @@ def must_be_run_directory(run_dir: Path) -> None:
         raise EnvironmentUnusable(f"{run_dir} is not a run directory: it has no {ledger.EVENTS}")
 
 
-def local_pids(run_dir: Path) -> dict[str, int]:
-    """Process id by name: the driver, then the ranks in order. Those of another user's campaign are not seen."""
+def local_pids(run_dir: Path, named: str | None) -> dict[str, int]:
+    """Process id by name: the driver, then the ranks in order. Those of another user's campaign are not seen.
+
+    Args:
+        named: how the campaign was started with the directory, which is how ranks know it; None: not known.
+    """
     found: dict[str, int] = {}
     owner = holder(run_dir)
     if owner is not None and owner.machine == machine_id() and owner.pid:
         found[DRIVER] = owner.pid
-    named = run_dir.absolute()  # ranks know the directory by the name that the campaign was started with
-    for line in ledger.read(run_dir / ledger.EVENTS):
-        if line.get("event") == "run_started" and isinstance(line.get("run_dir"), str):
-            named = Path(line["run_dir"])
     newest: dict[int, tuple[int, int]] = {}  # generation and process id by rank
-    for path in (path for directory in region_directories(named) for path in directory.glob("g*-rank*")):
+    regions = region_directories(Path(named or run_dir.absolute()))
+    for path in (path for directory in regions for path in directory.glob("g*-rank*")):
         name = re.fullmatch(r"g(\d+)-rank(\d+)", path.name)
         if name is None:
             continue
@@ -53,7 +55,7 @@ def local_pid(run_dir: Path, who: str) -> int:
         EnvironmentUnusable: it does not run on this machine.
     """
     must_be_run_directory(run_dir)
-    found, name = local_pids(run_dir), who if who == DRIVER else f"rank {who}"
+    found, name = local_pids(run_dir, past.read(run_dir).run_dir), who if who == DRIVER else f"rank {who}"
     if name not in found:
         there = f"what does: {', '.join(found)}" if found else "nothing of this campaign does"
         raise EnvironmentUnusable(f"{name} of {run_dir} does not run on this machine; {there}")

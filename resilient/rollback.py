@@ -6,9 +6,8 @@ on several tiers and may be found at any time, so it is described by a rule and 
 jobs.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from checkpoint.retention import superseded
 from resilient.faults import Fault
@@ -101,13 +100,6 @@ def without_implied(rules: Iterable[InvalidationRule]) -> list[InvalidationRule]
     """Without those that another one implies."""
     every = sorted(set(rules), key=lambda rule: (rule.generation, rule.step))
     return [v for v in every if not any(o != v and o.generation >= v.generation and o.step <= v.step for o in every)]
-
-
-def remembered(events: Iterable[Mapping[str, Any]]) -> tuple[list[InvalidationRule], list[Stretch]]:
-    """What roll-backs of earlier jobs made invalidated, and the steps that are left out, from the ledger's lines."""
-    lines = [line for line in events if line.get("event") == "action" and line.get("name") == "roll_back"]
-    rules = without_implied(InvalidationRule(int(line["generation"]), int(line["step"])) for line in lines)
-    return rules, merged((int(first), int(last)) for line in lines for first, last in line["skip"])
 
 
 @dataclass

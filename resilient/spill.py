@@ -21,6 +21,7 @@ from resilient.protocol.messages import Record
 log = logging.getLogger(__name__)
 
 _DIRECTORY = ".spill"
+CLOCKS_S = 600.0  # by which clocks of nodes may differ
 SCRIPT_CHECKPOINT = "script_checkpoint"  # each rank that writes a part of it tells; the ledger has what rank 0 tells
 
 
@@ -65,12 +66,13 @@ def take_in(run_dir: Path, book: Book) -> int:
     paths = sorted((run_dir / _DIRECTORY).glob("*.jsonl"))
     if not paths:
         return 0
+    found = sorted((item for path in paths for item in _items(path)), key=lambda item: item.t)
+    since_t = min((item.t for item in found), default=0.0) - CLOCKS_S
     known = {
         (line.get("generation"), line.get("t"))
-        for name, read in ((ledger.EVENTS, ledger.read_events), (ledger.METRICS, ledger.read_metrics))
-        for line in read(run_dir / name)
+        for name in (ledger.EVENTS, ledger.METRICS)
+        for line in ledger.since(run_dir / name, since_t)
     }
-    found = sorted((item for path in paths for item in _items(path)), key=lambda item: item.t)
     new = [item for item in found if (item.generation, item.t) not in known and _is_told(item)]
     for each in new:
         if each.event is None:

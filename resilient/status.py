@@ -1,12 +1,12 @@
 """How a campaign is doing: a view of its ledger and metrics, from anywhere that sees the run directory.
 
-`summarize` is pure: two lists of lines and a clock to a `Summary`.
+`summarize` is pure: what the lines come to (`resilient.past`) and a clock to a `Summary`.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Never
@@ -18,13 +18,15 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from resilient import ledger
-from resilient.account import PARTS, PLANNED, account
+from resilient.account import PARTS
 from resilient.driver.display import describe, duration, size
 from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable
 from resilient.identity import record as identity
 from resilient.identity.comparison import shown_as
 from resilient.identity.fingerprint import Fingerprint
+from resilient.past.fold import Past
+from resilient.past.record import Reader
 from resilient.picture import picture
 from resilient.processes import local_pids, must_be_run_directory
 from resilient.slurm.badnodes import bad_nodes
@@ -64,7 +66,9 @@ class Summary:
     goodput: float | None = None
     wall_s: float = 0.0
     rank_seconds: dict[str, float] = field(default_factory=dict)
-    incidents: list[dict[str, Any]] = field(default_factory=list)
+    incidents: list[dict[str, Any]] = field(default_factory=list)  # the newest
+    kinds: dict[str, dict[str, Any]] = field(default_factory=dict)  # all faults, by kind
+    runs: list[dict[str, Any]] = field(default_factory=list)  # the newest jobs, in a chain or not
     recent: list[dict[str, Any]] = field(default_factory=list)
     jobs: list[dict[str, Any]] = field(default_factory=list)
     bad_nodes: list[dict[str, Any]] = field(default_factory=list)  # that further jobs do without
@@ -79,75 +83,63 @@ class Summary:
 _STATES = {0: "reached", 70: "gave up", 75: "stopped"}
 
 
-def summarize(events: Iterable[Line], metrics: Iterable[Line], *, locked: bool, now: float) -> Summary:
+def summarize(past: Past, *, locked: bool, now: float) -> Summary:
     """The campaign's state.
 
     Args:
+        past: nothing may follow in it.
         locked: a driver holds the run directory.
         now: unix seconds.
     """
-    summary = Summary()
-    events, metrics = list(events), list(metrics)
-    recent: list[dict[str, Any]] = []
-    for line in events:
-        summary.generation = max(summary.generation, int(line.get("generation", 0)))
-        match line.get("event"):
-            case "run_started":
-                summary.name, summary.target_step = line["name"], line["target_step"]
-                summary.last_exit_code = None
-            case "committed" | "script_checkpoint":
-                summary.checkpoint_step = line["step"]
-                summary.checkpoint_age_s = max(0.0, now - line["t"])
-            case "fault" if line.get("kind") not in PLANNED:
-                summary.faults += 1
-            case "recovered":
-                summary.recovered += 1
-                summary.downtime_s += line["downtime_s"]
-                summary.lost_steps += line["lost_steps"]
-            case "validation":
-                summary.validation_loss = line["val_loss"]
-            case "run_finished":
-                summary.last_exit_code = line["exit_code"]
-        if describe(line) is not None:
-            recent = [*recent[-(RECENT - 1) :], dict(line)]
-    last: Line = {}
-    step_s = None
-    for line in metrics:
-        last = line
-        if isinstance(line.get("step_s"), float):
-            step_s = line["step_s"] if step_s is None else 0.9 * step_s + 0.1 * line["step_s"]
-    summary.step = int(last.get("step", 0))
-    summary.loss, summary.tokens_per_s = last.get("loss"), last.get("tokens_per_s")
-    summary.steps_per_s = 1 / step_s if step_s and "steps_per_s" in last else None
-    if summary.target_step is not None and step_s is not None:
-        summary.left_s = max(0, summary.target_step - summary.step) * step_s
-    summary.recent = recent
-    if summary.last_exit_code is not None:
-        summary.state = _STATES.get(summary.last_exit_code, "ended")
-    elif summary.name:
+    summary = Summary(
+        name=past.name,
+        step=past.step,
+        target_step=past.target_step,
+        loss=past.loss,
+        tokens_per_s=past.tokens_per_s,
+        steps_per_s=1 / past.step_s if past.step_s and past.counted else None,
+        generation=past.generation,
+        checkpoint_step=past.checkpoint_step,
+        checkpoint_age_s=None if past.checkpoint_step is None else max(0.0, now - past.checkpoint_t),
+        faults=past.faults,
+        recovered=past.recovered,
+        downtime_s=past.downtime_s,
+        lost_steps=past.lost_steps,
+        validation_loss=past.validation_loss,
+        last_exit_code=past.exit_code,
+        recent=[line for line in map(json.loads, past.recent) if describe(line) is not None],
+    )
+    if past.target_step is not None and past.step_s is not None:
+        summary.left_s = max(0, past.target_step - past.step) * past.step_s
+    if past.exit_code is not None:
+        summary.state = _STATES.get(past.exit_code, "ended")
+    elif past.started:
         summary.state = "running" if locked else "interrupted"
-    found = account(events, metrics, now=now if locked else None)
+    found = past.account(now if locked else None)
     summary.goodput, summary.wall_s, summary.rank_seconds = found.goodput, found.wall_s, found.seconds
     summary.incidents = [asdict(incident) for incident in found.incidents]
+    summary.kinds = {name: asdict(kind) for name, kind in found.kinds.items()}
+    summary.runs = [asdict(run) for run in found.runs]
     return summary
 
 
-def overview(run_dir: Path, now: float | None = None) -> Summary:
-    """What ledger and metrics say. Args: now: unix seconds; None: now."""
-    events, metrics = ledger.read_events(run_dir / ledger.EVENTS), ledger.read_metrics(run_dir / ledger.METRICS)
-    return summarize(events, metrics, locked=holder(run_dir) is not None, now=time.time() if now is None else now)
+def overview(run_dir: Path) -> Summary:
+    """What ledger and metrics say."""
+    return summarize(Reader(run_dir).read(), locked=holder(run_dir) is not None, now=time.time())
 
 
-def inspect(run_dir: Path) -> Summary:
-    """The summary of a run directory. Raises EnvironmentUnusable if it is none."""
+def inspect(run_dir: Path, reader: Reader | None = None) -> Summary:
+    """The summary of a run directory. Args: reader: of it, that has read before. Raises EnvironmentUnusable if it is none."""
     chain = Succession.found(run_dir)
     if chain is None:
         must_be_run_directory(run_dir)
     now = time.time()
-    summary = overview(run_dir, now)
+    past = (reader or Reader(run_dir)).read()
+    pids = local_pids(run_dir, past.run_dir)
+    summary = summarize(past, locked=holder(run_dir) is not None, now=now)
     add_identity(summary, identity.read(run_dir), run_dir.absolute().name)
     summary.bad_nodes = [asdict(each) for each in bad_nodes(run_dir, now)]
-    summary.pids = local_pids(run_dir)
+    summary.pids = pids
     if chain is not None:
         summary.name = summary.name or chain.name
         add_chain(summary, list(whole(ledger.read(run_dir / CHAIN))), asyncio.run(chain.inspect()), now)
@@ -309,9 +301,10 @@ def show(run_dir: Path, *, as_json: bool) -> None:
 def watch_forever(run_dir: Path) -> Never:
     """Show the summary anew until Ctrl-C, which ends the process with status 0."""
     try:
-        with Live(render(inspect(run_dir)), console=Console(highlight=False), auto_refresh=False) as live:
+        reader = Reader(run_dir)
+        with Live(render(inspect(run_dir, reader)), console=Console(highlight=False), auto_refresh=False) as live:
             while True:
                 time.sleep(WATCH_S)
-                live.update(render(inspect(run_dir)), refresh=True)
+                live.update(render(inspect(run_dir, reader)), refresh=True)
     except KeyboardInterrupt:
         raise SystemExit(0) from None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from checkpoint import descriptors
 from checkpoint.naming import steps
-from resilient import access, ledger, storage
+from resilient import access, storage
 from resilient.config import Config, ConfigError, Layout, write
 from resilient.config.timeouts import timeouts
 from resilient.control import Coordinator
@@ -27,6 +27,7 @@ from resilient.driver.lease import RunLease
 from resilient.driver.spill_file import SpillFile
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.identity.resume import Resumption
+from resilient.past.record import Reader
 from resilient.protocol.disk import DiskSettings, ScalarSettings
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.chain import standing
@@ -60,6 +61,8 @@ def run_campaign(
         for directory in (config.run_dir / "logs", durable):
             directory.mkdir(parents=True, exist_ok=True)
         access.close_to_others(config.run_dir, config.run_dir_mode)
+        past = Reader(config.run_dir)
+        past.read()  # before the lease, which has to be renewed: where nothing was kept it takes its time
         lease = RunLease(config.run_dir)
     started = False
     hangup = signal.getsignal(signal.SIGHUP)
@@ -70,19 +73,21 @@ def run_campaign(
             memory = Path(kept.memory.roots[0]).parents[1]
             for spilled in spill_file.directories_of(config.run_dir, memory):
                 _take_in(config.run_dir, spilled)
+            known = past.read()
+            with contextlib.suppress(OSError):
+                past.keep()
             succession = Succession.of_job(config, os.environ) if allocation is not None else None
             if succession is not None and allocation is not None:
-                reached = standing(steps(durable), ledger.read(config.run_dir / ledger.METRICS))
+                reached = standing(steps(durable), known.told_step)
                 over = succession.started(allocation.job_id, reached)
                 if over is not None:
                     return over, f"the chain of {config.run_dir} is over; `resilient submit` begins it again"
-            generation = ledger.last_generation(config.run_dir)
             if resumption is not None:
                 resumption.keep(config.run_dir)
             write(config, config.run_dir / "config.yaml")  # last: an earlier version's has no other identity than this
             changes = resumption.told() if resumption is not None else ()
-            job = job_of(config, layout, kept, tiers_vanish=allocation is not None, changes=changes)
-            coordinator = Coordinator(job, last_generation=generation)
+            job = job_of(config, layout, kept, known, tiers_vanish=allocation is not None, changes=changes)
+            coordinator = Coordinator(job, last_generation=known.generation)
         driver = Driver(
             config,
             layout,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from checkpoint.framing import Message
 from resilient import spill
+from resilient.driver.keeper import Keeper
 from resilient.driver.lease import RENEW_S, SURE_S, RunLease
 from resilient.driver.rundir import RunDirFiles
 from resilient.driver.tensorboard import ScalarFile
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # between tries of what failed
 GATHER_S = 0.01  # between two batches
+KEEP_PATIENCE_S = 1.0  # at the end; what is not kept then is read by the next reader
 
 
 class DiskThread:
@@ -50,6 +52,7 @@ class DiskThread:
         self._lease = RunLease.adopted(run_dir, settings.token, settings.lock_fd, pid)
         counted = ScalarFile(run_dir / "tensorboard", scalars.queue_size, scalars.interval) if scalars is not None else None
         self._files = RunDirFiles(run_dir, counted)
+        self._keeper = Keeper(run_dir)
         self._changed = threading.Condition()
         self._items: deque[Item] = deque()
         self._calls: deque[TakeInLeft | CloseFiles] = deque()
@@ -106,6 +109,7 @@ class DiskThread:
         self._files.write(batch)
         if number:
             self._send(Written(number=number))
+            self._keeper.written()
         self._files.flush()
         if self._lease.unseen_s >= RENEW_S and not self._renew():
             return False
@@ -146,6 +150,7 @@ class DiskThread:
                 spill.take_in(self._run_dir, self._files)
             case CloseFiles():
                 self._files.close()
+                self._keeper.finish(KEEP_PATIENCE_S)
                 with contextlib.suppress(OSError):
                     self._lease.close()
                 self.over.set()

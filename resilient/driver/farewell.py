@@ -1,12 +1,8 @@
 """What `resilient run` says of a campaign before its first generation and after its last: of a script, what was seen of it."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from resilient import ledger, storage
+from resilient import storage
 from resilient.config import Config, Layout
-
-SAVED = "script_checkpoint"
+from resilient.past import record as past
 
 
 def greeting(config: Config, layout: Layout) -> str:
@@ -28,23 +24,15 @@ def farewell(config: Config) -> str:
     """That it is done."""
     if not config.is_script:
         return f"{config.name} is done: {config.train.steps} steps; results are in {config.run_dir}"
-    last = _last(config, "run_finished")
-    steps = f" after optimizer step {last['step']}" if last is not None and last["step"] > 0 else ""
+    last = past.read(config.run_dir).ended_step
+    steps = f" after optimizer step {last}" if last else ""
     saved = last_saved(config)
     return f"{config.name} is done: all ranks ended well{steps}; {f'{saved}; ' if saved else ''}logs are in {config.run_dir}"
 
 
 def last_saved(config: Config) -> str | None:
     """The newest checkpoint that the script has written by itself; None where none was seen."""
-    last = _last(config, SAVED)
+    last = past.read(config.run_dir).saved
     if last is None:
         return None
-    return f"the newest checkpoint that the script wrote is {last['path']}, after step {last['step']}, by rank {last['rank']}"
-
-
-def _last(config: Config, event: str) -> Mapping[str, Any] | None:
-    found = None
-    for line in ledger.read_events(config.run_dir / ledger.EVENTS):
-        if line["event"] == event:
-            found = line
-    return found
+    return f"the newest checkpoint that the script wrote is {last.path}, after step {last.step}, by rank {last.rank}"

@@ -7,13 +7,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from checkpoint.naming import steps
-from resilient import ledger, rollback, storage
+from resilient import storage
 from resilient.campaign import places_in
 from resilient.config import Config, Layout, layouts
 from resilient.config.timeouts import timeouts
 from resilient.control import JobSpec
 from resilient.control.learning import Limits
 from resilient.control.stragglers import Rules
+from resilient.past.fold import Past
 from resilient.policy import Budget
 from resilient.rollback import InvalidationRule
 from resilient.snapshots import StoragePlan, TierPlan
@@ -24,19 +25,19 @@ def job_of(
     config: Config,
     layout: Layout,
     kept: storage.Storage,
+    past: Past,
     *,
     tiers_vanish: bool,
     changes: tuple[Mapping[str, object], ...] = (),
 ) -> JobSpec:
-    """The job; what earlier jobs found out is read from the ledger and the durable tier. Raises OSError."""
+    """The job, with what earlier jobs found out. Args: past: of the campaign. Raises OSError: the durable tier cannot be read."""
     limits = timeouts(config)
-    invalidated, skip = rollback.remembered(ledger.read_events(config.run_dir / ledger.EVENTS))
     return JobSpec(
         layouts={nodes: _axes(each) for nodes, each in layouts(config, layout).items()},
         spares=config.cluster.spares,
         rejoin_s=limits.rejoin_s,
         procs_per_node=layout.procs_per_node,
-        storage=storage_plan(kept, config.checkpoint.tiers[-1].path, tuple(invalidated)),
+        storage=storage_plan(kept, config.checkpoint.tiers[-1].path, tuple(past.invalidated)),
         budget=budget(config),
         drain_s=limits.drain_s,
         silence_s=limits.lost_s,
@@ -46,7 +47,7 @@ def job_of(
         collective_timeout_s=limits.collective_s,
         stragglers=straggler_rules(config),
         replace_stragglers=config.resilience.straggler == "replace",
-        skip=tuple(skip),
+        skip=tuple(past.skip),
         tiers_vanish=tiers_vanish,
         run_dir_patience_s=limits.run_dir_patience_s,
         script=config.is_script,

@@ -1,12 +1,13 @@
 """What the lines of a campaign come to: counters and last values, line by line. Pure."""
 
+import copy
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from resilient.account import PARTS, Clerk, is_step, order
+from resilient.account import PARTS, STEP, Clerk, place_of
 from resilient.ledger import EVENTS, METRICS
 
 STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
@@ -120,38 +121,38 @@ class RollingAccount:
     """
 
     def __init__(self) -> None:
-        self._settled = Clerk()
+        self._settled = Clerk(keep=1)  # of incidents nobody asks
         self._recent: list[Mapping[str, Any]] = []
         self.newest_t = {EVENTS: 0.0, METRICS: 0.0}
 
     def take(self, line: Mapping[str, Any], file: str) -> None:
         """The next line of a file."""
         self.newest_t[file] = max(self.newest_t[file], line["t"])
-        if "event" in line:
-            self._settled.learn(line)
-        elif not is_step(line):
-            return
-        self._recent.append(line)
+        if "event" in line or line.get("step_s") is not None:
+            self._recent.append(line)
 
     def settle(self, *, all_read: bool) -> None:
         """Take for settled what nothing is expected before any more. Args: all_read: both files were read to their ends."""
-        self._recent.sort(key=order)
+        self._recent.sort(key=_order)
         until_t = (max if all_read else min)(self.newest_t.values()) - SETTLED_S
-        starts = [line["t"] for line in self._recent if line.get("event") == "run_started"]
-        if starts and not any(line.get("event") == "generation_started" and line["t"] >= starts[-1] for line in self._recent):
-            until_t = min(until_t, starts[-1])  # how many ranks it is about is said when a generation starts
         count = next((number for number, line in enumerate(self._recent) if line["t"] >= until_t), len(self._recent))
         for line in self._recent[:count]:
-            self._settled.take(line)
+            _go_along(self._settled, line)
         del self._recent[:count]
-        self._settled.forget()
 
     def seconds(self, now: float | None) -> tuple[dict[str, float], float | None]:
         """Seconds × ranks by part, and the goodput, once all was read. Args: now: unix seconds, while a job runs."""
         self.settle(all_read=True)
-        clerk = self._settled.copy()
+        clerk = copy.deepcopy(self._settled)
         for line in self._recent:
-            clerk.take(line)
-        if now is not None:
-            clerk.until(now)
-        return clerk.account.seconds, clerk.account.goodput
+            _go_along(clerk, line)
+        account = clerk.closed(now)
+        return account.seconds, account.goodput
+
+
+def _order(line: Mapping[str, Any]) -> tuple[float, int]:
+    return float(line["t"]), place_of(line) if "event" in line else STEP
+
+
+def _go_along(clerk: Clerk, line: Mapping[str, Any]) -> None:
+    (clerk.event if "event" in line else clerk.step)(line)

@@ -113,11 +113,9 @@ def name(records: Iterable[Mapping[str, Any]]) -> str | None:
     return found
 
 
-def standing(durable: Iterable[int], metrics: Iterable[Mapping[str, Any]]) -> int | None:
+def standing(durable: Iterable[int], told_step: int | None) -> int | None:
     """Where a campaign stands: its newest checkpoint, or the furthest step that a script with checkpoints of its own has told."""
-    newest = max(durable, default=0)
-    told = (line.get("step") for line in metrics)
-    return newest or max((step for step in told if type(step) is int), default=None)
+    return max(durable, default=0) or told_step
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ SMALL = {
         ["agent", "daemon", "torchrun", "resilient", "ratio"],
     ),
     "default_tier": ("default_tier.py --turns 6 --turn-s 4 --kills 1", ["ratio", "by processor time", "computed again"]),
+    "past": ("past.py --steps 2000 --faults 20 --jobs 4 --rounds 1 --watch-s 4", ["its memory", "of a core", "first line"]),
     "many": ("many.py --agents 3 --kills 1 --rejoin-s 0", ["rank of node", "drained", "exit status 75"]),
     "model": ("trainer.py --part model --rounds 1", ["plain script, eager", "this trainer, compiled"]),
     "attention": ("trainer.py --part attention --rounds 1", ["4096", "less memory"]),

@@ -2,12 +2,14 @@
 
 import io
 import os
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from resilient.driver.display import Display, describe, duration, is_progress, size
 from resilient.driver.terminal import PatientStream
+from resilient.past.fold import past_of
 from resilient.status import summarize
 
 BASE = {"t": 100.0, "generation": 1, "host": "n0"}
@@ -115,27 +117,32 @@ def test_events_of_others_need_no_word():
     assert describe({**BASE, "event": "something_else"}) is None
 
 
-EVENTS = [
-    {"t": 0.0, "event": "run_started", "generation": 0, "name": "n", "target_step": 100},
-    {"t": 5.0, "event": "committed", "generation": 1, "step": 10},
-    {
-        "t": 6.0,
-        "event": "fault",
-        "generation": 1,
-        "fault_id": "a",
-        "kind": "exit",
-        "ranks": [1],
-        "nodes": [0],
-        "step": 12,
-        "detail": "x",
-    },
-    {"t": 7.0, "event": "recovered", "generation": 2, "fault_id": "a", "step": 11, "downtime_s": 0.5, "lost_steps": 1},
+EVENTS: list[dict[str, Any]] = [
+    {"host": "n1", **line}
+    for line in [
+        {"t": 0.0, "event": "run_started", "generation": 0, "name": "n", "target_step": 100},
+        {"t": 5.0, "event": "committed", "generation": 1, "step": 10},
+        {
+            "t": 6.0,
+            "event": "fault",
+            "generation": 1,
+            "fault_id": "a",
+            "kind": "exit",
+            "ranks": [1],
+            "nodes": [0],
+            "step": 12,
+            "detail": "x",
+            "evidence": "",
+            "detect_s": 0.5,
+        },
+        {"t": 7.0, "event": "recovered", "generation": 2, "fault_id": "a", "step": 11, "downtime_s": 0.5, "lost_steps": 1},
+    ]
 ]
-METRICS = [{"step": step, "loss": 3.0, "step_s": 2.0, "tokens_per_s": 10.0} for step in range(1, 21)]
+METRICS = [{"t": 5.0, "generation": 1, "step": step, "loss": 3.0, "step_s": 2.0, "tokens_per_s": 10.0} for step in range(1, 21)]
 
 
 def test_a_campaign_that_runs_is_summed_up():
-    found = summarize(EVENTS, METRICS, locked=True, now=9.0)
+    found = summarize(past_of(EVENTS, METRICS), locked=True, now=9.0)
     assert (found.state, found.step, found.target_step, found.generation) == ("running", 20, 100, 2)
     assert (found.faults, found.recovered, found.downtime_s, found.lost_steps) == (1, 1, 0.5, 1)
     assert (found.checkpoint_step, found.checkpoint_age_s, found.left_s) == (10, 4.0, pytest.approx(160.0))
@@ -145,12 +152,14 @@ def test_a_campaign_that_runs_is_summed_up():
     ("code", "state"), [(0, "reached"), (75, "stopped"), (70, "gave up"), (69, "ended"), (None, "interrupted")]
 )
 def test_a_campaign_that_does_not_run_says_why(code, state):
-    ends = [] if code is None else [{"t": 9.0, "event": "run_finished", "generation": 2, "exit_code": code, "step": 20}]
-    assert summarize([*EVENTS, *ends], METRICS, locked=False, now=9.0).state == state
+    ends = (
+        [] if code is None else [{"host": "n1", "t": 9.0, "event": "run_finished", "generation": 2, "exit_code": code, "step": 20}]
+    )
+    assert summarize(past_of([*EVENTS, *ends], METRICS), locked=False, now=9.0).state == state
 
 
 def test_nothing_yet_is_no_error():
-    assert summarize([], [], locked=False, now=0.0).state == "not started"
+    assert summarize(past_of([], []), locked=False, now=0.0).state == "not started"
 
 
 def test_the_log_has_plain_lines_whatever_the_terminal_shows():

@@ -300,7 +300,7 @@ def _shard_call(path: Path, real: bytes, use: Callable[[Path], object]) -> Call:
 def _campaigns(directory: Path) -> list[Decoder]:
     from rich.console import Console
 
-    from resilient import diagnosis, ledger, rollback, spill, storage
+    from resilient import diagnosis, ledger, spill, storage
     from resilient.config import Config
     from resilient.driver import lease, spill_file
     from resilient.exits import Exit
@@ -309,23 +309,24 @@ def _campaigns(directory: Path) -> list[Decoder]:
     from resilient.identity.fingerprint import Accepted, Content, Fingerprint, Lineage
     from resilient.identity.resume import Known
     from resilient.logs import archive
+    from resilient.past.fold import past_of
+    from resilient.past.record import Reader, encoded
+    from resilient.past.record import decoded as past_decoded
     from resilient.picture import picture
     from resilient.protocol.disk import Item
     from resilient.protocol.messages import Record
-    from resilient.slurm import chain
     from resilient.status import add_identity, render, summarize
 
     run_dir = directory / "run"
     run_dir.mkdir()
 
     def told(events: Path, metrics: Path, *, drawn: bool) -> None:
-        lines, steps = list(ledger.read_events(events)), list(ledger.read_metrics(metrics))
-        ledger.last_generation(run_dir)
-        rollback.remembered(lines)
-        chain.standing((), steps)
+        lines = list(ledger.read_events(events))
+        Reader(run_dir).read()
+        past = past_of(lines, ledger.read_metrics(metrics))
         for code in (Exit.GAVE_UP, Exit.UNUSABLE):
             diagnosis.page(diagnosis.diagnose(lines, code=code, message="gave up"))
-        summary = summarize(lines, steps, locked=True, now=1795393700.0)
+        summary = summarize(past, locked=True, now=1795393700.0)
         if drawn:
             Console(file=io.StringIO(), width=100).print(render(summary))
             picture(ledger.read(events), ledger.read(metrics))  # which shows what there is of a line
@@ -350,12 +351,24 @@ def _campaigns(directory: Path) -> list[Decoder]:
 
     def known(path: Path) -> None:
         found = identity.decode(path.read_bytes())
-        summary = summarize((), (), locked=False, now=1.0)
+        summary = summarize(past_of((), ()), locked=False, now=1.0)
         add_identity(summary, found, "x")
         Console(file=io.StringIO(), width=100).print(render(summary))
         for each in (*compare(found, kept), *compare(kept, found)):
             str(each)
         Known(found, False, ()).keep(Config())
+
+    def kept_past() -> list[bytes]:
+        for name in (ledger.EVENTS, ledger.METRICS):
+            (run_dir / name).write_bytes((CORPUS / name).read_bytes())
+        reader = Reader(run_dir)
+        reader.read()
+        return [encoded(reader.marks)]
+
+    def use_past(data: bytes) -> None:
+        fuzzed = Reader(run_dir)
+        fuzzed.marks = past_decoded(data)
+        fuzzed.read()
 
     items = [Item(1, "events.jsonl", '{"a": 1}\n'), Item(2, "metrics.jsonl", "{}\n"), Item(3, "x.json", "text", True)]
     spilled = b"".join(framing._encoder.encode(each) + b"\n" for each in items)
@@ -387,6 +400,7 @@ def _campaigns(directory: Path) -> list[Decoder]:
     owner = b'{"host": "n1", "pid": 17, "job": "", "machine": "a-b", "token": "c0ffee"}'
     return [
         Decoder("identity", lambda: [msgspec.json.encode(kept)], _in_file(run_dir / "identity.json", known), (ValueError,)),
+        Decoder("past", kept_past, use_past),
         Decoder("events.jsonl", _corpus("events.jsonl"), _in_file(run_dir / ledger.EVENTS, events)),
         Decoder("metrics.jsonl", _corpus("metrics.jsonl"), _in_file(run_dir / ledger.METRICS, metrics)),
         Decoder(

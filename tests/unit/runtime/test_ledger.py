@@ -28,11 +28,3 @@ def test_a_line_that_a_crash_cut_short_spoils_no_other(tmp_path: Path):
     with ledger.Ledger(tmp_path) as book:
         book.event("c", {}, generation=2)
     assert [line["event"] for line in ledger.read(path)] == ["a", "c"]
-
-
-def test_the_last_generation_is_found_across_runs(tmp_path: Path):
-    assert ledger.last_generation(tmp_path) == 0
-    for generation in (1, 7, 3):
-        with ledger.Ledger(tmp_path) as book:
-            book.event("x", {}, generation=generation)
-    assert ledger.last_generation(tmp_path) == 7

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from resilient.faults import Fault
-from resilient.rollback import Committed, InvalidationRule, RollBack, choose, data_of, merged, remembered, without_implied
+from resilient.rollback import Committed, InvalidationRule, RollBack, choose, data_of, merged, without_implied
 
 BAD = Fault("g1-1", "not_finite", "BadBatch", (0,), (0,), 16, "loss nan", "", 0.0, since=13)
 
@@ -73,18 +73,6 @@ def test_of_voids_only_those_are_kept_that_no_other_implies():
 
 def test_stretches_that_touch_become_one():
     assert merged([(9, 9), (1, 3), (4, 5), (10, 12), (4, 4)]) == [(1, 5), (9, 12)]
-
-
-def test_the_ledger_remembers_what_is_void_and_what_is_left_out():
-    action = {"event": "action", "name": "roll_back", "fault_id": "g2-1", "reason": ""}
-    lines = [
-        {"event": "fault", "generation": 2},
-        {**action, "generation": 2, "step": 10, "skip": []},
-        {"event": "action", "name": "restart_workers", "generation": 3},
-        {**action, "generation": 4, "step": 5, "skip": [[13, 16]]},
-        {**action, "generation": 9, "step": 40, "skip": [[17, 17], [50, 52]]},
-    ]
-    assert remembered(lines) == ([InvalidationRule(4, 5), InvalidationRule(9, 40)], [(13, 17), (50, 52)])
 
 
 def test_the_beginning_may_be_gone_back_to_as_long_as_nothing_was_given_up():

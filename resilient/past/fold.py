@@ -1,0 +1,167 @@
+"""What ledger and metrics come to: a fold over their lines, whose state stays small however long the campaign is. Pure."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from resilient import entries
+from resilient.account import PLANNED, Account, Clerk, in_order
+from resilient.rollback import InvalidationRule, Stretch, merged, without_implied
+
+Line = Mapping[str, Any]
+
+KEPT = 100  # incidents and jobs, the newest
+RECENT = 8  # lines
+DURABLE = 64  # steps, the newest
+_NUMBERS = 1 << 53
+
+SAID = (
+    "forked",
+    "config_changed",
+    "generation_started",
+    "fault",
+    "action",
+    "recovered",
+    "checkpoint_rejected",
+    "link",
+    "health",
+    "validation",
+    "cadence",
+    "drain",
+)
+"""Events that a person may want to read of."""
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """The newest checkpoint that a script has written by itself."""
+
+    path: str
+    step: int
+    rank: int
+
+
+class Past(msgspec.Struct):
+    """All of it. Times are unix seconds.
+
+    Attributes:
+        started: whether a job was; name, run_dir, target_step: as the last one says; began_at: its start's offset in the ledger.
+        exit_code: of the last job, None where it has not ended; ended_step: that it says.
+        generation: the highest that any line of the ledger names.
+        told_step: the highest that any line of the metrics names.
+        step_s: of a step, as it has been lately; counted: the runtime has counted the steps, since the script does not tell them.
+        recent: lines of the ledger, as JSON.
+        durable: steps of the durable tier that were committed and not rejected.
+        rules, skip: what roll-backs have invalidated, by generation and step, and the data that is left out.
+    """
+
+    started: bool = False
+    name: str = ""
+    run_dir: str | None = None
+    target_step: int | None = None
+    began_at: int = 0
+    exit_code: int | None = None
+    ended_step: int | None = None
+    generation: int = 0
+    told_step: int | None = None
+    step: int = 0
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    step_s: float | None = None
+    counted: bool = False
+    checkpoint_step: int | None = None
+    checkpoint_t: float = 0.0
+    faults: int = 0
+    recovered: int = 0
+    downtime_s: float = 0.0
+    lost_steps: int = 0
+    validation_loss: float | None = None
+    recent: list[str] = []
+    durable: list[int] = []
+    saved: Saved | None = None
+    rules: list[tuple[int, int]] = []
+    skip: list[Stretch] = []
+    clerk: Clerk = msgspec.field(default_factory=lambda: Clerk(keep=KEPT))
+
+    def event(self, line: Line, at: int) -> None:
+        """The next object of the ledger, whatever it is. Args: at: where its line begins."""
+        generation = line.get("generation")
+        if type(generation) is int and 0 <= generation < _NUMBERS:
+            self.generation = max(self.generation, generation)
+        if not entries.is_event(line):
+            return
+        name = line["event"]
+        if name in SAID:
+            self.recent = [*self.recent[-(RECENT - 1) :], json.dumps(line)]
+        match name:
+            case "run_started":
+                self.started, self.began_at, self.exit_code = True, at, None
+                self.name, self.target_step = line["name"], line["target_step"]
+                run_dir = line.get("run_dir")
+                self.run_dir = run_dir if isinstance(run_dir, str) else self.run_dir
+            case "committed" | "script_checkpoint":
+                self.checkpoint_step, self.checkpoint_t = line["step"], float(line["t"])
+            case "fault" if line["kind"] not in PLANNED:
+                self.faults += 1
+            case "recovered":
+                self.recovered += 1
+                self.downtime_s += line["downtime_s"]
+                self.lost_steps += line["lost_steps"]
+            case "validation":
+                self.validation_loss = float(line["val_loss"])
+            case "run_finished":
+                self.exit_code, self.ended_step = line["exit_code"], line["step"]
+        match name:
+            case "committed":
+                self.durable = sorted({*self.durable, line["step"]})[-DURABLE:]
+            case "checkpoint_rejected":
+                self.durable = [step for step in self.durable if step != line["step"]]
+            case "script_checkpoint":
+                self.saved = Saved(line["path"], line["step"], line["rank"])
+            case "action" if line["name"] == "roll_back":
+                self._roll_back(line)
+        self.clerk.event(line)
+
+    def _roll_back(self, line: Line) -> None:
+        rules = [InvalidationRule(*each) for each in [*self.rules, (line["generation"], line["step"])]]
+        self.rules = [(each.generation, each.step) for each in without_implied(rules)]
+        self.skip = merged([*self.skip, *((int(first), int(last)) for first, last in line["skip"])])
+
+    def metrics(self, line: Line) -> None:
+        """The next object of the metrics, whatever it is."""
+        step = line.get("step")
+        if type(step) is int and 0 <= step < _NUMBERS:
+            self.told_step = max(self.told_step or 0, step)
+        if not entries.is_metrics(line):
+            return
+        self.step, self.loss, self.tokens_per_s = line.get("step", 0), _number(line.get("loss")), _number(line.get("tokens_per_s"))
+        step_s = line.get("step_s")
+        if isinstance(step_s, float):
+            self.step_s = step_s if self.step_s is None else 0.9 * self.step_s + 0.1 * step_s
+        self.counted = "steps_per_s" in line
+        self.clerk.step(line)
+
+    def account(self, now: float | None) -> Account:
+        """Where the time went, until now; see `resilient.account.account`. Nothing may follow."""
+        return self.clerk.closed(now)
+
+    @property
+    def invalidated(self) -> list[InvalidationRule]:
+        """What roll-backs have invalidated."""
+        return [InvalidationRule(generation, step) for generation, step in self.rules]
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def past_of(events: Iterable[Line], metrics: Iterable[Line]) -> Past:
+    """What these lines come to, each in the order of its file."""
+    past = Past()
+    for is_event, line in in_order(events, metrics):
+        if is_event:
+            past.event(line, 0)
+        else:
+            past.metrics(line)
+    return past
