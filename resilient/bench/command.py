@@ -16,6 +16,7 @@ from resilient.driver.display import duration
 from resilient.exits import Exit, ForeseenError
 
 RESULTS = Path("runs/bench")
+WIDTH = 160  # of the table, which a narrow terminal wraps: no number is cut off
 
 
 class Interrupted(ForeseenError):
@@ -49,7 +50,7 @@ def bench(file: Path, *, directory: Path | None, again: bool, best: Path | None)
             results.append(directory, row)
             console.print(f"  {row.state.replace('_', ' ')} in {duration(row.took_s)}", soft_wrap=True)
     rows = list(results.read(directory, cells).values())
-    console.print(results.table(rows), soft_wrap=True)
+    Console(highlight=False, width=max(console.width, WIDTH)).print(results.table(rows))
     for line in results.left_out(rows):
         console.print(line, soft_wrap=True, markup=False)
     console.print(f"{len(rows)} rows are in {directory / results.FILE}", soft_wrap=True)

@@ -75,7 +75,7 @@ def test_each_cell_is_a_row_and_the_best_one_is_a_config_that_runs(tmp_path: Pat
 
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM], ids=lambda sig: sig.name)
 def test_a_bench_that_is_ended_in_a_cell_goes_on_with_it(tmp_path: Path, sig: signal.Signals):
-    bench = Bench(tmp_path, cells=[{"args.tokens": 100}, {"args.step_s": 0.4}])
+    bench = Bench(tmp_path, cells=[{"args.tokens": 100}, {"args.step_s": 2.0}])
     process = bench.start()
     metrics = bench.results / "cell-002/run/metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.stat().st_size, "the second cell")
@@ -83,9 +83,14 @@ def test_a_bench_that_is_ended_in_a_cell_goes_on_with_it(tmp_path: Path, sig: si
     process.send_signal(sig)
     assert process.wait(60) == (75 if sig is signal.SIGTERM else -sig)
     assert len(bench.rows()) == 1
-    bench.run()
-    assert [row["state"] for row in bench.rows()] == ["measured", "measured"]
+    config = bench.results / "cell-002/config.yaml"
+    before = config.stat().st_mtime_ns
+    again = bench.start()
+    wait_for(lambda: config.exists() and config.stat().st_mtime_ns != before, "the second cell once more")
     assert not [each for each in family if alive(each)]
+    output, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, output
+    assert [row["state"] for row in bench.rows()] == ["measured", "measured"]
 
 
 def test_a_cell_that_hangs_is_ended_at_its_limit(tmp_path: Path):
