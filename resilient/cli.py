@@ -272,6 +272,21 @@ def logs(
 
 
 @app.command()
+def bench(
+    grid: Annotated[Path, typer.Argument(metavar="GRID", help="The grid's YAML file.")],
+    directory: Annotated[Path | None, typer.Option("--dir", metavar="DIR", help="In place of runs/bench/NAME.")] = None,
+    best: Annotated[
+        Path | None, typer.Option("--best", metavar="FILE", help="Write the fastest cell's keys there, as YAML.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Run cells that were not measured before once more.")] = False,
+) -> None:
+    """Measure layouts: each cell of a grid as a short campaign; those that were run before are not run again."""
+    from resilient.bench.command import bench as run_grid
+
+    run_grid(grid, directory=directory, again=again, best=best)
+
+
+@app.command()
 def sinks(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")]) -> None:
     """Send what the sinks of a campaign have not taken yet, as from a login node that has a network; Ctrl-C ends it."""
     from resilient.sinks.command import send

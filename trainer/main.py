@@ -1,5 +1,5 @@
 """The entry point: `train`, and what the runtime asks of the module beside it: `prepare`, `warm_up`, `plan`,
-`checkpoint_size`, `PRELOAD`.
+`checkpoint_size`, `rank_memory`, `PRELOAD`.
 
 Light to import: torch comes in with the first call of `train`.
 """
@@ -7,7 +7,7 @@ Light to import: torch comes in with the first call of `train`.
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from resilient.worker import Config, ConfigError, Problem
+from resilient.worker import Config, ConfigError, Problem, layout
 
 # What forked workers need: imported ahead by the fork server. None of these starts a thread or touches a GPU.
 PRELOAD = (
@@ -103,6 +103,14 @@ def checkpoint_size(config: Config) -> tuple[int, int]:
 
     shape = shape_of(config, _vocabulary(config)[0])
     return shape.parameters * MASTER * (1 + MOMENTS[config.optimizer.name]), checkpoint_files(config, shape)[1]
+
+
+def rank_memory(config: Config) -> int:
+    """Bytes that the first rank holds at its most, of tensors. Raises ConfigError like `prepare`."""
+    from trainer.plan import memory
+    from trainer.shape import shape_of
+
+    return memory(config, shape_of(config, _vocabulary(config)[0]), layout(config, cpu_count=1, gpu_count=1), 0).total
 
 
 def plan(config: Config) -> Mapping[str, Mapping[str, object]]:

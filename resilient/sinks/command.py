@@ -4,6 +4,7 @@ import logging
 import threading
 from pathlib import Path
 
+from resilient.access import must_be_ours, restrict
 from resilient.config import load
 from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable
@@ -16,10 +17,13 @@ def send(run_dir: Path) -> str:
     """Feed the sinks to the end of the files, for as long as that takes; what to say then.
 
     Raises:
-        EnvironmentUnusable: there is no such campaign, it has no sinks, or a job of it runs, which does the same.
+        EnvironmentUnusable: there is no such campaign, it has no sinks, a job of it runs, which does the same, or somebody else
+            could have written its config.
     """
     must_be_run_directory(run_dir)
     config = load(run_dir / "config.yaml")
+    must_be_ours(run_dir / "config.yaml", run_dir, config.run_dir_mode)  # it says what is sent where, files with tokens included
+    restrict(config.run_dir_mode)
     if not config.logging.sinks.wanted:
         raise EnvironmentUnusable(f"{run_dir} has no sinks: its config says nothing of logging.sinks")
     if holder(run_dir) is not None:

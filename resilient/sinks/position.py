@@ -35,7 +35,7 @@ class Position:
     def __init__(self, run_dir: Path, name: str, since_t: float) -> None:
         self._path = run_dir / DIRECTORY / f"{name}.json"
         self._path.parent.mkdir(exist_ok=True)
-        self._lock = os.open(self._path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._lock = os.open(self._path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -104,7 +104,7 @@ def _listen(pulse: Pulse, ending: threading.Event) -> None:
 def _log_into(path: Path) -> None:
     """Whatever is printed, too."""
     path.parent.mkdir(exist_ok=True)
-    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o666)  # as the run's umask has it
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
@@ -127,7 +127,6 @@ def main() -> None:
     _stand_back()
     with open(int(sys.argv[1]), "rb") as file:  # noqa: PTH123 - a descriptor
         settings = msgspec.json.decode(file.read(), type=Settings)
-    os.umask(0o077)
     pulse, ending = Pulse(), threading.Event()
     threading.Thread(target=_listen, args=(pulse, ending), name="listen", daemon=True).start()
     feeding = threading.Thread(target=_feed_logged, args=(settings, pulse, ending), name="feed", daemon=True)

@@ -72,21 +72,22 @@ class PrometheusSink(Sink):
         self._write()
 
     def _write(self) -> None:
-        replace(self._file, generate_latest(self._registry), 0o644 if self._shared else 0o600)
+        replace(self._file, generate_latest(self._registry), shared=self._shared)
         self._written_t = time.monotonic()
 
 
-def replace(file: Path, text: bytes, mode: int) -> None:
+def replace(file: Path, text: bytes, *, shared: bool) -> None:
     """Make a file whole with this text, at once. Raises OSError: it is as it was.
 
     Args:
-        mode: of the file; node_exporter is another user, which is to read what lies outside of the run directory.
+        shared: everybody may read it: node_exporter is another user. Else who may is as in the rest of the run directory.
     """
     new = file.with_name(f".{file.name}.{os.getpid()}.new")  # does not end with .prom: the collector leaves it alone
-    fd = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    fd = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(fd, "wb") as out:
-            os.fchmod(fd, mode)
+            if shared:
+                os.fchmod(fd, 0o644)
             out.write(text)
         new.replace(file)
     except OSError:

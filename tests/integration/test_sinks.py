@@ -156,6 +156,18 @@ def test_a_sink_of_another_package_is_fed(counting: Counting, tmp_path: Path, mo
     assert [int(line) for line in (run.run_dir / "steps.txt").read_text().split()] == [each["step"] for each in run.metrics()]
 
 
+def test_a_config_that_somebody_else_could_have_written_sends_nothing(counting: Counting, receiver: Receiver):
+    run = counting(steps=5, logging=webhook(receiver))
+    assert run.run() == 0, run.output + run.logs()
+    asked = receiver.asked
+    (run.run_dir / "config.yaml").chmod(0o666)
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        feed(run)
+    assert refused.value.returncode == 69 and "config.yaml" in refused.value.stderr
+    wait_for(lambda: not sink_processes(run), "the job's own process ends")
+    assert receiver.asked >= asked and receiver.events == {}
+
+
 def test_a_sink_that_is_not_installed_is_refused_before_anything_starts(counting: Counting):
     run = counting(steps=20, logging={"sinks": {"others": {"steps": {}}}})
     assert run.run() == 78

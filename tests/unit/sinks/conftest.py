@@ -97,6 +97,11 @@ class Receiver:
                 except OSError:
                     return  # nobody waited for the answer
 
+            def do_GET(self) -> None:
+                receiver.asked += 1
+                self.send_response(200)
+                self.end_headers()
+
             def log_message(self, *_: object) -> None:
                 pass
 

@@ -1,6 +1,7 @@
 """The text file and the port, read by prometheus-client's own parser; and the dashboard, which asks for nothing else."""
 
 import json
+import os
 import re
 import socket
 import stat
@@ -101,8 +102,12 @@ def test_nobody_ever_reads_half_a_file(campaign, tmp_path: Path):
     assert [path.name for path in directory.iterdir()] == ["a.prom"]
 
 
-def test_what_lies_outside_of_the_run_directory_may_be_read_by_the_collector(written, tmp_path: Path):
-    for file, mode in ((tmp_path / "a.prom", 0o644), (written.run_dir / "a.prom", 0o600)):
+def test_what_lies_outside_of_the_run_directory_may_be_read_by_the_collector(
+    written, tmp_path: Path, request: pytest.FixtureRequest
+):
+    before = os.umask(0o027)
+    request.addfinalizer(lambda: os.umask(before))
+    for file, mode in ((tmp_path / "a.prom", 0o644), (written.run_dir / "a.prom", 0o640)):
         PrometheusSink(written.campaign(), {"file": str(file)}).refresh()
         assert stat.S_IMODE(file.stat().st_mode) == mode
 

@@ -79,6 +79,24 @@ def test_an_account_that_goes_on_is_that_of_all_lines(written, seed: int, monkey
     assert expected.seconds["start"] > 0 and expected.seconds["rework"] > 0
 
 
+def test_a_start_that_takes_long_counts_for_the_ranks_that_it_leads_to(written):
+    """How many there are is said only then."""
+    reader = TotalsReader(written.run_dir)
+    written.started(ranks=2)
+    written.step(1)
+    written.finished(75)
+    written.t += 500.0
+    written.event("run_started", 2, name="demo", target_step=100)
+    written.t += 200.0
+    written.event("health", 2, node=0, ok=True, findings=[])
+    reader()
+    written.t += 10.0
+    written.event("generation_started", 2, nodes=["here"], world_size=8, resumed_step=1)
+    written.step(2, generation=2)
+    events, metrics = (list(ledger.read(written.run_dir / name)) for name in (ledger.EVENTS, ledger.METRICS))
+    assert reader().rank_seconds["start"] == pytest.approx(account(events, metrics).seconds["start"])
+
+
 def test_an_account_keeps_no_more_than_the_last_minute(written):
     written.started()
     for step in range(1, 2001):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from resilient.sinks.base import Line
+from resilient.sinks.position import Position
 from resilient.sinks.process import made
 from resilient.sinks.pump import Pump
 from resilient.sinks.webhook import NotTaken, WebhookSink, type_of
@@ -110,6 +111,28 @@ def test_what_one_process_could_not_send_the_next_one_sends(written, receiver):
     assert list(once.values()) == ["fault", "recovered", "fault", "recovered", "gave_up"]
 
 
+def test_a_job_in_which_nothing_could_be_sent_leaves_all_of_it_to_the_next_one(written, receiver):
+    Position(written.run_dir, "webhook", written.t).close()
+    written.started()
+    written.fault(1)
+    written.t += 100.0
+    fed = Fed(written, receiver, began_t=written.t)
+    fed.end()
+    assert [each["type"] for each in receiver.told()] == ["fault", "recovered"]
+
+
+def test_nobody_feeds_a_sink_that_somebody_else_feeds(written, receiver):
+    other = Position(written.run_dir, "webhook", 0.0)
+    fed = Fed(written, receiver)
+    written.started()
+    written.fault(1)
+    time.sleep(0.5)  # several tries
+    assert receiver.asked == 0
+    other.close()
+    wait_for(lambda: len(receiver.told()) == 2)
+    fed.end()
+
+
 def test_what_happened_before_it_was_configured_is_not_told(written, receiver):
     written.started()
     written.fault(1)
@@ -176,8 +199,8 @@ def test_address_and_token_may_come_from_files(written, receiver, tmp_path):
 
 
 def test_a_redirection_is_not_followed(written, receiver):
-    receiver.status = 307
-    with pytest.raises(NotTaken, match="307"):
+    receiver.status = 302
+    with pytest.raises(NotTaken, match="302"):
         WebhookSink(written.campaign(), {"url": receiver.url})._post(receiver.url, {})
     assert receiver.asked == 1
 

@@ -1,0 +1,75 @@
+"""`resilient bench`: the cells of a grid, one after the other; those that were run before are not run again."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from rich.console import Console
+
+from resilient.bench import results
+from resilient.bench.grid import read, shown_keys
+from resilient.bench.running import run_cell
+from resilient.driver.display import duration
+from resilient.exits import Exit, ForeseenError
+
+RESULTS = Path("runs/bench")
+WIDTH = 160  # of the table, which a narrow terminal wraps: no number is cut off
+
+
+class Interrupted(ForeseenError):
+    """Somebody wants the end."""
+
+    code = Exit.STOPPED
+
+
+def bench(file: Path, *, directory: Path | None, again: bool, best: Path | None) -> None:
+    """Run what has not been run, and print the table.
+
+    Args:
+        directory: for results; None: `runs/bench/NAME`.
+        again: cells that were not measured before are run once more.
+        best: gets the keys of the fastest cell, as YAML.
+
+    Raises:
+        ForeseenError: the grid cannot be read, or somebody wants the end.
+    """
+    grid, cells = read(file)
+    directory = directory or RESULTS / grid.name
+    directory.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False)
+    with _interruptible():
+        for cell in cells:
+            known = results.read(directory, cells)
+            if cell.mark in known and not (again and known[cell.mark].state != "measured"):
+                continue
+            console.print(f"{cell.number} of {len(cells)}: {shown_keys(cell.keys)}", soft_wrap=True)
+            row = run_cell(cell, grid, directory / f"cell-{cell.number:03}")
+            results.append(directory, row)
+            console.print(f"  {row.state.replace('_', ' ')} in {duration(row.took_s)}", soft_wrap=True)
+    rows = list(results.read(directory, cells).values())
+    Console(highlight=False, width=max(console.width, WIDTH)).print(results.table(rows))
+    for line in results.left_out(rows):
+        console.print(line, soft_wrap=True, markup=False)
+    console.print(f"{len(rows)} rows are in {directory / results.FILE}", soft_wrap=True)
+    if best is not None:
+        winner = results.write_best(rows, best)
+        console.print(f"{best}: {shown_keys(winner.keys)}", soft_wrap=True)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the cell that runs; the rows of those before it stay."""
+
+    def stop(number: int, _: FrameType | None) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)
+        raise Interrupted(f"stopped by {signal.Signals(number).name}; the same command goes on with the cell that was running")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,102 @@
+"""`resilient bench` as a person runs it: cells that work, that are refused, that die and that hang; killed, and run again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from campaigns import ROOT, alive, wait_for
+
+from resilient.config import load
+
+GRID = {
+    "name": "toys",
+    "config": {"entrypoint": "benched:train", "cluster": {"procs_per_node": 1, "device": "cpu"}},
+    "warmup_steps": 2,
+    "steps": 8,
+    "limit_s": 60.0,
+}
+
+
+class Bench:
+    """A grid's file, its results, and the command."""
+
+    def __init__(self, directory: Path, **grid: Any) -> None:
+        self.results = directory / "results"
+        self.best = directory / "best.yaml"
+        self._file = directory / "grid.yaml"
+        self._file.write_text(yaml.safe_dump({**GRID, **grid}))
+        self._directory = directory
+
+    def start(self) -> subprocess.Popen[str]:
+        environ = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}{ROOT}"}
+        words = ["bench", str(self._file), "--dir", str(self.results), "--best", str(self.best)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "resilient", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            cwd=self._directory,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self) -> str:
+        process = self.start()
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+        return output
+
+    def rows(self) -> list[dict[str, Any]]:
+        path = self.results / "results.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_each_cell_is_a_row_and_the_best_one_is_a_config_that_runs(tmp_path: Path):
+    cells = [{"args.tokens": 100}, {"args.tokens": 300}, {"args.raises": True}, {"parallel.tp": 3}]
+    bench = Bench(tmp_path, cells=cells)
+    output = bench.run()
+    rows = bench.rows()
+    assert [row["state"] for row in rows] == ["measured", "measured", "failed", "refused"]
+    assert (rows[1]["steps"], rows[1]["world_size"], rows[1]["tokens_per_s"]["median"]) == (8, 1, 15000)
+    assert (rows[1]["memory_bytes"], rows[1]["predicted_bytes"]) == (1 << 20, 1 << 19)
+    assert "this layout does not work" in rows[2]["why"] and "exit code 70" in rows[2]["why"]
+    assert "parallel.tp" in rows[3]["why"]
+    assert all(word in output for word in ("tokens 300", "15,000", "this layout does not work"))
+    assert load(bench.best).args == {"tokens": 300}
+    assert "1 of 4" not in bench.run() and len(bench.rows()) == 4  # nothing is run twice
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM], ids=lambda sig: sig.name)
+def test_a_bench_that_is_ended_in_a_cell_goes_on_with_it(tmp_path: Path, sig: signal.Signals):
+    bench = Bench(tmp_path, cells=[{"args.tokens": 100}, {"args.step_s": 2.0}])
+    process = bench.start()
+    metrics = bench.results / "cell-002/run/metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size, "the second cell")
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(sig)
+    assert process.wait(60) == (75 if sig is signal.SIGTERM else -sig)
+    assert len(bench.rows()) == 1
+    config = bench.results / "cell-002/config.yaml"
+    before = config.stat().st_mtime_ns
+    again = bench.start()
+    wait_for(lambda: config.exists() and config.stat().st_mtime_ns != before, "the second cell once more")
+    assert not [each for each in family if alive(each)]
+    output, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, output
+    assert [row["state"] for row in bench.rows()] == ["measured", "measured"]
+
+
+def test_a_cell_that_hangs_is_ended_at_its_limit(tmp_path: Path):
+    bench = Bench(tmp_path, cells=[{"args.hangs": True}, {"args.tokens": 100}], limit_s=15.0)
+    process = bench.start()
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert [row["state"] for row in bench.rows()] == ["timed_out", "measured"]
+    assert "not done after 15 s" in bench.rows()[0]["why"]
