@@ -278,7 +278,12 @@ def stop(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The ca
 
 @app.command()
 def doctor(
-    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="What the machine is to be fit for.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CONFIG | JOB.sh]", help="What the machine is to be fit for; or a batch script, which is checked instead."
+        ),
+    ] = None,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     limit_s: Annotated[float, typer.Option("--limit", metavar="SECONDS", min=1.0, help="For all checks together.")] = 120.0,
@@ -292,7 +297,18 @@ def doctor(
         ),
     ] = None,
 ) -> None:
-    """Check the health of this machine: GPUs, links, tiers, clock, limits, and whether it computes right (exit 69 if not)."""
+    """Check the health of this machine: GPUs, links, tiers, clock, limits, and whether it computes right (exit 69 if not).
+
+    With a batch script: name the traps in it (exit 78 if there are any). Nothing of it is run.
+    """
+    if config is not None and security is None:
+        from resilient.batch import command
+
+        if command.is_script(config):
+            findings = command.examine(config)
+            command.show(config, findings, as_json=as_json)
+            raise typer.Exit(Exit.CONFIG if findings else Exit.OK)
+
     from resilient.health.doctor import examine, show, subject
 
     if security is not None:
