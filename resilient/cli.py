@@ -247,6 +247,41 @@ def attach(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The 
 
 
 @app.command()
+def watch(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run directories.")],
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            "--notify", metavar="COMMAND", help="Run when the state of one has changed, with RESILIENT_STATE and others set."
+        ),
+    ] = None,
+    every_s: Annotated[
+        float | None,
+        typer.Option("--every", metavar="SECONDS", min=1.0, help="Look again and again, until all are over or Ctrl-C."),
+    ] = None,
+    patience_s: Annotated[
+        float | None,
+        typer.Option("--patience", metavar="SECONDS", min=1.0, help="Without a step it is stalled; default: by its steps."),
+    ] = None,
+    memory: Annotated[
+        Path | None,
+        typer.Option("--memory", metavar="FILE", help="Where states are kept for --notify; default: in ~/.local/state."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list on a line, for programs.")] = False,
+) -> None:
+    """Say whether campaigns get on, for a login node or cron: by the exit code, and to a command when that changes.
+
+    0: all get on, wait for a job, or have reached their target; 3: stalled; 4: dead; 69: not to be told; 70: gave up; 75: stopped.
+    """
+    from resilient.watch.command import Wanted
+    from resilient.watch.command import watch as look
+    from resilient.watch.memory import default_path
+
+    wanted = Wanted(run_dirs, patience_s, notify, memory or default_path(), every_s, as_json)
+    raise typer.Exit(look(wanted, typer.echo))
+
+
+@app.command()
 def logs(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")],
     rank: Annotated[int | None, typer.Option("--rank", metavar="RANK", min=0, help="Of this rank only.")] = None,
