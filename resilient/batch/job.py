@@ -152,7 +152,7 @@ def expanded(text: str, known: dict[str, str]) -> str:
 
 def duration_s(text: str) -> float | None:
     """A time as sbatch takes it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS; None if it is none, or without an end."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    found = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", text)
     if found is None:
         return None
     days, first, second, third = (int(each) if each is not None else None for each in found.groups())

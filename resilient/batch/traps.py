@@ -201,7 +201,7 @@ def deaf_shell(job: Job) -> Iterator[Finding]:
     asked = job.asked.get("signal")
     if asked is None:
         return
-    found = re.fullmatch(r"([BR]+:)?(?:SIG)?(\w+)(?:@(\d+))?", asked.value)
+    found = re.fullmatch(r"([BR]+:)?(?:SIG)?(\w+)(?:@(\d{1,9}))?", asked.value)
     if found is None:
         yield Finding(asked.line, "signal", f"--signal={asked.value}", "sbatch refuses it", "--signal=B:USR1@300")
         return

@@ -60,10 +60,15 @@ def by_step(past: Past) -> str:
     ]
     faults = [(float(fault.step), fault) for fault in past.faults if fault.step is not None]
     axis = [
-        f'<text class="tick" x="{x(tick):.1f}" y="{HEIGHT - 6:.0f}" text-anchor="middle">{number(tick)}</text>'
+        f'<text class="tick" x="{x(tick):.1f}" y="{HEIGHT - 6:.0f}" text-anchor="{_anchor(x(tick))}">{number(tick)}</text>'
         for tick in ticks(x.low, x.high, 10)
     ]
     return _chart("steps", past, x, past.first_t or 0.0, (), spans, faults, axis)
+
+
+def _anchor(place: float) -> str:
+    """Of a text under its tick, which must not go over the edge."""
+    return "end" if place > WIDTH - RIGHT - 10 else "middle"
 
 
 def _chart(

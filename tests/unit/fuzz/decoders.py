@@ -312,8 +312,13 @@ def _campaigns(directory: Path) -> list[Decoder]:
     from resilient.picture import picture
     from resilient.protocol.disk import Item
     from resilient.protocol.messages import Record
+    from resilient.report.html import Subject, page
+    from resilient.report.markdown import markdown
+    from resilient.report.reading import read
     from resilient.slurm import chain
-    from resilient.status import add_identity, render, summarize
+    from resilient.status import Summary, add_identity, render, summarize
+    from resilient.watch.judgement import judge
+    from resilient.watch.look import look
 
     run_dir = directory / "run"
     run_dir.mkdir()
@@ -329,6 +334,16 @@ def _campaigns(directory: Path) -> list[Decoder]:
         if drawn:
             Console(file=io.StringIO(), width=100).print(render(summary))
             picture(ledger.read(events), ledger.read(metrics))  # which shows what there is of a line
+
+    reported = directory / "reported"
+
+    def report(path: Path) -> None:
+        past = read(path.parent)
+        subject = Subject("x", Summary(), past, 1795393700.0, {})
+        assert page(subject).endswith("</html>\n") and markdown(subject)
+
+    def watched(path: Path) -> None:
+        judge(look(path.parent, 1795393700.0))
 
     def events(path: Path) -> None:
         (run_dir / ledger.METRICS).write_bytes((CORPUS / "metrics.jsonl").read_bytes())
@@ -387,6 +402,9 @@ def _campaigns(directory: Path) -> list[Decoder]:
     owner = b'{"host": "n1", "pid": 17, "job": "", "machine": "a-b", "token": "c0ffee"}'
     return [
         Decoder("identity", lambda: [msgspec.json.encode(kept)], _in_file(run_dir / "identity.json", known), (ValueError,)),
+        Decoder("report: events.jsonl", _corpus("events.jsonl"), _in_file(reported / ledger.EVENTS, report)),
+        Decoder("report: metrics.jsonl", _corpus("metrics.jsonl"), _in_file(reported / ledger.METRICS, report)),
+        Decoder("watch", _corpus("events.jsonl"), _in_file(reported / ledger.EVENTS, watched)),
         Decoder("events.jsonl", _corpus("events.jsonl"), _in_file(run_dir / ledger.EVENTS, events)),
         Decoder("metrics.jsonl", _corpus("metrics.jsonl"), _in_file(run_dir / ledger.METRICS, metrics)),
         Decoder(
@@ -482,6 +500,17 @@ def _target() -> Any:
 
 # -- Slurm -----------------------------------------------------------------------------------------------------------------
 
+_SCRIPT = b"""#!/bin/bash
+#SBATCH --time=00:20:00 --signal=B:USR1@60
+module load GCC   # before the environment
+export NCCL_IB_TIMEOUT=50
+ARGS=(--save "$SCRATCH/$SLURM_JOB_ID" --exit-duration-in-mins 60)
+cat <<'END' > x
+text (
+END
+for n in $(hostname); do srun -w "$n" bash -c "python a.py ${ARGS[@]:-x} (" 2>&1 | tee log & done
+wait $!
+"""
 _SCONTROL = b"""JobId=17 JobName=x Requeue=1 JobState=RUNNING Reason=None NodeList=n[1-3,07],m1 BatchHost=n1 NumNodes=5"""
 _SQUEUE = b"""17                              RUNNING                 2026-11-23T10:00:00     N/A                     None
 18                              PENDING                 N/A                     2026-11-23T10:00:00     Dependency, and more
@@ -498,6 +527,8 @@ _CHAIN = b"""{"t": 1.5, "what": "begun", "name": "quick-1234"}
 
 def _slurm(directory: Path) -> list[Decoder]:
     from resilient import ledger
+    from resilient.batch.job import read as read_job
+    from resilient.batch.traps import traps
     from resilient.exits import EnvironmentUnusable
     from resilient.slurm import badnodes, chain, history, hosts, queue, roster
     from resilient.slurm.allocation import Allocation
@@ -546,6 +577,7 @@ def _slurm(directory: Path) -> list[Decoder]:
             environ,
             (EnvironmentUnusable,),
         ),
+        Decoder("batch script", lambda: [_SCRIPT], lambda data: traps(read_job(data.decode(errors="replace")))),
         Decoder("squeue", lambda: [_SQUEUE], lambda data: queue.parse_queue(text(data))),
         Decoder("scontrol", lambda: [_SCONTROL], lambda data: queue.parse_allotted(text(data)), (queue.SlurmSilent,)),
         Decoder(
