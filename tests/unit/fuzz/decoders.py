@@ -46,6 +46,7 @@ def decoders(directory: Path) -> list[Decoder]:
         *_messages(),
         *_checkpoints(directory),
         *_campaigns(directory),
+        *_reports(directory / "reported"),
         *_configs(directory),
         *_slurm(directory),
         *_node(directory),
@@ -312,13 +313,8 @@ def _campaigns(directory: Path) -> list[Decoder]:
     from resilient.picture import picture
     from resilient.protocol.disk import Item
     from resilient.protocol.messages import Record
-    from resilient.report.html import Subject, page
-    from resilient.report.markdown import markdown
-    from resilient.report.reading import read
     from resilient.slurm import chain
-    from resilient.status import Summary, add_identity, render, summarize
-    from resilient.watch.judgement import judge
-    from resilient.watch.look import look
+    from resilient.status import add_identity, render, summarize
 
     run_dir = directory / "run"
     run_dir.mkdir()
@@ -334,16 +330,6 @@ def _campaigns(directory: Path) -> list[Decoder]:
         if drawn:
             Console(file=io.StringIO(), width=100).print(render(summary))
             picture(ledger.read(events), ledger.read(metrics))  # which shows what there is of a line
-
-    reported = directory / "reported"
-
-    def report(path: Path) -> None:
-        past = read(path.parent)
-        subject = Subject("x", Summary(), past, 1795393700.0, {})
-        assert page(subject).endswith("</html>\n") and markdown(subject)
-
-    def watched(path: Path) -> None:
-        judge(look(path.parent, 1795393700.0))
 
     def events(path: Path) -> None:
         (run_dir / ledger.METRICS).write_bytes((CORPUS / "metrics.jsonl").read_bytes())
@@ -402,9 +388,6 @@ def _campaigns(directory: Path) -> list[Decoder]:
     owner = b'{"host": "n1", "pid": 17, "job": "", "machine": "a-b", "token": "c0ffee"}'
     return [
         Decoder("identity", lambda: [msgspec.json.encode(kept)], _in_file(run_dir / "identity.json", known), (ValueError,)),
-        Decoder("report: events.jsonl", _corpus("events.jsonl"), _in_file(reported / ledger.EVENTS, report)),
-        Decoder("report: metrics.jsonl", _corpus("metrics.jsonl"), _in_file(reported / ledger.METRICS, report)),
-        Decoder("watch", _corpus("events.jsonl"), _in_file(reported / ledger.EVENTS, watched)),
         Decoder("events.jsonl", _corpus("events.jsonl"), _in_file(run_dir / ledger.EVENTS, events)),
         Decoder("metrics.jsonl", _corpus("metrics.jsonl"), _in_file(run_dir / ledger.METRICS, metrics)),
         Decoder(
@@ -444,6 +427,29 @@ faults:
   - {fault: slow_rank, at: {after: a, phase: recovery}, with: {factor: 2.0}}
 random: {seed: 1, count: 3, kinds: {worker_kill: 1, worker_stop: {weight: 0.5}}}
 """
+
+
+def _reports(run_dir: Path) -> list[Decoder]:
+    from resilient import ledger
+    from resilient.report.html import Subject, page
+    from resilient.report.markdown import markdown
+    from resilient.report.reading import read
+    from resilient.status import Summary
+    from resilient.watch.judgement import judge
+    from resilient.watch.look import look
+
+    def report(path: Path) -> None:
+        subject = Subject("x", Summary(), read(path.parent), 1795393700.0, {})
+        assert page(subject).endswith("</html>\n") and markdown(subject)
+
+    def watched(path: Path) -> None:
+        judge(look(path.parent, 1795393700.0))
+
+    return [
+        Decoder("report: events.jsonl", _corpus("events.jsonl"), _in_file(run_dir / ledger.EVENTS, report)),
+        Decoder("report: metrics.jsonl", _corpus("metrics.jsonl"), _in_file(run_dir / ledger.METRICS, report)),
+        Decoder("watch", _corpus("events.jsonl"), _in_file(run_dir / ledger.EVENTS, watched)),
+    ]
 
 
 def _configs(directory: Path) -> list[Decoder]:
