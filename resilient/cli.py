@@ -250,6 +250,41 @@ def attach(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The 
 
 
 @app.command()
+def watch(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run directories.")],
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            "--notify", metavar="COMMAND", help="Run when the state of one has changed, with RESILIENT_STATE and others set."
+        ),
+    ] = None,
+    every_s: Annotated[
+        float | None,
+        typer.Option("--every", metavar="SECONDS", min=1.0, help="Look again and again, until all are over or Ctrl-C."),
+    ] = None,
+    patience_s: Annotated[
+        float | None,
+        typer.Option("--patience", metavar="SECONDS", min=1.0, help="Without a step it is stalled; default: by its steps."),
+    ] = None,
+    memory: Annotated[
+        Path | None,
+        typer.Option("--memory", metavar="FILE", help="Where states are kept for --notify; default: in ~/.local/state."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list on a line, for programs.")] = False,
+) -> None:
+    """Say whether campaigns get on, for a login node or cron: by the exit code, and to a command when that changes.
+
+    0: all get on, wait for a job, or have reached their target; 3: stalled; 4: dead; 69: not to be told; 70: gave up; 75: stopped.
+    """
+    from resilient.watch.command import Wanted
+    from resilient.watch.command import watch as look
+    from resilient.watch.memory import default_path
+
+    wanted = Wanted(run_dirs, patience_s, notify, memory or default_path(), every_s, as_json)
+    raise typer.Exit(look(wanted, typer.echo))
+
+
+@app.command()
 def logs(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")],
     rank: Annotated[int | None, typer.Option("--rank", metavar="RANK", min=0, help="Of this rank only.")] = None,
@@ -304,7 +339,12 @@ def stop(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The ca
 
 @app.command()
 def doctor(
-    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="What the machine is to be fit for.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CONFIG | JOB.sh]", help="What the machine is to be fit for; or a batch script, which is checked instead."
+        ),
+    ] = None,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     limit_s: Annotated[float, typer.Option("--limit", metavar="SECONDS", min=1.0, help="For all checks together.")] = 120.0,
@@ -318,7 +358,18 @@ def doctor(
         ),
     ] = None,
 ) -> None:
-    """Check the health of this machine: GPUs, links, tiers, clock, limits, and whether it computes right (exit 69 if not)."""
+    """Check the health of this machine: GPUs, links, tiers, clock, limits, and whether it computes right (exit 69 if not).
+
+    With a batch script: name the traps in it (exit 78 if there are any). Nothing of it is run.
+    """
+    if config is not None and security is None:
+        from resilient.batch import command
+
+        if command.is_script(config):
+            findings = command.examine(config)
+            command.show(config, findings, as_json=as_json)
+            raise typer.Exit(Exit.CONFIG if findings else Exit.OK)
+
     from resilient.health.doctor import examine, show, subject
 
     if security is not None:

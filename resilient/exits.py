@@ -13,6 +13,13 @@ class Exit(IntEnum):
     CONFIG = 78  # the config is wrong
 
 
+class Watched(IntEnum):
+    """What else the exit status of `resilient watch` may mean."""
+
+    STALLED = 3  # somebody works on the campaign, and it does not get on
+    DEAD = 4  # nobody works on it, nobody will, and it is not over
+
+
 class ForeseenError(Exception):
     """Ends a command with its message and `code`, without a traceback."""
 

@@ -4,7 +4,7 @@ Pure. Colours are CSS classes of `STYLE` and of the page's own. What would fall 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -17,10 +17,12 @@ from resilient.timeline import moment_text, seconds_text, steps_text
 T = TypeVar("T")
 
 WIDTH, LEFT, RIGHT = 1000.0, 64.0, 12.0
-MARKS, PANEL, GAP, STRIP, AXIS = 50.0, 150.0, 26.0, 16.0, 24.0  # heights: of marks, of a panel, between them, of jobs, of the axis
+MARKS, PANEL, GAP, STRIP, AXIS = 56.0, 150.0, 26.0, 16.0, 24.0  # heights: of marks, of a panel, between them, of jobs, of the axis
 BOTTOM = MARKS + 2 * PANEL + GAP
 HEIGHT = BOTTOM + 6 + STRIP + AXIS
 APART = 9.0  # of two marks in a row
+LINED = 60  # marks that have a line down to the axis: of more, lines would hide the curves
+FEW, THIN = 500, 0.3  # where there are more faults, downtimes that are thinner than so many pixels are left out
 NAMED = 6  # faults in the title of a mark
 ROW, HOSTS = 17.0, 40  # of the nodes: height of one, and how many at most
 NAMES = 150.0  # width of their names
@@ -58,10 +60,15 @@ def by_step(past: Past) -> str:
     ]
     faults = [(float(fault.step), fault) for fault in past.faults if fault.step is not None]
     axis = [
-        f'<text class="tick" x="{x(tick):.1f}" y="{HEIGHT - 6:.0f}" text-anchor="middle">{number(tick)}</text>'
+        f'<text class="tick" x="{x(tick):.1f}" y="{HEIGHT - 6:.0f}" text-anchor="{_anchor(x(tick))}">{number(tick)}</text>'
         for tick in ticks(x.low, x.high, 10)
     ]
     return _chart("steps", past, x, past.first_t or 0.0, (), spans, faults, axis)
+
+
+def _anchor(place: float) -> str:
+    """Of a text under its tick, which must not go over the edge."""
+    return "end" if place > WIDTH - RIGHT - 10 else "middle"
 
 
 def _chart(
@@ -113,14 +120,15 @@ def _without_job(jobs: Sequence[Job], x: Scale) -> Iterator[str]:
             yield _rect("away", left, right, MARKS, BOTTOM - MARKS, title)
 
 
-def _down(faults: Sequence[Fault] | Iterator[Fault], x: Scale) -> Iterator[str]:
+def _down(faults: Collection[Fault], x: Scale) -> Iterator[str]:
     """Where ranks stood still; of those at one place, one."""
     drawn: set[tuple[int, int]] = set()
     for each in faults:
         if each.until_t is None or not each.downtime_s:
             continue
         left, right = x(each.began_t), x(each.until_t)
-        if (round(left), round(right)) not in drawn:
+        thin = len(faults) > FEW and right - left < THIN
+        if not thin and (round(left), round(right)) not in drawn:
             drawn.add((round(left), round(right)))
             yield _rect("down", left, right, MARKS, BOTTOM - MARKS)
 
@@ -151,9 +159,11 @@ def _marks(faults: Sequence[tuple[float, Fault]], x: Scale, first_t: float) -> I
     """Above the panels: faults point down, what was done about them are squares, recoveries are dots."""
     acted = [(place, each) for place, each in faults if each.actions]
     recovered = [(place, each) for place, each in faults if each.until_t is not None]
-    for place, group in _groups(faults, x):
+    groups = list(_groups(faults, x))
+    for place, group in groups:
         title = _title([_fault_text(each, first_t) for each in group[:NAMED]], Counter(each.kind for each in group), len(group))
-        yield f'<g class="fault"><line x1="{place:.1f}" x2="{place:.1f}" y1="14" y2="{BOTTOM:.0f}"/>'
+        line = f'<line x1="{place:.1f}" x2="{place:.1f}" y1="14" y2="{BOTTOM:.0f}"/>' if len(groups) <= LINED else ""
+        yield f'<g class="fault">{line}'
         yield f'<path d="M{place - 5:.1f} 3h10l-5 11z"/><title>{safe(title)}</title></g>'
     for place, group in _groups(acted, x):
         title = ", ".join(f"{count} × {name}" for name, count in Counter(name for each in group for name in each.actions).items())

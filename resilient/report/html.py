@@ -18,7 +18,7 @@ from resilient.report.secrets import hidden
 from resilient.status import Summary
 from resilient.timeline import seconds_text
 
-LISTED, NEWEST = 100, 20  # incidents that are listed, and how many of them because they are the newest
+LISTED, NEWEST = 100, 20  # incidents that are listed; how many of them, and jobs, because they are the newest
 CHANGES = 200  # of the config that are listed, the newest
 JOBS = 200
 PHASE_S = 0.005  # of a downtime: shorter ones are left out
@@ -181,13 +181,17 @@ def _bad_nodes(summary: Summary) -> Iterator[str]:
 def _jobs(past: Past, summary: Summary) -> Iterator[str]:
     head = (number("job"), "host", "began", number("took"), number("without a job before"), "steps", number("generations"),
             number("faults"), number("down"), number("steps again"), "end")  # fmt: skip
-    first = max(0, len(past.jobs) - JOBS)
-    if first:
-        yield f'<p class="soft">the last {JOBS} of {len(past.jobs)}</p>'
-    if not past.jobs:
+    count = len(past.jobs)
+    if not count:
         yield "<p>No job has started.</p>"
     else:
-        yield from table(head, (_job(past.jobs, at, summary.state) for at in range(first, len(past.jobs))))
+        first = max(0, count - NEWEST)
+        yield from table(head, (_job(past.jobs, at, summary.state) for at in range(first, count)))
+        if first:
+            earlier = range(max(0, first - JOBS), first)
+            yield f"<details><summary>the {len(earlier)} before these, of {count:,} in all</summary>"
+            yield from table(head, (_job(past.jobs, at, summary.state) for at in earlier))
+            yield "</details>"
     if summary.jobs:
         yield "<h3>In Slurm</h3>"
         yield from table(

@@ -46,6 +46,7 @@ def decoders(directory: Path) -> list[Decoder]:
         *_messages(),
         *_checkpoints(directory),
         *_campaigns(directory),
+        *_reports(directory / "reported"),
         *_configs(directory),
         *_slurm(directory),
         *_node(directory),
@@ -442,6 +443,29 @@ random: {seed: 1, count: 3, kinds: {worker_kill: 1, worker_stop: {weight: 0.5}}}
 """
 
 
+def _reports(run_dir: Path) -> list[Decoder]:
+    from resilient import ledger
+    from resilient.report.html import Subject, page
+    from resilient.report.markdown import markdown
+    from resilient.report.reading import read
+    from resilient.status import Summary
+    from resilient.watch.judgement import judge
+    from resilient.watch.look import look
+
+    def report(path: Path) -> None:
+        subject = Subject("x", Summary(), read(path.parent), 1795393700.0, {})
+        assert page(subject).endswith("</html>\n") and markdown(subject)
+
+    def watched(path: Path) -> None:
+        judge(look(path.parent, 1795393700.0))
+
+    return [
+        Decoder("report: events.jsonl", _corpus("events.jsonl"), _in_file(run_dir / ledger.EVENTS, report)),
+        Decoder("report: metrics.jsonl", _corpus("metrics.jsonl"), _in_file(run_dir / ledger.METRICS, report)),
+        Decoder("watch", _corpus("events.jsonl"), _in_file(run_dir / ledger.EVENTS, watched)),
+    ]
+
+
 def _configs(directory: Path) -> list[Decoder]:
     from chaos import experiment
     from chaos.injectors.injector import InjectionRequest
@@ -496,6 +520,17 @@ def _target() -> Any:
 
 # -- Slurm -----------------------------------------------------------------------------------------------------------------
 
+_SCRIPT = b"""#!/bin/bash
+#SBATCH --time=00:20:00 --signal=B:USR1@60
+module load GCC   # before the environment
+export NCCL_IB_TIMEOUT=50
+ARGS=(--save "$SCRATCH/$SLURM_JOB_ID" --exit-duration-in-mins 60)
+cat <<'END' > x
+text (
+END
+for n in $(hostname); do srun -w "$n" bash -c "python a.py ${ARGS[@]:-x} (" 2>&1 | tee log & done
+wait $!
+"""
 _SCONTROL = b"""JobId=17 JobName=x Requeue=1 JobState=RUNNING Reason=None NodeList=n[1-3,07],m1 BatchHost=n1 NumNodes=5"""
 _SQUEUE = b"""17                              RUNNING                 2026-11-23T10:00:00     N/A                     None
 18                              PENDING                 N/A                     2026-11-23T10:00:00     Dependency, and more
@@ -512,6 +547,8 @@ _CHAIN = b"""{"t": 1.5, "what": "begun", "name": "quick-1234"}
 
 def _slurm(directory: Path) -> list[Decoder]:
     from resilient import ledger
+    from resilient.batch.job import read as read_job
+    from resilient.batch.traps import traps
     from resilient.exits import EnvironmentUnusable
     from resilient.slurm import badnodes, chain, history, hosts, queue, roster
     from resilient.slurm.allocation import Allocation
@@ -560,6 +597,7 @@ def _slurm(directory: Path) -> list[Decoder]:
             environ,
             (EnvironmentUnusable,),
         ),
+        Decoder("batch script", lambda: [_SCRIPT], lambda data: traps(read_job(data.decode(errors="replace")))),
         Decoder("squeue", lambda: [_SQUEUE], lambda data: queue.parse_queue(text(data))),
         Decoder("scontrol", lambda: [_SCONTROL], lambda data: queue.parse_allotted(text(data)), (queue.SlurmSilent,)),
         Decoder(

@@ -1,0 +1,114 @@
+"""A look at a campaign from outside: the ends of its files, its lease, and Slurm's queue. Reads little, however long it was."""
+
+import asyncio
+import math
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from resilient import entries, ledger
+from resilient.driver.lease import holder
+from resilient.exits import ForeseenError
+from resilient.processes import must_be_run_directory
+from resilient.slurm.succession import Succession
+from resilient.watch.judgement import Judgement, Seen, judge
+
+TAIL_BYTES = 256 << 10
+READ_BYTES = 1 << 20
+LOOK_S = 90.0  # for one campaign, Slurm's answer included
+_STEPS = 64
+_STARTED, _FINISHED = b'"event": "run_started"', b'"event": "run_finished"'  # as the ledger's writer spells it
+
+
+def look(run_dir: Path, now: float) -> Seen:
+    """What is seen of a campaign at a time, in unix seconds. Raises ForeseenError, OSError."""
+    succession = Succession.found(run_dir)
+    if succession is None:
+        must_be_run_directory(run_dir)
+    steps = [line for line in _tail(run_dir / ledger.METRICS) if entries.is_metrics(line) and "step" in line]
+    last = steps[-1] if steps else {}
+    loss = last.get("loss")
+    started, finished = _ends(run_dir / ledger.EVENTS)
+    owner = holder(run_dir)
+    jobs = asyncio.run(succession.inspect()) if succession is not None else None
+    return Seen(
+        name=str(started.get("name") or (succession.name if succession is not None else run_dir.absolute().name)),
+        now=now,
+        step=int(last.get("step", 0)),
+        target_step=started.get("target_step"),
+        loss=float(loss) if loss is not None and math.isfinite(loss) else None,
+        steps_t=tuple(float(line["t"]) for line in steps[-_STEPS:]),
+        started_t=float(started["t"]) if started else None,
+        exit_code=finished.get("exit_code"),
+        driver=None if owner is None else str(owner) if owner.pid else "its driver is on this machine",
+        jobs=jobs,
+        chain=succession is not None and succession.chain.over is None,
+        silent=succession is not None and jobs is None,
+    )
+
+
+def judged(run_dir: Path, now: float, patience_s: float | None, limit_s: float = LOOK_S) -> tuple[Seen | None, Judgement]:
+    """How a campaign is; unknown where it cannot be seen in time, as on a file system that does not answer."""
+    found: list[Seen | str] = []
+
+    def see() -> None:
+        try:
+            found.append(look(run_dir, now))
+        except ForeseenError as error:
+            found.append(str(error))
+        except OSError as error:
+            found.append(f"{run_dir} cannot be read: {error.strerror or error}")
+
+    thread = threading.Thread(target=see, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    seen = found[0] if found else f"{run_dir} was not read in {limit_s:g} s"
+    return (None, Judgement("unknown", seen)) if isinstance(seen, str) else (seen, judge(seen, patience_s))
+
+
+def _tail(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines at the end of a file."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        start = max(0, file.seek(0, 2) - TAIL_BYTES)
+        file.seek(start)
+        lines = file.read().split(b"\n")
+    for line in lines[1:] if start else lines:
+        if (found := ledger.parsed(line)) is not None:
+            yield found
+
+
+def _ends(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The newest `run_started`, and the `run_finished` behind it; empty where there is none."""
+    finished: dict[str, Any] = {}
+    for line in _backwards(path):
+        if _STARTED in line or (_FINISHED in line and not finished):
+            found = ledger.parsed(line)
+            if found is None or not entries.is_event(found):
+                continue
+            if found["event"] == "run_started":
+                return found, finished
+            if found["event"] == "run_finished":
+                finished = found
+    return {}, finished
+
+
+def _backwards(path: Path) -> Iterator[bytes]:
+    """The lines of a file, the last one first."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        end, rest = file.seek(0, 2), b""
+        while end > 0:
+            start = max(0, end - READ_BYTES)
+            file.seek(start)
+            first, *lines = (file.read(end - start) + rest).split(b"\n")
+            yield from reversed(lines)
+            end, rest = start, first if len(first) <= ledger.LINE_BYTES else b""
+        yield rest

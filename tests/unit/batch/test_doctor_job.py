@@ -1,0 +1,225 @@
+"""Batch scripts: each trap is named with its line, and a sound script has none."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilient.batch.command import SIZE_BYTES, examine, is_script
+from resilient.batch.job import duration_s, read
+from resilient.batch.shell import parse
+from resilient.batch.traps import TRAPS, Finding, traps
+from resilient.config import load
+from resilient.exits import EnvironmentUnusable
+from resilient.slurm.script import script
+
+ROOT = Path(__file__).parents[3]
+
+# In the manner of job scripts for Megatron-LM that are in circulation, with all that goes wrong in them.
+TRAPPED = r"""#!/bin/bash
+#SBATCH --account=project
+#SBATCH --nodes=4
+#SBATCH --gres=gpu:4
+#SBATCH --time=00:20:00
+
+source /p/project/env/bin/activate
+module load GCC CUDA NCCL
+
+export NCCL_IB_TIMEOUT=50
+export UCX_RC_TIMEOUT=4s
+export NCCL_IB_RETRY_CNT=10
+
+CHECKPOINT_PATH=/p/scratch/run/$SLURM_JOB_ID/checkpoints
+EXIT_MINUTES=60
+
+LAUNCHER="python -u -m torchrun_jsc \
+    --nproc_per_node 4 \
+    --rdzv_backend c10d)"
+
+CMD=" \
+    pretrain_gpt.py \
+    --exit-duration-in-mins $EXIT_MINUTES \
+    --save $CHECKPOINT_PATH \
+    "
+
+srun --cpu-bind=none bash -c "$LAUNCHER --node_rank \$SLURM_PROCID $CMD" 2>&1 | tee log &
+#SBATCH --exclusive
+"""
+NAMED = {
+    ("signal", 1), ("modules", 8), ("range", 10), ("range", 12), ("job id", 14), ("brackets", 17), ("exit duration", 23),
+    ("background", 27), ("bad exit", 27), ("late option", 28),
+}  # fmt: skip
+
+HEAD = "#!/bin/bash\n#SBATCH --nodes=4 --time=24:00:00\n#SBATCH --signal=B:USR1@300\n"
+SRUN = "srun --kill-on-bad-exit=0"
+
+SOUND = {
+    "exec": HEAD + "exec resilient run config.yaml\n",
+    "behind srun": HEAD + "module load Python\nsource env/bin/activate\nexec srun -K0 --ntasks-per-node=1 python train.py\n",
+    "trap and wait": HEAD
+    + "child=\nforward() { kill -USR1 $child; }\ntrap forward USR1\n"
+    + f'{SRUN} python train.py --save "$SCRATCH/run" &\nchild=$!\nwait $child\nstatus=$?\nwait $child || status=$?\nexit $status\n',
+    "steps": "#!/bin/bash -l\n#SBATCH -N 4 -t 1-0\n#SBATCH --signal=USR1@120   # to the steps\nsrun -K0 torchrun --nnodes 4 a.py\n",
+    "a loop of servers": "#!/bin/sh\n#SBATCH --signal=TERM@60\n#SBATCH --time=60\n"
+    + f"for node in $(scontrol show hostnames $SLURM_JOB_NODELIST); do\n    {SRUN} -w $node -N1 python worker.py &\ndone\nwait\n",
+    "a monitor": "#!/bin/bash\n#SBATCH --signal=TERM@60\nexport SLURM_KILL_BAD_EXIT=0\n"
+    + "nvidia-smi dmon -s pucm > gpu.log &\npython watch.py &\nsrun python train.py > logs/$SLURM_JOB_ID.txt\n",
+    "a here-document": HEAD
+    + "cat > hosts.py <<'PY'\nprint('(', \"it's not shell) &\")\nPY\n"
+    + "ARGS=(\n    --lr 1e-4   # not too (fast\n    --save $SCRATCH/gpt\n    --exit-duration-in-mins 1400\n)\n"
+    + f'exec {SRUN} python train.py "${{ARGS[@]}}" --tensorboard-dir "logs/$SLURM_JOB_ID"\n',
+    "the network": HEAD
+    + "export NCCL_IB_TIMEOUT=22 NCCL_IB_RETRY_CNT=7\nexport NCCL_DEBUG=WARN\nexport UCX_RC_TIMEOUT=4s\n"
+    + "export NCCL_SOCKET_IFNAME=ib0\n"
+    + 'export GLOO_SOCKET_IFNAME=${IFACE:-ib0}\nexport NCCL_IB_TIMEOUT=${T:-20}\nexec resilient run "$1"\n',
+    "scratch of the job": HEAD
+    + "export TMPDIR=/tmp/$SLURM_JOB_ID\nmkdir -p $TMPDIR\nmodule list\n"
+    + 'if [[ -z "$1" ]]; then echo "usage: 1) a config (YAML)" >&2; exit 78; fi\n'
+    + "exec resilient run $1 checkpoint.tiers.0.path=$TMPDIR\n",
+    "a string that is run": "#!/bin/bash\n#SBATCH --time=02:00:00\n#SBATCH --signal=USR1@300\n"
+    + 'CMD="python train.py --betas (0.9,0.95) --save /p/scratch/run --exit-duration-in-mins 100"\n'
+    + f'{SRUN} bash -c "$CMD --node_rank \\$SLURM_PROCID" 2>&1 | tee -a "logs/${{SLURM_JOB_ID}}.out"\n',
+    "a case": HEAD
+    + 'case "$1" in\n    small) SIZE=1 ;;\n    *) SIZE=$((2 * 4)) ;;\nesac\n'
+    + "timeout 23h true\nexec apptainer exec --nv t.sif python a.py $SIZE\n",
+}
+
+
+def named(text: str) -> set[tuple[str, int]]:
+    return {(finding.trap, finding.line) for finding in traps(read(text))}
+
+
+def examined(tmp_path: Path, text: str) -> list[Finding]:
+    path = tmp_path / "job.sh"
+    path.write_text(text)
+    return examine(path)
+
+
+def test_every_trap_of_a_script_in_circulation_is_named_with_its_line(tmp_path: Path):
+    found = examined(tmp_path, TRAPPED)
+    assert {(each.trap, each.line) for each in found} == NAMED
+    assert all(each.found and each.why and each.write for each in found)
+    said = {each.line: each.why for each in found}
+    assert "acts as 18" in said[10] and "acts as 2" in said[12]
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_nothing_is_named_in_a_sound_script(tmp_path: Path, name: str):
+    assert subprocess.run(["bash", "-n"], input=SOUND[name], text=True, check=False).returncode == 0
+    assert examined(tmp_path, SOUND[name]) == []
+
+
+def test_nothing_is_named_in_what_submit_writes(tmp_path: Path):
+    path = tmp_path / "config.yaml"
+    keys = "name: x\nentrypoint: a:b\ncluster: {nodes: 2, procs_per_node: 1, device: cpu}\n"
+    path.write_text(f"{keys}slurm: {{time_min: 60, modules: [GCC], setup: ['. v/bin/activate']}}\n")
+    text = script(load(path, []), tmp_path, arguments=["c.yaml"], python="/usr/bin/python3", directory=tmp_path)
+    assert examined(tmp_path, text) == []
+
+
+SIGNAL = "#!/bin/sh\n#SBATCH --signal=USR1@60\n#SBATCH --time=30\n"
+CASES = {
+    "a quote": (SIGNAL + "srun -K0 python 'train.py\necho\n", ("quotes", 4)),
+    "a double quote": (SIGNAL + 'A=1\nsrun -K0 python "train.py\n', ("quotes", 5)),
+    "an array": (SIGNAL + "ARGS=(--a 1\nsrun -K0 python train.py\n", ("quotes", 4)),
+    "a substitution": (SIGNAL + "A=$(hostname\nsrun -K0 python train.py\n", ("quotes", 4)),
+    "a stray bracket": (SIGNAL + "A=1\nsrun -K0 python train.py )\n", ("syntax", 5)),
+    "a loop without an end": (SIGNAL + "for i in 1 2; do\nsrun -K0 python train.py\n", ("syntax", 6)),
+    "a command in quotes": (SIGNAL + 'srun -K0 bash -c "python train.py (a"\n', ("brackets", 4)),
+    "work in the background": (SIGNAL + "srun -K0 python train.py &\necho started\n", ("background", 4)),
+    "a list in the background": (SIGNAL + "cd /x && srun -K0 python train.py &\n", ("background", 4)),
+    "wait too early": (SIGNAL + "wait\nsrun -K0 python train.py &\n", ("background", 5)),
+    "a run directory": (SIGNAL + "exec resilient run c.yaml run_dir=runs/$SLURM_JOBID\n", ("job id", 4)),
+    "a variable": (SIGNAL + "OUT=/scratch/${SLURM_JOB_ID}\nsrun -K0 python t.py --checkpoint-dir=$OUT/x\n", ("job id", 5)),
+    "an array's option": (
+        SIGNAL + "A=(\n  --lr 1\n  --output_dir /s/$SLURM_ARRAY_JOB_ID\n)\nsrun -K0 python t.py ${A[@]}\n",
+        ("job id", 6),
+    ),
+    "as long as the job": (SIGNAL + "srun -K0 python t.py --exit-duration-in-mins=30\n", ("exit duration", 4)),
+    "timeout": (SIGNAL + "timeout -s INT 1h srun -K0 python t.py\n", ("exit duration", 4)),
+    "a variable of srun": (SIGNAL + "srun -K0 --export=ALL,NCCL_IB_TIMEOUT=23 python t.py\n", ("range", 4)),
+    "a variable of env": (SIGNAL + "env NCCL_IB_RETRY_CNT=8 srun -K0 python t.py\n", ("range", 4)),
+    "a variable before": (SIGNAL + "NCCL_DEBUG=LOUD srun -K0 python t.py\n", ("range", 4)),
+    "no signal": ("#!/bin/sh\nexec resilient run c.yaml\n", ("signal", 1)),
+    "a signal that nobody passes on": ("#!/bin/sh\n#SBATCH --signal=B:USR1@60\nresilient run c.yaml\n", ("signal", 2)),
+    "a signal that is no such": ("#!/bin/sh\n#SBATCH --signal=B:USR1@soon\nexec resilient run c.yaml\n", ("signal", 2)),
+    "a signal before the job": ("#!/bin/sh\n#SBATCH -t 5 --signal=USR1@600\nexec resilient run c.yaml\n", ("signal", 2)),
+    "srun": (SIGNAL + "srun --ntasks-per-node=1 python t.py\n", ("bad exit", 4)),
+    "srun with -K1": (SIGNAL + "srun -K1 python t.py\n", ("bad exit", 4)),
+    "conda": (SIGNAL + "conda activate x\nml GCC\nexec resilient run c.yaml\n", ("modules", 5)),
+    "an option that is too late": (SIGNAL + "exec resilient run c.yaml\n#SBATCH --mem=0\n", ("late option", 5)),
+    "lines of Windows": (SIGNAL.replace("\n", "\r\n") + "exec resilient run c.yaml\r\n", ("line ends", 1)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_trap_is_named_alone(tmp_path: Path, name: str):
+    text, expected = CASES[name]
+    (tmp_path / "job.sh").write_bytes(text.encode())
+    assert [(each.trap, each.line) for each in examine(tmp_path / "job.sh")] == [expected]
+
+
+def test_every_trap_has_a_case():
+    told = {trap for _, (trap, _) in CASES.values()}
+    assert told == {name for name, _ in NAMED} | {"quotes", "syntax", "line ends"}
+    assert all(any(list(trap(read(text))) for text in (TRAPPED, *(text for text, _ in CASES.values()))) for trap in TRAPS)
+    rows = (ROOT / "docs" / "doctor.md").read_text()
+    assert all(f"| `{trap}` |" in rows for trap in told)
+
+
+@given(st.text(alphabet="ab \n\t\\'\"`$(){}[]<>|&;#=!*-/1é", max_size=200))
+def test_any_text_is_read_to_its_end_and_lines_are_within_it(text: str):
+    found = parse(text)
+    lines = text.count("\n") + 1
+    assert all(1 <= word.line <= lines for command in found.commands for word in command.words)
+    assert all(1 <= finding.line <= lines for finding in traps(read(text)))
+
+
+@given(st.lists(st.sampled_from(["A=$A$A", "A+=$B", "B=$A", "export A=${B:-$A}", "srun $A --save $B"]), max_size=25))
+def test_variables_in_variables_come_to_an_end(lines: list[str]):
+    traps(read("\n".join(lines)))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 1800), ("5:30", 330), ("01:00:00", 3600), ("1-0", 86400), ("2-12:30", 217800), ("UNLIMITED", None), ("x", None)],
+)
+def test_times_are_read_as_sbatch_reads_them(text: str, seconds: float | None):
+    assert duration_s(text) == seconds
+
+
+def test_nothing_of_a_script_is_run(tmp_path: Path):
+    witness = tmp_path / "witness"
+    examined(tmp_path, f"#!/bin/bash\ntouch {witness}\nA=$(touch {witness})\n: ${{B:=`touch {witness}`}}\n")
+    assert not witness.exists()
+
+
+def test_the_command_names_them_and_says_so_by_its_exit_code(tmp_path: Path):
+    def doctor(*words: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "resilient", "doctor", *map(str, words)]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    (tmp_path / "good.sh").write_text(SOUND["exec"])
+    (tmp_path / "bad").write_text(TRAPPED)
+    good, bad = doctor("good.sh"), doctor("bad", "--json")
+    assert (good.returncode, good.stdout) == (0, "no trap is known in good.sh\n")
+    told = json.loads(bad.stdout)
+    assert (bad.returncode, told["ok"], len(told["findings"])) == (78, False, len(NAMED))
+    shown = doctor("bad")
+    assert "bad:27: background: srun" in shown.stdout or "bad:27: background: tee" in shown.stdout
+    assert "write: " in shown.stdout and f"{len(NAMED)} traps in bad" in shown.stdout
+    assert doctor("gone.sh").returncode == 69
+
+
+def test_what_is_no_script_is_none(tmp_path: Path):
+    (tmp_path / "c.yaml").write_text("name: x\n")
+    assert not is_script(tmp_path / "c.yaml") and not is_script(tmp_path / "missing.yaml") and is_script(tmp_path / "missing.sh")
+    (tmp_path / "huge.sh").write_bytes(b"#" * (SIZE_BYTES + 1))
+    with pytest.raises(EnvironmentUnusable, match="is no batch script"):
+        examine(tmp_path / "huge.sh")
