@@ -11,7 +11,7 @@ import pytest
 from campaigns import ROOT, Campaign, wait_for
 
 EXAMPLES = ROOT / "examples"
-SCRIPTS = ["transformers_snapshots"]
+SCRIPTS = ["transformers_snapshots", "accelerate_snapshots"]
 
 Adapted = Callable[..., Campaign]
 
@@ -64,6 +64,19 @@ def test_kills_in_the_middle_of_an_epoch_lose_no_step_and_change_no_number(adapt
     assert calm.run() == 0, calm.output + calm.logs()
     assert run.losses() == calm.losses() and len(calm.losses()) == steps
     assert weights(run) == weights(calm) and weights(calm)
+
+
+@pytest.mark.timeout(300)
+def test_a_loop_with_accelerate_that_is_asked_to_stop_goes_on_where_it_was(adapted: Adapted):
+    run = adapted("accelerate_snapshots", 100000).start()
+    run.reach(8)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output + run.logs()
+    (drain,) = run.events("drain")
+    words = f"{EXAMPLES}/accelerate_snapshots.py --steps {drain['step'] + 5} --out {run.run_dir}/out"
+    assert run.run(f"entrypoint={words}") == 0, run.output + run.logs()
+    assert run.events("generation_started")[-1]["resumed_step"] == drain["step"]
+    assert set(run.losses()) == set(range(1, drain["step"] + 6))
 
 
 @pytest.mark.timeout(300)

@@ -1,0 +1,161 @@
+"""Accelerate: a snapshot after every optimizer step, from which a loop goes on in the middle of an epoch; stops, phases, metrics.
+
+    snapshots = Snapshots(accelerator, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)  # all as prepared
+    for features, targets in snapshots.batches(steps):
+        with accelerator.accumulate(model):
+            ...
+
+Owns the place in the data: epoch and batch. The order of an epoch must follow from its number, so that a loop that goes on finds it
+again: a loader that shuffles needs `DataLoaderConfiguration(use_seedable_sampler=True)`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch.nn import Module
+from torch.utils.data import RandomSampler
+
+import resilient
+from resilient import worker
+
+SHARDED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)  # parameters that only these can put together
+_END = object()
+
+
+class _Rest:
+    """What is saved beside model, optimizers and schedulers; `batch` of `epoch` is the next one that is read."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._scaler = accelerator.scaler
+        self.epoch = self.batch = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        scaler = self._scaler.state_dict() if self._scaler is not None else None
+        return {"epoch": self.epoch, "batch": self.batch, "scaler": scaler}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
+        if self._scaler is not None and state["scaler"] is not None:
+            self._scaler.load_state_dict(state["scaler"])
+
+
+class Snapshots:
+    """One per script, made on all ranks alike once everything is prepared. Without a supervisor its loop is a loop.
+
+    Args:
+        model: as prepared; plain, DDP, or sharded by FSDP2.
+        optimizer: as prepared; or several.
+        scheduler: as prepared; or several.
+        loader: as prepared, whose epochs follow one another.
+        extra: see `resilient.attach`.
+
+    Raises ValueError where the state cannot be kept; else as `resilient.attach`.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        *,
+        model: Module,
+        optimizer: Any,
+        loader: Any,
+        scheduler: Any = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        kind = accelerator.distributed_type
+        if kind in SHARDED or (kind is DistributedType.FSDP and not _is_fsdp2(accelerator)):
+            raise ValueError(f"no snapshots are kept of a model that {kind.value} shards: use FSDP 2, or accelerator.save_state")
+        if _shuffles_anew(loader):
+            raise ValueError(
+                "the loader draws another order in each attempt: give Accelerator a "
+                "DataLoaderConfiguration(use_seedable_sampler=True), by which an epoch's order follows from its number"
+            )
+        self._accelerator, self._loader = accelerator, loader
+        self._stops = False
+        self._rest = _Rest(accelerator)
+        self._attached = resilient.attach(
+            model=model,
+            optimizer=[getattr(each, "optimizer", each) for each in _several(optimizer)],
+            scheduler=[getattr(each, "scheduler", each) for each in _several(scheduler)],
+            extra={"accelerate": self._rest, **(extra or {})},
+        )
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps are done; those of earlier attempts count."""
+        return self._attached.step
+
+    def batches(self, steps: int) -> Iterator[Any]:
+        """The batches that are left until so many optimizer steps are done, epoch after epoch.
+
+        A step is done when the next batch is asked for after gradients were synchronized. Ends early where it is asked to stop.
+        A loop that is left by `break` or an exception has not done its step.
+
+        Raises ValueError where the loader has no batch.
+        """
+        rest = self._rest
+        while self.step < steps and not self._stops:
+            before = (rest.epoch, rest.batch)
+            yield from self._epoch(steps)
+            if (rest.epoch, rest.batch) == before and not self._stops:
+                raise ValueError("the loader has no batch")
+        self._attached.close()
+
+    def report(self, **metrics: float) -> None:
+        """Metrics of the step under way, such as its loss; those of the main process count."""
+        if self._accelerator.is_main_process and self._accelerator.sync_gradients:
+            worker.report({"step": self.step + 1, **metrics})
+
+    def _epoch(self, steps: int) -> Iterator[Any]:
+        """The rest of an epoch; ends where it does, at the last step, and where the runtime asks to stop."""
+        rest, accelerator = self._rest, self._accelerator
+        loader = accelerator.skip_first_batches(self._loader, rest.batch) if rest.batch else self._loader
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(rest.epoch)
+        # An epoch begins by drawing random numbers; in the middle of one they were drawn before, and are set after that.
+        if not rest.batch and self._asked_to_stop():
+            return
+        batches, first = iter(loader), bool(rest.batch)
+        while True:
+            with worker.phase("data"):
+                batch = next(batches, _END)
+            if batch is _END:  # a step that is not whole goes on in the next epoch
+                rest.epoch, rest.batch = rest.epoch + 1, 0
+                return
+            if first and self._asked_to_stop():
+                return
+            first = False
+            with worker.phase("step"):
+                yield batch
+            rest.batch += 1
+            if not accelerator.sync_gradients:
+                continue
+            if accelerator.gradient_state.end_of_dataloader:
+                rest.epoch, rest.batch = rest.epoch + 1, 0
+            self._attached.after_step()
+            if self.step >= steps or not rest.batch or self._asked_to_stop():
+                return
+
+    def _asked_to_stop(self) -> bool:
+        """Between two steps; before the first one of an attempt, random numbers are set to where they were."""
+        self._stops = self._attached.should_stop() is not None
+        return self._stops
+
+
+def _is_fsdp2(accelerator: Accelerator) -> bool:
+    return bool(getattr(accelerator, "is_fsdp2", False))
+
+
+def _shuffles_anew(loader: Any) -> bool:
+    """Whether its sampler draws the order of an epoch from the global random numbers."""
+    get = getattr(loader, "get_sampler", None)
+    sampler = get() if get is not None else None
+    return type(sampler) is RandomSampler
+
+
+def _several(found: Any) -> Sequence[Any]:
+    if found is None:
+        return ()
+    return found if isinstance(found, list | tuple) else (found,)
