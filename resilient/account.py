@@ -38,11 +38,13 @@ class Incident:
 
     Attributes:
         action: what was done about it.
+        incident_id: of the first of the faults that met with it; its own where it is the first, or alone.
         lost_steps: that had to be computed again; None as long as that is not known.
-        seconds: of wall time by part, from the fault to the recovery; what it cost.
+        seconds: of wall time by part, from the fault to the recovery; what it cost. Of faults that overlap the first has it all.
     """
 
     fault_id: str
+    incident_id: str
     t: float
     kind: str
     detail: str
@@ -125,7 +127,7 @@ class _Clerk:
         self.cursor += seconds
         self.account.wall_s += seconds
         self.account.seconds[part] += seconds * self._ranks
-        for incident in self._open if part not in ("productive", "data") else ():
+        for incident in self._open[:1] if part not in ("productive", "data") else ():
             incident.seconds[part] = incident.seconds.get(part, 0.0) + seconds
 
     def take(self, line: Line) -> None:
@@ -180,7 +182,8 @@ class _Clerk:
     def _fault(self, line: Line, t: float) -> None:
         action = self._actions.get(line["fault_id"], "")
         fields = {"detail": "", "ranks": [], "nodes": [], "detect_s": 0.0, **line}
-        incident = Incident(line["fault_id"], t, line["kind"], fields["detail"], fields["ranks"], fields["nodes"], action)
+        ids = line["fault_id"], line.get("incident_id") or line["fault_id"]
+        incident = Incident(*ids, t, line["kind"], fields["detail"], fields["ranks"], fields["nodes"], action)
         self.account.incidents.append(incident)
         if action in GOES_ON or line["kind"] in PLANNED:
             return

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from resilient import ledger
 from resilient.account import PARTS, PLANNED, account
+from resilient.downtime import Downtime
 from resilient.driver.display import describe, duration, size
 from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable
@@ -89,8 +90,10 @@ def summarize(events: Iterable[Line], metrics: Iterable[Line], *, locked: bool, 
     summary = Summary()
     events, metrics = list(events), list(metrics)
     recent: list[dict[str, Any]] = []
+    downtime = Downtime()
     for line in events:
         summary.generation = max(summary.generation, int(line.get("generation", 0)))
+        downtime.take(line)
         match line.get("event"):
             case "run_started":
                 summary.name, summary.target_step = line["name"], line["target_step"]
@@ -102,14 +105,13 @@ def summarize(events: Iterable[Line], metrics: Iterable[Line], *, locked: bool, 
                 summary.faults += 1
             case "recovered":
                 summary.recovered += 1
-                summary.downtime_s += line["downtime_s"]
-                summary.lost_steps += line["lost_steps"]
             case "validation":
                 summary.validation_loss = line["val_loss"]
             case "run_finished":
                 summary.last_exit_code = line["exit_code"]
         if describe(line) is not None:
             recent = [*recent[-(RECENT - 1) :], dict(line)]
+    summary.downtime_s, summary.lost_steps = downtime.down_s, downtime.lost_steps
     last: Line = {}
     step_s = None
     for line in metrics:
@@ -292,6 +294,8 @@ def _incidents(summary: Summary) -> list[Table]:
     table = Table("incident", "kind", "ranks", "action", Column("lost steps", justify="right"), "seconds", box=None, pad_edge=False)
     for each in summary.incidents[-RECENT:]:
         costs = ", ".join(f"{part} {seconds:.2f}" for part, seconds in each["seconds"].items() if seconds >= 0.005)
+        if each["incident_id"] != each["fault_id"]:
+            costs = f"counted with {each['incident_id']}"
         lost = "" if each["lost_steps"] is None else str(each["lost_steps"])
         table.add_row(each["fault_id"], each["kind"], ", ".join(map(str, each["ranks"])), each["action"], lost, costs)
     return [table]
