@@ -130,6 +130,16 @@ class Membership:
         self._launch_s[index] = now_s + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (node.failures - 1))
         node.until_s, node.back_s = (before.until_s, before.back_s) if node.failures < LAUNCH_ATTEMPTS else (now_s, now_s)
 
+    def given_up(self, index: int, now_s: float) -> None:
+        """It is known that a node that is gone will not be back soon: nobody waits for it where others can go on."""
+        if index in self._absent:
+            self.nodes[index].until_s = min(self.nodes[index].until_s, now_s)
+
+    def missed(self, now_s: float) -> list[int]:
+        """The members that are gone and waited for."""
+        absent = (index for index in self._absent if index in self._node_ranks)
+        return sorted(index for index in absent if self.nodes[index].gone and now_s < self.nodes[index].until_s)
+
     def refused(self, index: int, why: str) -> None:
         """A node is not fit to take part, until its agent is started anew."""
         node = self.nodes[index]
