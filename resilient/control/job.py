@@ -1,13 +1,15 @@
 """What the control core must know of the campaign."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from resilient.control.learning import Limits
 from resilient.control.stragglers import Rules
 from resilient.policy import Budget
 from resilient.rollback import Stretch
 from resilient.snapshots import StoragePlan
+from resilient.without_spare import Choice, Measured
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,10 @@ class JobSpec:
         run_dir_patience_s: for so long training goes on while the run directory cannot be written.
         script: the entry point is a script, which may say nothing of what it does.
         changes: of the config since the job before, as `config_changed` tells them.
+        without_spare: what becomes of a node that is gone, where fewer could go on.
+        rates: of training by number of nodes, as shares of the full one; where it is not said, that of the nodes.
+        measured: in earlier jobs; `queues_s` only in a chain.
+        start_t, end_t: of the job's time, unix seconds; None where it has no limit, or it is not known.
     """
 
     layouts: Mapping[int, Mapping[str, int]]
@@ -51,3 +57,8 @@ class JobSpec:
     run_dir_patience_s: float = 900.0
     script: bool = False
     changes: tuple[Mapping[str, object], ...] = ()
+    without_spare: Choice | Literal["auto"] = "shrink"
+    rates: Mapping[int, float] = field(default_factory=dict)
+    measured: Measured = field(default_factory=Measured)
+    start_t: float | None = None
+    end_t: float | None = None

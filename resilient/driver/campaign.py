@@ -81,7 +81,7 @@ def run_campaign(
                 resumption.keep(config.run_dir)
             write(config, config.run_dir / "config.yaml")  # last: an earlier version's has no other identity than this
             changes = resumption.told() if resumption is not None else ()
-            job = job_of(config, layout, kept, tiers_vanish=allocation is not None, changes=changes)
+            job = job_of(config, layout, kept, tiers_vanish=allocation is not None, chained=succession is not None, changes=changes)
             coordinator = Coordinator(job, last_generation=generation)
         driver = Driver(
             config,
