@@ -117,7 +117,8 @@ def measured(events: Iterable[Mapping[str, Any]]) -> Measured:
                 for node in line["nodes"]:
                     gone.setdefault(node, t)
             case "generation_started":
-                for node in [node for node in line.get("members", ()) if node in gone]:
+                members = line.get("members")
+                for node in [node for node in gone if isinstance(members, list) and node in members]:
                     returns.append(t - gone.pop(node))
             case "recovered" if line["downtime_s"] > 0:
                 restarts.append(float(line["downtime_s"]))

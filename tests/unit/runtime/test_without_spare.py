@@ -126,6 +126,8 @@ def test_the_ledger_tells_what_nodes_jobs_and_restarts_have_taken():
             line(41.0, "recovered", downtime_s=31.0),
             line(70.0, "generation_started", members=[0, 1, 2]),
             line(90.0, "fault", kind="node_lost", nodes=[1]),
+            line(91.0, "generation_started", members=None),  # as a disk may have it
+            line(92.0, "generation_started", members=[{}, []]),
             line(100.0, "run_finished"),
             line(400.0, "run_started"),
             line(410.0, "generation_started", members=[0, 1, 2]),  # other nodes, maybe
