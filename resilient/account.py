@@ -45,11 +45,13 @@ class Incident:
 
     Attributes:
         action: what was done about it.
+        incident_id: of the first of the faults that met with it; its own where it is the first, or alone.
         lost_steps: that had to be computed again; None as long as that is not known.
-        seconds: of wall time by part, from the fault to the recovery; what it cost.
+        seconds: of wall time by part, from the fault to the recovery; what it cost. Of faults that overlap the first has it all.
     """
 
     fault_id: str
+    incident_id: str
     t: float
     kind: str
     detail: str
@@ -62,7 +64,7 @@ class Incident:
 
 @dataclass
 class Kind:
-    """All faults of one kind. Attributes: seconds: of wall time by part, as of an incident; those of several count for each."""
+    """All faults of one kind. Attributes: seconds: of wall time by part, as of an incident."""
 
     faults: int = 0
     recovered: int = 0
@@ -190,6 +192,7 @@ class Told(msgspec.Struct, array_like=True):
     detail: str = ""
     ranks: list[int] = []
     nodes: list[int] = []
+    incident_id: str = ""
 
 
 def step_told(line: Line) -> Told | None:
@@ -217,7 +220,8 @@ def event_told(line: Line) -> Told | None:
         case "fault" if line["kind"] != "storage":
             seconds, detail = float(line.get("detect_s", 0.0)), line.get("detail", "")
             ranks, nodes = line.get("ranks", []), line.get("nodes", [])
-            return Told(t, event, generation, 0, seconds, 0.0, 0, line["fault_id"], line["kind"], detail, ranks, nodes)
+            names = line["fault_id"], line["kind"]
+            return Told(t, event, generation, 0, seconds, 0.0, 0, *names, detail, ranks, nodes, line.get("incident_id") or names[0])
         case "action":
             return Told(t, event, generation, fault_id=line["fault_id"] or "", name=line["name"])
         case "recovered":
@@ -324,7 +328,7 @@ class Clerk:
         self.cursor += seconds
         self.kept.wall_s += seconds
         self._book(part, seconds, self.ranks if self.known else None)
-        for incident in self._opened() if part not in ("productive", "data") else ():
+        for incident in self._opened()[:1] if part not in ("productive", "data") else ():
             for sums in (incident.seconds, self._kind(incident.kind).seconds):
                 sums[part] = sums.get(part, 0.0) + seconds
         if self.kept.runs:
@@ -450,7 +454,7 @@ class Clerk:
     def _fault(self, line: Told, action: str) -> None:
         if self.cursor is None:
             return
-        incident = Incident(line.fault_id, line.t, line.name, line.detail, line.ranks, line.nodes, action)
+        incident = Incident(line.fault_id, line.incident_id, line.t, line.name, line.detail, line.ranks, line.nodes, action)
         self._keep(incident)
         planned = line.name in PLANNED
         if not planned:

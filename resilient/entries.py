@@ -65,12 +65,14 @@ class _Fault(_Entry, kw_only=True):
     detect_s: Seconds
     phase: str | None = None
     verdict: str | None = msgspec.field(name="class", default=None)
+    incident_id: str | None = None
 
 
 class _Action(_Entry, kw_only=True):
     fault_id: str | None
     name: str
     reason: str
+    incident_id: str | None = None
     step: Count | UnsetType = UNSET
     skip: list[tuple[Count, Count]] | UnsetType = UNSET
 
@@ -83,6 +85,7 @@ class _Recovered(_Step, kw_only=True):
     fault_id: str
     downtime_s: Seconds
     lost_steps: Count
+    incident_id: str | None = None
 
 
 class _Link(_Entry, kw_only=True):

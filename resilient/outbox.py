@@ -1,7 +1,7 @@
 """Effects: what the control core wants done, as plain data; and the outbox that its handlers append them to.
 
 The driver carries effects out in the order in which they were appended. Those whose outcome matters come back as news: `RaiseFence`
-as `fence_raised`, `Quarantine` as `quarantined`.
+as `fence_raised`, `Quarantine` as `quarantined`, `InquireAbout` as `inquired`.
 """
 
 from collections.abc import Mapping
@@ -57,6 +57,18 @@ class Quarantine:
 
 
 @dataclass(frozen=True)
+class InquireAbout:
+    """Find out about nodes that are silent or gone. Comes back as `inquired`.
+
+    Attributes:
+        daemons: where their snapshot daemons listen, host:port; None where that is not known.
+    """
+
+    nodes: tuple[int, ...]
+    daemons: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
 class WriteEvent:
     """Append to the ledger; `t` None for now, `host` None for the driver's."""
 
@@ -101,7 +113,17 @@ class Finish:
 
 
 Effect = (
-    Launch | Send | RequestDaemon | RaiseFence | Quarantine | WriteEvent | WriteMetrics | AcknowledgeRecords | WriteText | Finish
+    Launch
+    | Send
+    | RequestDaemon
+    | RaiseFence
+    | Quarantine
+    | InquireAbout
+    | WriteEvent
+    | WriteMetrics
+    | AcknowledgeRecords
+    | WriteText
+    | Finish
 )
 
 

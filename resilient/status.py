@@ -103,8 +103,8 @@ def summarize(past: Past, *, locked: bool, now: float) -> Summary:
         checkpoint_age_s=None if past.checkpoint_step is None else max(0.0, now - past.checkpoint_t),
         faults=past.faults,
         recovered=past.recovered,
-        downtime_s=past.downtime_s,
-        lost_steps=past.lost_steps,
+        downtime_s=past.downtime.down_s,
+        lost_steps=past.downtime.lost_steps,
         validation_loss=past.validation_loss,
         last_exit_code=past.exit_code,
         recent=[line for line in map(json.loads, past.recent) if describe(line) is not None],
@@ -284,6 +284,8 @@ def _incidents(summary: Summary) -> list[Table]:
     table = Table("incident", "kind", "ranks", "action", Column("lost steps", justify="right"), "seconds", box=None, pad_edge=False)
     for each in summary.incidents[-RECENT:]:
         costs = ", ".join(f"{part} {seconds:.2f}" for part, seconds in each["seconds"].items() if seconds >= 0.005)
+        if each["incident_id"] != each["fault_id"]:
+            costs = f"counted with {each['incident_id']}"
         lost = "" if each["lost_steps"] is None else str(each["lost_steps"])
         table.add_row(each["fault_id"], each["kind"], ", ".join(map(str, each["ranks"])), each["action"], lost, costs)
     return [table]

@@ -162,16 +162,31 @@ def _draining(events: Sequence[Line], reported: ReportedFault) -> bool:
 
 def _downtime_s(seen: Observation, injection: Injection, reported: Sequence[ReportedFault], ended: JobRun | None) -> float | None:
     if ended is not None:
-        assert injection.t is not None
-        next_t = min((line["t"] for line in seen.metrics if line["t"] > ended.ended_t), default=None)
-        last_t = max((line["t"] for line in seen.metrics if line["t"] <= ended.ended_t), default=injection.t)
-        return None if next_t is None else next_t - max(last_t, injection.t)
+        return _gap_s(seen, injection, ended)
     # Of several that were recovered from with the same step, the longest.
     longest: dict[float, float] = {}
     for each in reported:
         if each.recovered_t is not None:
             longest[each.recovered_t] = max(each.downtime_s, longest.get(each.recovered_t, 0.0))
     return sum(longest.values()) if longest else 0.0 if not reported else None
+
+
+def _gap_s(seen: Observation, injection: Injection, ended: JobRun) -> float | None:
+    """From the last step of a job that ended before its time to the first of the next one; None if there is none."""
+    assert injection.t is not None
+    next_t = min((line["t"] for line in seen.metrics if line["t"] > ended.ended_t), default=None)
+    last_t = max((line["t"] for line in seen.metrics if line["t"] <= ended.ended_t), default=injection.t)
+    return None if next_t is None else float(next_t - max(last_t, injection.t))
+
+
+def between_jobs_s(seen: Observation) -> float:
+    """The time after all jobs that injections have ended, each once."""
+    gaps: dict[float, float] = {}
+    for injection in seen.injections:
+        ended = _ended(seen, injection) if injection.t is not None and not injection.failed else None
+        if ended is not None:
+            gaps[ended.ended_t] = max(gaps.get(ended.ended_t, 0.0), _gap_s(seen, injection, ended) or 0.0)
+    return sum(gaps.values())
 
 
 def _lost(seen: Observation, injection: Injection, reported: Sequence[ReportedFault], ended: JobRun | None) -> tuple[int, int]:

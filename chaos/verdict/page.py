@@ -63,7 +63,7 @@ def _header(title: str, verdict: Verdict) -> Iterator[str]:
         "recovered": str(recovered),
         "kinds of faults": str(len({each.fault for each in verdict.outcomes})),
         "goodput": "unknown" if verdict.goodput is None else f"{verdict.goodput:.1%}",
-        "downtime": duration(sum(each.downtime_s or 0.0 for each in verdict.outcomes)),
+        "downtime": duration(verdict.downtime_s),
         "steps computed again": str(sum(each.lost_steps or 0 for each in verdict.outcomes)),
         "steps": str(verdict.steps),
         "generations": str(verdict.generations),

@@ -33,7 +33,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "generations": verdict.generations,
         "wall_s": round(verdict.wall_s, 3),
         "goodput": None if verdict.goodput is None else round(verdict.goodput, 6),
-        "downtime_s": round(sum(each.downtime_s or 0.0 for each in verdict.outcomes), 3),
+        "downtime_s": round(verdict.downtime_s, 3),
         "lost_steps": sum(each.lost_steps or 0 for each in verdict.outcomes),
         "checks": [asdict(check) for check in verdict.checks],
         "injections": [_rounded({**asdict(each), "ok": each.ok}) for each in verdict.outcomes],

@@ -11,8 +11,9 @@ from itertools import pairwise
 
 from chaos.verdict.matching import Line, Matches, faults, match
 from chaos.verdict.observation import Checked, JobRun, Observation, Weights
-from chaos.verdict.outcome import OF_EACH, Outcome, may_end, outcome, stoppages
+from chaos.verdict.outcome import OF_EACH, Outcome, between_jobs_s, may_end, outcome, stoppages
 from resilient.account import GOES_ON, PLANNED
+from resilient.downtime import downtime
 
 ACCOUNT_ERROR = 0.005  # share of the rank seconds that the account may be off
 
@@ -28,7 +29,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Numbers, and what they come to."""
+    """Numbers, and what they come to.
+
+    Attributes:
+        downtime_s: of all incidents and of the jobs that faults have ended, each second once.
+    """
 
     experiment: str
     seed: int
@@ -38,6 +43,7 @@ class Verdict:
     wall_s: float
     steps: int
     generations: int
+    downtime_s: float
 
     @property
     def ok(self) -> bool:
@@ -80,6 +86,7 @@ def judge(seen: Observation) -> Verdict:
         wall_s=seen.wall_s or seen.account.wall_s,
         steps=_last_step(seen),
         generations=sum(line["event"] == "generation_started" for line in seen.events),
+        downtime_s=downtime(seen.events).down_s + between_jobs_s(seen),
     )
 
 

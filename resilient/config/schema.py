@@ -287,6 +287,11 @@ class Resilience(Section):
     rejoin_s: Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_bool)] | Auto = Field(
         "auto", description="a lost node is waited for so long, where no spare is there, before fewer nodes go on; auto: 30"
     )
+    without_spare: Literal["auto", "shrink", "wait", "next_job"] = Field(
+        "auto",
+        description="where a node is gone and no spare is there: fewer go on, it is waited for, or the job ends for the next one; "
+        "auto: what costs least, by what nodes have taken to come back, jobs to start, and the time left",
+    )
     drain_s: Seconds | Auto = Field("auto", description="time that a stop on request may take before workers are killed")
     run_dir_patience_s: Seconds | Auto = Field(
         "auto", description="training goes on for so long while the run directory cannot be written, then the job drains; auto: 900"

@@ -8,6 +8,7 @@ is fenced, and runs (`generations`). Faults are found in what workers and nodes 
 `stragglers`) and answered (`response`). The end is `shutdown`'s.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from enum import Enum, auto
 from typing import Literal
@@ -16,6 +17,7 @@ from checkpoint.framing import NotAMessage
 from resilient.control import fitness, generations
 from resilient.control.attendance import Attendance, Moment
 from resilient.control.core import core_of
+from resilient.control.evidence import SILENT_S, Evidence, proof
 from resilient.control.job import JobSpec
 from resilient.control.response import Response
 from resilient.control.workers import Workers
@@ -149,6 +151,7 @@ class Coordinator:
 
         for node in self._core.presence.overdue(when.attended_s, limit_s, least_s=least_s):
             self._lost(node, f"silent for {self._core.presence.silent_s(node, when.attended_s):.0f} s", when, out)
+        self._inquire(when, out)
         if self._core.ends.settled(when.attended_s):
             self._response.blame(when, out)
         self._workers.judge(when, out)
@@ -293,6 +296,33 @@ class Coordinator:
         if not self.finished:
             self._lost(node, detail, when, out)
             self._give_up_if_hopeless(when, out)
+
+    def _inquire(self, when: Moment, out: Outbox) -> None:
+        """Ask about members that are silent, or gone and waited for."""
+        now_s, membership = when.attended_s, self.membership
+        if self._core.generations.state is generations.State.OVER or not self._core.inquiries.due(now_s):
+            return
+        silent = self._core.presence.overdue(now_s, lambda _: SILENT_S, least_s=SILENT_S)
+        nodes = [*sorted(node for node in silent if membership.is_member(node)), *membership.missed(now_s)]
+        addresses = {node: address for node in nodes if (address := self.snapshots.address(node)) is not None}
+        self._core.inquiries.ask(nodes, addresses, now_s, out)
+
+    def inquired(self, found: Sequence[Evidence], now: float, out: Outbox) -> None:
+        """`InquireAbout` is done."""
+        when = self._attendance.note(now)
+        self._core.inquiries.answered(when.attended_s)
+        for each in found:
+            if self.finished:
+                return
+            joined = self.membership.nodes[each.node].joined
+            silent_s = self._core.presence.silent_s(each.node, when.attended_s) if joined else math.inf
+            if (why := proof(each, silent_s)) is None:
+                continue
+            if joined:
+                self._lost(each.node, f"silent for {silent_s:.0f} s, and {why}", when, out)
+            self.membership.given_up(each.node, when.attended_s)
+        self._gather(when, out)
+        self._give_up_if_hopeless(when, out)
 
     def _lost(self, node: int, detail: str, when: Moment, out: Outbox) -> None:
         if self.finished:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from resilient.control.ends import WorkerEnds
+from resilient.control.evidence import Inquiries
 from resilient.control.generations import Generations
 from resilient.control.incidents import Incidents
 from resilient.control.inspection import Inspector
@@ -25,6 +26,7 @@ class Core:
     job: JobSpec
     membership: Membership
     presence: Presence
+    inquiries: Inquiries
     links: Links
     snapshots: Snapshots
     incidents: Incidents
@@ -48,6 +50,7 @@ def core_of(job: JobSpec, last_generation: int) -> Core:
         job=job,
         membership=membership,
         presence=Presence(),
+        inquiries=Inquiries(),
         links=Links(),
         snapshots=snapshots,
         incidents=incidents,

@@ -1,4 +1,8 @@
-"""Incidents: the faults of this job, what was done about each, and which are not over yet."""
+"""Incidents: the faults of this job, what was done about each, and which are not over yet.
+
+Faults that meet are one incident: a fault of ranks that stand still already belongs to the incident of the first of them. Its time
+is counted once (`resilient.downtime`).
+"""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -12,7 +16,8 @@ RANKS_LISTED = 64  # in a field of an event; of more, `ranks_total` or `nodes_to
 
 class Incidents:
     """Invariants: no two faults have the same id; what is in `_stopped_ranks` or `_stalls` was written down as a fault and has not
-    recovered; `faults` are those that count against the budget, oldest first.
+    recovered; `faults` are those that count against the budget, oldest first; `_incident_id` is that of the first fault of those
+    in `_stopped_ranks` and `_stalls`, and empty while there is none.
     """
 
     def __init__(self) -> None:
@@ -20,6 +25,7 @@ class Incidents:
         self._reported = 0  # also those that stop no rank
         self._stopped_ranks: list[tuple[Fault, float]] = []  # and when each happened
         self._stalls: list[tuple[Fault, float]] = []  # that a link explains, and when they began
+        self._incident_id = ""
 
     def next_id(self, generation: int) -> str:
         """Of the fault that is written down next."""
@@ -34,13 +40,19 @@ class Incidents:
         elif action.name != "report":
             self.faults.append((now, fault))
             self._stopped_ranks.append((fault, happened_t))
-        self.report(fault, action, now, generation, out)
+        if action.name != "report":
+            self._incident_id = self._incident_id or fault.fault_id
+        self._report(fault, action, now, generation, out, fault.fault_id if action.name == "report" else self._incident_id)
 
     def report(self, fault: Fault, action: Action, now: float, generation: int, out: Outbox) -> None:
-        """Write a fault down, and what is done about it."""
+        """Write down a fault that stops no rank, an incident of its own, and what is done about it."""
+        self._report(fault, action, now, generation, out, fault.fault_id)
+
+    def _report(self, fault: Fault, action: Action, now: float, generation: int, out: Outbox, incident_id: str) -> None:
         self._reported += 1
         fields = {
             "fault_id": fault.fault_id,
+            "incident_id": incident_id,
             "kind": fault.kind,
             "class": fault.verdict,
             "ranks": list(fault.ranks[:RANKS_LISTED]),
@@ -54,7 +66,8 @@ class Incidents:
             **_total("nodes", fault.nodes),
         }
         out.event("fault", fields, generation, now)
-        done: dict[str, object] = {"fault_id": fault.fault_id, "name": action.name, "reason": action.reason}
+        done: dict[str, object] = {"fault_id": fault.fault_id, "incident_id": incident_id}
+        done |= {"name": action.name, "reason": action.reason}
         if action.roll_back is not None:
             done |= {"step": action.roll_back.step, "skip": [action.roll_back.skip] if action.roll_back.skip else []}
         out.event("action", done, generation, now)
@@ -62,7 +75,8 @@ class Incidents:
     def follow_up(self, name: str, reason: str, now: float, generation: int, out: Outbox) -> None:
         """An action that follows from the loss of a node, not from a new fault."""
         lost = [fault.fault_id for _, fault in self.faults if fault.kind == "node_lost"]
-        out.event("action", {"fault_id": lost[-1] if lost else None, "name": name, "reason": reason}, generation, now)
+        ids = {"fault_id": lost[-1] if lost else None, "incident_id": self._incident_id or None}
+        out.event("action", {**ids, "name": name, "reason": reason}, generation, now)
 
     def step_finished(self, step: int, beat_t: float, resumed_step: int, generation: int, out: Outbox) -> None:
         """The ranks get on: whatever had stopped them is over.
@@ -75,18 +89,22 @@ class Incidents:
             return
         for fault, t in self._stopped_ranks:
             lost_steps = max(0, (fault.step or 1) - 1 - resumed_step)
-            self._recovered(fault.fault_id, step, beat_t - t, lost_steps, None, generation, out)
+            self._recovered(fault.fault_id, self._incident_id, step, beat_t - t, lost_steps, None, generation, out)
         for fault, t in self._stalls:
-            self._recovered(fault.fault_id, step, beat_t - t, 0, None, generation, out)
+            self._recovered(fault.fault_id, self._incident_id, step, beat_t - t, 0, None, generation, out)
         self._stopped_ranks, self._stalls = [], []
+        self._incident_id = ""
 
     def recovered(self, fault_id: str, step: int, now: float, generation: int, out: Outbox, *, down_s: float | None = None) -> None:
         """A fault is over that had stopped no rank. Args: down_s: for so long something else did not work."""
-        self._recovered(fault_id, step, 0.0, 0, now, generation, out, {} if down_s is None else {"down_s": round(down_s, 3)})
+        self._recovered(
+            fault_id, fault_id, step, 0.0, 0, now, generation, out, {} if down_s is None else {"down_s": round(down_s, 3)}
+        )
 
     def _recovered(
         self,
         fault_id: str,
+        incident_id: str,
         step: int,
         downtime_s: float,
         lost_steps: int,
@@ -95,7 +113,8 @@ class Incidents:
         out: Outbox,
         more: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        fields = {"fault_id": fault_id, "step": step, "downtime_s": round(downtime_s, 3), "lost_steps": lost_steps, **more}
+        ids = {"fault_id": fault_id, "incident_id": incident_id}
+        fields = {**ids, "step": step, "downtime_s": round(downtime_s, 3), "lost_steps": lost_steps, **more}
         out.event("recovered", fields, generation, t)
 
     def hung(self, generation: int) -> str | None:

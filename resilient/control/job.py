@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from resilient.control.learning import Limits
 from resilient.control.stragglers import Rules
 from resilient.policy import Budget
 from resilient.rollback import Stretch
 from resilient.snapshots import StoragePlan
+from resilient.without_spare import Choice, Measured
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class JobSpec:
         stage_nodes: nodes of a pipeline stage, which are to lie below one switch.
         places: in the fabric by host, where a file tells; else agents do.
         changes: of the config since the job before, as `config_changed` tells them.
+        without_spare: what becomes of a node that is gone, where fewer could go on.
+        rates: of training by number of nodes, as shares of the full one; where it is not said, that of the nodes.
+        measured: in earlier jobs; `queues_s` only in a chain.
+        start_t, end_t: of the job's time, unix seconds; None where it has no limit, or it is not known.
     """
 
     layouts: Mapping[int, Mapping[str, int]]
@@ -56,3 +62,8 @@ class JobSpec:
     stage_nodes: int = 1
     places: Mapping[str, str] = field(default_factory=dict)
     changes: tuple[Mapping[str, object], ...] = ()
+    without_spare: Choice | Literal["auto"] = "shrink"
+    rates: Mapping[int, float] = field(default_factory=dict)
+    measured: Measured = field(default_factory=Measured)
+    start_t: float | None = None
+    end_t: float | None = None

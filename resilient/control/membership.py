@@ -11,10 +11,12 @@ attended seconds (`resilient.control.attendance`). News of a node costs the same
 only when nobody is waited for any more.
 """
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from resilient.placement import fabric
+from resilient.without_spare import REMEMBERED
 
 LAUNCH_ATTEMPTS = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
@@ -70,8 +72,8 @@ class Membership:
         stage_nodes: nodes of a pipeline stage, which follow each other.
 
     Invariants, of sets that spare a pass over all nodes: `_absent` are those that have not joined, `_unfit` those that are unfit,
-    `_awaited` the members that are neither ready nor gone, `_standing_by` those that are ready and no members. Members are
-    distinct.
+    `_awaited` the members that are neither ready nor gone, `_standing_by` those that are ready and no members, `_held_for`
+    some of those in `_absent`. Members are distinct.
     """
 
     def __init__(self, sizes: Collection[int], spares: int, rejoin_s: float, stage_nodes: int = 1) -> None:
@@ -88,6 +90,9 @@ class Membership:
         self._standing_by: set[int] = set()
         self._launch_s: dict[int, float] = {}  # when an agent is to be started, of those that are
         self._patient_s = 0.0  # until then, others than the members are waited for as well
+        self._lost_s: dict[int, float] = {}  # when nodes that are gone were lost
+        self.returns_s: deque[float] = deque(maxlen=REMEMBERED)  # what nodes have taken to come back
+        self._held_for: dict[int, float] = {}  # without these no generation begins before then
 
     def begin(self, now_s: float) -> None:
         """The job begins: all are to be started."""
@@ -109,9 +114,12 @@ class Membership:
         """An agent has connected."""
         node = self.nodes[index]
         node.joined, node.host, node.addr, node.skew_s, node.place = True, host, addr, skew_s, place
+        if node.gone and (lost_s := self._lost_s.pop(index, None)) is not None:
+            self.returns_s.append(now_s - lost_s)
         node.until_s = max(node.until_s, now_s + READY_S)
         node.back_s = max(node.back_s, node.until_s)
         self._absent.discard(index)
+        self._held_for.pop(index, None)
 
     def is_ready(self, index: int, store_port: int) -> None:
         """An agent waits for the next generation, its new store open at this port."""
@@ -129,6 +137,7 @@ class Membership:
         for others in (self._unfit, self._awaited, self._standing_by):
             others.discard(index)
         if before.joined:
+            self._lost_s[index] = now_s
             self._launch_s[index], node.until_s = now_s, now_s + self._rejoin_s
             node.back_s = now_s + max(self._rejoin_s, BACK_S)
             if self.is_member(index):
@@ -137,6 +146,20 @@ class Membership:
         node.failures = before.failures + 1
         self._launch_s[index] = now_s + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (node.failures - 1))
         node.until_s, node.back_s = (before.until_s, before.back_s) if node.failures < LAUNCH_ATTEMPTS else (now_s, now_s)
+
+    def given_up(self, index: int, now_s: float) -> None:
+        """It is known that a node that is gone will not be back soon: nobody waits for it where others can go on."""
+        if index in self._absent:
+            self.nodes[index].until_s = min(self.nodes[index].until_s, now_s)
+
+    def hold_for(self, index: int, until_s: float) -> None:
+        """A node that is gone is waited for until it is back, or another one stands in for it, however often it does not start."""
+        self._held_for[index] = until_s
+
+    def missed(self, now_s: float) -> list[int]:
+        """The members that are gone and waited for."""
+        absent = (index for index in self._absent if index in self._node_ranks)
+        return sorted(index for index in absent if self.nodes[index].gone and now_s < self.nodes[index].until_s)
 
     def refused(self, index: int, why: str) -> None:
         """A node is not fit to take part, until its agent is started anew."""
@@ -210,6 +233,8 @@ class Membership:
                 chosen.append(standing_by.pop())
         while len(chosen) < self.wanted and standing_by:
             chosen.append(standing_by.pop())
+        if len(chosen) < self.wanted and any(now_s < until_s for until_s in self._held_for.values()):
+            return None
         if len(chosen) < self.wanted and any(self._worth_it(node, now_s) for node in self.nodes if not node.ready):
             return None
         size = self._fitting(len(chosen))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 
 from resilient.config.timeouts import SILENCE_REPORT_S
 from resilient.control.attendance import Moment
@@ -13,6 +14,8 @@ from resilient.exits import Exit
 from resilient.faults import INCIDENTS, Fault, computed, listed
 from resilient.outbox import Outbox, WriteText
 from resilient.policy import Action, Situation, decide
+from resilient.without_spare import RESTART_S, Decision, Figures
+from resilient.without_spare import decide as decide_without_spare
 
 LINK_MEMORY_S = 15.0  # a stall that began so soon after a link came back may be its doing
 INSPECT_AGAIN_S = 5.0  # at ranks that wait for a link
@@ -119,21 +122,54 @@ class Response:
             now=when.now,
             outage=outage,
             link_grace_s=self._core.job.link_grace_s,
-            stand_in=self._stand_in(),
+            stand_in=self._stand_in(when),
             roll_backs=self._core.roll_backs.done,
             checkpoints=self._core.snapshots.checkpoints,
             beginning=self._core.snapshots.beginning,
             replace_stragglers=self._core.job.replace_stragglers,
         )
 
-    def _stand_in(self) -> str:
+    def _stand_in(self, when: Moment) -> str:
         """What becomes of the place of a node that is gone, in words."""
-        spare, fewer = self._core.membership.spare(), self._core.membership.fewer()
+        spare, decision = self._core.membership.spare(), self._without_spare(when)
         if spare is not None:
             return f"spare node {spare} takes over"
-        if not fewer:
+        if decision is None:
             return "its agent is started anew"
-        return f"its agent is started anew, and if it is not back in {self._core.job.rejoin_s:g} s, {fewer} nodes go on"
+        if decision.choice == "shrink":
+            return f"its agent is started anew, and if it is not back in {self._core.job.rejoin_s:g} s, {decision.reason}"
+        return decision.reason
+
+    def _without_spare(self, when: Moment) -> Decision | None:
+        """What to do about a node that is gone; None where a spare stands by, or fewer nodes cannot go on anyway."""
+        job, membership = self._core.job, self._core.membership
+        fewer = membership.fewer()
+        if membership.spare() is not None or not fewer:
+            return None
+        returns_s = [*job.measured.returns_s, *membership.returns_s]
+        left_s = max(0.0, job.end_t - when.now) if job.end_t is not None else None
+        figures = Figures(
+            nodes=membership.wanted,
+            fewer=fewer,
+            rate=min(1.0, job.rates.get(fewer, fewer / membership.wanted)),
+            returns_s=[each for each in returns_s if each > job.rejoin_s],  # for so long it is waited for in any case
+            restart_s=median(job.measured.restarts_s) if job.measured.restarts_s else RESTART_S,
+            left_s=left_s,
+            limit_s=job.end_t - job.start_t if job.end_t is not None and job.start_t is not None else None,
+            queues_s=job.measured.queues_s,
+        )
+        return decide_without_spare(job.without_spare, figures)
+
+    def _wait_or_end(self, nodes: Sequence[int], when: Moment, out: Outbox) -> None:
+        """A node is gone, and no spare is there: it may be better to wait for it, or to leave the rest to the next job."""
+        decision = self._without_spare(when)
+        if decision is None or decision.choice == "shrink":
+            return
+        if decision.choice == "next_job":
+            self._core.shutdown.conclude(Exit.STOPPED, f"node {listed(nodes)} is gone: {decision.reason}", when, out)
+            return
+        for node in nodes:
+            self._core.membership.hold_for(node, when.attended_s + decision.patience_s)
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
@@ -158,6 +194,8 @@ class Response:
                     self._give_up_on(fault.nodes, when, out)
                 self._core.generations.hold_back(when.attended_s + action.delay_s)
                 self._regather(when, out)
+                if fault.kind == "node_lost":
+                    self._wait_or_end(fault.nodes, when, out)
 
     def grow(self, when: Moment, out: Outbox) -> None:
         """Nodes are taken in that have returned."""

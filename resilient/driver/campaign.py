@@ -86,7 +86,8 @@ def run_campaign(
                 resumption.keep(config.run_dir)
             write(config, config.run_dir / "config.yaml")  # last: an earlier version's has no other identity than this
             changes = resumption.told() if resumption is not None else ()
-            job = job_of(config, layout, kept, known, tiers_vanish=allocation is not None, changes=changes)
+            in_job, chained = allocation is not None, succession is not None
+            job = job_of(config, layout, kept, known, tiers_vanish=in_job, chained=chained, changes=changes)
             coordinator = Coordinator(job, last_generation=known.generation)
         driver = Driver(
             config,

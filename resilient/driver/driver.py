@@ -20,6 +20,7 @@ from resilient.driver import server
 from resilient.driver.agents import launcher_of, listening_addresses
 from resilient.driver.display import Display, duration
 from resilient.driver.durable import Durable
+from resilient.driver.inquiries import inquire
 from resilient.driver.job import description
 from resilient.driver.launch import AgentAhead, Launcher
 from resilient.driver.lease import LEASE_S
@@ -35,6 +36,7 @@ from resilient.outbox import (
     AcknowledgeRecords,
     Effect,
     Finish,
+    InquireAbout,
     Launch,
     Outbox,
     Quarantine,
@@ -356,6 +358,8 @@ class Driver:
                 self._soon(self._raise_fence(effect))
             case Quarantine():
                 self._soon(self._quarantine(effect))
+            case InquireAbout():
+                self._soon(self._inquire(effect))
             case WriteText(path, text):
                 self._writer.text(path, text)
             case Finish():
@@ -382,6 +386,9 @@ class Driver:
     async def _quarantine(self, effect: Quarantine) -> None:
         renamed, error = await self._durable.quarantine(effect)
         self._turn(self._coordinator.quarantined, effect.generation, renamed, error)
+
+    async def _inquire(self, effect: InquireAbout) -> None:
+        self._turn(self._coordinator.inquired, await inquire(effect, self._allocation))
 
     def _launch(self, node: int) -> None:
         self._alive.discard((node, self._incarnations[node]))

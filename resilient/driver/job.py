@@ -1,8 +1,9 @@
 """What the config comes to for the control core: its `Job`, with what earlier jobs have found out."""
 
+import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -28,10 +29,16 @@ def job_of(
     past: Past,
     *,
     tiers_vanish: bool,
+    chained: bool = False,
     changes: tuple[Mapping[str, object], ...] = (),
 ) -> JobSpec:
-    """The job, with what earlier jobs found out. Args: past: of the campaign. Raises OSError: the durable tier cannot be read."""
-    limits = timeouts(config)
+    """The job, with what earlier jobs found out. Raises OSError: the durable tier cannot be read.
+
+    Args:
+        past: of the campaign.
+        chained: another job of a chain follows this one.
+    """
+    limits, told = timeouts(config), past.measuring.measured
     return JobSpec(
         layouts={nodes: _axes(each) for nodes, each in layouts(config, layout).items()},
         spares=config.cluster.spares,
@@ -54,7 +61,28 @@ def job_of(
         stage_nodes=max(1, layout.nodes // layout.pp),
         places=places_in(config.cluster.fabric),
         changes=changes,
+        without_spare=config.resilience.without_spare,
+        rates={} if config.is_script else _rates(config, layout),
+        measured=told if chained else replace(told, queues_s=()),
+        start_t=_time("SLURM_JOB_START_TIME"),
+        end_t=_time("SLURM_JOB_END_TIME"),
     )
+
+
+def _rates(config: Config, layout: Layout) -> dict[int, float]:
+    """Training by number of nodes, as shares of the full one: the micro batches of a step follow each other on each replica."""
+    count = config.train.global_batch_size // config.train.micro_batch_size
+
+    def longest(each: Layout) -> int:
+        return math.ceil(count / each.dp)
+
+    return {nodes: longest(layout) / longest(each) for nodes, each in layouts(config, layout).items()}
+
+
+def _time(name: str) -> float | None:
+    """Unix seconds, as Slurm tells them from version 23 on."""
+    value = os.environ.get(name, "")
+    return float(value) if value.isdigit() else None
 
 
 def description(config: Config, layout: Layout) -> dict[str, object]:

@@ -8,7 +8,9 @@ import msgspec
 
 from resilient import entries
 from resilient.account import PLANNED, Account, Clerk, in_order
+from resilient.downtime import Downtime
 from resilient.rollback import InvalidationRule, Stretch, merged, without_implied
+from resilient.without_spare import Measuring
 
 Line = Mapping[str, Any]
 
@@ -74,8 +76,8 @@ class Past(msgspec.Struct):
     checkpoint_t: float = 0.0
     faults: int = 0
     recovered: int = 0
-    downtime_s: float = 0.0
-    lost_steps: int = 0
+    downtime: Downtime = msgspec.field(default_factory=Downtime)
+    measuring: Measuring = msgspec.field(default_factory=Measuring)
     validation_loss: float | None = None
     recent: list[str] = []
     durable: list[int] = []
@@ -106,8 +108,6 @@ class Past(msgspec.Struct):
                 self.faults += 1
             case "recovered":
                 self.recovered += 1
-                self.downtime_s += line["downtime_s"]
-                self.lost_steps += line["lost_steps"]
             case "validation":
                 self.validation_loss = float(line["val_loss"])
             case "run_finished":
@@ -121,6 +121,8 @@ class Past(msgspec.Struct):
                 self.saved = Saved(line["path"], line["step"], line["rank"])
             case "action" if line["name"] == "roll_back":
                 self._roll_back(line)
+        self.downtime.take(line)
+        self.measuring.take(line)
         self.clerk.event(line)
 
     def _roll_back(self, line: Line) -> None:

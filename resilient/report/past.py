@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from resilient.account import PLANNED
+from resilient.downtime import Downtime
 from resilient.entries import Count, Seconds, Time
 from resilient.report.envelope import Envelope
 from resilient.report.heat import Heat
@@ -153,6 +154,7 @@ class Fold:
         self.past = Past()
         self._hosts: dict[int, str] = {}  # by number of the node
         self._open: dict[str, Fault] = {}
+        self._downtime = Downtime()
 
     def snapshots(self, found: Sequence[Snapshot]) -> None:
         """Events of which there may be one a step; all of one job, in order."""
@@ -182,6 +184,7 @@ class Fold:
         past, t = self.past, float(line["t"])
         if line["event"] == "run_started":
             self._open.clear()
+            self._downtime.take(line)
             layout = line.get("layout")
             past.jobs.append(Job(t, line["host"], line["target_step"], layout if isinstance(layout, dict) else {}, t))
             return
@@ -243,8 +246,11 @@ class Fold:
             self.past.heat.add(host, t, fault.kind.replace("_", " "))
 
     def _recovered(self, line: Line, t: float, job: Job) -> None:
-        job.downtime_s += line["downtime_s"]
-        job.lost_steps += line["lost_steps"]
+        down = self._downtime
+        before_s, before_steps = down.down_s, down.lost_steps
+        down.take(line)
+        job.downtime_s += down.down_s - before_s
+        job.lost_steps += down.lost_steps - before_steps
         fault = self._open.pop(line["fault_id"], None)
         if fault is not None:
             fault.downtime_s, fault.lost_steps, fault.until_t = line["downtime_s"], line["lost_steps"], t

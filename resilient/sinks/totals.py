@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resilient.account import PARTS, STEP, Clerk, place_of
+from resilient.downtime import Downtime
 from resilient.ledger import EVENTS, METRICS
 
 STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
@@ -49,8 +50,7 @@ class Totals:
     checkpoint_t: dict[str, float] = field(default_factory=dict)
     rejected: int = 0
     recovered: int = 0
-    downtime_s: float = 0.0
-    lost_steps: int = 0
+    downtime: Downtime = field(default_factory=Downtime)
     stall_s: float = 0.0
     rank_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     goodput: float | None = None
@@ -78,6 +78,7 @@ class Totals:
             self.step_sum_s += step_s * steps
 
     def _event(self, line: Mapping[str, Any]) -> None:
+        self.downtime.take(line)
         match line["event"]:
             case "run_started":
                 self.name, self.target_step = line["name"], line["target_step"]
@@ -93,8 +94,6 @@ class Totals:
                 self.actions[line["name"]] += 1
             case "recovered":
                 self.recovered += 1
-                self.downtime_s += line["downtime_s"]
-                self.lost_steps += line["lost_steps"]
             case "link":
                 self.links[line["state"]] += 1
             case "snapshot":

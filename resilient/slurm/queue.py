@@ -114,6 +114,18 @@ def parse_time(word: str) -> float | None:
     return None
 
 
+def parse_nodes(text: str) -> dict[str, frozenset[str]]:
+    """By node, its state and the flags of it in the answer of `scontrol --oneliner show node`; other lines are skipped."""
+    found = {}
+    for line in text.splitlines():
+        name, state = re.match(r"NodeName=(\S+)", line), re.search(r"\sState=(\S+)", line)
+        if name is not None and state is not None:
+            found[name[1]] = frozenset(word.rstrip("*~#!%$@^-") for word in state[1].split("+"))
+            if "*" in state[1]:  # as versions before 20.11 write it
+                found[name[1]] |= {"NOT_RESPONDING"}
+    return found
+
+
 def parse_kill_wait(text: str) -> float | None:
     """Seconds from SIGTERM to SIGKILL, of the answer of `scontrol show config`."""
     found = re.search(r"^KillWait\s*=\s*(\d{1,9})\b", text, re.MULTILINE)
@@ -187,6 +199,11 @@ async def allotted(job_id: str) -> AllottedJob | None:
         if any(words in str(error) for words in OVER):
             return None
         raise
+
+
+async def node_states(hosts: Collection[str], *, timeout_s: float = ASK_S) -> dict[str, frozenset[str]]:
+    """What Slurm calls each of these nodes, as {"DOWN", "NOT_RESPONDING"}. Raises SlurmSilent."""
+    return parse_nodes(await _call(["scontrol", "--oneliner", "show", "node", ",".join(hosts)], timeout_s))
 
 
 async def kill_wait() -> float | None:

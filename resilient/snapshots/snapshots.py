@@ -86,6 +86,10 @@ class Snapshots:
             self._invalidation.reappeared()
         self._catalog.replace(node, [each for each in valid if holding or self._retention.expects(each.tier, each.key)])
 
+    def address(self, node: int) -> str | None:
+        """Where a node's snapshot daemon listens, host:port; None if that is not known."""
+        return self._catalog.addresses.get(node)
+
     def candidates(self) -> bytes:
         """What workers may go on from, packed by `resilient.protocol.messages.pack`; the same for all nodes."""
         return self._candidates.packed()

@@ -55,7 +55,7 @@ class Faults:
         """Write a fault; its id."""
         self._count += 1
         fault_id = f"s{self._count}"
-        fields = {"fault_id": fault_id, "kind": "storage", "ranks": [], "nodes": nodes, "step": step}
+        fields = {**_ids(fault_id), "kind": "storage", "ranks": [], "nodes": nodes, "step": step}
         what = {"detail": f"tier {tier}: {detail}", "evidence": evidence, "detect_s": 0.0}
         out.event("fault", {**fields, **what}, generation)
         return fault_id
@@ -107,13 +107,13 @@ class TierHealth:
         else:
             troubles.named[node] = fault_id
         reason = f"{news.tier} is tried again; training goes on"
-        out.event("action", {"fault_id": fault_id, "name": "degrade_tier", "reason": reason}, generation)
+        out.event("action", {**_ids(fault_id), "name": "degrade_tier", "reason": reason}, generation)
 
     def on_silence(self, node: int, tier: str, detail: str, action: str, generation: int, out: Outbox) -> None:
         """A node's daemon does not answer. Args: action: what is done about it."""
         fault_id = self._faults.report([node], tier, detail, generation, out)
         self._troubles.setdefault(tier, _Troubles()).named.setdefault(node, fault_id)
-        out.event("action", {"fault_id": fault_id, "name": "degrade_tier", "reason": action}, generation)
+        out.event("action", {**_ids(fault_id), "name": "degrade_tier", "reason": action}, generation)
 
     def on_well(self, node: int, news: TierWell, generation: int, step: int, out: Outbox) -> None:
         """A node can write a tier again. Args: step: the newest that is complete in memory."""
@@ -133,5 +133,10 @@ class TierHealth:
             troubles.others.remove(node)
             fault_id = None if troubles.others else troubles.others_id
         if fault_id is not None:
-            fields = {"fault_id": fault_id, "step": step, "downtime_s": 0.0, "lost_steps": 0}
+            fields = {**_ids(fault_id), "step": step, "downtime_s": 0.0, "lost_steps": 0}
             out.event("recovered", fields, generation)
+
+
+def _ids(fault_id: str) -> dict[str, str]:
+    """Of a fault that stops no rank: it is an incident of its own."""
+    return {"fault_id": fault_id, "incident_id": fault_id}

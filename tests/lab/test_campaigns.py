@@ -226,6 +226,21 @@ def test_without_a_spare_fewer_hosts_go_on_and_one_that_boots_is_taken_in_again(
     assert grown["tier"] == "ram"
 
 
+@pytest.mark.parametrize("lab", [replace(TIMES, slurmd_timeout_s=5)], indirect=True)
+def test_a_host_that_slurm_calls_down_is_not_waited_for_any_longer(lab: Lab, job: Jobs):
+    run = job(steps=100_000, cluster={"min_nodes": 2}, checkpoint=tiers(NEVER))
+    run.start().reach(15)
+    wait_for(lambda: replicated(lab, 10), "replicas of what was computed")
+    lab.crash("n3")
+    wait_for(lambda: members(run)[-1] == ["n1", "n2"], f"a smaller generation\n{run.logs()}")
+    run.reach(run.step() + 5)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, told(run)
+    (lost,) = [event for event in run.events("fault") if event["kind"] == "node_lost"]
+    assert "Slurm calls it DOWN" in lost["evidence"]
+    assert actions(run) == ["replace_node", "shrink"]
+
+
 def ours(lab: Lab, host: str) -> list[int]:
     """Ids of the processes on a host that are not Slurm's: srun listens everywhere, and asks munge who it is spoken to by."""
     found = []

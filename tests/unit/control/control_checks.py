@@ -22,6 +22,7 @@ class LedgerChecks:
 
     Attributes:
         open: faults that may recover, with what is done about each.
+        incidents: by fault.
         restarts: when each was decided on, unix seconds.
         voids: what roll-backs have invalidated.
         go_back_to: the target of the last roll-back, until a generation has finished a step.
@@ -32,6 +33,7 @@ class LedgerChecks:
     last_generation: int = 0
     faults: set[str] = field(default_factory=set)
     open: dict[str, str] = field(default_factory=dict)
+    incidents: dict[str, str] = field(default_factory=dict)
     restarts: list[float] = field(default_factory=list)
     voids: list[InvalidationRule] = field(default_factory=list)
     go_back_to: int | None = None
@@ -51,11 +53,14 @@ class LedgerChecks:
                     fault_id = str(each.fields["fault_id"])
                     assert fault_id not in self.faults, "two faults with one id"
                     self.faults.add(fault_id)
+                    self.incidents[fault_id] = str(each.fields["incident_id"])
+                    assert self.incidents[fault_id] in (fault_id, self.opened), f"{each}: ranks stand still since {self.opened}"
                     unanswered.add(fault_id)
                 case "action":
                     unanswered.discard(each.fields["fault_id"])
                     self._act(each, now)
                 case "recovered":
+                    assert each.fields["incident_id"] == self.incidents[str(each.fields["fault_id"])], f"{each}: another incident"
                     assert self.open.pop(str(each.fields["fault_id"]), None), f"{each} is no fault, or over already"
                 case "generation_started":
                     assert each.generation not in self.announced, "a generation begins twice"
@@ -72,7 +77,9 @@ class LedgerChecks:
             assert in_last_hour < self.budget.max_restarts_per_hour, "a restart that the budget does not allow"
             self.restarts.append(now)
         if name in (*STOPPING, "degrade", "report"):
-            self.open[str(event.fields["fault_id"])] = name
+            fault_id = str(event.fields["fault_id"])
+            assert name not in STOPPING or self.incidents[fault_id] == (self.opened or fault_id), f"{event} meets {self.opened}"
+            self.open[fault_id] = name
         if name == "give_up":
             self.gave_up = True
             if "within an hour" in reason:
@@ -82,6 +89,11 @@ class LedgerChecks:
             assert isinstance(step, int)
             self.go_back_to = step
             self.voids.append(InvalidationRule(event.generation, step))
+
+    @property
+    def opened(self) -> str | None:
+        """The incident for which ranks stand still."""
+        return next((self.incidents[fault_id] for fault_id, name in self.open.items() if name in STOPPING), None)
 
     def void(self, key: SnapshotKey) -> bool:
         return any(each.covers(key.step, key.generation) for each in self.voids)

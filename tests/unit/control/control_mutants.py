@@ -43,8 +43,20 @@ MUTANTS = (
     Mutant(
         "a fault that was recovered from is told again with the next one",
         "resilient.control.incidents",
-        "self._stopped_ranks, self._stalls = [], []\n\n    def recovered",
-        "self._stalls = []\n\n    def recovered",
+        "self._stopped_ranks, self._stalls = [], []\n        self._incident_id",
+        "self._stalls = []\n        self._incident_id",
+    ),
+    Mutant(
+        "an incident that is over goes on with the next fault",
+        "resilient.control.incidents",
+        '        self._incident_id = ""\n\n    def recovered',
+        "\n    def recovered",
+    ),
+    Mutant(
+        "a fault that meets another one is an incident of its own",
+        "resilient.control.incidents",
+        "            self._incident_id = self._incident_id or fault.fault_id\n",
+        "            self._incident_id = fault.fault_id\n",
     ),
     Mutant(
         "of faults in a row only the last one is ever over",

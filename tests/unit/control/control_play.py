@@ -1,7 +1,7 @@
 """A coordinator of which a test plays the nodes, the driver and the clock."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from checkpoint.protocol import (
     Cancel,
@@ -41,6 +41,7 @@ from resilient.protocol.messages import (
     unpack,
 )
 from resilient.snapshots import StoragePlan, TierPlan
+from resilient.without_spare import Choice, Measured
 
 TICK_S = 0.5
 
@@ -55,6 +56,8 @@ def job(
     replicas: bool = False,
     procs_per_node: int = 1,
     run_dir_patience_s: float = 900.0,
+    without_spare: Choice | Literal["auto"] = "shrink",
+    measured: Measured | None = None,
     **budget: int,
 ) -> JobSpec:
     return JobSpec(
@@ -73,6 +76,8 @@ def job(
         stragglers=stragglers,
         replace_stragglers=replace_stragglers,
         run_dir_patience_s=run_dir_patience_s,
+        without_spare=without_spare,
+        measured=measured or Measured(),
     )
 
 

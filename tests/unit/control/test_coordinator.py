@@ -98,7 +98,7 @@ def test_recovery_is_told_with_downtime_and_lost_steps_at_the_first_new_step(pla
     play.beat(0, 6)
     play.beat(1, 6)
     (recovered,) = play.events("recovered")
-    assert recovered == {"fault_id": "g5-1", "step": 6, "downtime_s": 0.8, "lost_steps": 2}
+    assert recovered == {"fault_id": "g5-1", "incident_id": "g5-1", "step": 6, "downtime_s": 0.8, "lost_steps": 2}
 
 
 def test_a_fault_during_recovery_is_a_fault_of_its_own_and_both_are_recovered(play):

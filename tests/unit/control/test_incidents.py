@@ -75,6 +75,9 @@ def test_a_node_of_which_nothing_is_heard_is_waited_for_until_it_is_lost(play):
     play.wait(30.0, silent=[1])
     assert [fault["kind"] for fault in play.events("fault")] == ["link_down", "node_lost"]
     assert play.events("action")[-1]["name"] == "replace_node"
+    first, second = play.events("fault")
+    assert first["incident_id"] == first["fault_id"] == second["incident_id"] != second["fault_id"]
+    assert {action["incident_id"] for action in play.events("action")} == {first["incident_id"]}
 
 
 def test_what_was_not_heard_of_for_a_while_goes_on_without_a_restart(play):

@@ -62,7 +62,7 @@ def test_a_node_that_returns_is_taken_in_at_the_next_snapshot():
     effects = play.held(0, 8)
     assert [send.node for send in play.sent(Stop, effects)] == [0]
     assert play.events("action") == [
-        {"fault_id": "g5-1", "name": "grow", "reason": "nodes have returned; all go on from step 8"},
+        {"fault_id": "g5-1", "incident_id": "g5-1", "name": "grow", "reason": "nodes have returned; all go on from step 8"},
     ]
     held = shard(8, 0, of=1, generation=play.generation)
     effects = play.again(0, shards={0: [held]})

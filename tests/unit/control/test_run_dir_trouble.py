@@ -19,7 +19,8 @@ def test_trouble_and_its_end_are_written_down_once_and_disturb_nobody(play):
     for _ in range(2):
         play.do("run_dir_well", 62.0)
     (recovered,) = play.events("recovered")
-    assert recovered == {"fault_id": fault["fault_id"], "step": 0, "downtime_s": 0.0, "lost_steps": 0, "down_s": 62.0}
+    ids = {"fault_id": fault["fault_id"], "incident_id": fault["fault_id"]}
+    assert recovered == {**ids, "step": 0, "downtime_s": 0.0, "lost_steps": 0, "down_s": 62.0}
     assert play.generation == 5 and not play.sent(Stop) and not play.sent(Propose)
     play.do("run_dir_trouble", "stale file handle", play.now)
     assert len({fault["fault_id"] for fault in play.events("fault")}) == 2

@@ -195,5 +195,7 @@ def test_whatever_happens_the_parts_sum_to_the_time_of_all_ranks(happened: list[
             ends = True
     found = account(events, metrics, now=None if ends else t)
     assert found.wall_s == pytest.approx(t)
+    down_s = sum(sum(incident.seconds.values()) for incident in found.incidents)
+    assert down_s <= (found.rank_s - found.seconds["productive"] - found.seconds["data"]) / world + 1e-6
     assert found.rank_s == pytest.approx(t * world)
     assert found.seconds.keys() == PARTS.keys() and min(found.seconds.values()) >= 0

@@ -29,7 +29,11 @@ def test_every_number_is_that_of_the_status(written):
     found, shown = TotalsReader(written.run_dir)(), overview(written.run_dir)
     assert (found.name, found.step, found.target_step, found.generation) == ("demo", shown.step, 100, shown.generation)
     assert (found.last["loss"], found.last["tokens_per_s"]) == (shown.loss, shown.tokens_per_s)
-    assert (found.recovered, found.downtime_s, found.lost_steps) == (shown.recovered, shown.downtime_s, shown.lost_steps)
+    assert (found.recovered, found.downtime.down_s, found.downtime.lost_steps) == (
+        shown.recovered,
+        shown.downtime_s,
+        shown.lost_steps,
+    )
     assert sum(count for kind, count in found.faults.items() if kind not in PLANNED) == shown.faults
     assert (found.validation_loss, found.exit_code, found.running) == (shown.validation_loss, shown.last_exit_code, False)
     assert found.checkpoint_step["durable"] == shown.checkpoint_step

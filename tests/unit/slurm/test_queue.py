@@ -4,7 +4,7 @@ from datetime import datetime
 
 import pytest
 
-from resilient.slurm.queue import QueuedJob, environment, parse_allotted, parse_kill_wait, parse_queue
+from resilient.slurm.queue import QueuedJob, environment, parse_allotted, parse_kill_wait, parse_nodes, parse_queue
 
 
 def row(*words: str) -> str:
@@ -67,3 +67,16 @@ def test_a_job_without_its_batch_host_is_told_from_one_that_has_it(state: str, h
     assert (found.headless, found.requeue) == (headless, True)
     assert parse_allotted("slurm_load_jobs error: Invalid job id specified") is None
     assert parse_allotted(told.replace("BatchHost=n1", "")) is None  # of salloc
+
+
+def test_states_of_nodes_are_read_with_their_flags():
+    told = (
+        "NodeName=n1 Arch=x86_64 CoresPerSocket=1 State=ALLOCATED+DRAIN ThreadsPerCore=1 Reason=State=DOWN soon [root@x]\n"
+        "NodeName=n2 CoresPerSocket=1 State=DOWN+NOT_RESPONDING ThreadsPerCore=1\n"
+        "NodeName=n3 CoresPerSocket=1 State=IDLE* ThreadsPerCore=1\nno line of a node\n"
+    )
+    assert parse_nodes(told) == {
+        "n1": {"ALLOCATED", "DRAIN"},
+        "n2": {"DOWN", "NOT_RESPONDING"},
+        "n3": {"IDLE", "NOT_RESPONDING"},
+    }

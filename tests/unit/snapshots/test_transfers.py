@@ -176,14 +176,14 @@ def test_a_tier_that_cannot_be_written_is_a_fault_that_is_over_when_it_can(cours
     assert not course.deliver(0, trouble)
     (fault,) = course.events("fault")
     assert fault == {
-        **{"fault_id": "s1", "kind": "storage", "ranks": [], "nodes": [0], "step": None, "detect_s": 0.0},
+        **{"fault_id": "s1", "incident_id": "s1", "kind": "storage", "ranks": [], "nodes": [0], "step": None, "detect_s": 0.0},
         **{"detail": "tier scratch: no space left on device", "evidence": "errno 28"},
     }
     reason = "scratch is tried again; training goes on"
-    assert course.events("action") == [{"fault_id": "s1", "name": "degrade_tier", "reason": reason}]
+    assert course.events("action") == [{"fault_id": "s1", "incident_id": "s1", "name": "degrade_tier", "reason": reason}]
     assert course.core.troubled
     course.deliver(0, TierWell(generation=5, tier="scratch", down_s=3.0))
-    assert course.events("recovered") == [{"fault_id": "s1", "step": 0, "downtime_s": 0.0, "lost_steps": 0}]
+    assert course.events("recovered") == [{"fault_id": "s1", "incident_id": "s1", "step": 0, "downtime_s": 0.0, "lost_steps": 0}]
     assert not course.core.troubled and not course.deliver(0, TierWell(generation=5, tier="scratch", down_s=3.0))
 
 

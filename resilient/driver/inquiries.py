@@ -1,0 +1,53 @@
+"""What can be found out about nodes that are silent: what Slurm calls them, and whether their snapshot daemons let anybody in.
+
+Every question has a limit, and whoever does not answer within it has said nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from resilient.control.evidence import Door, Evidence
+from resilient.outbox import InquireAbout
+from resilient.slurm import queue
+from resilient.slurm.allocation import Allocation
+from resilient.slurm.queue import SlurmSilent
+
+log = logging.getLogger(__name__)
+
+SLURM_S = 3.0
+DOOR_S = 1.0
+
+
+async def inquire(about: InquireAbout, allocation: Allocation | None) -> list[Evidence]:
+    """What is known of each of the nodes."""
+    hosts = {node: allocation.hosts[node] for node in about.nodes} if allocation is not None else {}
+    states, doors = await asyncio.gather(_states(hosts), asyncio.gather(*map(_door, about.daemons)))
+    nothing: frozenset[str] = frozenset()
+    return [Evidence(node, states.get(hosts.get(node, ""), nothing), door) for node, door in zip(about.nodes, doors, strict=True)]
+
+
+async def _states(hosts: Mapping[int, str]) -> Mapping[str, frozenset[str]]:
+    if not hosts:
+        return {}
+    try:
+        return await queue.node_states(hosts.values(), timeout_s=SLURM_S)
+    except SlurmSilent as error:
+        log.info("how %s are: %s", ", ".join(hosts.values()), error)
+        return {}
+
+
+async def _door(daemon: str | None) -> Door:
+    """What becomes of a connection; nothing is said over it."""
+    if daemon is None:
+        return "unknown"
+    host, _, port = daemon.rpartition(":")
+    try:
+        async with asyncio.timeout(DOOR_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except ConnectionRefusedError:
+        return "refused"
+    except OSError:  # a TimeoutError as well
+        return "unreachable"
+    writer.close()
+    return "open"
