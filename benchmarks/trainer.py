@@ -1,10 +1,11 @@
 """Tokens per second of the trainer, side by side in one run.
 
-    python benchmarks/trainer.py [--part model|attention|layouts ...] [--rounds 3] [--json FILE]
+    python benchmarks/trainer.py [--part model|attention|layouts|replicas ...] [--rounds 3] [--json FILE]
 
 - model: this trainer at world 1, eager and compiled, against a plain PyTorch GPT script of the same size (below, in this file);
 - attention: flash against math, forward and backward, at 512 to 4096 tokens: speed and peak memory;
-- layouts: each 3D layout at world 4 against dp 4.
+- layouts: each 3D layout at world 4 against dp 4;
+- replicas: three replicas, which do not divide the batch, against four, beside what `resilient plan` says of a node lost.
 
 Contestants take turns, round after round, and medians are compared, so that a noisy machine is noisy for all. On a GPU, `model` and
 `attention` use it, and MFU is told against the rate of a large matrix product measured in the same run.
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import figures
@@ -31,12 +33,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from resilient.worker import Config, init
+from resilient.throughput import passes_of_a_step
+from resilient.worker import Config, init, load_config, settle
 from trainer.attention import Core, Kernel
 from trainer.shape import GPTShape, flops_per_token, shape_of
 
 MEANING = (
-    "How fast the trainer is beside a plain script of the same model, flash beside math attention, and layouts beside plain dp."
+    "How fast the trainer is beside a plain script of the same model, flash beside math attention, layouts beside plain dp, and "
+    "three replicas beside what the plan says of them."
 )
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCAB = 4096
@@ -340,7 +344,34 @@ def part_layouts(rounds: int) -> list[figures.Figure]:
     ]
 
 
-PARTS = {"model": part_model, "attention": part_attention, "layouts": part_layouts}
+def part_replicas(rounds: int) -> list[figures.Figure]:
+    """Each replica has a core for itself, so that three are no faster for having more of the machine."""
+    found: list[figures.Figure] = []
+    print("\nthree of four replicas, one thread each: tokens/s as a share of four's, and the share by the plan")
+    for stage, count in product((1, 2), (8, 16)):
+        speeds: dict[int, list[float]] = {4: [], 3: []}
+        passes: dict[int, float] = {}
+        sections: dict[str, dict[str, object]] = {
+            "train": {"steps": 15, "global_batch_size": 2 * count, "micro_batch_size": 2},
+            "model": {"layers": 4, "hidden": 256, "seq_len": 256},
+            "parallel": {"zero_stage": stage},
+        }
+        for _, dp in product(range(rounds), speeds):
+            with campaign({**sections, "cluster": {"procs_per_node": dp, "threads_per_proc": 1, "device": "cpu"}}) as path:
+                speeds[dp].append(speed_of(resilient(path), path, {}, 3, seq_len=256))
+                config = load_config(path)
+                passes[dp] = passes_of_a_step(config, settle(config, dp))
+        by_plan = passes[4] / passes[3]
+        shares = [three / four for three, four in zip(speeds[3], speeds[4], strict=True)]
+        share = statistics.median(shares)
+        print(f"  ZeRO-{stage}, {count:2} micro batches  {share:4.0%}, by the plan {by_plan:4.0%}: {share / by_plan:.2f}x")
+        what = f"throughput of 3 of 4 replicas, {count} micro batches, ZeRO-{stage}"
+        name, plan = f"replicas/zero{stage}/{count}", [by_plan] * rounds
+        found.append(figures.figure(name, what, "of four's", shares, "the plan's estimate", plan, paired=True))
+    return found
+
+
+PARTS = {"model": part_model, "attention": part_attention, "layouts": part_layouts, "replicas": part_replicas}
 
 
 def main() -> None:

@@ -12,12 +12,18 @@ ROUNDS = ("interleaved_1f1b", "zero_bubble")  # schedules of several stages a ra
 
 @dataclass(frozen=True)
 class Dealing:
-    """Of one layout; see the module. `schedule` is the pipeline's, without meaning where `pp` is 1."""
+    """Of one layout; see the module.
+
+    Attributes:
+        schedule: of the pipeline; without meaning where `pp` is 1.
+        ramped: the size of the global batch changes in the course of the training.
+    """
 
     dp: int
     pp: int
     schedule: str
     zero_stage: int
+    ramped: bool = False
 
     def own(self, count: int, replica: int) -> range:
         """Of `count` micro batches, the numbers of those that a replica has."""
@@ -45,7 +51,8 @@ class Dealing:
         """Whether all replicas run as many passes: each exchanges parameters or gradients, or stages of a rank take turns."""
         if self.pp == 1:
             return self.zero_stage > 1
-        return self.zero_stage == 3 or self.schedule in ROUNDS
+        # A pipeline that first runs a number of passes exchanges parameters: all replicas must begin with it at once.
+        return self.ramped or self.zero_stage == 3 or self.schedule in ROUNDS
 
     def longer(self, count: int) -> int:
         """Replicas, the first ones, that run more passes than the others; 0 where all run as many."""

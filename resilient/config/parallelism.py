@@ -95,7 +95,7 @@ def with_fewer_replicas(config: Config) -> Config:
 def dealing(config: Config, dp: int) -> Dealing:
     """How micro batches are dealt out to so many replicas."""
     parallel = config.parallel
-    return Dealing(dp, parallel.pp, parallel.schedule, parallel.zero_stage)
+    return Dealing(dp, parallel.pp, parallel.schedule, parallel.zero_stage, config.train.batch_rampup is not None)
 
 
 def _settle(config: Config, nodes: int, procs: int, threads: int) -> Layout:

@@ -42,7 +42,7 @@ class Cluster(Section):
         None, description="failure domain of each node, then of each spare; replicas are kept in another one"
     )
     spares: NonNegative = Field(0, description="nodes beside these that stand by, warm, to take over from one that is lost")
-    min_nodes: Count = Field(1, description="with so many left, and no spare, the run goes on with less data parallelism")
+    min_nodes: Count = Field(1, description="with so many left, and no spare, the run goes on with as many replicas as they make")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     binding: Literal["auto", "none", "numa"] = Field(
         "auto",
@@ -73,7 +73,9 @@ class Parallel(Section):
     tp: Count = Field(1, description="tensor parallelism: ranks that share every matrix; inside a node")
     cp: Count = Field(1, description="context parallelism: ranks that share every sequence; on GPUs")
     pp: Count = Field(1, description="pipeline parallelism: ranks that share the layers")
-    dp: Count | Auto = Field("auto", description="data parallelism; auto: what the other ranks leave")
+    dp: Count | Auto = Field(
+        "auto", description="data parallelism; auto: what the other ranks leave; while nodes are lost it is what is left"
+    )
     sequence_parallel: Flag = Field(True, description="with tp: norms and residuals are spread along the sequence")
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = Field("1f1b", description="of the pipeline")
     virtual_stages: Count | Auto = Field("auto", description="stages per rank; auto: 2 for interleaved_1f1b, else 1")
@@ -180,8 +182,10 @@ class Train(Section):
 
     steps: Count = 300
     samples: Count | None = Field(None, description="in place of steps: samples to train on; steps follow from it")
-    global_batch_size: Count = 16
-    micro_batch_size: Count = 4
+    global_batch_size: Count = Field(
+        16, description="samples of a step, a multiple of micro_batch_size; at least one for each replica, which need not divide it"
+    )
+    micro_batch_size: Count = Field(4, description="samples of a pass; replicas have one pass more than others at the most")
     batch_rampup: Rampup | None = None
     precision: Literal["auto", "bf16", "fp32"] = Field(
         "auto",

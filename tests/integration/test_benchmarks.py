@@ -53,6 +53,7 @@ SMALL = {
     "many": ("many.py --agents 3 --kills 1 --rejoin-s 0", ["rank of node", "drained", "exit status 75"]),
     "model": ("trainer.py --part model --rounds 1", ["plain script, eager", "this trainer, compiled"]),
     "attention": ("trainer.py --part attention --rounds 1", ["4096", "less memory"]),
+    "replicas": ("trainer.py --part replicas --rounds 1", ["ZeRO-2, 16 micro batches", "by the plan"]),
     "layouts": ("trainer.py --part layouts --rounds 1", ["tp 2 pp 2 dp 1", "of dp 4"]),
 }
 

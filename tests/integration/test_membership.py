@@ -48,11 +48,11 @@ def crash(run: Campaign, node: int) -> None:
     agent.kill()
 
 
-def replicated(ram: Path, since: int) -> bool:
-    """Whether some node has a replica of each of two parts of a step after this one."""
+def replicated(ram: Path, since: int, nodes: int = 2) -> bool:
+    """Whether some node has a replica of each part of a step after this one; each node has written a part."""
     found = [path.parts[-3:-1] for path in ram.glob("*/node*/replica-*/step-????????/part.json")]
     newest = {replica: max(int(step[5:]) for name, step in found if name == replica) for replica, _ in found}
-    return len(newest) == 2 and min(newest.values()) > since
+    return len(newest) == nodes and min(newest.values()) > since
 
 
 def members(run: Campaign) -> list[int]:
@@ -117,6 +117,41 @@ def test_without_a_spare_the_run_goes_on_with_fewer_and_takes_the_node_in_again(
     kept = max(event["step"] for event in run.events("replicated") if event["generation"] == 1)
     assert min(again, default=kept + 1) > kept, f"what the buddy held was computed again: {again}"
     assert len([step for step in again if step > grown["resumed_step"]]) <= 1, again
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("lost", [[2], [0, 1, 2, 3]], ids=str)
+def test_of_four_nodes_three_go_on_with_the_same_batches_and_four_again_each_time(
+    training: Training, ram: Path, tmp_path: Path, lost: list[int]
+):
+    train = {"steps": STEPS * (1 + 3 * len(lost)), "precision": "fp32", "eval_interval": 0}
+    durable = {**tiers(tmp_path / "disturbed/run", ram), "every_steps": 10_000}
+    run = training(
+        cluster={"nodes": 4, "procs_per_node": 1, "threads_per_proc": 1, "device": "cpu"},
+        parallel={"dp": 4},
+        checkpoint=durable,
+        resilience={"rejoin_s": 0},
+        train=train,
+    ).start()
+    for turn, node in enumerate(lost):
+        run.reach(run.step() + 10)
+        since = run.events("generation_started")[-1]["resumed_step"] or 0
+        wait_for(lambda since=since: replicated(ram, since, 4), "replicas of what was computed")
+        crash(run, node)
+        wait_for(lambda turn=turn: members(run)[2 * turn + 1 :], f"a smaller generation\n{run.logs()}")
+        wait_for(lambda turn=turn: members(run)[2 * turn + 2 :], f"the return of the node\n{run.logs()}")
+    assert run.wait() == 0, run.output + run.logs()
+    assert members(run) == [4, *[3, 4] * len(lost)]
+    assert [event["layout"]["dp"] for event in run.events("generation_started")] == members(run)
+    assert [event["layout"]["longer"] for event in run.events("generation_started")] == [0, *[1, 0] * len(lost)]
+    assert not [fault for fault in run.events("fault") if fault["kind"] == "straggler"]
+    alone = training(tmp_path / "alone", cluster={"procs_per_node": 1, "threads_per_proc": 1, "device": "cpu"}, train=train)
+    assert alone.run() == 0, alone.output + alone.logs()
+    expected = {line["step"]: line["loss"] for line in alone.metrics()}
+    assert {line["step"] for line in run.metrics()} == set(expected)
+    for line in run.metrics():
+        assert line["loss"] == pytest.approx(expected[line["step"]], rel=1e-5), line["step"]
+        assert line["samples"] == 8 * line["step"]
 
 
 def test_a_worker_killed_while_a_spare_takes_over_costs_one_more_generation(

@@ -70,6 +70,11 @@ def test_ten_micro_batches_of_three_replicas(pp: int, schedule: str, zero_stage:
     assert dealing.longer(10) == longer
 
 
+def test_pipelines_whose_batches_grow_run_as_many_passes_on_all_replicas():
+    assert [Dealing(3, 2, "1f1b", 1, ramped=True).passes(10, replica) for replica in range(3)] == [4, 4, 4]
+    assert [Dealing(3, 1, "1f1b", 1, ramped=True).passes(10, replica) for replica in range(3)] == [4, 3, 3]
+
+
 def test_rounds_are_filled_up():
     assert Dealing(2, 2, "interleaved_1f1b", 1).passes(10, 1) == 6  # 5 would be rounds of 2 and a half
     assert Dealing(4, 2, "interleaved_1f1b", 1).passes(4, 3) == 1  # a round may be shorter than the pipeline
