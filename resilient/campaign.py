@@ -5,8 +5,10 @@ import contextlib
 import os
 import socket
 
+from checkpoint import tls
 from resilient import network, visible_gpus
 from resilient.config import Config, ConfigError, Layout, layout
+from resilient.config.errors import Problem
 from resilient.exits import EnvironmentUnusable
 from resilient.slurm import queue
 from resilient.slurm.allocation import JOB, Allocation
@@ -76,8 +78,11 @@ def machine_layout(config: Config, allocation: Allocation | None = None) -> Layo
     """The layout with every `auto` settled for this machine, or for the nodes of the job, which are like this one.
 
     Raises:
-        ConfigError: it does not come out even, or the environment has a value for communication that is out of range.
+        ConfigError: it does not come out even, the environment has a value for communication that is out of range, or this
+            Python has no TLS with pre-shared keys and the config asks for it.
     """
+    if config.cluster.tls == "psk" and (why := tls.why_not()) is not None:
+        raise ConfigError([Problem("cluster.tls", "psk", f"{why}; allowed: off")])
     communication(config, allocation)
     cpus = len(os.sched_getaffinity(0)) if allocation is None else min(allocation.cpus)
     return layout(config, cpu_count=cpus, gpu_count=gpu_count(), apart=allocation is not None)

@@ -67,6 +67,9 @@ class Cluster(Section):
     min_nodes: Count = Field(1, description="with so many left, and no spare, the run goes on with less data parallelism")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads_per_proc: Count | Auto = Field("auto", description="CPU threads of a rank; auto: cores / procs_per_node")
+    tls: Literal["off", "psk"] = Field(
+        "off", description="psk: agents, driver and snapshot daemons talk over TLS with a pre-shared key; needs Python 3.13"
+    )
 
     @property
     def computing(self) -> int:
