@@ -7,7 +7,9 @@
 The first proof lets a server refuse strangers before it keeps anything of them; it can be replayed, and a server takes each nonce
 once. The other two are over nonces of both ends and cannot. All of them cover the role and the subject (who the client is), so that
 both are bound to the connection. The last two cover the server's address as well: whoever listens elsewhere cannot pass for the
-server by passing on what is said. What follows the handshake is neither encrypted nor signed.
+server by passing on what is said. What follows the handshake is neither encrypted nor signed, unless the key asks for TLS
+(`encrypting`): then both ends derive from it, and from all that was said, the key of this connection for `checkpoint.tls`. A key
+that asks for TLS is another key, so that nobody can talk the two ends out of it.
 
 The state machines here know no socket; `authenticate` is the client's end over one that blocks.
 """
@@ -19,12 +21,13 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 
+from checkpoint import tls
 from checkpoint.framing import Decoder, NotAMessage, encode
 from checkpoint.protocol import Authenticate, Challenge, Response
 
@@ -37,6 +40,7 @@ HANDSHAKE_BYTES = 4096
 
 NONCE_BYTES = 16
 POLL_S = 0.5
+TLS_MARK = "tls-"  # before a token, and before all keys that follow from it
 REMEMBERED = 1 << 16  # nonces of clients, by a server
 
 
@@ -46,7 +50,13 @@ class Refused(ConnectionError):
 
 def derive(token: str, purpose: str) -> str:
     """The key for a role, or a name that only those know who have the token; nobody gets from it to the token."""
-    return hmac.new(token.encode(), b"resilient " + purpose.encode(), sha256).hexdigest()
+    mark = TLS_MARK if token.startswith(TLS_MARK) else ""
+    return mark + hmac.new(token.encode(), b"resilient " + purpose.encode(), sha256).hexdigest()
+
+
+def encrypting(token: str) -> str:
+    """The token of a campaign whose connections go over TLS: each process that is given a key of it knows so by the key."""
+    return TLS_MARK + token
 
 
 def daemon_keys(token: str) -> dict[str, str]:
@@ -65,16 +75,27 @@ def _proof(key: str, step: str, *parts: str) -> str:
     return hmac.new(key.encode(), msgspec.json.encode((step, *parts)), sha256).hexdigest()
 
 
+def _tls_key(key: str, *parts: str) -> bytes | None:
+    """Of one connection, 32 bytes; None where the key asks for no TLS."""
+    return bytes.fromhex(_proof(key, "tls", *parts)) if key.startswith(TLS_MARK) else None
+
+
 def _is(proof: str, expected: str) -> bool:
     return hmac.compare_digest(proof.encode(errors="replace"), expected.encode())
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A client that was let in. Attributes: subject: who it says that it is; others with the same key could say so as well."""
+    """A client that was let in.
+
+    Attributes:
+        subject: who it says that it is; others with the same key could say so as well.
+        tls_key: of this connection, which goes on over TLS; None: it does not.
+    """
 
     role: str
     subject: str
+    tls_key: bytes | None = field(default=None, repr=False)
 
 
 class Nonces:
@@ -94,12 +115,20 @@ class Nonces:
 
 
 class Client:
-    """The client's end. Args: server: `endpoint` of the address to which it has connected."""
+    """The client's end.
+
+    Args:
+        server: `endpoint` of the address to which it has connected.
+
+    Attributes:
+        tls_key: once it has responded, that of the TLS with which the connection goes on; None: it goes on without.
+    """
 
     def __init__(self, key: str, role: str, subject: str, server: str) -> None:
         self._key, self._server = key, server
         self._nonce = secrets.token_hex(NONCE_BYTES)
         self._said = (role, subject, self._nonce)
+        self.tls_key: bytes | None = None
         self.opening = encode(
             Authenticate(role=role, subject=subject, nonce=self._nonce, proof=_proof(key, "authenticate", *self._said))
         )
@@ -113,6 +142,7 @@ class Client:
         both = (*self._said, challenge.nonce, self._server)
         if not _is(challenge.proof, _proof(self._key, "challenge", *both)):
             raise Refused("who answers does not know the campaign's secret")
+        self.tls_key = _tls_key(self._key, *both)
         return encode(Response(proof=_proof(self._key, "response", *both)))
 
 
@@ -144,10 +174,11 @@ class Server:
             raise Refused("it does not know the campaign's secret")
         if not self._nonces.is_new(opening.nonce):
             raise Refused("it repeats what another connection has said")
-        self._peer = Peer(opening.role, opening.subject)
         nonce = secrets.token_hex(NONCE_BYTES)
-        self._response = _proof(self._key, "response", *said, nonce, self._server)
-        return encode(Challenge(nonce=nonce, proof=_proof(self._key, "challenge", *said, nonce, self._server)))
+        both = (*said, nonce, self._server)
+        self._peer = Peer(opening.role, opening.subject, _tls_key(self._key, *both))
+        self._response = _proof(self._key, "response", *both)
+        return encode(Challenge(nonce=nonce, proof=_proof(self._key, "challenge", *both)))
 
     def admit(self, line: bytes) -> Peer:
         """Who the client is, by its second line. Raises NotAMessage, Refused."""
@@ -165,8 +196,10 @@ def authenticate(
     *,
     timeout_s: float,
     given_up: Callable[[], bool] = lambda: False,
-) -> None:
-    """Prove to a server who this is, and have it prove itself. The socket's timeout is `timeout_s` afterwards.
+) -> socket.socket:
+    """Prove to a server who this is, and have it prove itself; the socket to go on with, whose timeout is `timeout_s`.
+
+    It is the same one, or where the key asks for TLS another in its place.
 
     Args:
         given_up: asked twice a second, whether nobody waits for it any more.
@@ -199,3 +232,4 @@ def authenticate(
         raise Refused("it says more than was asked")
     connection.settimeout(timeout_s)
     connection.sendall(client.respond(line))
+    return connection if client.tls_key is None else tls.secured(connection, client.tls_key)

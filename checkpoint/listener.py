@@ -15,6 +15,7 @@ from typing import Any
 
 from checkpoint.framing import NotAMessage
 from checkpoint.handshake import HANDSHAKE_BYTES, Nonces, Peer, Refused, Server, endpoint
+from checkpoint.tls import server_context
 
 HANDSHAKE_S = 5.0
 WAITING = 64  # connections whose clients have not shown that they know a key
@@ -25,8 +26,8 @@ PAUSE_S = 0.1  # of accepting, where there is no descriptor to be had
 TOLD_EVERY_S, TOLD_AT_LEAST_EVERY_S = 60.0, 3600.0  # while it goes on
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-Admitted = Callable[[socket.socket, Peer, bytes], None]
-"""Gets a connection that does not block, who its client is, and what the client has said already after the handshake."""
+Admitted = Callable[[socket.socket, Peer], None]
+"""Gets a connection that does not block, and who its client is; nothing that follows the handshake was read."""
 
 
 class Refusals:
@@ -178,19 +179,13 @@ class Listener:
 
     def _read(self, stranger: _Stranger) -> None:
         try:
-            data = stranger.connection.recv(HANDSHAKE_BYTES - stranger.total_bytes)
-            if not data:
-                self._refuse(stranger, "it hung up")
-                return
-            stranger.total_bytes += len(data)
-            stranger.said += data
-            while b"\n" in stranger.said:
-                line, _, rest = bytes(stranger.said).partition(b"\n")
-                stranger.said = bytearray(rest)
+            while _read_on(stranger):
+                line = bytes(stranger.said[:-1])
+                stranger.said.clear()
                 if stranger.handshake.challenged:
                     peer = stranger.handshake.admit(line)
                     self._let_go(stranger)
-                    self._admitted(stranger.connection, peer, rest)
+                    self._admitted(stranger.connection, peer)
                     return
                 self._challenge(stranger, line)
             if stranger.total_bytes >= HANDSHAKE_BYTES:
@@ -223,13 +218,34 @@ class Listener:
         self._loop.remove_reader(stranger.connection)
 
 
-async def stream(connection: socket.socket, data: bytes, *, limit_bytes: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that was handed on, as asyncio's streams. Args: data: has come already. Raises OSError."""
+def _read_on(stranger: _Stranger) -> bool:
+    """Read to the end of a line at most, since what follows may be for somebody else: whether it has come to one.
+
+    Raises OSError: nothing has come, or the client has hung up.
+    """
+    left_bytes = HANDSHAKE_BYTES - stranger.total_bytes
+    if not left_bytes:
+        return False
+    coming = stranger.connection.recv(left_bytes, socket.MSG_PEEK)
+    if not coming:
+        raise ConnectionResetError("it hung up")
+    data = stranger.connection.recv(coming.find(b"\n") + 1 or len(coming))
+    stranger.total_bytes += len(data)
+    stranger.said += data
+    return data.endswith(b"\n")
+
+
+async def stream(connection: socket.socket, peer: Peer, *, limit_bytes: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that was handed on, as asyncio's streams, over TLS where its client's key asks for it. Raises OSError."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=limit_bytes)
-    reader.feed_data(data)
     protocol = asyncio.StreamReaderProtocol(reader)
-    transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection)
+    if peer.tls_key is None:
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection)
+    else:
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol, connection, ssl=server_context(peer.tls_key), ssl_handshake_timeout=HANDSHAKE_S
+        )
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 

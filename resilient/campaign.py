@@ -6,6 +6,7 @@ import os
 import socket
 from pathlib import Path
 
+from checkpoint import tls
 from resilient import network, visible_gpus
 from resilient.config import Config, ConfigError, Layout, Problem, layout, with_fewer_replicas
 from resilient.exits import EnvironmentUnusable
@@ -82,9 +83,11 @@ def machine_layout(config: Config, allocation: Allocation | None = None) -> Layo
     """The layout with every `auto` settled for this machine, or for the nodes of the job, which are like this one.
 
     Raises:
-        ConfigError: it does not come out even, the environment has a value for communication that is out of range, or
-            `cluster.fabric` is no file of switches.
+        ConfigError: it does not come out even, the environment has a value for communication that is out of range,
+            `cluster.fabric` is no file of switches, or this Python has no TLS with pre-shared keys and the config asks for it.
     """
+    if config.cluster.tls == "psk" and (why := tls.why_not()) is not None:
+        raise ConfigError([Problem("cluster.tls", "psk", f"{why}; allowed: off")])
     communication(config, allocation)
     places_in(config.cluster.fabric)
     cpus = len(os.sched_getaffinity(0)) if allocation is None else min(allocation.cpus)

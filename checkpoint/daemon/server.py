@@ -46,14 +46,14 @@ class Server:
         self._listener = Listener(sockets, self._keys, self._on_admitted, log)
         return port
 
-    def _on_admitted(self, connection: socket.socket, peer: Peer, data: bytes) -> None:
-        task = asyncio.create_task(self._serve(connection, peer, data))
+    def _on_admitted(self, connection: socket.socket, peer: Peer) -> None:
+        task = asyncio.create_task(self._serve(connection, peer))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
-    async def _serve(self, connection: socket.socket, peer: Peer, data: bytes) -> None:
+    async def _serve(self, connection: socket.socket, peer: Peer) -> None:
         try:
-            reader, writer = await stream(connection, data, limit_bytes=LINE_LIMIT_BYTES)
+            reader, writer = await stream(connection, peer, limit_bytes=LINE_LIMIT_BYTES)
         except OSError:
             connection.close()
             return

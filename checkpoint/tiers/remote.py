@@ -128,11 +128,13 @@ class RemoteShard(Source):
         connection: socket.socket | None = getattr(self._own, "connection", None)
         if connection is None:
             host, _, port = self._address.rpartition(":")
-            connection = self._own.connection = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            made = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
+            self._sockets.append(made)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = authenticate(made, self._key, self._role, timeout_s=TIMEOUT_S, given_up=self._cancelled.is_set)
             self._sockets.append(connection)
-            authenticate(connection, self._key, self._role, timeout_s=TIMEOUT_S, given_up=self._cancelled.is_set)
             connection.settimeout(POLL_S)
+            self._own.connection = connection
         return connection
 
     def _reply(self, connection: socket.socket) -> tuple[ReadReply, bytes]:

@@ -161,7 +161,7 @@ class NodeAgent(LocalElasticAgent):
         if found:
             leaving = self._loop.in_thread(lambda: leave_salvaged(settings.run_dir, found), "salvage")
             self._loop.wait_until(leaving.done, RUN_DIR_S)
-        memory.leave_record(self._regions, settings.driver)
+        memory.leave_record(self._regions, settings.driver, settings.addr)
         self._driver.send(
             Hello(
                 generation=0,

@@ -112,17 +112,18 @@ def salvaged(regions: Path) -> list[Salvaged]:
 
 @dataclass(frozen=True)
 class AgentRecord:
-    """Attributes: driver: where the agent has reached it, host:port, several with commas between."""
+    """Attributes: driver: where the agent has reached it, host:port, several with commas between; addr: of the node."""
 
     pid: int
     driver: str
+    addr: str = ""
 
 
-def leave_record(regions: Path, driver: str) -> None:
+def leave_record(regions: Path, driver: str, addr: str = "") -> None:
     """Say that this process is the agent; the directory of its heartbeat regions is there. Raises OSError."""
     path = regions / FILE
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(asdict(AgentRecord(os.getpid(), driver))))
+    new.write_text(json.dumps(asdict(AgentRecord(os.getpid(), driver, addr))))
     new.replace(path)
 
 

@@ -55,6 +55,9 @@ class Cluster(Section):
         "SLURM_TOPOLOGY_ADDR of each node tells",
     )
     threads_per_proc: Count | Auto = Field("auto", description="CPU threads of a rank; auto: cores / procs_per_node")
+    tls: Literal["off", "psk"] = Field(
+        "off", description="psk: agents, driver and snapshot daemons talk over TLS with a pre-shared key; needs Python 3.13"
+    )
 
     @property
     def computing(self) -> int:

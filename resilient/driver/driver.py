@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from checkpoint.handshake import encrypting
 from resilient import clock, entries, ledger
 from resilient.config import Config, ConfigError, Layout, Problem
 from resilient.control import Coordinator
@@ -114,7 +115,8 @@ class Driver:
         self._allocation = allocation
         self._chain = chain
         self._ahead = ahead
-        self._secret = secrets.token_hex(16)
+        secret = secrets.token_hex(16)
+        self._secret = encrypting(secret) if config.cluster.tls == "psk" else secret
         listeners = Listeners(self._on_trouble, self._on_well, self._on_taken_over, self._on_defect)
         self._writer = Writer(settings, spill, listeners, display.log)
         self._durable = Durable(config, allocation, chain, self._writer, display.note)

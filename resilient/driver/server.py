@@ -85,8 +85,8 @@ class Server:
         self._listener = Listener(sockets, self._keys, self._on_admitted, log)
         return port
 
-    def _on_admitted(self, connection: socket.socket, peer: Peer, data: bytes) -> None:
-        task = asyncio.create_task(self._serve(connection, peer, data))
+    def _on_admitted(self, connection: socket.socket, peer: Peer) -> None:
+        task = asyncio.create_task(self._serve(connection, peer))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
@@ -170,11 +170,11 @@ class Server:
 
     # -- what is received -------------------------------------------------------------------------------------------------
 
-    async def _serve(self, connection: socket.socket, peer: Peer, data: bytes) -> None:
-        """An agent's connection, from its handshake to its end. Args: data: has arrived already."""
+    async def _serve(self, connection: socket.socket, peer: Peer) -> None:
+        """An agent's connection, from its handshake to its end."""
         try:
             outlast_outages(connection)
-            reader, writer = await stream(connection, data, limit_bytes=READ_BYTES)
+            reader, writer = await stream(connection, peer, limit_bytes=READ_BYTES)
         except OSError as error:
             self._log_refusal(f"agent {peer.subject}: its connection broke: {error}")
             connection.close()

@@ -3,13 +3,15 @@
 Owns the checks of modes, owners and listening sockets. Changes nothing; sees what this user may see.
 """
 
+import contextlib
 import ipaddress
 import os
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
@@ -23,6 +25,7 @@ from resilient.agent import memory
 from resilient.driver.lease import holder, machine_id
 from resilient.health.report import Finding, Report
 from resilient.processes import must_be_run_directory
+from resilient.slurm.launch import own_addresses
 
 
 def inspect(run_dir: Path) -> Report:
@@ -34,12 +37,19 @@ def inspect(run_dir: Path) -> Report:
     return Report(tuple(found), time.monotonic() - began)
 
 
-def _mode_of(run_dir: Path) -> Mode:
+def _told(run_dir: Path, *keys: str) -> Any:
+    """What the run's config says under these keys; None where it says nothing, or cannot be read."""
     try:
-        told = yaml.safe_load((run_dir / "config.yaml").read_text())
-        return "group" if told["run_dir_mode"] == "group" else "private"
+        found = yaml.safe_load((run_dir / "config.yaml").read_text())
+        for key in keys:
+            found = found[key]
+        return found
     except (OSError, yaml.YAMLError, KeyError, TypeError, RecursionError):
-        return "private"
+        return None
+
+
+def _mode_of(run_dir: Path) -> Mode:
+    return "group" if _told(run_dir, "run_dir_mode") == "group" else "private"
 
 
 def _run_directory(run_dir: Path) -> Iterator[Finding]:
@@ -119,12 +129,12 @@ def _memory(run_dir: Path) -> Iterator[Finding]:
 
 
 def _listeners(run_dir: Path) -> Iterator[Finding]:
-    processes, alone = _processes(run_dir)
-    if not processes:
+    places = _places(run_dir)
+    if not places:
         yield Finding("listeners", "skip", "no process of the campaign runs on this machine")
         return
     hidden = bad = seen = 0
-    for process in processes:
+    for process, allowed in places:
         try:
             sockets = [each for each in process.net_connections(kind="inet") if each.status == psutil.CONN_LISTEN]
             name = process.name()
@@ -135,7 +145,7 @@ def _listeners(run_dir: Path) -> Iterator[Finding]:
             continue
         for each in sockets:
             seen += 1
-            why = _why_open(each.laddr.ip, alone=alone)
+            why = _why_open(each.laddr.ip, allowed)
             if why is not None:
                 bad += 1
                 family = "[{}]:{}" if each.family == socket.AF_INET6 else "{}:{}"
@@ -144,32 +154,65 @@ def _listeners(run_dir: Path) -> Iterator[Finding]:
     if hidden:
         yield Finding("listeners", "warn", f"the sockets of {hidden} processes cannot be seen; run this as their user")
     if not bad:
-        where = "loopback alone" if alone else "addresses of this machine that were chosen"
-        yield Finding("listeners", "ok", f"{len(processes)} processes listen on {seen} ports, of {where}")
+        chosen = sorted({each for _, allowed in places for each in allowed})
+        where = f"loopback and {', '.join(chosen)}" if chosen else "loopback alone"
+        yield Finding("listeners", "ok", f"{len(places)} processes listen on {seen} ports, of {where}")
 
 
-def _processes(run_dir: Path) -> tuple[list[psutil.Process], bool]:
-    """Those of the campaign on this machine, and whether the campaign is on this machine alone."""
+def _places(run_dir: Path) -> list[tuple[psutil.Process, Set[str]]]:
+    """The campaign's processes on this machine, and at which addresses besides the loopback each may listen.
+
+    Those of a job listen where other nodes reach them: the driver at the addresses of its node, or those of `slurm.interface`;
+    an agent, its snapshot daemon and its ranks at the node's address, and ranks on the interfaces that are named for collectives.
+    """
     owner = holder(run_dir)
-    roots = {owner.pid} if owner is not None and owner.machine == machine_id() and owner.pid else set()
-    roots |= {record.pid for record in memory.agent_records(run_dir)}
-    found: dict[int, psutil.Process] = {}
-    for pid in roots:
-        try:
-            process = psutil.Process(pid)
-            found |= {each.pid: each for each in (process, *process.children(recursive=True))}
-        except psutil.Error:
-            continue
-    return [found[pid] for pid in sorted(found)], owner is None or not owner.job
+    alone = owner is None or not owner.job
+    found: dict[int, tuple[psutil.Process, Set[str]]] = {}
+    if owner is not None and owner.machine == machine_id() and owner.pid:
+        found |= _family(owner.pid, set() if alone else set(_of_driver(run_dir)))
+    for record in memory.agent_records(run_dir):
+        found |= _family(record.pid, set() if alone else {record.addr, *_of_collectives(run_dir, record.pid)} - {""})
+    return [found[pid] for pid in sorted(found)]
 
 
-def _why_open(address: str, *, alone: bool) -> str | None:
-    """Why others can reach a listener, and what to do; None where only those can for whom it is."""
-    ip = ipaddress.ip_address(address)
-    if ip.is_loopback:
+def _family(pid: int, allowed: Set[str]) -> dict[int, tuple[psutil.Process, Set[str]]]:
+    try:
+        process = psutil.Process(pid)
+        return {each.pid: (each, allowed) for each in (process, *process.children(recursive=True))}
+    except psutil.Error:
+        return {}
+
+
+def _of_driver(run_dir: Path) -> list[str]:
+    # A name with a suffix may lead to an interface that is not named.
+    return own_addresses(None if _told(run_dir, "slurm", "hostname_suffix") else _told(run_dir, "slurm", "interface"))
+
+
+def _of_collectives(run_dir: Path, agent: int) -> Iterator[str]:
+    """Addresses of the interfaces that the config, or the environment of the agent, names for NCCL and gloo."""
+    named = [_told(run_dir, section, "interface") for section in ("network", "slurm")]
+    with contextlib.suppress(psutil.Error):
+        environ = psutil.Process(agent).environ()
+        named += [environ.get(variable) for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")]
+    for text in filter(None, named):
+        if text.startswith("^"):  # all but these
+            yield from own_addresses()
+        else:
+            for name in text.removeprefix("=").split(","):
+                yield from own_addresses(name.removeprefix("="))
+
+
+def _why_open(address: str, allowed: Set[str]) -> str | None:
+    """Why others can reach a listener, and what to do; None where only those can for whom it is.
+
+    Args:
+        allowed: addresses besides the loopback; none where the campaign is on this machine alone.
+    """
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if ip.is_loopback or str(ip) in allowed:
         return None
     if ip.is_unspecified:
         return "which is every address of this machine; a script of yours opens it, or this version does: bind it to one address"
-    if alone:
+    if not allowed:
         return "and the campaign is on this machine alone: bind it to 127.0.0.1"
-    return None
+    return f"which is none of the campaign's addresses here ({', '.join(sorted(allowed))}): bind it to one of them"

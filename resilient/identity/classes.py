@@ -17,7 +17,7 @@ _FREE_SECTIONS = ("checkpoint", "resilience", "network", "slurm", "chaos", "logg
 _KEYS: Mapping[Kind, Mapping[str, str]] = {
     "free": {
         "": "name run_dir run_dir_mode",
-        "cluster": "launcher nodes procs_per_node domains spares min_nodes binding fabric",
+        "cluster": "launcher nodes procs_per_node domains spares min_nodes binding fabric tls",
         "train": "steps samples exit_duration_min eval_interval eval_iters",
     },
     "told": {

@@ -61,11 +61,10 @@ def _connect_to(address: tuple[str, int], key: str, subject: str, timeout_s: flo
     connection = socket.create_connection(address, timeout=timeout_s)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        authenticate(connection, key, DRIVER_AGENT, subject, timeout_s=timeout_s)
+        return authenticate(connection, key, DRIVER_AGENT, subject, timeout_s=timeout_s)
     except BaseException:
         connection.close()
         raise
-    return connection
 
 
 def _elsewhere(addresses: Sequence[tuple[str, int]], here: str) -> str:

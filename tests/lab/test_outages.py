@@ -19,10 +19,10 @@ from checkpoint.handshake import DRIVER_AGENT, derive
 from checkpoint.listener import Listener, stream
 from resilient.protocol.connection import outlast_outages
 from resilient.protocol.messages import Ping
-async def serve(connection, data):
+async def serve(connection, peer):
     if RESEND:
         outlast_outages(connection)
-    reader, writer = await stream(connection, data, limit_bytes=1 << 16)
+    reader, writer = await stream(connection, peer, limit_bytes=1 << 16)
     async def ping():
         while True:
             writer.write(encode(Ping(generation=0)))
@@ -33,7 +33,7 @@ async def serve(connection, data):
 async def main():
     keys = {DRIVER_AGENT: derive("secret", DRIVER_AGENT)}
     listening = socket.create_server(("0.0.0.0", 7777))
-    server = Listener([listening], keys, lambda c, _, data: asyncio.ensure_future(serve(c, data)), logging.getLogger())
+    server = Listener([listening], keys, lambda c, peer: asyncio.ensure_future(serve(c, peer)), logging.getLogger())
     await asyncio.Event().wait()
 asyncio.run(main())
 """

@@ -26,15 +26,15 @@ class House:
     """A listener, and who was let in."""
 
     def __init__(self) -> None:
-        self.admitted: list[tuple[Peer, bytes]] = []
+        self.admitted: list[Peer] = []
         self.connections: list[socket.socket] = []
         (listening,) = bind(["127.0.0.1"], backlog=512)
         self.address = listening.getsockname()
         self.listener = Listener([listening], KEYS, self._on_admitted, log)
 
-    def _on_admitted(self, connection: socket.socket, peer: Peer, data: bytes) -> None:
+    def _on_admitted(self, connection: socket.socket, peer: Peer) -> None:
         self.connections.append(connection)
-        self.admitted.append((peer, data))
+        self.admitted.append(peer)
 
     async def client(self, *, key: str = KEYS[WORKER_DAEMON], role: str = WORKER_DAEMON, subject: str = "") -> None:
         """Somebody who does it right, as workers do."""
@@ -99,7 +99,7 @@ def test_who_knows_the_key_of_a_role_is_let_in_as_that():
         await house.client(key=KEYS[DAEMON_DAEMON], role=DAEMON_DAEMON)
         await house.until(lambda: len(house.admitted) == 2)
 
-    assert [peer for peer, _ in play(work).admitted] == [Peer(WORKER_DAEMON, "rank 3"), Peer(DAEMON_DAEMON, "")]
+    assert play(work).admitted == [Peer(WORKER_DAEMON, "rank 3"), Peer(DAEMON_DAEMON, "")]
 
 
 def test_small_answers_are_sent_at_once():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -17,8 +18,11 @@ from stranger import UID, needs_root, shared_place, stranger
 from checkpoint.tools import flushing
 from checkpoint.tools.refusal import Refusal
 from resilient import access, storage
+from resilient.agent import memory
+from resilient.driver.lease import Owner
 from resilient.exits import EnvironmentUnusable
 from resilient.health import security
+from resilient.slurm.launch import own_addresses
 
 
 def described(name: str, root: Path) -> str:
@@ -173,22 +177,44 @@ def test_a_tier_of_somebody_else_is_told(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "alone", "open_to_others"),
+    ("address", "allowed", "open_to_others"),
     [
-        ("127.0.0.1", True, False),
-        ("::1", True, False),
-        ("0.0.0.0", True, True),
-        ("::", False, True),
-        ("10.1.2.3", True, True),
-        ("10.1.2.3", False, False),
+        ("127.0.0.1", set(), False),
+        ("::1", {"10.1.2.3"}, False),
+        ("0.0.0.0", set(), True),
+        ("::", {"10.1.2.3"}, True),
+        ("10.1.2.3", set(), True),
+        ("10.1.2.3", {"10.1.2.3"}, False),
+        ("10.1.2.4", {"10.1.2.3"}, True),
+        ("fe80::1%eth0", {"10.1.2.3"}, True),
     ],
 )
-def test_a_campaign_of_one_machine_listens_on_loopback_alone(address: str, alone: bool, open_to_others: bool) -> None:
-    assert (security._why_open(address, alone=alone) is not None) == open_to_others
+def test_a_campaign_listens_on_loopback_and_at_the_addresses_of_its_allocation(
+    address: str, allowed: set[str], open_to_others: bool
+) -> None:
+    assert (security._why_open(address, allowed) is not None) == open_to_others
+
+
+def test_what_a_job_listens_at_on_this_machine_is_compared_with_its_addresses(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, *_ = own_addresses()
+    monkeypatch.setattr(security, "holder", lambda _: Owner(host="n1", pid=1, job="17", machine="elsewhere", token="t"))
+    regions = memory.region_directory(run_dir, 0)
+    regions.mkdir(mode=0o700)
+    try:
+        with socket.create_server((here, 0)) as listener:
+            memory.leave_record(regions, "n1:1", here)
+            assert here in findings(run_dir)["listeners"] and findings(run_dir)["listeners"].startswith("ok")
+            memory.leave_record(regions, "n1:1", "192.0.2.1")
+            (told,) = (text for check, text in findings(run_dir).items() if check.startswith("listener "))
+            assert f"{here}:{listener.getsockname()[1]}, which is none of the campaign's addresses here (192.0.2.1)" in told
+    finally:
+        shutil.rmtree(regions)
 
 
 def test_listeners_of_the_campaigns_processes_are_seen(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "_processes", lambda run_dir: ([psutil.Process()], True))
+    monkeypatch.setattr(security, "_places", lambda run_dir: [(psutil.Process(), set())])
     with socket.create_server(("127.0.0.1", 0)):
         assert findings(run_dir)["listeners"].startswith("ok")
         with socket.create_server(("0.0.0.0", 0)) as listener:
