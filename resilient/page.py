@@ -95,13 +95,13 @@ def numbers(named: Mapping[str, str]) -> Iterator[str]:
     yield "</dl>"
 
 
-def parts_bar(seconds: Mapping[str, float]) -> str:
+def parts_bar(seconds: Mapping[str, float], unit: str = "rank seconds") -> str:
     """A bar of the parts of an account that are not empty."""
     whole = sum(seconds.values()) or 1.0
     parts = []
     for name, spent in seconds.items():
         if spent > 0:
-            title = safe(f"{name}: {spent:.1f} rank seconds, {spent / whole:.1%}")
+            title = safe(f"{name}: {spent:.1f} {unit}, {spent / whole:.1%}")
             parts.append(f'<i style="background:{_COLOURS[name]};width:{100 * spent / whole:.3f}%" title="{title}"></i>')
     return f'<div class="bar">{"".join(parts)}</div>'
 

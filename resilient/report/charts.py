@@ -27,6 +27,8 @@ NAMED = 6  # faults in the title of a mark
 ROW, HOSTS = 17.0, 40  # of the nodes: height of one, and how many at most
 NAMES = 150.0  # width of their names
 
+NO_LOSS = f'<text class="tick" x="{LEFT:.0f}" y="{MARKS + PANEL / 2:.0f}">no loss was reported</text>'
+
 STYLE = """
 .chart svg { min-width: 44rem; } .down { fill: var(--bad); fill-opacity: .22; } .away { fill: var(--soft); fill-opacity: .22; }
 .job0 { fill: var(--rule); } .job1 { fill: var(--shade); stroke: var(--rule); } svg .job { fill: var(--ink); font-size: 10px; }
@@ -92,7 +94,7 @@ def _chart(
         f'<div class="wide chart"><svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" '
         f'aria-label="loss and throughput over {over}">',
         *under,
-        *panel("loss", losses.points(), x, MARKS, PANEL, from_zero=False),
+        *(panel("loss", losses.points(), x, MARKS, PANEL, from_zero=False) if losses.points() else [NO_LOSS]),
         *_validations(past.validations_by_time if timed else past.validations_by_step, losses, x),
         *panel(speed[0], speed[1].points(), x, lower, PANEL, from_zero=True),
         *_jobs(spans, x, first_t),

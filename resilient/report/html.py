@@ -180,17 +180,18 @@ def _bad_nodes(summary: Summary) -> Iterator[str]:
 
 def _jobs(past: Past, summary: Summary) -> Iterator[str]:
     head = (number("job"), "host", "began", number("took"), number("without a job before"), "steps", number("generations"),
-            number("faults"), number("down"), number("steps again"), "end")  # fmt: skip
+            number("faults"), number("down"), number("steps again"), "where its time went", "end")  # fmt: skip
+    accounts = {run["t"]: run["seconds"] for run in summary.runs}
     count = len(past.jobs)
     if not count:
         yield "<p>No job has started.</p>"
     else:
         first = max(0, count - NEWEST)
-        yield from table(head, (_job(past.jobs, at, summary.state) for at in range(first, count)))
+        yield from table(head, (_job(past.jobs, at, summary.state, accounts) for at in range(first, count)))
         if first:
             earlier = range(max(0, first - JOBS), first)
             yield f"<details><summary>the {len(earlier)} before these, of {count:,} in all</summary>"
-            yield from table(head, (_job(past.jobs, at, summary.state) for at in earlier))
+            yield from table(head, (_job(past.jobs, at, summary.state, accounts) for at in earlier))
             yield "</details>"
     if summary.jobs:
         yield "<h3>In Slurm</h3>"
@@ -199,7 +200,8 @@ def _jobs(past: Past, summary: Summary) -> Iterator[str]:
         )
 
 
-def _job(jobs: Sequence[Job], at: int, state: str) -> Iterator[str]:
+def _job(jobs: Sequence[Job], at: int, state: str, accounts: Mapping[float, Mapping[str, float]]) -> Iterator[str]:
+    """A row. Args: accounts: wall time by part of the newest jobs, by when they began."""
     job = jobs[at]
     yield number(str(at + 1))
     yield safe(job.host)
@@ -211,6 +213,7 @@ def _job(jobs: Sequence[Job], at: int, state: str) -> Iterator[str]:
     yield number(f"{job.faults:,}")
     yield number(seconds_text(job.downtime_s) if job.downtime_s else "")
     yield number(f"{job.lost_steps:,}" if job.lost_steps else "")
+    yield parts_bar(accounts[job.t], "s") if job.t in accounts else ""
     runs = state == "running" and at == len(jobs) - 1
     yield safe(f"status {job.exit_code}" if job.ended else "runs" if runs else "without a last word")
 
