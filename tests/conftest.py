@@ -8,6 +8,9 @@ import hypothesis
 import pytest
 
 pytest_plugins = ["costs", "soak"]
+
+# Before torch is imported: tests run beside each other, and numbers do not depend on how many processors there are.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 pytest.register_assert_rewrite("campaigns", "lab_jobs")
 
 # How long an example takes says nothing on a machine that is busy with something else.

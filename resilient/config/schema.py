@@ -54,7 +54,9 @@ class Cluster(Section):
         description="a file of switches as Slurm's topology.conf, by which nodes are ordered and replicas kept apart; null: "
         "SLURM_TOPOLOGY_ADDR of each node tells",
     )
-    threads_per_proc: Count | Auto = Field("auto", description="CPU threads of a rank; auto: cores / procs_per_node")
+    threads_per_proc: Count | Auto = Field(
+        "auto", description="CPU threads of a rank; auto: cores / procs_per_node, of a script one, as torchrun has it"
+    )
     tls: Literal["off", "psk"] = Field(
         "off", description="psk: agents, driver and snapshot daemons talk over TLS with a pre-shared key; needs Python 3.13"
     )

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -54,7 +55,9 @@ def test_a_check_that_hangs_is_killed_with_what_it_started_and_the_others_answer
     assert [(each.check, each.verdict) for each in findings] == [("disk", "fail"), ("link", "ok")]
     assert "no answer within 4 s" in findings[0].text
     assert word in findings[0].text
-    assert states(pids).strip("Z") == ""
+    deadline = time.monotonic() + 10.0
+    while states(pids).strip("Z"):  # a process that was killed is gone when the kernel has come to it
+        assert time.monotonic() < deadline
 
 
 def test_one_limit_holds_for_all_checks_together(tmp_path: Path):
