@@ -23,7 +23,7 @@ from resilient.logs.reading import Wanted, lines
 
 T = TypeVar("T")
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: mounting a file system needs root")
 ROOT = Path(__file__).parents[2]
 
