@@ -295,7 +295,11 @@ def show(run_dir: Path, *, as_json: bool) -> None:
     """Print the summary."""
     summary = inspect(run_dir)
     if as_json:
-        Console(highlight=False, soft_wrap=True).print_json(json.dumps(asdict(summary)))
+        console, said = Console(highlight=False, soft_wrap=True), json.dumps(asdict(summary), indent=2, ensure_ascii=False)
+        if console.is_terminal:
+            console.print_json(said)
+        else:  # nobody sees colours, which take longer than all the rest
+            console.out(said, highlight=False)
     else:
         Console(highlight=False).print(render(summary))
 
