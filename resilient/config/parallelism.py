@@ -61,9 +61,12 @@ def layout(config: Config, *, cpu_count: int, gpu_count: int, apart: bool = Fals
         procs = max(1, gpu_count // (1 if apart else cluster.slots)) if on_gpu else 1
     else:
         procs = cluster.procs_per_node
-    threads = cluster.threads_per_proc
-    if threads == "auto":  # a script gets as many as torchrun would give it
-        threads = 1 if config.is_script and sharing * procs > 1 else max(1, cpu_count // (sharing * procs))
+    if cluster.threads_per_proc != "auto":
+        threads = cluster.threads_per_proc
+    elif config.is_script and sharing * procs > 1:  # as many as torchrun would give it
+        threads = 1
+    else:
+        threads = max(1, cpu_count // (sharing * procs))
     return _settle(config, cluster.computing, procs, threads)
 
 

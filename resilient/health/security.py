@@ -27,6 +27,8 @@ from resilient.health.report import Finding, Report
 from resilient.processes import must_be_run_directory
 from resilient.slurm.launch import own_addresses
 
+SRUN = "srun"  # of a job, which talks with slurmd; where it listens is SrunPortRange of slurm.conf
+
 
 def inspect(run_dir: Path) -> Report:
     """Look at a run directory, and at what its campaign has on this machine. Raises EnvironmentUnusable where it is none."""
@@ -133,7 +135,8 @@ def _listeners(run_dir: Path) -> Iterator[Finding]:
     if not places:
         yield Finding("listeners", "skip", "no process of the campaign runs on this machine")
         return
-    hidden = bad = seen = 0
+    hidden = bad = seen = slurms = 0
+    in_job = bool((owner := holder(run_dir)) is not None and owner.job)
     for process, allowed in places:
         try:
             sockets = [each for each in process.net_connections(kind="inet") if each.status == psutil.CONN_LISTEN]
@@ -142,6 +145,9 @@ def _listeners(run_dir: Path) -> Iterator[Finding]:
             continue
         except psutil.AccessDenied:
             hidden += 1
+            continue
+        if in_job and name == SRUN:
+            slurms += len(sockets)
             continue
         for each in sockets:
             seen += 1
@@ -153,6 +159,10 @@ def _listeners(run_dir: Path) -> Iterator[Finding]:
                 yield Finding(f"listener {name}", "fail", f"process {process.pid} listens on {at}, {why}")
     if hidden:
         yield Finding("listeners", "warn", f"the sockets of {hidden} processes cannot be seen; run this as their user")
+    if slurms:
+        yield Finding(
+            "listeners of Slurm", "ok", f"srun listens on {slurms} ports of all addresses; Slurm authenticates whoever connects"
+        )
     if not bad:
         chosen = sorted({each for _, allowed in places for each in allowed})
         where = f"loopback and {', '.join(chosen)}" if chosen else "loopback alone"

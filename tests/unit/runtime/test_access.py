@@ -220,3 +220,27 @@ def test_listeners_of_the_campaigns_processes_are_seen(run_dir: Path, monkeypatc
         with socket.create_server(("0.0.0.0", 0)) as listener:
             (told,) = (text for check, text in findings(run_dir).items() if check.startswith("listener "))
             assert told.startswith("fail") and f"0.0.0.0:{listener.getsockname()[1]}" in told
+
+
+NAMED = """
+import socket, sys
+open("/proc/self/comm", "w").write(sys.argv[1])
+with socket.create_server(("0.0.0.0", 0)):
+    print("listens", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("name", "job", "verdict"), [("srun", "17", "ok"), ("srun", None, "fail"), ("other", "17", "fail")])
+def test_where_srun_of_a_job_listens_is_slurms_affair(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str, job: str | None, verdict: str
+) -> None:
+    command = [sys.executable, "-c", NAMED, name]
+    monkeypatch.setattr(security, "holder", lambda _: Owner(host="n1", pid=1, job=job, machine="elsewhere", token="t"))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "listens\n"
+        monkeypatch.setattr(security, "_places", lambda run_dir: [(psutil.Process(process.pid), set())])
+        found = findings(run_dir)
+        process.communicate()
+    told = found["listeners of Slurm"] if verdict == "ok" else found[f"listener {name}"]
+    assert told.startswith(verdict)
