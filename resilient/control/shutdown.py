@@ -50,8 +50,11 @@ class Saving:
     ask_s: float = 0.0
 
     def patience_s(self, began_t: float) -> float:
-        """How long a daemon may take to answer what it was asked at `began_t`, unix seconds."""
-        return SETTLE_S if self.deadline_t is None else min(SETTLE_S, max(0.0, SHARE * (self.deadline_t - began_t)))
+        """How long a daemon may take to answer what it was asked at `began_t`, unix seconds.
+
+        The deadline may have passed while the driver was away, which is no daemon's fault.
+        """
+        return SETTLE_S if self.deadline_t is None else min(SETTLE_S, max(ASK_S, SHARE * (self.deadline_t - began_t)))
 
     def hurry(self, until_t: float) -> None:
         self.deadline_t = until_t if self.deadline_t is None else min(self.deadline_t, until_t)

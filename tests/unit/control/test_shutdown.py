@@ -202,3 +202,11 @@ def test_a_daemon_that_is_silent_in_a_drain_is_replaced_while_there_is_time(play
     play.flushed(request)
     play.committed(request)
     assert play.finish().code is Exit.STOPPED
+
+
+def test_a_driver_that_was_away_while_it_drained_blames_no_daemon(play):
+    play.silent_daemons = {1}
+    drained(play, 60)
+    play.now += 19.0
+    play.do("tick")
+    assert not play.sent(ReplaceDaemon) and not play.events("fault")
