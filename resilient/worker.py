@@ -233,7 +233,7 @@ def beat(step: int) -> None:
     """Say that optimizer step `step` (1-based) is finished. All ranks beat every step."""
     if _region is not None:
         if _progress is not None:
-            _progress.stand_back()
+            _progress.stand_back(step)
         _region.beat(step)
     if _watcher is not None:
         _watcher(None, step)
