@@ -88,6 +88,11 @@ class Parallel(Section):
     zero_stage: Literal[1, 2, 3] = Field(
         1, description="1: shard optimizer state; 2: gradients too, between micro batches; 3: parameters too"
     )
+    reduce_gradients: Literal["auto", "last", "every"] = Field(
+        "auto",
+        description="gradients are reduced over the replicas in the last backward pass of a step, until when they add up whole on "
+        "each rank, or in every one, into fp32 shards; auto: every at ZeRO 2 and 3 without a pipeline, and where memory needs it",
+    )
 
 
 class Model(Section):
@@ -196,6 +201,11 @@ class Train(Section):
         "auto",
         description="auto: bf16 on GPUs of compute capability 8.0 or later and on CPUs with AMX or of AMD's Zen 5, else fp32; a "
         "run keeps what it began with",
+    )
+    grad_dtype: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="of whole gradients that add up over micro batches (reduce_gradients: last); ranks reduce in fp32 either way; "
+        "auto: fp32, and bf16 where nothing else fits the GPU's memory",
     )
     recompute: Literal["none", "selective", "full"] = Field(
         "none", description="what the backward pass computes again: nothing, attention, or whole layers"
