@@ -90,14 +90,14 @@ def _metrics(run_dir: Path) -> list[Line]:
 
 def weights(run_dir: Path, reference: Path) -> Weights | None:
     """The newest checkpoints of both, compared number by number; None where neither run has one."""
-    from checkpoint.errors import DamagedCheckpoint
-    from checkpoint.tools.diff import Comparison
-
     ours, theirs = (max(_durable(each), default=None) for each in (run_dir, reference))
     if ours is None and theirs is None:
         return None
     if ours is None or theirs is None:
         return Weights(("every array: only one of both runs has a checkpoint",), float("inf"))
+    from checkpoint.errors import DamagedCheckpoint
+    from checkpoint.tools.diff import Comparison
+
     try:
         found = Comparison(ours[1], theirs[1]).run()
     except DamagedCheckpoint as error:

@@ -1,7 +1,9 @@
 """Inspection of workers: what their processes are doing, and where in the code.
 
-Owns the reading of /proc and the asking for stacks. faulthandler answers in the worker, at a signal that nobody else uses and
-without the interpreter's help, so that a worker which is stuck anywhere but in the kernel still says where.
+Owns the reading of /proc and the asking for stacks. faulthandler answers in the worker's main thread, at a signal that nobody else
+uses and without the interpreter's help, so that a worker which is stuck anywhere but in the kernel still says where. It writes that
+thread alone: the others run meanwhile, and reading frames that are changing ends the process (SIGSEGV). They are read by
+`resilient.agent.recorder`, which waits for the interpreter.
 """
 
 import contextlib
@@ -23,9 +25,9 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def answer_with_stacks(path: Path) -> None:
-    """In a worker: write the stacks of all threads to this file whenever they are asked for."""
+    """In a worker: write the stack of the main thread to this file whenever it is asked for."""
     file = path.open("w")  # open for as long as the process lives
-    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=False, chain=False)
 
 
 def state_of(pid: int) -> str:
@@ -37,8 +39,8 @@ def inspect(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Inspection]:
     """Inspect workers that answer: process id and file of stacks, by rank. It takes a moment (`WINDOW_S`, twice at most).
 
     A worker that is stopped is continued for it, and stopped again, unless all are: then the job may have been suspended. `cpu` is
-    the share of one core that it used meanwhile, or that its main thread would have if nobody else had; `stacks` has the most
-    recent call first, and is empty where it did not answer; the standing is left to others.
+    the share of one core that it used meanwhile, or that its main thread would have if nobody else had; `stacks` is the main
+    thread's, the most recent call first, and is empty where it did not answer; other threads and the standing are left to others.
     """
     before: dict[int, tuple[str, float, int]] = {}
     own = {rank: OwnTime(pid) for rank, (pid, _) in workers.items()}
@@ -81,12 +83,12 @@ def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]
 
 
 def _is_whole(stacks: str) -> bool:
-    """Whether the main thread, which faulthandler writes last, is there to its outermost call, or as deep as it goes."""
+    """Whether the main thread is there to its outermost call, or as deep as faulthandler goes."""
     return stacks.endswith((" in <module>\n", "  ...\n"))
 
 
 def _ask(pid: int) -> None:
-    """Ask the main thread: any other one that took the signal would read frames that are changing, and could end the process."""
+    """Ask the main thread: any other one that took the signal would write its own stack."""
     _libc.tgkill(pid, pid, STACKS_SIGNAL)
 
 
@@ -115,6 +117,6 @@ def _from(path: Path, offset: int) -> str:
     try:
         with path.open("rb") as file:
             file.seek(offset)
-            return file.read().decode(errors="replace")
+            return file.read().decode(errors="replace").replace("Stack (most", "Current thread (most")
     except OSError:
         return ""

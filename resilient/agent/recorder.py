@@ -1,7 +1,8 @@
 """torch's flight recorder: what collectives a rank has begun and not finished, asked for before the rank is killed.
 
 A thread of the worker waits for a signal that nobody else uses, and leaves the record as a file in torch's own format (for
-`torchfrtrace`), with a line in words. It needs the interpreter for a moment: a rank that waits in a collective has given it free,
+`torchfrtrace`), with a line in words, and the stacks of all threads but the main one, which says itself where it is (see
+`resilient.agent.inspection`). It needs the interpreter for a moment: a rank that waits in a collective has given it free,
 one that keeps it for itself is left to its stacks. Owns both ends of that.
 """
 
@@ -12,9 +13,12 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -24,7 +28,9 @@ from resilient.standing import Standing, group_of, number_of, standing, unfinish
 
 RECORDER_SIGNAL = signal.SIGRTMIN + 8
 STANDING = ".standing"  # the file beside a record with where the worker stands
-STANDING_BYTES = 1 << 20
+THREADS = ".threads"  # and with the stacks of its other threads, in faulthandler's words; it is there when that is
+ANSWER_BYTES = 1 << 20
+CALLS = 100  # of a stack, as many as faulthandler writes
 _standing = msgspec.json.Decoder(Standing | None)
 _DUMPS = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
 
@@ -49,12 +55,28 @@ def _leave(path: Path) -> None:
         found = found or standing(pickle.loads(data))  # of this very process
     if found is not None:
         found = replace(found, held=held_in(threading.main_thread().ident or 0))
+    _put(path.with_suffix(THREADS), _other_threads().encode(errors="replace"))
     _put(path.with_suffix(STANDING), msgspec.json.encode(found))
     said: list[str] = []
     for backend, data in _dumps(stacks=True):
         path.with_suffix(f".{backend}").write_bytes(data)
         said.append(f"{backend}: {in_words(pickle.loads(data))}")
     _put(path, ("\n".join(said) or "torch has none here").encode())  # the rest is there when this is
+
+
+def _other_threads() -> str:
+    """The stacks of all threads but this one and the main one. None of them moves meanwhile: this thread has the interpreter."""
+    mine = {threading.get_ident(), threading.main_thread().ident}
+    return "".join(
+        f"Thread 0x{ident:016x} (most recent call first):\n{_stack(frame)}\n"
+        for ident, frame in sys._current_frames().items()
+        if ident not in mine
+    )
+
+
+def _stack(frame: FrameType) -> str:
+    calls = ((each.f_code, line) for each, line in islice(traceback.walk_stack(frame), CALLS))
+    return "".join(f'  File "{code.co_filename}", line {line} in {code.co_name}\n' for code, line in calls)
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -126,12 +148,21 @@ def standing_of(path: Path) -> Standing | None:
     """
     with contextlib.suppress(OSError, ValueError, RecursionError):
         with path.with_suffix(STANDING).open("rb") as file:
-            found: Standing | None = _standing.decode(file.read(STANDING_BYTES))
+            found: Standing | None = _standing.decode(file.read(ANSWER_BYTES))
             return found
     return None
 
 
+def threads_of(path: Path) -> str:
+    """The stacks of the other threads of a worker that was asked; empty if it has none, or has not answered."""
+    with contextlib.suppress(OSError):
+        with path.with_suffix(THREADS).open("rb") as file:
+            return file.read(ANSWER_BYTES).decode(errors="replace")
+    return ""
+
+
 def forget(path: Path) -> None:
     """Remove what a worker has left."""
-    for suffix in ("", f"{path.suffix}.new", STANDING, f"{STANDING}.new", *(f".{backend}" for backend in _DUMPS)):
+    beside = [name + new for name in (STANDING, THREADS) for new in ("", ".new")]
+    for suffix in ("", f"{path.suffix}.new", *beside, *(f".{backend}" for backend in _DUMPS)):
         path.with_suffix(suffix or path.suffix).unlink(missing_ok=True)

@@ -213,7 +213,11 @@ class Workers:
         able = [_record_of(rank.region) for rank in awake if found[rank.rank].state in ("R", "S")]
         recorder.wait_for_standings(able, asked_t + RECORDS_S)
         standings = {rank.rank: recorder.standing_of(_record_of(rank.region)) for rank in awake}
-        return {rank: msgspec.structs.replace(each, standing=standings.get(rank)) for rank, each in found.items()}
+        for rank in awake:
+            each = found[rank.rank]
+            others = recorder.threads_of(_record_of(rank.region)) if each.stacks else ""  # the main thread comes last
+            found[rank.rank] = msgspec.structs.replace(each, stacks=others + each.stacks, standing=standings[rank.rank])
+        return found
 
     def last_words(self, folder: Path) -> None:
         """Have the workers that run say what they can before they are killed; see `resilient.agent.lastwords`. Takes a moment."""

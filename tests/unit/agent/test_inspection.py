@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resilient.agent import inspection
+from resilient.agent import inspection, recorder
 from resilient.protocol.messages import Inspection
 
 WORKER = """
@@ -75,6 +75,40 @@ def test_a_stopped_process_says_where_it_was_unless_all_are_stopped(worker: Call
     found = inspection.inspect({0: one, 1: other})
     assert [each.state for each in found.values()] == ["T", "T"]
     assert inspection.state_of(one[0]) == "T"  # it is left as it is
+
+
+BUSY = """
+import json, sys, threading, time
+from pathlib import Path
+from resilient.agent import recorder
+from resilient.agent.inspection import answer_with_stacks
+def busy():
+    while True:
+        json.loads(json.dumps({"a": [1] * 50}))
+answer_with_stacks(Path(sys.argv[1]))
+recorder.answer_with_record(Path(sys.argv[2]))
+threading.Thread(target=busy, daemon=True).start()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_whoever_is_asked_while_its_threads_run_goes_on_and_says_where_they_are(tmp_path: Path):
+    stacks, record = tmp_path / "stacks", tmp_path / "record"
+    with subprocess.Popen([sys.executable, "-c", BUSY, str(stacks), str(record)], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            for _ in range(100):  # read at a signal, the frames of a running thread ended one process in six
+                recorder.ask(process.pid, record)
+                inspection._ask(process.pid)
+                recorder.wait_for_answers([record], time.monotonic() + 60)
+                assert process.poll() is None and record.exists()
+            threads = recorder.threads_of(record)
+            assert "in busy\n" in threads and threads.count("most recent call first") == 1
+            found = inspection.inspect({0: (process.pid, stacks)})[0]
+            assert " in <module>\n" in found.stacks and "in busy" not in found.stacks
+        finally:
+            process.kill()
 
 
 def test_an_inspection_of_nobody(tmp_path: Path):

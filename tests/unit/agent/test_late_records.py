@@ -16,7 +16,7 @@ from resilient.standing import Standing
 
 # A rank in a collective of its own, whose recorder answers a good while after it was asked.
 RANK = """
-import pickle, sys, time
+import pickle, sys, threading, time
 from pathlib import Path
 from resilient.agent import recorder
 from resilient.agent.inspection import answer_with_stacks
@@ -30,6 +30,9 @@ def late(stacks):
 recorder._dumps = late
 answer_with_stacks(stacks)
 recorder.answer_with_record(record)
+def elsewhere():
+    time.sleep(600)
+threading.Thread(target=elsewhere, daemon=True).start()
 WorkerRegion(region).beat(5)
 print("ready", flush=True)
 time.sleep(600)
@@ -69,4 +72,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 
 def test_a_rank_that_answers_late_still_says_in_which_collective_it_waits(workers: Workers, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(workers_module, "RECORDS_S", 30.0)
-    assert workers.inspect()[0].standing == Standing("0", 3, "gloo:broadcast [[1]]", None)
+    found = workers.inspect()[0]
+    assert found.standing == Standing("0", 3, "gloo:broadcast [[1]]", None)
+    *_, other, main = found.stacks.split("most recent call first")
+    assert " in elsewhere\n" in other and " in <module>\n" in main

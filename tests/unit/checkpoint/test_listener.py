@@ -221,7 +221,7 @@ def test_what_is_no_handshake_is_refused_in_one_line(lines: list[str], words: by
     assert len(lines) == 1 and "\n" not in lines[0] and len(lines[0]) < 400
 
 
-def test_a_line_without_end_takes_no_more_memory_than_a_handshake():
+def test_a_line_without_end_takes_no_more_memory_than_a_handshake(lines: list[str]):
     async def work(house: House) -> None:
         reader, writer = await asyncio.open_connection(*house.address[:2])
         writer.write(b"x" * (module.HANDSHAKE_BYTES - 1))
@@ -233,6 +233,7 @@ def test_a_line_without_end_takes_no_more_memory_than_a_handshake():
         writer.close()
 
     play(work)
+    assert f"{module.HANDSHAKE_BYTES} bytes, and no handshake" in lines[0]  # at once, and not when its time was over
 
 
 def test_who_says_nothing_is_hung_up_on_in_time(monkeypatch: pytest.MonkeyPatch, lines: list[str]):

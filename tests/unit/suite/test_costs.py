@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import costs
@@ -18,13 +19,13 @@ def burn(seconds):
     while time.process_time() < seconds:
         pass
 
-BURN = "import time\\nwhile time.process_time() < 0.3: pass"
+BURN = "import time\\nwhile time.process_time() < 1.2: pass"
 
 def test_cheap(): pass
 
 def test_dear_itself():
     began = time.process_time()
-    burn(began + 0.3)
+    burn(began + 1.2)
 
 def test_dear_by_a_child():
     subprocess.run([sys.executable, "-c", BURN], check=True)
@@ -35,19 +36,19 @@ def test_dear_by_a_child_that_lives_on():
     globals()["kept"] = child
 
 def test_dear_by_the_child_of_a_server():
-    process = multiprocessing.get_context("forkserver").Process(target=burn, args=(0.3,))
+    process = multiprocessing.get_context("forkserver").Process(target=burn, args=(1.2,))
     process.start()
     process.join()
 
 @pytest.mark.soak
 def test_dear_and_a_soak():
     began = time.process_time()
-    burn(began + 0.3)
+    burn(began + 1.2)
 
 @pytest.fixture(scope="module")
 def shared():
     began = time.process_time()
-    burn(began + 0.3)
+    burn(began + 1.2)
 
 def test_first_of_a_shared_fixture(shared): pass
 """
@@ -108,3 +109,19 @@ def test_what_is_shared_inside_something_shared_is_counted_once():
     assert outer.wall_s < inner.wall_s
     assert wall_s < inner.wall_s
     assert meter.take() == []
+
+
+def test_the_limit_grows_with_what_a_fixed_piece_of_work_takes():
+    cost = costs.Cost("dear", 1, 25.0)
+    assert costs.over([cost], 20) == [cost]
+    assert costs.over([replace(cost, slowness=1.3)], 20) == []
+    assert costs.over([replace(cost, slowness=1.2)], 20) == [replace(cost, slowness=1.2)]
+
+
+@pytest.mark.parametrize(("work_s", "factor"), [(0.02, 1.0), (0.09, 2.0)])
+def test_a_slow_processor_is_measured_and_a_fast_one_makes_no_limit_smaller(
+    monkeypatch: pytest.MonkeyPatch, work_s: float, factor: float
+):
+    clock = iter(moment for n in range(5) for moment in (n, n + work_s))
+    monkeypatch.setattr(costs.time, "thread_time", lambda: next(clock))
+    assert costs.slowness() == pytest.approx(factor)
