@@ -20,7 +20,7 @@ from trainer.engine import make_engine
 from trainer.guard import Bad, BadBatch, judge
 from trainer.instruments import Instruments
 from trainer.optimizer import make_optimizer, set_learning_rate
-from trainer.parallel import build_stages, make_ranks
+from trainer.parallel import build_stages, make_ranks, sharing
 from trainer.parallel.data import DTYPES
 from trainer.schedule import for_config
 from trainer.shape import flops_per_token, peak_flops, shape_of
@@ -75,7 +75,7 @@ class Trainer:
         kernel = attention.choose(config.model.attention, shape, self.device, dtype, documents=config.data.mask_documents)
         self.train_data: Samples = self._open("train")
         self.stages = build_stages(config, shape, kernel, self.ranks, self.device)
-        self.optimizer = make_optimizer(config, self.stages)
+        self.optimizer = make_optimizer(config, self.stages, sharing(self.ranks) if config.optimizer.name == "muon" else None)
         self.state = TrainingState(config, self.stages, self.optimizer, context, self.ranks)
         self.engine = make_engine(config, self.stages, self.ranks, self.device)
         self.batches = Batches(config, self.ranks, self.device, end_of_text(config))

@@ -98,11 +98,11 @@ def _open_all(config: Config) -> None:
 
 def checkpoint_size(config: Config) -> tuple[int, int]:
     """Bytes and files of one checkpoint, on any layout. Raises ConfigError like `prepare`."""
-    from trainer.plan import MASTER, MOMENTS, checkpoint_files
+    from trainer.plan import checkpoint_bytes, checkpoint_files
     from trainer.shape import shape_of
 
     shape = shape_of(config, _vocabulary(config)[0])
-    return shape.parameters * MASTER * (1 + MOMENTS[config.optimizer.name]), checkpoint_files(config, shape)[1]
+    return checkpoint_bytes(config, shape), checkpoint_files(config, shape)[1]
 
 
 def rank_memory(config: Config) -> int:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from resilient.worker import Config, Layout, dealing, layout
+from trainer.moments import all_moments, moments
 from trainer.shape import GPTShape, Weight, flops_per_token, shape_of
 from trainer.stages import Stage, of_rank
 
 MASTER = 4  # bytes of a number in fp32: weights, reduced gradients, moments
-MOMENTS = {"adamw": 2, "adan": 4}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ def memory(config: Config, shape: GPTShape, spread: Layout, pp_rank: int) -> Mem
     parts = of_rank(config, spread, pp_rank)
     weights = [weight for stage in parts for weight in stage_weights(shape, stage)]
     local = [_cut(weight, shape, spread) for weight in weights]
-    shard = sum(-(-sizes[0] // (spread.dp * spread.cp)) * math.prod(sizes[1:]) for sizes in local)
+    shards = [-(-sizes[0] // (spread.dp * spread.cp)) * math.prod(sizes[1:]) for sizes in local]
+    shard = sum(shards)
+    kept = sum(size * len(moments(config.optimizer.name, weight)) for weight, size in zip(weights, shards, strict=True))
     whole = sum(map(math.prod, local))
     compute = 2 if config.train.precision == "bf16" else 4
     gathered = whole
@@ -56,7 +58,7 @@ def memory(config: Config, shape: GPTShape, spread: Layout, pp_rank: int) -> Mem
         gathered=gathered * compute,
         gradients=shard * MASTER,
         accumulated=whole * MASTER if adds_up else 0,
-        optimizer=shard * MASTER * MOMENTS[config.optimizer.name],
+        optimizer=kept * MASTER,
         activations=_activations(config, shape, spread, parts, pp_rank, compute),
     )
 
@@ -119,9 +121,14 @@ def in_flight(config: Config, spread: Layout, pp_rank: int) -> float:
 
 def checkpoint_files(config: Config, shape: GPTShape) -> tuple[int, int]:
     """Arrays of a checkpoint, and its files: of each array metadata and data, the groups around them, the manifest."""
-    moments = MOMENTS[config.optimizer.name]
-    arrays = (1 + moments) * shape.arrays + 1
-    return arrays, 2 * arrays + 5 + moments
+    _, kept, kinds = all_moments(config.optimizer.name, shape)
+    arrays = shape.arrays + kept + 1
+    return arrays, 2 * arrays + 5 + kinds
+
+
+def checkpoint_bytes(config: Config, shape: GPTShape) -> int:
+    """Of the weights and the moments."""
+    return (shape.parameters + all_moments(config.optimizer.name, shape)[0]) * MASTER
 
 
 def sections(config: Config, vocab: int, *, known: bool) -> Mapping[str, Mapping[str, object]]:
@@ -157,7 +164,7 @@ def sections(config: Config, vocab: int, *, known: bool) -> Mapping[str, Mapping
             "in all": _size(most.total),
         },
         "checkpoint": {
-            "size": _size(shape.parameters * MASTER * (1 + MOMENTS[config.optimizer.name])),
+            "size": _size(checkpoint_bytes(config, shape)),
             "files": f"{files} in {arrays} arrays, on any layout",
         },
     }

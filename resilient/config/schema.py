@@ -239,7 +239,7 @@ class Train(Section):
 class Optimizer(Section):
     """The optimizer and its learning-rate schedule, counted in samples or in tokens."""
 
-    name: Literal["adamw", "adan"] = "adamw"
+    name: Literal["adamw", "adan", "muon"] = Field("adamw", description="muon: of the inner matrices; adamw beside it")
     lr: Positive = 1e-3
     min_lr: Rate = 1e-4
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
@@ -256,13 +256,14 @@ class Optimizer(Section):
     beta1: Fraction | Auto = Field("auto", description="auto: 0.9, for adan 0.98")
     beta2: Fraction | Auto = Field("auto", description="auto: 0.95, for adan 0.92")
     beta3: Fraction = Field(0.99, description="of adan")
+    momentum: Fraction = Field(0.95, description="of muon")
     eps: Positive = 1e-8
     clip_grad: Rate = Field(1.0, description="global gradient norm; 0: no clipping")
 
     @property
     def betas(self) -> tuple[float, float, float]:
         """The decay rates, settled."""
-        first, second = (0.9, 0.95) if self.name == "adamw" else (0.98, 0.92)
+        first, second = (0.98, 0.92) if self.name == "adan" else (0.9, 0.95)
         return (first if self.beta1 == "auto" else self.beta1, second if self.beta2 == "auto" else self.beta2, self.beta3)
 
 

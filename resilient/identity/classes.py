@@ -37,7 +37,7 @@ _KEYS: Mapping[Kind, Mapping[str, str]] = {
         "bias dropout attention_dropout tie_embeddings init_std depth_scaled_init mup_base_hidden",
         "data": "text path mask_documents mask_end_of_text end_of_text split",
         "data.tokenizer": "vocab_size vocab_file merges_file",
-        "optimizer": "name beta1 beta2 beta3 eps",  # the moments in the checkpoints are those of these
+        "optimizer": "name beta1 beta2 beta3 momentum eps",  # the moments in the checkpoints are those of these
     },
 }
 

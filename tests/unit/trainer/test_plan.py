@@ -56,6 +56,7 @@ LAYOUTS: list[Any] = [
     (2, spread(2, 1)),
     (2, spread(1, 2)),
     soaked(8, spread(2, 2)),
+    soaked(4, merged(spread(2, 1, zero_stage=3), {"model": {"kv_heads": 1}, "optimizer": {"name": "muon"}})),
     (4, merged(spread(2, 2), {"model": {"tie_embeddings": True, "kv_heads": 1}, "optimizer": {"name": "adan"}})),
     (3, {"model": {"hidden": 40, "bias": True, "norm": "layernorm", "position": "learned"}, "train": {"global_batch_size": 12}}),
 ]
@@ -78,7 +79,9 @@ def test_the_plan_is_what_ranks_hold(dataset: Path, tmp_path: Path, ranks: int, 
 
 
 @pytest.mark.parametrize(
-    "sections", [{}, {"optimizer": {"name": "adan"}, "model": {"bias": True, "position": "learned"}}], ids=name_of
+    "sections",
+    [{}, {"optimizer": {"name": "muon"}}, {"optimizer": {"name": "adan"}, "model": {"bias": True, "position": "learned"}}],
+    ids=name_of,
 )
 def test_a_checkpoint_has_the_files_that_the_plan_says_on_any_layout(dataset: Path, tmp_path: Path, sections: Sections):
     for ranks, layout in ((1, {}), (4, spread(2, 2))):
