@@ -49,6 +49,10 @@ class Cluster(Section):
         description="numa: ranks run at the cores and memory of their GPU's NUMA domain, without GPUs they divide the domains; "
         "auto: so on GPUs, where there are several domains",
     )
+    gpu_memory_gib: Positive | Literal["auto", "none"] = Field(
+        "auto",
+        description="of each GPU, which what a rank holds is compared with; auto: as ranks find it; none: nothing is compared",
+    )
     fabric: Path | None = Field(
         None,
         description="a file of switches as Slurm's topology.conf, by which nodes are ordered and replicas kept apart; null: "

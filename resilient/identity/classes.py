@@ -22,7 +22,7 @@ _KEYS: Mapping[Kind, Mapping[str, str]] = {
     },
     "told": {
         "": "entrypoint args",
-        "cluster": "device threads_per_proc",
+        "cluster": "device threads_per_proc gpu_memory_gib",
         "parallel": "tp cp pp dp sequence_parallel schedule virtual_stages pp_layers zero_stage reduce_gradients",
         "model": "attention",
         "train": "global_batch_size micro_batch_size batch_rampup precision grad_dtype recompute recompute_every compile "

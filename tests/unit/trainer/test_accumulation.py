@@ -1,5 +1,6 @@
 """How gradients add up over the micro batches of a step: in the last backward pass or in every one, in fp32 or bf16."""
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,9 +11,11 @@ import pytest
 import torch.distributed as dist
 from soak import soaked
 from test_layouts import BASE, Lines, Sections, merged, name_of, spread
-from trainer_ranks import run_ranks, steps, textbook, train, trained, write_config, write_dataset
+from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, train, trained, write_config, write_dataset
 
-from resilient.worker import load_config
+from resilient.worker import load_config, settle
+from trainer.memory import memory
+from trainer.shape import shape_of
 
 Layout = tuple[int, int, int]  # tp, pp, dp
 
@@ -95,6 +98,56 @@ def test_bf16_gradients_train_like_fp32_ones(dataset: Path, tmp_path: Path, coun
     assert found["bf16"] == pytest.approx(found["fp32"], rel=1e-2)
     assert found["bf16"] != found["fp32"]  # they are added up in another type
     assert found["fp32"][-1] < 0.95 * found["fp32"][0]
+
+
+# -- what is held --------------------------------------------------------------------------------------------------------
+
+
+def held(config: Path) -> tuple[int, int]:
+    """This pipeline rank, and the most bytes of gradients that it holds between two backward passes of a step."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.pipelining import PipelineStage
+
+    most = 0
+    backward = PipelineStage.backward_one_chunk
+
+    def bytes_of(parameter: Any) -> int:
+        whole = getattr(parameter, "_unsharded_param", None)
+        grads = [parameter.unsharded_accumulated_grad, None if whole is None else whole.grad, parameter.sharded_param.grad]
+        return sum((each.to_local() if hasattr(each, "to_local") else each).nbytes for each in grads if each is not None)
+
+    def measured(self: PipelineStage, *args: Any, **options: Any) -> Any:
+        nonlocal most
+        found = backward(self, *args, **options)
+        modules = [module for module in self.submod.modules() if isinstance(module, FSDPModule)]
+        groups = [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
+        most = max(most, sum(bytes_of(parameter) for group in groups for parameter in group.fsdp_params))
+        return found
+
+    with mock.patch.object(PipelineStage, "backward_one_chunk", measured):
+        train(config)
+    return load_config(config, []).parallel.pp * int(os.environ["RANK"]) // int(os.environ["WORLD_SIZE"]), most
+
+
+TWIN: Sections = merged(
+    SMALL,
+    spread(1, 2),
+    {"train": {"global_batch_size": 48, "micro_batch_size": 2, "precision": "bf16", "steps": 2}, "model": {"layers": 4}},
+)  # as the 13.6B run: two pipeline stages, six micro batches for each replica
+COMBINATIONS = [soaked("last", "fp32"), soaked("last", "bf16"), ("every", "fp32"), soaked("every", "bf16")]
+
+
+@pytest.mark.parametrize(("reduce", "dtype"), COMBINATIONS)
+def test_between_micro_batches_gradients_cost_what_the_plan_says(dataset: Path, tmp_path: Path, reduce: str, dtype: str):
+    path = write_config(tmp_path, dataset, **merged(TWIN, how(reduce, dtype)))
+    config = load_config(path, [])
+    layout = settle(config, 8)
+    assert (layout.pp, layout.dp, layout.accumulation) == (2, 4, 6)
+    found = run_ranks(8, held, path)
+    for pp_rank in (0, 1):
+        planned = memory(config, shape_of(config, VOCABULARY), layout, pp_rank)
+        kept = planned.accumulated or planned.gradients
+        assert max(size for rank, size in found if rank == pp_rank) == pytest.approx(kept, rel=0.05)
 
 
 # -- what is exchanged ---------------------------------------------------------------------------------------------------
