@@ -118,10 +118,11 @@ def test_the_limit_grows_with_what_a_fixed_piece_of_work_takes():
     assert costs.over([replace(cost, slowness=1.2)], 20) == [replace(cost, slowness=1.2)]
 
 
-@pytest.mark.parametrize(("work_s", "factor"), [(0.02, 1.0), (0.09, 2.0)])
+@pytest.mark.parametrize(("work_s", "workers", "factor"), [(0.02, 1, 1.0), (0.09, 1, 2.0), (0.02, 4, 1.5), (0.09, 4, 2.0)])
 def test_a_slow_processor_is_measured_and_a_fast_one_makes_no_limit_smaller(
-    monkeypatch: pytest.MonkeyPatch, work_s: float, factor: float
+    monkeypatch: pytest.MonkeyPatch, work_s: float, workers: int, factor: float
 ):
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", str(workers))
     clock = iter(moment for n in range(5) for moment in (n, n + work_s))
     monkeypatch.setattr(costs.time, "thread_time", lambda: next(clock))
     assert costs.slowness() == pytest.approx(factor)
