@@ -132,7 +132,7 @@ def save_one_by_one(
         shapes: all local shards, in any order, with tensors on the meta device; they fill every array.
         local_shards: the same with their data.
 
-    Raises CheckpointError, OSError, and whatever `local_shards` raises. What was there before is untouched then.
+    Raises CheckpointError, OSError, ValueError where one of `shapes` does not come, and whatever `local_shards` raises. What was there before is untouched then.
     """
     began = time.monotonic()
     layout, documents, generation = Layout(plan.plan([[spec_of(each) for each in shapes]])), dict[str, bytes](), 0
@@ -140,7 +140,10 @@ def save_one_by_one(
     if already is not None:
         return _saved(root, began, already, already_there=True)
     try:
-        shares = [_write(root, step, generation, layout, [each]) for each in local_shards]
+        shares: list[Checksums] = []
+        for local_shard in local_shards:
+            shares.append(_write(root, step, generation, layout, [local_shard]))
+            del local_shard  # its memory is free before the next one is made
         contents, fresh = _publish(root, step, generation, layout, documents, shares)
     except BaseException:
         _discard(root, step, generation)

@@ -116,18 +116,19 @@ def _local_shards(opened: Source, found: Described, made: dict[str, Piece | None
             raise ImportRefused(f"{name} is of {tensor.dtype}; expected float32, bfloat16 or float16")
         for weight, piece in weights:
             try:
-                part = _cut(tensor, piece, heads).float()
+                part = _cut(tensor, piece, heads)
             except RuntimeError as error:
                 raise ImportRefused(f"{name} has the shape {list(tensor.shape)}, which cannot be cut: {error}") from error
-            rows = found.model["vocab_size"]
-            if weight.kind in ("embedding", "head") and weight.shape[0] == shape.vocab and len(part) == rows < shape.vocab:
-                part = torch.cat([part, torch.zeros(shape.vocab - rows, *part.shape[1:])])
-            if tuple(part.shape) != weight.shape:
-                raise ImportRefused(
-                    f"{name} gives {weight.name} the shape {list(part.shape)}; config.json says {list(weight.shape)}"
-                )
-            yield _local_shard(weight, part.contiguous(), shape)
-            del part
+            wanted = weight.shape
+            if weight.name in ("embedding.weight", "head.weight"):
+                wanted = (found.model["vocab_size"], *wanted[1:])
+            if tuple(part.shape) != wanted:
+                raise ImportRefused(f"{name} gives {weight.name} the shape {list(part.shape)}; config.json says {list(wanted)}")
+            # One copy, whatever was to be cut, turned, widened or filled up with rows of zeros.
+            whole = torch.zeros(weight.shape)
+            whole[: len(part)] = part
+            yield _local_shard(weight, whole, shape)
+            del part, whole
         del tensor
 
 

@@ -2,6 +2,8 @@
 
 import json
 import tomllib
+import weakref
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -100,6 +102,27 @@ def test_files_in_parts_and_of_16_bits_are_read_tensor_by_tensor(tmp_path: Path)
     theirs = dict(source.named_parameters())
     assert torch.equal(model.embedding.weight, theirs["model.embed_tokens.weight"].float())
     assert torch.equal(model.blocks["1"].mlp.down.weight, theirs["model.layers.1.mlp.down_proj.weight"].float())
+
+
+def test_a_tensor_is_written_and_gone_before_the_next_is_made(tmp_path: Path):
+    shapes = [checkpoint.local_shard_of(f"model/{name}", torch.empty(8, device="meta")) for name in "abc"]
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def one_by_one() -> Iterator[checkpoint.LocalShard]:
+        for name in "abc":
+            assert all(tensor() is None for tensor in alive)
+            tensor = torch.full((8,), float(ord(name)))
+            shard = checkpoint.local_shard_of(f"model/{name}", tensor)
+            alive.append(weakref.ref(shard.data))
+            del tensor
+            yield shard
+            del shard
+
+    saved = checkpoint.save_one_by_one(tmp_path, 0, shapes, one_by_one(), {})
+    checkpoint.verify(saved.path)
+    with pytest.raises(ValueError, match="were not written"):
+        checkpoint.save_one_by_one(tmp_path, 1, shapes, [], {})
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("step-")] == ["step-00000000"]
 
 
 REFUSED = [
