@@ -132,7 +132,8 @@ def save_one_by_one(
         shapes: all local shards, in any order, with tensors on the meta device; they fill every array.
         local_shards: the same with their data.
 
-    Raises CheckpointError, OSError, ValueError where one of `shapes` does not come, and whatever `local_shards` raises. What was there before is untouched then.
+    Raises CheckpointError, OSError, ValueError where one of `shapes` does not come, and whatever `local_shards` raises. What was
+    there before is untouched then.
     """
     began = time.monotonic()
     layout, documents, generation = Layout(plan.plan([[spec_of(each) for each in shapes]])), dict[str, bytes](), 0
