@@ -11,19 +11,20 @@ import torch.distributed as dist
 
 from checkpoint import CheckpointMismatch, NoUsableCheckpoint
 from resilient import worker
-from trainer import attention, gradients
+from trainer import attention, fit, gradients
 from trainer.batches import Batches
 from trainer.data.errors import DataError
 from trainer.data.samples import Samples, Split, open_split
-from trainer.device import device_of
+from trainer.device import device_of, least_memory
 from trainer.engine import make_engine
 from trainer.guard import Bad, BadBatch, judge
 from trainer.instruments import Instruments
+from trainer.memory import most
 from trainer.optimizer import make_optimizer, set_learning_rate
-from trainer.parallel import build_stages, make_ranks
+from trainer.parallel import build_stages, make_ranks, sharing
 from trainer.parallel.data import DTYPES
 from trainer.schedule import for_config
-from trainer.shape import flops_per_token, peak_flops, shape_of
+from trainer.shape import GPTShape, flops_per_token, peak_flops, shape_of
 from trainer.sources import datasets, end_of_text, refused, vocabulary
 from trainer.state import TrainingState, random_state, seed_random, set_random_state
 from trainer.weights import initialize
@@ -71,11 +72,12 @@ class Trainer:
         seed_random(config.seed, self.ranks, config)
         self.vocabulary = vocabulary(config)
         shape = shape_of(config, self.vocabulary)
+        self.config = config = self._fitting(shape, layout)
         dtype = DTYPES[config.train.precision]
         kernel = attention.choose(config.model.attention, shape, self.device, dtype, documents=config.data.mask_documents)
         self.train_data: Samples = self._open("train")
         self.stages = build_stages(config, shape, kernel, self.ranks, self.device)
-        self.optimizer = make_optimizer(config, self.stages)
+        self.optimizer = make_optimizer(config, self.stages, sharing(self.ranks) if config.optimizer.name == "muon" else None)
         self.state = TrainingState(config, self.stages, self.optimizer, context, self.ranks)
         self.engine = make_engine(config, self.stages, self.ranks, self.device)
         self.batches = Batches(config, self.ranks, self.device, end_of_text(config))
@@ -91,6 +93,17 @@ class Trainer:
             *(context.rank, context.world_size, self.device, layout.tp, layout.cp, layout.pp, layout.dp),
             *(f"{shape.parameters:,}", kernel.value, layout.accumulation, self.state.progress.step),
         )
+
+    def _fitting(self, shape: GPTShape, layout: worker.Layout) -> worker.Config:
+        """The config with what it leaves to the GPU's memory decided. Raises UnrecoverableError where it cannot fit."""
+        gpu_bytes = fit.gpu_bytes_of(self.config, least_memory(self.device)) if self.device.type == "cuda" else None
+        config = fit.settled(self.config, shape, layout, gpu_bytes)
+        problem = None if gpu_bytes is None else fit.too_much(config, shape, layout, gpu_bytes)
+        if problem is not None and gpu_bytes is not None and most(config, shape, layout)[1].peak > gpu_bytes:
+            raise worker.UnrecoverableError(f"{problem}; cluster.gpu_memory_gib: none tries it all the same")
+        if problem is not None and self.context.rank == 0:
+            log.warning("%s", problem)
+        return config
 
     def _initialize(self) -> None:
         for stage in self.stages:

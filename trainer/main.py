@@ -98,19 +98,21 @@ def _open_all(config: Config) -> None:
 
 def checkpoint_size(config: Config) -> tuple[int, int]:
     """Bytes and files of one checkpoint, on any layout. Raises ConfigError like `prepare`."""
-    from trainer.plan import MASTER, MOMENTS, checkpoint_files
+    from trainer.plan import checkpoint_bytes, checkpoint_files
     from trainer.shape import shape_of
 
     shape = shape_of(config, _vocabulary(config)[0])
-    return shape.parameters * MASTER * (1 + MOMENTS[config.optimizer.name]), checkpoint_files(config, shape)[1]
+    return checkpoint_bytes(config, shape), checkpoint_files(config, shape)[1]
 
 
 def rank_memory(config: Config) -> int:
     """Bytes that the first rank holds at its most, of tensors. Raises ConfigError like `prepare`."""
-    from trainer.plan import memory
+    from trainer import fit
+    from trainer.memory import memory
     from trainer.shape import shape_of
 
-    return memory(config, shape_of(config, _vocabulary(config)[0]), layout(config, cpu_count=1, gpu_count=1), 0).total
+    shape, spread = shape_of(config, _vocabulary(config)[0]), layout(config, cpu_count=1, gpu_count=1)
+    return memory(fit.settled(config, shape, spread, fit.gpu_bytes_of(config)), shape, spread, 0).peak
 
 
 def plan(config: Config) -> Mapping[str, Mapping[str, object]]:

@@ -19,7 +19,6 @@ from pydantic import TypeAdapter, ValidationError
 import checkpoint
 from resilient import worker
 from trainer.model import GPT
-from trainer.optimizer import MOMENTS
 from trainer.parallel import Ranks
 
 WEIGHTS_ONLY = "weights_only"  # in a checkpoint's state: it has no optimizer, and training begins with a new one
@@ -222,7 +221,7 @@ class TrainingState:
                 which = {"replica": int(self._ranks.pp_rank > 0), "replicas": 2} if twice else {}
                 state = self._optimizer.state[parameter]
                 local_shards.append(checkpoint.local_shard_of(f"model/{array}", parameter, stack=stack, **which))
-                for moment in MOMENTS[self._config.optimizer.name]:
+                for moment in _moments(state):
                     local_shards.append(
                         checkpoint.local_shard_of(f"optimizer/{moment}/{array}", state[moment], stack=stack, **which)
                     )
@@ -239,12 +238,11 @@ class TrainingState:
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         """Those that `arrays` are made of."""
-        moments = MOMENTS[self._config.optimizer.name]
         for model in self._stages:
             for parameter in model.parameters():
                 yield parameter
                 state = self._optimizer.state[parameter]
-                for moment in moments:
+                for moment in _moments(state):
                     yield state[moment]
 
     def _random_numbers(self, numbers: torch.Tensor) -> checkpoint.LocalShard:
@@ -265,6 +263,11 @@ class TrainingState:
             **({"identity": self._identity} if self._identity is not None else {}),
             "versions": _versions(),
         }
+
+
+def _moments(state: Mapping[str, torch.Tensor]) -> list[str]:
+    """The names of what an optimizer keeps of a parameter, but the number of the step."""
+    return [name for name in state if name != "step"]
 
 
 @functools.cache

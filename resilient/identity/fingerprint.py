@@ -105,6 +105,7 @@ def keys_of(config: Config, layout: Layout | None) -> dict[str, Any]:
         "optimizer.beta1": optimizer.betas[0],
         "optimizer.beta2": optimizer.betas[1],
         "optimizer.beta3": optimizer.betas[2] if optimizer.name == "adan" else None,
+        "optimizer.momentum": optimizer.momentum if optimizer.name == "muon" else None,
         "optimizer.warmup_samples": warmup,
         "optimizer.warmup_tokens": None,
         "optimizer.decay_samples": decay if falls else None,

@@ -66,6 +66,19 @@ def make_ranks(device: torch.device, layout: Layout) -> Ranks:
     return Ranks(layout, mesh, place["pp"], place["dp"], place["cp"], place["tp"])
 
 
+def sharing(ranks: Ranks) -> dist.ProcessGroup | None:
+    """The ranks that hold the parts of this pipeline stage's parameters; None: this rank is alone. All ranks call this."""
+    layout = ranks.layout
+    size = layout.dp * layout.cp * layout.tp
+    if size == 1:
+        return None
+    if layout.pp == 1:
+        return dist.group.WORLD
+    members = range(ranks.pp_rank * size, (ranks.pp_rank + 1) * size)
+    group: dist.ProcessGroup = dist.new_group(list(members), use_local_synchronization=True)
+    return group
+
+
 def _with_dp_of_one(mesh: DeviceMesh, device: torch.device) -> DeviceMesh:
     """The same ranks with a dimension `dp` of one.
 

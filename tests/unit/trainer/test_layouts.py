@@ -243,12 +243,15 @@ def moved(dataset: Path, directory: Path, layouts: list[tuple[int, int, int]], e
 
 
 TIED: Sections = {"model": {"tie_embeddings": True, "kv_heads": 1}, "optimizer": {"name": "adan"}}
+MUON: Sections = {"optimizer": {"name": "muon", "lr": 5e-3}, "model": {"kv_heads": 1}}
 SHORT_WAY = [(1, 2, 2), (4, 1, 1), (1, 1, 1), (1, 2, 2)]
 LONG_WAY = [(2, 2, 2), (1, 1, 1), (2, 2, 2), (4, 1, 2), (2, 2, 2), (1, 4, 1), (2, 2, 2)]
 
 
 @pytest.mark.parametrize(
-    ("layouts", "each", "sections"), [(SHORT_WAY, 2, TIED), soaked(LONG_WAY, 4, {}), soaked(LONG_WAY, 4, TIED)], ids=name_of
+    ("layouts", "each", "sections"),
+    [(SHORT_WAY, 2, TIED), soaked(SHORT_WAY, 2, MUON), soaked(LONG_WAY, 4, {}), soaked(LONG_WAY, 4, TIED)],
+    ids=name_of,
 )
 def test_a_checkpoint_moves_to_other_layouts_and_back(dataset: Path, tmp_path: Path, layouts, each: int, sections: Sections):
     straight = moved(dataset, tmp_path / "straight", [(1, 1, 1)], each * len(layouts), sections)
@@ -258,9 +261,30 @@ def test_a_checkpoint_moves_to_other_layouts_and_back(dataset: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("layout", "stage"),
+    [
+        ((2, 1, 2), 3),
+        soaked((1, 1, 2), 1),
+        soaked((1, 1, 3), 3),  # the rows of no matrix come out even
+        soaked((2, 1, 1), 1),
+        soaked((2, 2, 2), 2),
+        soaked((1, 2, 2), 1),
+    ],
+    ids=name_of,
+)
+def test_muon_orthogonalises_whole_matrices_however_they_are_spread(run: Run, layout, stage):
+    tp, pp, dp = layout
+    sections = merged(MUON, long(6), {"train": {"global_batch_size": 12 * dp if dp == 3 else 16, "micro_batch_size": 4}})
+    found = run(tp * pp * dp, sections, spread(tp, pp, zero_stage=stage))
+    assert found == [pytest.approx(line, rel=1e-5) for line in run(1, sections)]
+    assert found != run(1, merged(sections, {"optimizer": {"name": "adamw"}}))
+
+
+@pytest.mark.parametrize(
     ("ranks", "tp", "pp", "sections"),
     [
         (2, 1, 1, {}),
+        soaked(4, 2, 1, {"optimizer": {"name": "muon"}}),
         (2, 2, 1, {"parallel": {"sequence_parallel": False}}),
         (2, 1, 2, {"train": {"recompute": "full"}}),
         soaked(8, 2, 2, {}),

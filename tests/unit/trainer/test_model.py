@@ -220,6 +220,37 @@ def test_only_matrices_decay(name):
     assert {parameter.dim() for parameter in by_decay[0.1]} == {2}
 
 
+def test_muon_does_what_torch_does_with_matrices_and_adamw_with_the_rest():
+    given = config(optimizer={"name": "muon", "momentum": 0.9, "weight_decay": 0.2}, train={"precision": "bf16"})
+    built, twin = gpt(given)[0], gpt(given)[0]
+    initialize(built, 3)
+    initialize(twin, 3)
+    ours = make_optimizer(given, [built])
+    inner = {weight.name for weight in twin.shape.weights() if weight.kind == "matrix"}
+    parameters = dict(twin.named_parameters())
+    matrices = [parameter for name, parameter in parameters.items() if name in inner]
+    others = [
+        {"params": [each], "weight_decay": 0.2 if each.dim() > 1 else 0.0} for name, each in parameters.items() if name not in inner
+    ]
+    muon = torch.optim.Muon(matrices, weight_decay=0.2, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), eps=given.optimizer.eps, fused=True)
+    generator = torch.Generator().manual_seed(5)
+    for step in range(1, 7):
+        rate = 0.02 / step
+        set_learning_rate(ours, rate)
+        for group in (*muon.param_groups, *adamw.param_groups):
+            group["lr"] = rate
+        for name, parameter in built.named_parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+            parameters[name].grad = parameter.grad.clone()
+        ours.step()
+        muon.step()
+        adamw.step()
+        for name, parameter in built.named_parameters():
+            torch.testing.assert_close(parameter, parameters[name], rtol=1e-6, atol=1e-7)
+    assert {"embedding.weight", "head.weight"} <= parameters.keys() - inner and len(inner) == 14
+
+
 def test_a_seed_can_start_every_layer_alike():
     built, _ = gpt(config(model={"depth_scaled_init": False, "init_std": 0.01}))
     initialize(built, 7)

@@ -10,7 +10,8 @@ from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
 
 from resilient.worker import Config, load_config, settle
 from trainer.main import plan, rank_memory
-from trainer.plan import checkpoint_files, in_flight, memory
+from trainer.memory import in_flight, memory
+from trainer.plan import checkpoint_files
 from trainer.shape import shape_of
 from trainer.stages import of_rank, stages
 
@@ -56,6 +57,7 @@ LAYOUTS: list[Any] = [
     (2, spread(2, 1)),
     (2, spread(1, 2)),
     soaked(8, spread(2, 2)),
+    soaked(4, merged(spread(2, 1, zero_stage=3), {"model": {"kv_heads": 1}, "optimizer": {"name": "muon"}})),
     (4, merged(spread(2, 2), {"model": {"tie_embeddings": True, "kv_heads": 1}, "optimizer": {"name": "adan"}})),
     (3, {"model": {"hidden": 40, "bias": True, "norm": "layernorm", "position": "learned"}, "train": {"global_batch_size": 12}}),
 ]
@@ -78,7 +80,9 @@ def test_the_plan_is_what_ranks_hold(dataset: Path, tmp_path: Path, ranks: int, 
 
 
 @pytest.mark.parametrize(
-    "sections", [{}, {"optimizer": {"name": "adan"}, "model": {"bias": True, "position": "learned"}}], ids=name_of
+    "sections",
+    [{}, {"optimizer": {"name": "muon"}}, {"optimizer": {"name": "adan"}, "model": {"bias": True, "position": "learned"}}],
+    ids=name_of,
 )
 def test_a_checkpoint_has_the_files_that_the_plan_says_on_any_layout(dataset: Path, tmp_path: Path, sections: Sections):
     for ranks, layout in ((1, {}), (4, spread(2, 2))):
@@ -128,5 +132,5 @@ def test_the_memory_that_a_bench_compares_is_the_plans_of_the_first_rank(tmp_pat
     path = tmp_path / "config.yaml"
     path.write_text("model: {layers: 5, vocab_size: 61}\ncluster: {procs_per_node: 2}\nparallel: {pp: 2}\n")
     config = load_config(path)
-    ranks = [memory(config, shape_of(config, VOCABULARY), settle(config, 2), pp_rank).total for pp_rank in (0, 1)]
+    ranks = [memory(config, shape_of(config, VOCABULARY), settle(config, 2), pp_rank).peak for pp_rank in (0, 1)]
     assert rank_memory(config) == ranks[0] != ranks[1]
