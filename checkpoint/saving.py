@@ -137,10 +137,10 @@ def save_one_by_one(
     """
     began = time.monotonic()
     layout, documents, generation = Layout(plan.plan([[spec_of(each) for each in shapes]])), dict[str, bytes](), 0
-    already = _open(root, step, generation, layout, state, documents)
-    if already is not None:
-        return _saved(root, began, already, already_there=True)
     try:
+        already = _open(root, step, generation, layout, state, documents)
+        if already is not None:
+            return _saved(root, began, already, already_there=True)
         shares: list[Checksums] = []
         for local_shard in local_shards:
             shares.append(_write(root, step, generation, layout, [local_shard]))

@@ -50,6 +50,8 @@ def import_checkpoint(source: Path, output: Path, *, config: Path | None = None)
         root = output / "checkpoints" if config is None else settled.checkpoint.tiers[-1].path
         if checkpoint.steps(root):
             raise ImportRefused(f"{root} has checkpoints already; choose another run directory")
+        if shape.layers > len(opened.names):
+            raise ImportRefused(f"{source}: config.json says {shape.layers} layers, and there are {len(opened.names)} tensors")
         made = pieces(found, shape)
         missing = [piece.source for piece in made.values() if piece is not None and piece.source not in opened.names]
         extra = left_over(opened.names, list(made.values()), shape)

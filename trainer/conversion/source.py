@@ -11,6 +11,7 @@ from torch import Tensor
 from trainer.conversion.families import ImportRefused
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_MOST_BYTES = 64 << 20  # of a JSON file
 
 
 class Source:
@@ -68,6 +69,8 @@ class Source:
 
 def _mapping(path: Path) -> Mapping[str, Any]:
     try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            raise ImportRefused(f"{path} is not there, or is no file of at most {_MOST_BYTES >> 20} MiB")
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ImportRefused(f"{path} cannot be read: {error}") from error
