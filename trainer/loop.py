@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -17,6 +18,7 @@ from trainer.data.errors import DataError
 from trainer.data.samples import Samples, Split, open_split
 from trainer.device import device_of
 from trainer.engine import make_engine
+from trainer.garbage import collected_at_steps
 from trainer.guard import Bad, BadBatch
 from trainer.guard import limits as guard_limits
 from trainer.instruments import Instruments
@@ -111,6 +113,14 @@ class Trainer:
         config, progress = self.config, self.state.progress
         if progress.step == 0 and config.train.eval_interval:
             self._validate()  # what the training has to show for itself is measured against this
+        with collected_at_steps() as collect:
+            self._steps(collect)
+        self.instruments.close()
+        if progress.step:
+            self.state.save()
+
+    def _steps(self, collect: Callable[[int], None]) -> None:
+        config, progress = self.config, self.state.progress
         while progress.step < config.train.steps and worker.should_stop() is None and not self.time_is_up:
             if self.context.skips(progress.step + 1):
                 self._leave_out()
@@ -123,9 +133,7 @@ class Trainer:
                 self._validate()
             if not last:
                 self.state.save_if_due()
-        self.instruments.close()
-        if progress.step:
-            self.state.save()
+            collect(progress.step)
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
