@@ -176,7 +176,7 @@ class Told(msgspec.Struct, array_like=True):
     Attributes:
         event: "" for a step.
         seconds: of a step, of standing still, or until a fault was known.
-        count: ranks of a generation, steps that were lost, or the exit code.
+        count: ranks of a generation, steps that were lost, the exit code, or the steps that a line of every step is the sum of.
         name: of an action, or the kind of a fault.
     """
 
@@ -214,7 +214,10 @@ def event_told(line: Line) -> Told | None:
             return Told(t, event, generation, line["resumed_step"] or 0, count=line["world_size"])
         case "snapshot" | "script_checkpoint":
             stall_s = line.get("stall_s")
-            return Told(t, event, generation, line["step"], float(stall_s)) if isinstance(stall_s, int | float) else None
+            if not isinstance(stall_s, int | float):
+                return None
+            count = line.get("count", 1) if event == "snapshot" else 1
+            return Told(t, event, generation, line["step"], float(stall_s), count=count)
         case "validation":
             return Told(t, event, generation, line["step"])
         case "fault" if line["kind"] != "storage":
@@ -248,6 +251,10 @@ class _Note:
     def rest(self) -> str:
         return "evaluation" if self.evaluated else "idle"
 
+    @property
+    def idle_s(self) -> float:
+        return 0.0 if self.evaluated else self.gap_s - self.snapshot_s
+
 
 @dataclass
 class Clerk:
@@ -262,6 +269,7 @@ class Clerk:
         given_up: the generation that the last fault ended.
         open: numbers of incidents that are not over; the first of `kept.incidents` has the number `dropped`.
         held: lines from a fault on of which nothing says yet what was done about it.
+        idle_s: between steps since snapshots were last told by their sum, as far as nothing says what they were for.
     """
 
     keep: int | None = None
@@ -279,6 +287,7 @@ class Clerk:
     open: list[int] = field(default_factory=list)
     notes: dict[tuple[int, int], _Note] = field(default_factory=dict)
     held: list[Told] = field(default_factory=list)
+    idle_s: float = 0.0
 
     def event(self, line: Line) -> None:
         """The next line is one of the ledger."""
@@ -364,10 +373,13 @@ class Clerk:
         t = line.t
         if line.event == "run_started":
             self.cursor, self.phase, self.before, self.open = t, "start", None, []
-            self.known, self.notes = False, {}
+            self.known, self.notes, self.idle_s = False, {}, 0.0
             self.kept.runs.append(Run(t, t))
             if self.keep is not None:
                 del self.kept.runs[: -self.keep]
+            return
+        if line.event in STALLS and line.count > 1:
+            self._sum(line)
             return
         if line.event in STALLS or line.event == "validation":
             self._note(line)
@@ -398,6 +410,7 @@ class Clerk:
             return
         self._spend(t, "restart" if self.phase == "restart" else "start")
         self._weigh(line.count)
+        self.idle_s = 0.0
         self.phase, self.before = "restore" if line.step else "start", None
 
     def _step(self, line: Told, t: float) -> None:
@@ -416,6 +429,7 @@ class Clerk:
             note = self._noted(self.before)
             note.gap_s, note.ranks = max(0.0, began - self.cursor), self.ranks if self.known else None
             self._spend(self.cursor + note.snapshot_s, "snapshot")
+            self.idle_s += note.idle_s
             self._spend(began, note.rest)
         self._spend(min(t, began + line.data_s), "data")
         self._spend(t, "productive" if step > self.done else "rework")
@@ -435,7 +449,7 @@ class Clerk:
     def _note(self, line: Told) -> None:
         """Ranks stood still after a step; the next one may have been finished already."""
         note = self._noted((line.generation, line.step))
-        before_s, before = note.snapshot_s, note.rest
+        before_s, before, idle_s = note.snapshot_s, note.rest, note.idle_s
         if line.event == "validation":
             note.evaluated = True
         else:
@@ -446,10 +460,22 @@ class Clerk:
                 (note.rest, note.gap_s - note.snapshot_s),
                 ("snapshot", note.snapshot_s - before_s),
             ):
-                self._book(part, seconds, note.ranks)
-                if self.kept.runs:
-                    run = self.kept.runs[-1]
-                    run.seconds[part] = run.seconds.get(part, 0.0) + seconds
+                self._rebook(part, seconds, note.ranks)
+            self.idle_s = max(0.0, self.idle_s + note.idle_s - idle_s)
+
+    def _sum(self, line: Told) -> None:
+        """Ranks stood still after steps that are told together."""
+        seconds = min(line.seconds, self.idle_s)
+        self.idle_s = 0.0
+        self._rebook("idle", -seconds, self.ranks if self.known else None)
+        self._rebook("snapshot", seconds, self.ranks if self.known else None)
+
+    def _rebook(self, part: str, seconds: float, ranks: int | None) -> None:
+        """Book, in the sums of the job, too, what was booked as another part before."""
+        self._book(part, seconds, ranks)
+        if self.kept.runs:
+            run = self.kept.runs[-1]
+            run.seconds[part] = run.seconds.get(part, 0.0) + seconds
 
     def _fault(self, line: Told, action: str) -> None:
         if self.cursor is None:

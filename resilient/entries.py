@@ -46,7 +46,13 @@ class _Forked(_Step, kw_only=True):
     parent: str
 
 
-class _Snapshot(_Step, kw_only=True):
+class _EveryStep(_Step, kw_only=True):
+    """Where `count` is more than 1, of so many steps, the last of which is `step`."""
+
+    count: Annotated[int, Meta(ge=1, le=1 << 53)] = 1
+
+
+class _Snapshot(_EveryStep, kw_only=True):
     stall_s: Seconds
 
 
@@ -142,7 +148,7 @@ _EVENTS: Mapping[str, type[_Entry]] = {
     "config_changed": _ConfigChanged,
     "generation_started": _GenerationStarted,
     "snapshot": _Snapshot,
-    "replicated": _Step,
+    "replicated": _EveryStep,
     "committed": _Step,
     "checkpoint_rejected": _Rejected,
     "fault": _Fault,

@@ -2,7 +2,7 @@
 
 Owns the count, the phases that can be told apart (`data` inside a DataLoader, `snapshot` while a checkpoint is written, else
 `step`), and how such a script is stopped at a step boundary. What the script says itself by `resilient.worker` wins, each word for
-itself: beats, phases, metrics, and whether it asks to stop.
+itself: beats, phases, metrics, and whether it asks to stop. One that beats and reports no metrics has its steps told by its beats.
 
 An iteration begins with the first step of an optimizer that has stepped since the last one began: so several optimizers that take
 turns, one in each parameter's backward hook, or one that is replaced by another count as one. Micro batches whose gradients are
@@ -67,7 +67,9 @@ class Progress:
         self._lines = first_rank
         self._stepped: set[int] = set()  # optimizers, by id, since the present iteration began
         self._thread = threading.main_thread().ident
-        self._told_count, self._told_t, self._told_data_s = 0, 0.0, 0.0
+        self._step = 0  # that was finished last
+        self._seen = 0  # steps, by whomever they were counted
+        self._told_step, self._told_t, self._told_data_s = 0, 0.0, 0.0
         self._untimed = 0  # steps since the last line of which nobody knows when they began: the first, where no loader is
         self._observed_t = clock.now()
         self._first_data_t: float | None = None
@@ -83,11 +85,18 @@ class Progress:
         """The script has called `init`: it gets until its second step to say something."""
         self._silent = self._beating and self.count == 0
 
-    def stand_back(self) -> None:
-        """The script beats by itself."""
+    def stand_back(self, step: int) -> None:
+        """The script beats by itself, and has finished this step."""
         if self._beating:
-            self._beating = self._lines = False
+            self._beating = False
             self._region.observe(False)
+            self._told_t = 0.0
+        if not self._first_rank or not self._lines:
+            return
+        if self._told_t == 0.0 or step <= self._told_step:  # nobody knows when it began
+            self._told_step, self._told_t, self._untimed = step - 1, clock.now(), 1
+            self._told_data_s = self._region.data_s
+        self._tell_step(step)
 
     def leave_phases(self) -> None:
         """The script tells its phases by itself."""
@@ -126,7 +135,7 @@ class Progress:
         if self.files:
             self.tell_files(count - 1)
         if self._first_rank:
-            self._tell_step()
+            self._tell_step(self._base + count)
         if not self.asked:
             reason = self._region.stop_reason(count)
             if reason is not None and self._reason is None:
@@ -146,7 +155,7 @@ class Progress:
             self._region.report("resumed", {"step": self._base, "tier": TIER})
         self._told_t = self._first_data_t or clock.now()
         self._untimed = 0 if self._first_data_t else 1
-        self._told_count = self.count - 1
+        self._told_step = self._base + self.count - 1
         self._told_data_s = self._region.data_s
         if self._phases:
             self._region.enter(_STEP)
@@ -160,22 +169,24 @@ class Progress:
         steps = [int(state["step"]) for state in states if isinstance(state, dict) and "step" in state]
         return max(0, max(steps, default=0) - done - self._uncounted)
 
-    def _tell_step(self, *, last: bool = False) -> None:
+    def _tell_step(self, step: int, *, last: bool = False) -> None:
+        self._step = step
+        self._seen += not last
         now = clock.now()
-        steps, since_s = self.count - self._told_count, now - self._told_t
+        steps, since_s = step - self._told_step, now - self._told_t
         timed = steps - self._untimed
-        if since_s < LINES_S and (self.count > 1 or not timed) and not last:
+        if since_s < LINES_S and (self._seen > 1 or not timed) and not last:
             return
         data_s = self._region.data_s - self._told_data_s
         self.last_step_s = since_s / timed if timed else None
         if self._lines:
             line = {
-                "step": self._base + self.count,
+                "step": step,
                 "step_s": self.last_step_s,
                 "steps_per_s": timed / since_s if timed and since_s else None,
             }
             self._region.report(None, {**line, "data_s": data_s, **({"steps": steps} if steps > 1 else {})})
-        self._told_count, self._told_t, self._told_data_s, self._untimed = self.count, now, self._region.data_s, 0
+        self._told_step, self._told_t, self._told_data_s, self._untimed = step, now, self._region.data_s, 0
 
     def tell_files(self, count: int) -> None:
         """Tell of the checkpoint that was written after so many steps: whoever wrote it has gone on, so it is whole."""
@@ -194,8 +205,8 @@ class Progress:
         """The script has ended, in whatever way it could notice."""
         if self.files:
             self.tell_files(self.count)
-        if self._first_rank and self._beating and self._told_t and self.count > self._told_count:
-            self._tell_step(last=True)
+        if self._first_rank and (self._beating or self._lines) and self._told_t and self._step > self._told_step:
+            self._tell_step(self._step, last=True)
 
     def _silence(self) -> None:
         """In a process that the script has forked: the region is its parent's."""

@@ -15,7 +15,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from resilient.config import Config, ConfigError, Dealing, Layout, Problem, dealing, layout, load, notes, settle, spans, write
+from resilient.config import (
+    Config,
+    ConfigError,
+    Dealing,
+    Layout,
+    Problem,
+    dealing,
+    layout,
+    load,
+    notes,
+    reduces_every,
+    settle,
+    spans,
+    write,
+)
 from resilient.heartbeat_region import PHASES, WorkerRegion
 from resilient.identity import record
 from resilient.progress import ON_STOP_VARIABLE, Progress, observe
@@ -38,6 +52,7 @@ __all__ = [
     "load_config",
     "phase",
     "record_config",
+    "reduces_every",
     "report",
     "settle",
     "settled_precision",
@@ -233,7 +248,7 @@ def beat(step: int) -> None:
     """Say that optimizer step `step` (1-based) is finished. All ranks beat every step."""
     if _region is not None:
         if _progress is not None:
-            _progress.stand_back()
+            _progress.stand_back(step)
         _region.beat(step)
     if _watcher is not None:
         _watcher(None, step)

@@ -8,6 +8,7 @@ import time
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from resilient.worker import Config, Context
@@ -38,6 +39,13 @@ def device_of(config: Config, context: Context) -> torch.device:
         raise RuntimeError(f"No CUDA GPUs are available for local rank {context.local_rank}: torch sees {count} on this node")
     torch.cuda.set_device(context.local_rank)
     return torch.device("cuda", context.local_rank)
+
+
+def least_memory(device: torch.device) -> int:
+    """Bytes of the GPU that has least, of all ranks, which call this together."""
+    found = torch.tensor(torch.cuda.get_device_properties(device).total_memory, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MIN)
+    return int(found)
 
 
 def onto(data: Tensor, device: torch.device) -> Tensor:

@@ -18,10 +18,10 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import loss_parallel
 
-from resilient.worker import Config
+from resilient.worker import Config, reduces_every
 from trainer.data.bounds import Documents
 from trainer.model import GPT
-from trainer.parallel import Ranks, between_replicas, reshard
+from trainer.parallel import Ranks, ReducingStage, begin_backward, reshard
 
 IGNORED = -100  # as a target: predicting this token costs nothing
 
@@ -80,7 +80,7 @@ class Plain:
     def __init__(self, config: Config, model: GPT, ranks: Ranks) -> None:
         self._model, self._ranks = model, ranks
         self._micro = config.train.micro_batch_size
-        self._accumulate_shards = config.parallel.zero_stage > 1
+        self._every, self._gathered_once = reduces_every(config), config.parallel.zero_stage < 3
         self._loss = Loss(ranks, model.shape.vocab)
 
     def train(self, batch: Batch, counted: Tensor) -> Tensor:
@@ -88,7 +88,8 @@ class Plain:
         weight = self._ranks.shards.size() / counted
         total = torch.zeros((), dtype=torch.float64, device=batch.tokens.device)
         for number, part in enumerate(parts):
-            between_replicas(self._model, self._accumulate_shards or number == len(parts) - 1)
+            last = number == len(parts) - 1
+            begin_backward(self._model, reduce=last or self._every, reshard=last or not self._gathered_once)
             with self._context(part), self._loss.context():
                 loss = self._loss(self._model(part.tokens, part.positions, part.documents), part.targets)
                 torch.autograd.backward(loss * weight)
@@ -174,7 +175,8 @@ class Pipelined:
 
     def _schedule(self, count: int) -> PipelineScheduleSingle | PipelineScheduleMulti:
         group = self._ranks.mesh.get_group("pp")
-        parts = [PipelineStage(each, each.stage.index, each.stage.count, self._device, group=group) for each in self._stages]
+        part = ReducingStage if reduces_every(self._config) else PipelineStage
+        parts = [part(each, each.stage.index, each.stage.count, self._device, group=group) for each in self._stages]
         kind = _SCHEDULES[self._config.parallel.schedule]
         several = issubclass(kind, PipelineScheduleMulti)
         return kind(parts if several else parts[0], count, loss_fn=self._weighted, scale_grads=False)  # type: ignore[arg-type]

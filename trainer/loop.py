@@ -12,21 +12,22 @@ import torch.distributed as dist
 
 from checkpoint import CheckpointMismatch, NoUsableCheckpoint
 from resilient import worker
-from trainer import attention, gradients
+from trainer import attention, fit, gradients
 from trainer.batches import Batches
 from trainer.data.errors import DataError
 from trainer.data.samples import Samples, Split, open_split
-from trainer.device import device_of
+from trainer.device import device_of, least_memory
 from trainer.engine import make_engine
 from trainer.garbage import collected_at_steps
 from trainer.guard import Bad, BadBatch
 from trainer.guard import limits as guard_limits
 from trainer.instruments import Instruments
+from trainer.memory import most
 from trainer.optimizer import make_optimizer, set_learning_rate
 from trainer.parallel import build_stages, make_ranks, sharing
 from trainer.parallel.data import DTYPES
 from trainer.schedule import for_config
-from trainer.shape import flops_per_token, peak_flops, shape_of
+from trainer.shape import GPTShape, flops_per_token, peak_flops, shape_of
 from trainer.sources import datasets, end_of_text, refused, vocabulary
 from trainer.state import TrainingState, random_state, seed_random, set_random_state
 from trainer.update import Update
@@ -75,6 +76,7 @@ class Trainer:
         seed_random(config.seed, self.ranks, config)
         self.vocabulary = vocabulary(config)
         shape = shape_of(config, self.vocabulary)
+        self.config = config = self._fitting(shape, layout)
         dtype = DTYPES[config.train.precision]
         kernel = attention.choose(config.model.attention, shape, self.device, dtype, documents=config.data.mask_documents)
         self.train_data: Samples = self._open("train")
@@ -96,6 +98,17 @@ class Trainer:
             *(context.rank, context.world_size, self.device, layout.tp, layout.cp, layout.pp, layout.dp),
             *(f"{shape.parameters:,}", kernel.value, layout.accumulation, self.state.progress.step),
         )
+
+    def _fitting(self, shape: GPTShape, layout: worker.Layout) -> worker.Config:
+        """The config with what it leaves to the GPU's memory decided. Raises UnrecoverableError where it cannot fit."""
+        gpu_bytes = fit.gpu_bytes_of(self.config, least_memory(self.device)) if self.device.type == "cuda" else None
+        config = fit.settled(self.config, shape, layout, gpu_bytes)
+        problem = None if gpu_bytes is None else fit.too_much(config, shape, layout, gpu_bytes)
+        if problem is not None and gpu_bytes is not None and most(config, shape, layout)[1].peak > gpu_bytes:
+            raise worker.UnrecoverableError(f"{problem}; cluster.gpu_memory_gib: none tries it all the same")
+        if problem is not None and self.context.rank == 0:
+            log.warning("%s", problem)
+        return config
 
     def _initialize(self) -> None:
         for stage in self.stages:

@@ -107,10 +107,12 @@ def checkpoint_size(config: Config) -> tuple[int, int]:
 
 def rank_memory(config: Config) -> int:
     """Bytes that the first rank holds at its most, of tensors. Raises ConfigError like `prepare`."""
-    from trainer.plan import memory
+    from trainer import fit
+    from trainer.memory import memory
     from trainer.shape import shape_of
 
-    return memory(config, shape_of(config, _vocabulary(config)[0]), layout(config, cpu_count=1, gpu_count=1), 0).total
+    shape, spread = shape_of(config, _vocabulary(config)[0]), layout(config, cpu_count=1, gpu_count=1)
+    return memory(fit.settled(config, shape, spread, fit.gpu_bytes_of(config)), shape, spread, 0).peak
 
 
 def plan(config: Config) -> Mapping[str, Mapping[str, object]]:

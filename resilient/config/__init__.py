@@ -4,7 +4,7 @@ must fit together)."""
 from resilient.config.checks import spans
 from resilient.config.dealing import Dealing
 from resilient.config.errors import ConfigError, Problem
-from resilient.config.parallelism import Layout, dealing, layout, layouts, settle, with_fewer_replicas
+from resilient.config.parallelism import Layout, dealing, layout, layouts, reduces_every, settle, with_fewer_replicas
 from resilient.config.schema import Config
 from resilient.config.source import attribute, dump, from_site, load, notes, write
 
@@ -22,6 +22,7 @@ __all__ = [
     "layouts",
     "load",
     "notes",
+    "reduces_every",
     "settle",
     "spans",
     "with_fewer_replicas",

@@ -17,6 +17,7 @@ class Dealing:
     Attributes:
         schedule: of the pipeline; without meaning where `pp` is 1.
         ramped: the size of the global batch changes in the course of the training.
+        every: gradients are reduced in every pass.
     """
 
     dp: int
@@ -24,6 +25,7 @@ class Dealing:
     schedule: str
     zero_stage: int
     ramped: bool = False
+    every: bool = False
 
     def own(self, count: int, replica: int) -> range:
         """Of `count` micro batches, the numbers of those that a replica has."""
@@ -50,9 +52,9 @@ class Dealing:
     def alike(self) -> bool:
         """Whether all replicas run as many passes: each exchanges parameters or gradients, or stages of a rank take turns."""
         if self.pp == 1:
-            return self.zero_stage > 1
+            return self.every or self.zero_stage > 1
         # A pipeline that first runs a number of passes exchanges parameters: all replicas must begin with it at once.
-        return self.ramped or self.zero_stage == 3 or self.schedule in ROUNDS
+        return self.every or self.ramped or self.zero_stage == 3 or self.schedule in ROUNDS
 
     def longer(self, count: int) -> int:
         """Replicas, the first ones, that run more passes than the others; 0 where all run as many."""

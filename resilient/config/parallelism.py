@@ -99,8 +99,16 @@ def with_fewer_replicas(config: Config) -> Config:
 
 def dealing(config: Config, dp: int) -> Dealing:
     """How micro batches are dealt out to so many replicas."""
+    parallel, ramped = config.parallel, config.train.batch_rampup is not None
+    return Dealing(dp, parallel.pp, parallel.schedule, parallel.zero_stage, ramped, reduces_every(config))
+
+
+def reduces_every(config: Config) -> bool:
+    """Whether gradients are reduced in every backward pass; where that is left open, as far as the ZeRO stage asks for it."""
     parallel = config.parallel
-    return Dealing(dp, parallel.pp, parallel.schedule, parallel.zero_stage, config.train.batch_rampup is not None)
+    if parallel.reduce_gradients == "auto":
+        return parallel.zero_stage > 1 and parallel.pp == 1
+    return parallel.reduce_gradients == "every"
 
 
 def _settle(config: Config, nodes: int, procs: int, threads: int) -> Layout:

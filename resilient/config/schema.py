@@ -49,6 +49,10 @@ class Cluster(Section):
         description="numa: ranks run at the cores and memory of their GPU's NUMA domain, without GPUs they divide the domains; "
         "auto: so on GPUs, where there are several domains",
     )
+    gpu_memory_gib: Positive | Literal["auto", "none"] = Field(
+        "auto",
+        description="of each GPU, which what a rank holds is compared with; auto: as ranks find it; none: nothing is compared",
+    )
     fabric: Path | None = Field(
         None,
         description="a file of switches as Slurm's topology.conf, by which nodes are ordered and replicas kept apart; null: "
@@ -87,6 +91,11 @@ class Parallel(Section):
     pp_layers: list[Count] | Auto = Field("auto", description="layers of each stage; auto: as even as can be, the first ones more")
     zero_stage: Literal[1, 2, 3] = Field(
         1, description="1: shard optimizer state; 2: gradients too, between micro batches; 3: parameters too"
+    )
+    reduce_gradients: Literal["auto", "last", "every"] = Field(
+        "auto",
+        description="gradients are reduced over the replicas in the last backward pass of a step, until when they add up whole on "
+        "each rank, or in every one, into fp32 shards; auto: every at ZeRO 2 and 3 without a pipeline, and where memory needs it",
     )
 
 
@@ -196,6 +205,11 @@ class Train(Section):
         "auto",
         description="auto: bf16 on GPUs of compute capability 8.0 or later and on CPUs with AMX or of AMD's Zen 5, else fp32; a "
         "run keeps what it began with",
+    )
+    grad_dtype: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="of whole gradients that add up over micro batches (reduce_gradients: last); ranks reduce in fp32 either way; "
+        "auto: fp32, and bf16 where nothing else fits the GPU's memory",
     )
     recompute: Literal["none", "selective", "full"] = Field(
         "none", description="what the backward pass computes again: nothing, attention, or whole layers"

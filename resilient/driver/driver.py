@@ -62,6 +62,7 @@ from resilient.protocol.messages import (
     Stop,
 )
 from resilient.slurm.allocation import Allocation
+from resilient.summaries import Summaries
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +120,7 @@ class Driver:
         self._secret = encrypting(secret) if config.cluster.tls == "psk" else secret
         listeners = Listeners(self._on_trouble, self._on_well, self._on_taken_over, self._on_defect)
         self._writer = Writer(settings, spill, listeners, display.log)
+        self._summaries = Summaries()
         self._durable = Durable(config, allocation, chain, self._writer, display.note)
         self._sinks = SinksClient(config)
         heard = server.Listeners(self._on_connected, self._on_message, self._on_ended)
@@ -370,7 +372,8 @@ class Driver:
 
     def _write_event(self, effect: WriteEvent) -> None:
         entry = ledger.event_entry(effect.event, effect.fields, generation=effect.generation, t=effect.t, host=effect.host)
-        self._writer.event(entry)
+        for line in self._summaries.take(entry):
+            self._writer.event(line)
         if not entries.is_event(entry):
             return  # a training script says so, and means something of its own
         self._display.event(entry)

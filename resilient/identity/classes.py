@@ -22,10 +22,11 @@ _KEYS: Mapping[Kind, Mapping[str, str]] = {
     },
     "told": {
         "": "entrypoint args",
-        "cluster": "device threads_per_proc",
-        "parallel": "tp cp pp dp sequence_parallel schedule virtual_stages pp_layers zero_stage",
+        "cluster": "device threads_per_proc gpu_memory_gib",
+        "parallel": "tp cp pp dp sequence_parallel schedule virtual_stages pp_layers zero_stage reduce_gradients",
         "model": "attention",
-        "train": "global_batch_size micro_batch_size batch_rampup precision recompute recompute_every compile deterministic",
+        "train": "global_batch_size micro_batch_size batch_rampup precision grad_dtype recompute recompute_every compile "
+        "deterministic",
         "train.guard": "not_finite spike window max_skips",
         "optimizer": "lr min_lr schedule warmup_samples warmup_tokens decay_samples decay_tokens wsd_fraction weight_decay "
         "clip_grad",

@@ -34,6 +34,8 @@ class Snapshot(msgspec.Struct):
     stall_s: Seconds
     bytes: Count = 0
     write_s: Seconds = 0.0
+    count: Count = 1
+    longest_stall_s: Seconds = 0.0
 
 
 @dataclass
@@ -163,11 +165,12 @@ class Fold:
             by_tier.setdefault(each.tier, []).append(each)
         for name, own in by_tier.items():
             tier, stalls_s = self.past.tiers.setdefault(name, Tier()), [each.stall_s for each in own]
-            tier.snapshots += len(own)
+            tier.snapshots += sum([each.count for each in own])
             tier.size_bytes += sum([each.bytes for each in own])
             tier.write_s += sum([each.write_s for each in own])
             tier.stall_s += sum(stalls_s)
-            tier.longest_stall_s = max(tier.longest_stall_s, *stalls_s)
+            longest_s = max([each.longest_stall_s if each.count > 1 else each.stall_s for each in own])
+            tier.longest_stall_s = max(tier.longest_stall_s, longest_s)
             tier.last_step, tier.last_t = own[-1].step, own[-1].t
             self._job(max([each.t for each in own]), own[0].host)
 

@@ -91,7 +91,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 def _all(data: bytes, decoder: msgspec.json.Decoder[T]) -> list[T]:
     try:
         return decoder.decode_lines(data)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return [found for line in data.splitlines() if (found := _one(line, decoder)) is not None]
 
 
@@ -99,7 +99,7 @@ def _one(line: bytes, decoder: msgspec.json.Decoder[T]) -> T | None:
     """A line, if it is one of these; also in the JSON of Python, which knows NaN."""
     try:
         return decoder.decode(line)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = ledger.parsed(line)
     try:
         return None if found is None else msgspec.convert(found, decoder.type)

@@ -97,7 +97,7 @@ class Totals:
             case "link":
                 self.links[line["state"]] += 1
             case "snapshot":
-                self.snapshots[str(line.get("tier", ""))] += 1
+                self.snapshots[str(line.get("tier", ""))] += line.get("count", 1)
                 self.stall_s += line["stall_s"]
             case "committed":
                 tier = str(line.get("tier", ""))

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 import resilient
 from checkpoint import points
-from resilient import worker
 
 what, steps = sys.argv[1], int(sys.argv[2])
 dist.init_process_group("gloo")
@@ -34,8 +33,6 @@ while snapshots.step < steps and not snapshots.should_stop():
         os._exit(0)
     snapshots.after_step()
     time.sleep(0.1)
-    if rank == 0:
-        worker.report({"step": snapshots.step, "loss": 0.0})
 snapshots.close()
 dist.barrier()
 while not Path("go").exists():

@@ -94,6 +94,7 @@ def test_a_snapshot_daemon_that_is_stopped_at_the_end_is_replaced_and_what_it_he
     assert fault["kind"] == "storage" and "the snapshot daemon of node 0 has not answered for 30 s" in fault["detail"]
     assert [event["fault_id"] for event in run.events("recovered")] == [fault["fault_id"]]
     assert run.events("committed")[-1]["step"] == 6
+    assert run.metrics()[-1]["step"] == 6  # told by its beats: it reports nothing
 
 
 def test_a_rank_that_ends_within_its_snapshot_holds_up_nobody(attached: Attached):

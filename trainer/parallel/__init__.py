@@ -4,7 +4,8 @@
 """
 
 from trainer.parallel.build import build_stages
-from trainer.parallel.data import between_replicas, reshard
+from trainer.parallel.data import begin_backward, reshard
+from trainer.parallel.pipeline import ReducingStage
 from trainer.parallel.ranks import Ranks, make_ranks, sharing
 
-__all__ = ["Ranks", "between_replicas", "build_stages", "make_ranks", "reshard", "sharing"]
+__all__ = ["Ranks", "ReducingStage", "begin_backward", "build_stages", "make_ranks", "reshard", "sharing"]

@@ -27,7 +27,8 @@ def build_stages(config: Config, shape: GPTShape, kernel: Kernel, ranks: Ranks, 
         if train.compile:
             for block in model.blocks.values():
                 block.compile()
-        data.apply(model, ranks.shards, precision=train.precision, zero_stage=parallel.zero_stage)
+        kind = {"precision": train.precision, "grad_dtype": train.grad_dtype}
+        data.apply(model, ranks.shards, **kind, zero_stage=parallel.zero_stage)
         model.to_empty(device=device)
         built.append(model)
     return built

@@ -1,16 +1,20 @@
 """Sharded data parallelism: PyTorch's `fully_shard`.
 
 fp32 master weights and optimizer state are sharded (ZeRO-1, Rajbhandari et al., 2020), computing is in the precision asked for,
-gradients are reduced in fp32. At stage 2 gradients are reduced after each micro batch, at stage 3 parameters too are put together
-only when they are needed.
+gradients are reduced in fp32, in the last backward pass of a step or in each. At stages 1 and 2 parameters are put together once
+a step, at stage 3 only when they are needed.
 """
 
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from trainer.model import GPT
 
@@ -20,24 +24,59 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # by the config's `tra
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
 
 
-def apply(model: GPT, mesh: DeviceMesh, *, precision: str, zero_stage: int) -> None:
-    """Shard a model over the ranks of `mesh`, in place: layer by layer, and what is around them."""
-    policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision], reduce_dtype=torch.float32)
+def apply(model: GPT, mesh: DeviceMesh, *, precision: str, zero_stage: int, grad_dtype: str = "fp32") -> None:
+    """Shard a model over the ranks of `mesh`, in place: layer by layer, and what is around them.
+
+    Args:
+        grad_dtype: of whole gradients that add up over micro batches; `bf16` only where that is the precision.
+    """
+    as_computed = grad_dtype == precision == "bf16"
+    # Gradients that are to be reduced in another type than they are computed in add up in that type, so for bf16 the type that
+    # is named is theirs, and the buffers of the reduction are fp32 all the same.
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision], reduce_dtype=None if as_computed else torch.float32)
     again = zero_stage == 3
-    for block in model.blocks.values():
-        fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
-    fully_shard(model, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
+    for module in (*model.blocks.values(), model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
+        if as_computed:
+            assert isinstance(module, FSDPModule)
+            module.set_custom_reduce_scatter(_Float32ReduceScatter())
 
 
-def between_replicas(model: nn.Module, wanted: bool) -> None:
-    """Whether the next backward pass ends with what is between replicas: gradients are reduced, and of parameters the shards stay.
+class _Float32ReduceScatter(ReduceScatter):
+    """Reduces gradients of any type in fp32: what is copied into the buffer is converted."""
 
-    Otherwise gradients are only added up, and parameters stay whole for the next pass: then nothing is exchanged before the last
-    backward pass, and replicas may differ in their number of passes.
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=torch.float32, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        work: dist.Work | None = dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        return work
+
+
+def begin_backward(model: nn.Module, *, reduce: bool, reshard: bool) -> None:
+    """Say what the next backward pass ends with.
+
+    Without either, nothing is exchanged between replicas, which may differ in their number of such passes.
+
+    Args:
+        reduce: gradients are reduced, layer by layer; else they are only added up.
+        reshard: of parameters the shards stay; else they stay whole for the next pass.
     """
     assert isinstance(model, FSDPModule)
-    model.set_requires_gradient_sync(wanted)
-    model.set_reshard_after_backward(wanted)
+    model.set_requires_gradient_sync(reduce)
+    model.set_reshard_after_backward(reshard)
+
+
+def reduce_now(model: nn.Module) -> None:
+    """Reduce the gradients that a backward pass without FSDP's hooks has left, layer by layer."""
+    assert isinstance(model, FSDPModule)
+    begin_backward(model, reduce=True, reshard=False)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                group.post_backward()
 
 
 def reshard(model: nn.Module) -> None:

@@ -165,6 +165,17 @@ def test_losses_that_are_no_numbers_leave_the_others(tmp_path: Path):
     drawn(written(run_dir))
 
 
+def test_a_line_that_is_no_utf8_is_passed_over(tmp_path: Path):
+    run_dir = made(tmp_path / "run", steps=60, faults=3, jobs=1)
+    path = run_dir / ledger.EVENTS
+    lines = path.read_bytes().splitlines(keepends=True)
+    told = json.loads(lines[5])
+    sound = {"t": told["t"], "event": "snapshot", "generation": 1, "host": "n1", "step": 3, "tier": "odd", "stall_s": 0.1}
+    text = json.dumps(sound).encode() + b"\n"
+    path.write_bytes(b"".join([*lines[:5], text, text.replace(b"n1", b"\xa2\xff"), text, *lines[5:]]))
+    assert read(run_dir).tiers["odd"].snapshots >= 2  # its neighbours are read
+
+
 def test_a_line_that_is_longer_than_any_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run_dir = made(tmp_path / "run", steps=60, faults=3, jobs=1)
     path = run_dir / ledger.METRICS

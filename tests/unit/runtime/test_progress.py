@@ -131,9 +131,46 @@ def test_what_the_script_says_itself_wins(watched: Watched):
     watched.progress.expect_words()
     watched.step(optimizer)
     assert watched.agent.activity().step == -1, "it has said that it will speak"
-    watched.progress.stand_back()
+    watched.progress.stand_back(1)
     watched.step(optimizer, optimizer)
     assert (watched.agent.activity().step, watched.agent.activity().observed) == (-1, False)
+
+
+def test_steps_of_a_script_that_beats_are_told_by_its_beats(watched: Watched):
+    optimizer = watched.optimizer()
+    watched.progress.expect_words()
+    for step in range(41, 45):
+        watched.step(optimizer)
+        watched.progress.stand_back(step)
+        time.sleep(0.06)
+    lines = watched.told(None)
+    assert [(line["step"], line.get("steps", 1)) for line in lines] == [(42, 2), (43, 1), (44, 1)]
+    assert all(line["step_s"] > 0.05 and line["steps_per_s"] < 1 / 0.05 for line in lines)
+
+
+def test_short_steps_of_a_script_that_beats_are_told_together_and_the_last_at_its_end(watched: Watched):
+    for step in range(1, 2001):
+        watched.progress.stand_back(step)
+    watched.progress.ends()
+    lines = watched.told(None)
+    assert len(lines) < 200 and lines[-1]["step"] == 2000
+    assert sum(line.get("steps", 1) for line in lines) == 2000
+
+
+def test_a_script_that_reports_metrics_has_no_lines_of_its_beats(watched: Watched):
+    for step in range(1, 4):
+        watched.progress.stand_back(step)
+        watched.progress.leave_lines()
+        time.sleep(0.06)
+    watched.progress.ends()
+    assert watched.told(None) == []
+
+
+def test_a_script_whose_beats_go_back_is_told_from_there_on(watched: Watched):
+    for step in (7, 8, 3, 4):
+        watched.progress.stand_back(step)
+        time.sleep(0.06)
+    assert [line["step"] for line in watched.told(None)] == [8, 4]
 
 
 def test_a_script_that_only_asks_who_it_is_is_watched_from_its_second_step(watched: Watched):

@@ -10,7 +10,8 @@ from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
 
 from resilient.worker import Config, load_config, settle
 from trainer.main import plan, rank_memory
-from trainer.plan import checkpoint_files, in_flight, memory
+from trainer.memory import in_flight, memory
+from trainer.plan import checkpoint_files
 from trainer.shape import shape_of
 from trainer.stages import of_rank, stages
 
@@ -131,5 +132,5 @@ def test_the_memory_that_a_bench_compares_is_the_plans_of_the_first_rank(tmp_pat
     path = tmp_path / "config.yaml"
     path.write_text("model: {layers: 5, vocab_size: 61}\ncluster: {procs_per_node: 2}\nparallel: {pp: 2}\n")
     config = load_config(path)
-    ranks = [memory(config, shape_of(config, VOCABULARY), settle(config, 2), pp_rank).total for pp_rank in (0, 1)]
+    ranks = [memory(config, shape_of(config, VOCABULARY), settle(config, 2), pp_rank).peak for pp_rank in (0, 1)]
     assert rank_memory(config) == ranks[0] != ranks[1]

@@ -1,0 +1,205 @@
+"""How gradients add up over the micro batches of a step: in the last backward pass or in every one, in fp32 or bf16."""
+
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+from soak import soaked
+from test_layouts import BASE, Lines, Sections, merged, name_of, spread
+from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, train, trained, write_config, write_dataset
+
+from resilient.worker import load_config, settle
+from trainer.memory import memory
+from trainer.shape import shape_of
+
+Layout = tuple[int, int, int]  # tp, pp, dp
+
+SMALL: Sections = merged(BASE, {"model": {"layers": 2}, "train": {"micro_batch_size": 2, "steps": 3}})
+
+
+def how(reduce: str, dtype: str = "fp32", schedule: str = "1f1b", stage: int = 1) -> Sections:
+    return {
+        "parallel": {"reduce_gradients": reduce, "schedule": schedule, "zero_stage": stage},
+        "train": {"grad_dtype": dtype},
+    }
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
+
+
+@pytest.fixture(scope="module")
+def expected(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Lines]:
+    """What one process gets from a plain loop."""
+
+    @cache
+    def found(layers: int) -> Lines:
+        sections = merged(SMALL, {"model": {"layers": layers}})
+        return textbook(load_config(write_config(tmp_path_factory.mktemp("reference"), dataset, **sections), []))
+
+    return found
+
+
+EVERY = [
+    ((1, 1, 2), how("every")),
+    ((1, 1, 3), how("every")),  # which do not divide the eight micro batches
+    ((1, 2, 2), how("every")),
+    ((1, 2, 2), how("every", schedule="zero_bubble")),
+    soaked((1, 2, 2), how("every", schedule="interleaved_1f1b", stage=3)),
+    soaked((1, 2, 3), how("every", schedule="gpipe")),
+    soaked((2, 2, 2), how("every", stage=3)),
+    soaked((1, 2, 3), how("every", schedule="zero_bubble", stage=2)),
+    soaked((1, 1, 3), how("last", stage=3)),
+    soaked((1, 1, 3), how("last", stage=2)),
+    soaked((2, 1, 2), how("every")),
+]
+
+
+@pytest.mark.parametrize(("layout", "sections"), EVERY, ids=name_of)
+def test_gradients_reduced_in_every_pass_are_those_of_one_process(
+    dataset: Path, tmp_path: Path, expected: Callable[[int], Lines], layout: Layout, sections: Sections
+):
+    tp, pp, dp = layout
+    layers = 4 if sections["parallel"]["schedule"] in ("interleaved_1f1b", "zero_bubble") else 2
+    config = write_config(tmp_path, dataset, **merged(SMALL, {"model": {"layers": layers}}, spread(tp, pp), sections))
+    found = steps(trained(config, tp * pp * dp))
+    assert found == [pytest.approx(line, rel=1e-5) for line in expected(layers)]
+
+
+BF16 = {"train": {"precision": "bf16"}}
+PATTERNS: list[Any] = [((1, 1, 2), "last"), ((1, 2, 2), "last"), soaked((1, 2, 2), "every"), soaked((2, 2, 2), "last")]
+
+
+@pytest.mark.parametrize(("layout", "reduce"), PATTERNS, ids=name_of)
+def test_bf16_gradients_are_close_to_one_process_on_any_layout(dataset: Path, tmp_path: Path, layout: Layout, reduce: str):
+    tp, pp, dp = layout
+    alone = steps(trained(write_config(tmp_path / "alone", dataset, **merged(SMALL, BF16)), 1))
+    config = write_config(tmp_path / "many", dataset, **merged(SMALL, spread(tp, pp), how(reduce, "bf16"), BF16))
+    assert steps(trained(config, tp * pp * dp)) == [pytest.approx(line, rel=1e-2) for line in alone]
+
+
+@pytest.mark.parametrize("count", [40, soaked(200)])
+def test_bf16_gradients_train_like_fp32_ones(dataset: Path, tmp_path: Path, count: int):
+    long: Sections = {
+        "model": {"layers": 1, "attention": "math"},
+        "train": {"steps": count, "global_batch_size": 16, "micro_batch_size": 4, "precision": "bf16"},
+        "optimizer": {"lr": 1e-3, "decay_samples": 3200},
+    }
+    found = {}
+    for dtype in ("fp32", "bf16"):
+        config = write_config(tmp_path / dtype, dataset, **merged(long, how("last", dtype)))
+        found[dtype] = [line[1] for line in steps(trained(config, 1))]
+    assert found["bf16"] == pytest.approx(found["fp32"], rel=1e-2)
+    assert found["bf16"] != found["fp32"]  # they are added up in another type
+    assert found["fp32"][-1] < 0.95 * found["fp32"][0]
+
+
+# -- what is held --------------------------------------------------------------------------------------------------------
+
+
+def held(config: Path) -> tuple[int, int]:
+    """This pipeline rank, and the most bytes of gradients that it holds between two backward passes of a step."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.pipelining import PipelineStage
+
+    most = 0
+    backward = PipelineStage.backward_one_chunk
+
+    def bytes_of(parameter: Any) -> int:
+        whole = getattr(parameter, "_unsharded_param", None)
+        grads = [parameter.unsharded_accumulated_grad, None if whole is None else whole.grad, parameter.sharded_param.grad]
+        return sum((each.to_local() if hasattr(each, "to_local") else each).nbytes for each in grads if each is not None)
+
+    def measured(self: PipelineStage, *args: Any, **options: Any) -> Any:
+        nonlocal most
+        found = backward(self, *args, **options)
+        modules = [module for module in self.submod.modules() if isinstance(module, FSDPModule)]
+        groups = [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
+        most = max(most, sum(bytes_of(parameter) for group in groups for parameter in group.fsdp_params))
+        return found
+
+    with mock.patch.object(PipelineStage, "backward_one_chunk", measured):
+        train(config)
+    return load_config(config, []).parallel.pp * int(os.environ["RANK"]) // int(os.environ["WORLD_SIZE"]), most
+
+
+TWIN: Sections = merged(
+    SMALL,
+    spread(1, 2),
+    {"train": {"global_batch_size": 48, "micro_batch_size": 2, "precision": "bf16", "steps": 2}, "model": {"layers": 4}},
+)  # as the 13.6B run: two pipeline stages, six micro batches for each replica
+COMBINATIONS = [soaked("last", "fp32"), soaked("last", "bf16"), ("every", "fp32"), soaked("every", "bf16")]
+
+
+@pytest.mark.parametrize(("reduce", "dtype"), COMBINATIONS)
+def test_between_micro_batches_gradients_cost_what_the_plan_says(dataset: Path, tmp_path: Path, reduce: str, dtype: str):
+    path = write_config(tmp_path, dataset, **merged(TWIN, how(reduce, dtype)))
+    config = load_config(path, [])
+    layout = settle(config, 8)
+    assert (layout.pp, layout.dp, layout.accumulation) == (2, 4, 6)
+    found = run_ranks(8, held, path)
+    for pp_rank in (0, 1):
+        planned = memory(config, shape_of(config, VOCABULARY), layout, pp_rank)
+        kept = planned.accumulated or planned.gradients
+        assert max(size for rank, size in found if rank == pp_rank) == pytest.approx(kept, rel=0.05)
+
+
+# -- what is exchanged ---------------------------------------------------------------------------------------------------
+
+
+def exchanged(config: Path) -> list[tuple[int, int]]:
+    """On this rank, of each step: all-gathers of parameters, and reductions of gradients."""
+    from trainer.loop import Trainer
+
+    found: list[tuple[int, int]] = []
+    counts = {"gather": 0, "reduce": 0}
+    whole, gather, reduce = Trainer._gradients, dist.all_gather_single, dist.reduce_scatter_single
+
+    def counted(kind: str, collective: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            counts[kind] += 1
+            return collective(*args, **options)
+
+        return call
+
+    def step(self: Trainer, size: int) -> Any:
+        counts.update(gather=0, reduce=0)
+        result = whole(self, size)
+        found.append((counts["gather"], counts["reduce"]))
+        return result
+
+    with (
+        mock.patch.object(dist, "all_gather_single", counted("gather", gather)),
+        mock.patch.object(dist, "reduce_scatter_single", counted("reduce", reduce)),
+        mock.patch.object(Trainer, "_gradients", step),
+    ):
+        train(config)
+    return found
+
+
+LAYERS, PASSES = 2, 4
+GROUPS = LAYERS + 1  # each layer, and what is around them
+
+EXCHANGES = [
+    (how("last", stage=1), 1, GROUPS, GROUPS),
+    (how("every", stage=1), 1, GROUPS, PASSES * GROUPS),
+    (how("auto", stage=2), 1, GROUPS, PASSES * GROUPS),
+    (how("last", "bf16", stage=1), 1, GROUPS, GROUPS),
+    (how("last", stage=1), 2, LAYERS // 2 + 1, LAYERS // 2 + 1),
+    (how("every", stage=2), 2, LAYERS // 2 + 1, PASSES * (LAYERS // 2 + 1)),
+]
+
+
+@pytest.mark.parametrize(("sections", "pp", "gathers", "reductions"), EXCHANGES, ids=name_of)
+def test_parameters_are_gathered_once_a_step_whatever_the_accumulation(
+    dataset: Path, tmp_path: Path, sections: Sections, pp: int, gathers: int, reductions: int
+):
+    small = merged(SMALL, {"train": {"precision": "bf16", "steps": 2}}, spread(1, pp), sections)
+    for counts in run_ranks(2 * pp, exchanged, write_config(tmp_path, dataset, **small)):
+        assert counts[1:] == [(gathers, reductions)]  # in the first step, a pipeline also tries out what its stages hand on

@@ -1,0 +1,105 @@
+"""How gradients are kept so that a rank fits on its GPU, and what is said where it does not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilient.config import Config, layout, load
+from trainer import fit
+from trainer.memory import memory, most
+from trainer.plan import sections
+from trainer.shape import shape_of
+
+EXAMPLE = Path(__file__).parents[3] / "examples/13b-juwels.yaml"
+VOCABULARY = 100_352
+
+
+@pytest.fixture(autouse=True)
+def _places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    monkeypatch.setenv("PROJECT", "/project")
+
+
+def settled(*overrides: str) -> Config:
+    config = load(EXAMPLE, list(overrides))
+    spread = layout(config, cpu_count=1, gpu_count=1)
+    return fit.settled(config, shape_of(config, VOCABULARY), spread, fit.gpu_bytes_of(config))
+
+
+def way(config: Config) -> tuple[str, str]:
+    return config.parallel.reduce_gradients, config.train.grad_dtype
+
+
+def row(name: str, *overrides: str) -> str:
+    (found,) = (
+        rows for title, rows in sections(load(EXAMPLE, list(overrides)), VOCABULARY, known=True).items() if "memory" in title
+    )
+    return str(found.get(name))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], ("every", "fp32")),
+        (["cluster.gpu_memory_gib=80"], ("last", "fp32")),
+        (["cluster.gpu_memory_gib=none"], ("last", "fp32")),
+        (["cluster.gpu_memory_gib=auto"], ("last", "fp32")),  # which ranks know
+        (["cluster.gpu_memory_gib=2"], ("every", "fp32")),  # nothing fits: the least
+        (["parallel.reduce_gradients=last"], ("last", "bf16")),
+        (["parallel.reduce_gradients=last", "train.precision=fp32"], ("last", "fp32")),
+        (["parallel.reduce_gradients=last", "train.grad_dtype=fp32"], ("last", "fp32")),
+        (["train.grad_dtype=bf16"], ("last", "bf16")),
+        (["parallel.reduce_gradients=every", "cluster.gpu_memory_gib=80"], ("every", "fp32")),
+        (["parallel.zero_stage=2", "cluster.gpu_memory_gib=80"], ("last", "fp32")),  # under a pipeline
+        (["parallel.zero_stage=3", "parallel.pp=1", "parallel.dp=160", "cluster.gpu_memory_gib=80"], ("every", "fp32")),
+    ],
+)
+def test_exact_gradients_come_first_then_speed(overrides: list[str], expected: tuple[str, str]):
+    assert way(settled(*overrides)) == expected
+
+
+def test_the_run_of_13_billion_parameters_fits_as_it_did():
+    config = settled()
+    shape = shape_of(config, VOCABULARY)
+    assert round(shape.parameters / 1e9, 1) == 13.6
+    assert most(config, shape, layout(config, cpu_count=1, gpu_count=1))[1].peak <= 36 * fit.GIB
+    assert row("GPU") == "fits: of 40.00 GiB, 36.50 GiB are left to tensors"
+    assert "every backward pass adds" in row("gradients")
+
+
+def test_the_peak_is_of_one_time_and_not_the_sum():
+    config = load(EXAMPLE, ["cluster.gpu_memory_gib=none"])
+    held = memory(config, shape_of(config, VOCABULARY), layout(config, cpu_count=1, gpu_count=1), 1)
+    always = held.parameters + held.gathered + held.optimizer + held.accumulated
+    assert held.peak == always + max(held.activations, held.gradients + held.reducing)
+
+
+def test_each_change_that_is_named_makes_it_fit_and_none_is_named_that_is_needless():
+    text = row("GPU", "cluster.gpu_memory_gib=24", "train.micro_batch_size=4")
+    assert text.startswith("does not fit: pipeline rank ")
+    changes = [each.split() for each in text.partition("it fits with ")[2].replace(" or with ", " ").split(",")]
+    assert changes
+    for change in changes:
+        assert row("GPU", "cluster.gpu_memory_gib=24", "train.micro_batch_size=4", *change).startswith("fits: "), change
+
+
+def test_where_nothing_helps_that_is_said():
+    assert "no change of the layout that is known makes it fit" in row("GPU", "cluster.gpu_memory_gib=2")
+
+
+def test_without_a_gpus_memory_nothing_is_compared():
+    assert row("GPU", "cluster.gpu_memory_gib=none") == row("GPU", "cluster.gpu_memory_gib=auto") == "None"
+
+
+@pytest.mark.parametrize("value", [0, -1, "many"])
+def test_a_memory_that_is_none_is_refused(value: Any):
+    from resilient.worker import ConfigError
+
+    with pytest.raises(ConfigError, match="gpu_memory_gib"):
+        load(EXAMPLE, [f"cluster.gpu_memory_gib={value}"])
+
+
+def test_the_profile_of_a_site_knows_its_gpus():
+    config = load(EXAMPLE, ["slurm.profile=juwels-booster", "name=x"])
+    assert fit.gpu_bytes_of(config) == 40 * fit.GIB

@@ -1,0 +1,134 @@
+"""What one rank holds at its most, by arithmetic. Nothing is built, no GPU is asked. Pure."""
+
+import math
+from dataclasses import dataclass
+
+from resilient.worker import Config, Layout, dealing, reduces_every
+from trainer.moments import moments
+from trainer.shape import GPTShape, Weight
+from trainer.stages import Stage, of_rank
+
+MASTER = 4  # bytes of a number in fp32: weights, reduced gradients, moments
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank.
+
+    Attributes:
+        parameters: this rank's shards of the fp32 weights.
+        gathered: weights put together to compute with, at their most.
+        gradients: this rank's shards of the reduced gradients.
+        accumulated: whole gradients that wait for the last backward pass.
+        reducing: of the layer whose gradients are being reduced: what was computed, and the buffer that is sent, in fp32.
+        optimizer: this rank's shards of the moments.
+        activations: kept for backward passes, at their most; an estimate.
+        every: gradients are reduced in every backward pass, so that their shards are there in the next one.
+    """
+
+    parameters: int
+    gathered: int
+    gradients: int
+    accumulated: int
+    reducing: int
+    optimizer: int
+    activations: int
+    every: bool = False
+
+    @property
+    def peak(self) -> int:
+        """The most at one time: in the last but one backward pass, or after the last one, when gradients are reduced."""
+        always = self.parameters + self.gathered + self.optimizer + self.accumulated
+        backward = self.activations + ((self.gradients + self.reducing) if self.every else 0)
+        return always + max(backward, self.gradients + self.reducing)
+
+
+def memory(config: Config, shape: GPTShape, spread: Layout, pp_rank: int) -> Memory:
+    """Of the first rank of a pipeline stage, whose shards are the largest."""
+    parts = of_rank(config, spread, pp_rank)
+    weights = [weight for stage in parts for weight in stage_weights(shape, stage)]
+    local = [_cut(weight, shape, spread) for weight in weights]
+    shards = [-(-sizes[0] // (spread.dp * spread.cp)) * math.prod(sizes[1:]) for sizes in local]
+    shard = sum(shards)
+    kept = sum(size * len(moments(config.optimizer.name, weight)) for weight, size in zip(weights, shards, strict=True))
+    whole = sum(map(math.prod, local))
+    compute = 2 if config.train.precision == "bf16" else MASTER
+    layer = sum(math.prod(_cut(weight, shape, spread)) for weight in shape.layer(0))
+    outside = whole - layer * sum(len(stage.layers) for stage in parts)
+    gathered = min(whole, 2 * layer + outside) if config.parallel.zero_stage == 3 else whole
+    every = reduces_every(config)
+    adds_up = not every and (spread.pp > 1 or spread.accumulation > 1)
+    added_in = compute if config.train.grad_dtype == "bf16" else MASTER
+    return Memory(
+        parameters=shard * MASTER,
+        gathered=gathered * compute,
+        gradients=shard * MASTER,
+        accumulated=whole * added_in if adds_up else 0,
+        reducing=max(layer, outside) * ((0 if adds_up else compute) + MASTER),
+        optimizer=kept * MASTER,
+        activations=_activations(config, shape, spread, parts, pp_rank, compute),
+        every=every,
+    )
+
+
+def most(config: Config, shape: GPTShape, spread: Layout) -> tuple[int, Memory]:
+    """The pipeline rank that holds most, and what it holds."""
+    found = [memory(config, shape, spread, pp_rank) for pp_rank in range(spread.pp)]
+    pp_rank = max(range(spread.pp), key=lambda each: found[each].peak)
+    return pp_rank, found[pp_rank]
+
+
+def stage_weights(shape: GPTShape, stage: Stage) -> list[Weight]:
+    """The parameters that a stage holds; a tied embedding that the pipeline parts is on both ends."""
+    found = [each for number in stage.layers for each in shape.layer(number)]
+    if stage.first:
+        found = [*shape.first(), *found]
+    if stage.last:
+        found += shape.last()
+        if shape.tied and not stage.first:
+            found.append(shape.first()[0])
+    return found
+
+
+def _cut(weight: Weight, shape: GPTShape, spread: Layout) -> list[int]:
+    """Sizes of a parameter on the first tensor-parallel rank."""
+    sizes = list(weight.shape)
+    repeated = ".attention.key." in weight.name or ".attention.value." in weight.name
+    if weight.cut is not None and not (repeated and shape.kv_heads % spread.tp):
+        sizes[weight.cut] = -(-sizes[weight.cut] // spread.tp)
+    return sizes
+
+
+def _activations(config: Config, shape: GPTShape, spread: Layout, parts: list[Stage], pp_rank: int, compute: int) -> int:
+    """What the micro batches in flight keep, with flash attention.
+
+    Per token and layer: both norms' inputs and the two residuals, the matrices' inputs, queries, keys, values and attention's
+    output, the MLP's inner values (cf. Korthikanti et al., 2022); with full recomputation, the layer's input. On the last stage,
+    logits with their fp32 copy and gradient, of one micro batch at a time.
+    """
+    kv = shape.kv_heads * shape.head_dim
+    stream = shape.hidden / (spread.tp if config.parallel.sequence_parallel else 1)
+    inside = (2 * shape.hidden + 2 * kv + (4 if shape.gated else 2) * shape.ffn_hidden) / spread.tp
+    layer = 4 * stream + 2 * shape.hidden + inside
+    kept = 0.0
+    for stage in parts:
+        again = [config.train.recompute == "full" and number % config.train.recompute_every == 0 for number in stage.layers]
+        kept += sum(stream if each else layer for each in again)
+    tokens = config.train.micro_batch_size * shape.seq_len // spread.cp
+    held = kept * in_flight(config, spread, pp_rank) + (layer if config.train.recompute == "full" else 0)
+    logits = shape.vocab / spread.tp * (compute + 8) if parts[-1].last else 0
+    return round(tokens * (held * compute + logits))
+
+
+def in_flight(config: Config, spread: Layout, pp_rank: int) -> float:
+    """Micro batches whose activations a pipeline rank keeps at the same time, in units of all its stages."""
+    pp, virtual, train = spread.pp, spread.virtual_stages, config.train
+    count = dealing(config, spread.dp).passes(train.global_batch_size // train.micro_batch_size, 0)
+    if pp == 1:
+        return 1
+    if config.parallel.schedule == "gpipe":
+        return count
+    if virtual == 1:
+        return min(count, pp - pp_rank)
+    warm_up = (virtual - 1) * pp + 2 * (pp - 1 - pp_rank) + 1
+    return min(count, warm_up / virtual)
