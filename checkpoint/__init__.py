@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from checkpoint.newest import newest_good
     from checkpoint.pruning import prune
     from checkpoint.restoring import Restored, restore
-    from checkpoint.saving import Saved, save
+    from checkpoint.saving import Saved, save, save_one_by_one
     from checkpoint.tiers.cadence import Clock, Every, mean_time_between_failures
     from checkpoint.tiers.snapshots import SnapshotResult, Snapshots
     from checkpoint.verification import verify
@@ -90,6 +90,7 @@ __all__ = [
     "read_state",
     "restore",
     "save",
+    "save_one_by_one",
     "step_path",
     "steps",
     "verify",
@@ -117,6 +118,7 @@ _LAZY = {
     "read_state": "checkpoint.loading",
     "restore": "checkpoint.restoring",
     "save": "checkpoint.saving",
+    "save_one_by_one": "checkpoint.saving",
     "verify": "checkpoint.verification",
 }
 

@@ -139,6 +139,26 @@ def export_checkpoint(
         typer.echo(f"{output}: {written}, from {source}")
 
 
+@app.command("import")
+def import_checkpoint(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Directory of config.json and safetensors.", exists=True)],
+    output: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run directory that is to begin with these weights.")],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="CONFIG", help="Of the campaign; else RUN_DIR/model.yaml has the model's keys.", exists=True
+        ),
+    ] = None,
+    form: Annotated[str, typer.Option("--format", metavar="hf", help="Hugging Face transformers.")] = "hf",
+) -> None:
+    """Begin with weights that others have trained: the checkpoint of step 0, from which training starts with a new optimizer."""
+    with _refusals_shown():
+        from checkpoint.tools import importing
+
+        os.umask(0o077)
+        typer.echo(f"{output}: {importing.run(source, form, output, config=config)}")
+
+
 @app.command("flush")
 def flush_snapshot(
     path: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory whose run is dead.")],

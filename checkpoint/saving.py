@@ -8,7 +8,7 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -120,6 +120,35 @@ def save(
         raise CheckpointError(f"step {step} could not be saved in {root}: {error}") from None
     if ranks.rank == 0 and keep_last is not None:
         _prune(root, keep_last, keep_every, step, generation)
+    return _saved(root, began, contents, already_there=not fresh)
+
+
+def save_one_by_one(
+    root: Path, step: int, shapes: Sequence[LocalShard], local_shards: Iterable[LocalShard], state: Mapping[str, JSON]
+) -> Saved:
+    """Write and commit a checkpoint as its tensors come, by this process alone: each is on the disk before the next is asked for.
+
+    Args:
+        shapes: all local shards, in any order, with tensors on the meta device; they fill every array.
+        local_shards: the same with their data.
+
+    Raises CheckpointError, OSError, ValueError where one of `shapes` does not come, and whatever `local_shards` raises. What was
+    there before is untouched then.
+    """
+    began = time.monotonic()
+    layout, documents, generation = Layout(plan.plan([[spec_of(each) for each in shapes]])), dict[str, bytes](), 0
+    try:
+        already = _open(root, step, generation, layout, state, documents)
+        if already is not None:
+            return _saved(root, began, already, already_there=True)
+        shares: list[Checksums] = []
+        for local_shard in local_shards:
+            shares.append(_write(root, step, generation, layout, [local_shard]))
+            del local_shard  # its memory is free before the next one is made
+        contents, fresh = _publish(root, step, generation, layout, documents, shares)
+    except BaseException:
+        _discard(root, step, generation)
+        raise
     return _saved(root, began, contents, already_there=not fresh)
 
 

@@ -64,7 +64,7 @@ def export(
     dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="of the weights")] = "bf16",
     tokenizer: TokenizerFile = None,
 ) -> None:
-    """Write a directory that Hugging Face transformers loads: Llama or GPT-2, as safetensors."""
+    """Write a directory that Hugging Face transformers loads: Llama, GPT-2 or GPT-NeoX, as safetensors."""
     import torch
 
     from trainer.export import ExportError

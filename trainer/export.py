@@ -1,4 +1,4 @@
-"""Export to the layouts of Hugging Face transformers: Llama, or GPT-2, as safetensors.
+"""Export to the layouts of Hugging Face transformers: Llama, GPT-2 or GPT-NeoX, as safetensors.
 
 μP's multipliers, which those layouts do not know, are folded into the weights.
 """
@@ -18,8 +18,9 @@ from resilient.worker import Config
 from trainer.model import GPT
 from trainer.shape import GPTShape
 
-LLAMA = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False}
+LLAMA = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu"}
 GPT2 = {"position": "learned", "norm": "layernorm", "mlp": "gelu"}
+GPT_NEOX = {**GPT2, "position": "rope"}
 
 
 class ExportError(Exception):
@@ -41,7 +42,7 @@ def export(model: GPT, config: Config, output: Path, *, dtype: torch.dtype = tor
     shape = model.shape
     layout = layout_of(shape)
     weights = fold(dict(model.named_parameters()), shape)
-    found = _llama(weights, shape) if layout == "llama" else _gpt2(weights, shape)
+    found = {"llama": _llama, "gpt2": _gpt2, "gpt_neox": _gpt_neox}[layout](weights, shape)
     end = _end_of_text(tokenizer)
     described = {**found[1], "vocab_size": shape.vocab, "bos_token_id": end, "eos_token_id": end, "tie_word_embeddings": shape.tied}
     described["torch_dtype"] = str(dtype).removeprefix("torch.")
@@ -53,6 +54,9 @@ def export(model: GPT, config: Config, output: Path, *, dtype: torch.dtype = tor
         (beside / "config.json").write_text(json.dumps(described, indent=2) + "\n")
         if tokenizer is not None:
             shutil.copyfile(tokenizer, beside / "tokenizer.json")
+            (beside / "tokenizer_config.json").write_text(json.dumps(_of_tokenizer(shape, end), indent=2) + "\n")
+        generation = {} if end is None else {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+        (beside / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
         for path in (*beside.iterdir(), beside):
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)
@@ -92,11 +96,11 @@ def export_checkpoint(checkpoint: Path, output: Path, *, float32: bool = False) 
 
 
 def layout_of(shape: GPTShape) -> str:
-    """`llama` or `gpt2`. Raises ExportError where neither fits."""
+    """`llama`, `gpt2` or `gpt_neox`. Raises ExportError where neither fits."""
     reasons = []
-    for name, wanted in (("llama", LLAMA), ("gpt2", GPT2)):
+    for name, wanted in (("llama", LLAMA), ("gpt2", GPT2), ("gpt_neox", GPT_NEOX)):
         wrong = [f"{key} {getattr(shape, key)}, not {value}" for key, value in wanted.items() if getattr(shape, key) != value]
-        if name == "gpt2" and shape.kv_heads != shape.heads:
+        if name != "llama" and shape.kv_heads != shape.heads:
             wrong.append(f"kv_heads {shape.kv_heads}, not {shape.heads}")
         if not wrong:
             return name
@@ -133,7 +137,8 @@ def _llama(weights: dict[str, Tensor], shape: GPTShape) -> tuple[dict[str, Tenso
         found["lm_head.weight"] = weights["head.weight"]
     for number in range(shape.layers):
         for ours, theirs in names.items():
-            found[f"model.layers.{number}.{theirs}.weight"] = weights[f"blocks.{number}.{ours}.weight"]
+            for kind in ("weight", "bias") if shape.bias and not ours.endswith("norm") else ("weight",):
+                found[f"model.layers.{number}.{theirs}.{kind}"] = weights[f"blocks.{number}.{ours}.{kind}"]
     return found, {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -148,8 +153,8 @@ def _llama(weights: dict[str, Tensor], shape: GPTShape) -> tuple[dict[str, Tenso
         "rope_theta": shape.rope_theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
         "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
+        "attention_bias": shape.bias,
+        "mlp_bias": shape.bias,
     }
 
 
@@ -190,6 +195,60 @@ def _gpt2(weights: dict[str, Tensor], shape: GPTShape) -> tuple[dict[str, Tensor
         "resid_pdrop": shape.dropout,
         "attn_pdrop": shape.attention_dropout,
     }
+
+
+def _gpt_neox(weights: dict[str, Tensor], shape: GPTShape) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def bias(name: str, size: int) -> Tensor:
+        return weights.get(f"{name}.bias", torch.zeros(size))
+
+    found = {"gpt_neox.embed_in.weight": weights["embedding.weight"]}
+    if not shape.tied:
+        found["embed_out.weight"] = weights["head.weight"]
+    norms = {"norm": "gpt_neox.final_layer_norm"}
+    for number in range(shape.layers):
+        ours, theirs = f"blocks.{number}", f"gpt_neox.layers.{number}"
+        norms |= {f"{ours}.attention_norm": f"{theirs}.input_layernorm", f"{ours}.mlp_norm": f"{theirs}.post_attention_layernorm"}
+        parts = [f"{ours}.attention.{part}" for part in ("query", "key", "value")]
+        # Head by head its rows make a query, a key and a value.
+        fused = torch.stack([weights[f"{part}.weight"].reshape(shape.heads, -1, shape.hidden) for part in parts], dim=1)
+        found[f"{theirs}.attention.query_key_value.weight"] = fused.flatten(0, 2)
+        fused = torch.stack([bias(part, shape.hidden).reshape(shape.heads, -1) for part in parts], dim=1)
+        found[f"{theirs}.attention.query_key_value.bias"] = fused.flatten()
+        lines = (("attention.output", "attention.dense"), ("mlp.up", "mlp.dense_h_to_4h"), ("mlp.down", "mlp.dense_4h_to_h"))
+        for our, their in lines:
+            weight = weights[f"{ours}.{our}.weight"]
+            found[f"{theirs}.{their}.weight"] = weight
+            found[f"{theirs}.{their}.bias"] = bias(f"{ours}.{our}", len(weight))
+    for our, their in norms.items():
+        found[f"{their}.weight"] = weights[f"{our}.weight"]
+        found[f"{their}.bias"] = bias(our, shape.hidden)
+    return found, {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn_hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "max_position_embeddings": shape.seq_len,
+        "layer_norm_eps": shape.norm_eps,
+        "rotary_pct": 1.0,
+        "rotary_emb_base": shape.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta, "partial_rotary_factor": 1.0},
+        "hidden_act": "gelu_new",
+        "use_parallel_residual": False,
+        "attention_bias": True,
+        "hidden_dropout": shape.dropout,
+        "attention_dropout": shape.attention_dropout,
+    }
+
+
+def _of_tokenizer(shape: GPTShape, end: int | None) -> dict[str, Any]:
+    """What AutoTokenizer asks for beside tokenizer.json."""
+    from trainer.sources import END_OF_TEXT
+
+    special = {} if end is None else dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT)
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": shape.seq_len}
+    return {**about, "clean_up_tokenization_spaces": False, **special}
 
 
 def _end_of_text(tokenizer: Path | None) -> int | None:

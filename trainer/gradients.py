@@ -1,6 +1,7 @@
-"""What all ranks must know of a step before the weights change: the mean loss, the global gradient norm.
+"""What all ranks must know of a step: the mean loss, the global gradient norm.
 
-One reduction over all ranks carries both, so that every rank comes to the same verdict from the same numbers.
+One reduction over all ranks carries both, so that every rank comes to the same verdict from the same numbers. They stay on the
+device until they are read, which waits for it.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,18 @@ class Found:
     extra: float
 
 
+class Measured:
+    """`Found`, on the device: 0-dimensional fp64 tensors, the same on all ranks."""
+
+    def __init__(self, loss: Tensor, norm: Tensor, extra: Tensor) -> None:
+        self.loss, self.norm = loss, norm
+        self._all = torch.stack([loss, norm, extra])
+
+    def read(self) -> Found:
+        """The numbers. Waits until the device has them."""
+        return Found(*self._all.tolist())
+
+
 def sum_tied(stages: Sequence[GPT], ranks: Ranks) -> None:
     """Add up the gradients of a tied embedding that the pipeline has parted. Both copies then take the same step."""
     peer, shape = ranks.embedding_peer, stages[0].shape
@@ -40,7 +53,7 @@ def sum_tied(stages: Sequence[GPT], ranks: Ranks) -> None:
         _local(weight.grad).add_(theirs)
 
 
-def agree(stages: Sequence[GPT], ranks: Ranks, loss: Tensor, counted: Tensor, extra: float) -> Found:
+def agree(stages: Sequence[GPT], ranks: Ranks, loss: Tensor, counted: Tensor, extra: float) -> Measured:
     """Reduce over all ranks.
 
     Args:
@@ -48,26 +61,44 @@ def agree(stages: Sequence[GPT], ranks: Ranks, loss: Tensor, counted: Tensor, ex
         counted: tokens of the global batch that have a target.
         extra: any number of this rank, to be summed.
     """
-    squares = torch.zeros((), dtype=torch.float64, device=loss.device)
+    own = loss if ranks.counts_loss else torch.zeros_like(loss)
+    numbers = torch.stack([own, _squares(stages, loss.device), torch.full_like(own, extra)])
+    dist.all_reduce(numbers)
+    total, squares, extras = numbers.unbind()
+    return Measured(total / counted, squares.sqrt(), extras)
+
+
+def clip(stages: Sequence[GPT], norm: Tensor, limit: float) -> None:
+    """Scale gradients down to the limit; 0: no limit."""
+    if not limit:
+        return
+    parts = [_local(p.grad) for model in stages for p in model.parameters() if p.grad is not None]
+    torch._foreach_div_(parts, excess(norm, limit))
+
+
+def excess(norm: Tensor, limit: float) -> Tensor:
+    """By what gradients are divided so that their norm keeps to a limit: 1 where it does, fp32."""
+    return ((norm + 1e-6) / limit).clamp(min=1.0).float()
+
+
+def _squares(stages: Sequence[GPT], device: torch.device) -> Tensor:
+    """This rank's share of the squared norm. The number of kernels does not grow with that of the parameters."""
+    parts: dict[int, list[Tensor]] = {}  # by the number of ranks that hold the same
     for model in stages:
         for name, parameter in model.named_parameters():
             if parameter.grad is None or (name == "head.weight" and model.shape.tied and not model.stage.first):
                 continue
-            norm = torch.linalg.vector_norm(_local(parameter.grad), dtype=torch.float32).double()
-            squares += norm * norm / _copies(parameter.grad)
-    own = loss if ranks.counts_loss else torch.zeros_like(loss)
-    numbers = torch.stack([own, squares, torch.full_like(own, extra)])
-    dist.all_reduce(numbers)
-    total, squared, extras = numbers.tolist()
-    return Found(total / float(counted), squared**0.5, extras)
-
-
-def clip(stages: Sequence[GPT], norm: float, limit: float) -> None:
-    """Scale gradients down to the limit; 0: no limit."""
-    if not limit or norm <= limit:
-        return
-    parts = [_local(p.grad) for model in stages for p in model.parameters() if p.grad is not None]
-    torch._foreach_mul_(parts, limit / (norm + 1e-6))
+            part = _local(parameter.grad)
+            if part.numel():
+                parts.setdefault(_copies(parameter.grad), []).append(part)
+    squares = torch.zeros((), dtype=torch.float64, device=device)
+    if not parts:
+        return squares
+    every = [part for same in parts.values() for part in same]
+    norms = torch.stack(torch._foreach_norm(every, 2, dtype=torch.float32)).double()
+    for copies, same in zip(parts, torch.split(norms, [len(same) for same in parts.values()]), strict=True):
+        squares.add_(same.dot(same), alpha=1 / copies)
+    return squares
 
 
 def _local(tensor: Tensor) -> Tensor:

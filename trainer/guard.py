@@ -25,19 +25,41 @@ class Bad:
     detail: str
 
 
-def judge(loss: float, norm: float, history: Sequence[float], *, not_finite: bool, spike: float | None, window: int) -> Bad | None:
-    """What is wrong with a step, None if nothing is.
+@dataclass(frozen=True)
+class Limits:
+    """What a batch is judged by.
+
+    Args:
+        not_finite: a loss or a norm that is no finite number is bad.
+        highest: a loss above it is a spike; None: no loss is.
+        usual: what `highest` is of, for people.
+    """
+
+    not_finite: bool
+    highest: float | None
+    usual: str
+
+
+def limits(history: Sequence[float], *, not_finite: bool, spike: float | None, window: int) -> Limits:
+    """The limits of a step.
 
     Args:
         history: losses of the steps before, the newest last; a spike is looked for once there are `window` of them.
         spike: standard deviations above their mean that are too many.
     """
-    if not_finite and not (math.isfinite(loss) and math.isfinite(norm)):
+    if spike is None or len(history) < window:
+        return Limits(not_finite, None, "")
+    mean, deviation = fmean(history[-window:]), pstdev(history[-window:])
+    highest = mean + spike * max(deviation, 1e-6 * abs(mean))
+    return Limits(not_finite, highest, f"a mean of {mean:.4f} ± {deviation:.4f} over {window} steps")
+
+
+def judge(loss: float, norm: float, limits: Limits) -> Bad | None:
+    """What is wrong with a step, None if nothing is. `trainer.update` finds the same on the device."""
+    if limits.not_finite and not (math.isfinite(loss) and math.isfinite(norm)):
         return Bad("not_finite", f"loss {loss!r}, gradient norm {norm!r}")
-    if spike is not None and len(history) >= window:
-        mean, deviation = fmean(history[-window:]), pstdev(history[-window:])
-        if loss > mean + spike * max(deviation, 1e-6 * abs(mean)):
-            return Bad("loss_spike", f"loss {loss!r} against a mean of {mean:.4f} ± {deviation:.4f} over {window} steps")
+    if limits.highest is not None and loss > limits.highest:
+        return Bad("loss_spike", f"loss {loss!r} against {limits.usual}")
     return None
 
 

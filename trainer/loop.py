@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -17,7 +18,9 @@ from trainer.data.errors import DataError
 from trainer.data.samples import Samples, Split, open_split
 from trainer.device import device_of, least_memory
 from trainer.engine import make_engine
-from trainer.guard import Bad, BadBatch, judge
+from trainer.garbage import collected_at_steps
+from trainer.guard import Bad, BadBatch
+from trainer.guard import limits as guard_limits
 from trainer.instruments import Instruments
 from trainer.memory import most
 from trainer.optimizer import make_optimizer, set_learning_rate
@@ -27,6 +30,7 @@ from trainer.schedule import for_config
 from trainer.shape import GPTShape, flops_per_token, peak_flops, shape_of
 from trainer.sources import datasets, end_of_text, refused, vocabulary
 from trainer.state import TrainingState, random_state, seed_random, set_random_state
+from trainer.update import Update
 from trainer.weights import initialize
 
 log = logging.getLogger(__name__)
@@ -78,6 +82,7 @@ class Trainer:
         self.train_data: Samples = self._open("train")
         self.stages = build_stages(config, shape, kernel, self.ranks, self.device)
         self.optimizer = make_optimizer(config, self.stages, sharing(self.ranks) if config.optimizer.name == "muon" else None)
+        self.update = Update(self.optimizer, self.stages, config.optimizer.clip_grad)
         self.state = TrainingState(config, self.stages, self.optimizer, context, self.ranks)
         self.engine = make_engine(config, self.stages, self.ranks, self.device)
         self.batches = Batches(config, self.ranks, self.device, end_of_text(config))
@@ -121,6 +126,14 @@ class Trainer:
         config, progress = self.config, self.state.progress
         if progress.step == 0 and config.train.eval_interval:
             self._validate()  # what the training has to show for itself is measured against this
+        with collected_at_steps() as collect:
+            self._steps(collect)
+        self.instruments.close()
+        if progress.step:
+            self.state.save()
+
+    def _steps(self, collect: Callable[[int], None]) -> None:
+        config, progress = self.config, self.state.progress
         while progress.step < config.train.steps and worker.should_stop() is None and not self.time_is_up:
             if self.context.skips(progress.step + 1):
                 self._leave_out()
@@ -133,9 +146,7 @@ class Trainer:
                 self._validate()
             if not last:
                 self.state.save_if_due()
-        self.instruments.close()
-        if progress.step:
-            self.state.save()
+            collect(progress.step)
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
@@ -145,24 +156,18 @@ class Trainer:
         instruments.start_step(progress.step + 1)
         with worker.phase("step"):
             random = random_state()
-            found = self._gradients(size)
-            bad = self._judge(found)
+            rate = for_config(config, progress.consumed_samples + size)
+            set_learning_rate(self.optimizer, rate)
+            found, bad = self._attempt(size)
             if bad is not None:
                 self._report(bad, "recompute_batch", "a fault of the hardware would not come again")
                 self.optimizer.zero_grad()
                 set_random_state(random)
-                found = self._gradients(size)
-                again = self._judge(found)
-                if again is not None:
-                    self._skip(again)
-                bad = again
-            rate = for_config(config, progress.consumed_samples + size)
+                found, bad = self._attempt(size)
+                if bad is not None:
+                    self._skip(bad)
             if bad is None:
                 progress.skipped = 0
-                with instruments.span("optimizer"):
-                    gradients.clip(self.stages, found.norm, config.optimizer.clip_grad)
-                    set_learning_rate(self.optimizer, rate)
-                    self.optimizer.step()
                 if config.train.guard.spike is not None:
                     progress.losses = [*progress.losses, found.loss][-config.train.guard.window :]
             self.optimizer.zero_grad()
@@ -183,7 +188,15 @@ class Trainer:
         self.instruments.left_out(progress)
         worker.beat(progress.step)
 
-    def _gradients(self, size: int) -> gradients.Found:
+    def _attempt(self, size: int) -> tuple[gradients.Found, Bad | None]:
+        """Compute the next global batch and change the weights by it, unless it is bad."""
+        guard = self.config.train.guard
+        limits = guard_limits(self.state.progress.losses, not_finite=guard.not_finite, spike=guard.spike, window=guard.window)
+        measured = self._gradients(size)
+        with self.instruments.span("optimizer"):
+            return self.update.step(measured, limits)
+
+    def _gradients(self, size: int) -> gradients.Measured:
         """Both passes over the next global batch."""
         instruments = self.instruments
         with worker.phase("data"), instruments.span("data"):
@@ -203,11 +216,6 @@ class Trainer:
         limit = self.config.train.exit_duration_min
         alone = not self.context.supervised and self.context.rank == 0
         return float(alone and limit is not None and time.monotonic() - self._began > 60 * limit)
-
-    def _judge(self, found: gradients.Found) -> Bad | None:
-        guard = self.config.train.guard
-        losses = self.state.progress.losses
-        return judge(found.loss, found.norm, losses, not_finite=guard.not_finite, spike=guard.spike, window=guard.window)
 
     def _skip(self, bad: Bad) -> None:
         progress, most = self.state.progress, self.config.train.guard.max_skips

@@ -100,16 +100,12 @@ def _cut(weight: Weight, shape: GPTShape, spread: Layout) -> list[int]:
 
 
 def _activations(config: Config, shape: GPTShape, spread: Layout, parts: list[Stage], pp_rank: int, compute: int) -> int:
-    """What the micro batches in flight keep, with flash attention.
+    """What the micro batches in flight keep, and with full recomputation a layer that is computed again.
 
-    Per token and layer: both norms' inputs and the two residuals, the matrices' inputs, queries, keys, values and attention's
-    output, the MLP's inner values (cf. Korthikanti et al., 2022); with full recomputation, the layer's input. On the last stage,
-    logits with their fp32 copy and gradient, of one micro batch at a time.
+    On the last stage, logits with their fp32 copy and gradient, of one micro batch at a time.
     """
-    kv = shape.kv_heads * shape.head_dim
-    stream = shape.hidden / (spread.tp if config.parallel.sequence_parallel else 1)
-    inside = (2 * shape.hidden + 2 * kv + (4 if shape.gated else 2) * shape.ffn_hidden) / spread.tp
-    layer = 4 * stream + 2 * shape.hidden + inside
+    layer = layer_bytes(config, shape, spread, compute)
+    stream = _stream(config, shape, spread) * compute
     kept = 0.0
     for stage in parts:
         again = [config.train.recompute == "full" and number % config.train.recompute_every == 0 for number in stage.layers]
@@ -117,7 +113,32 @@ def _activations(config: Config, shape: GPTShape, spread: Layout, parts: list[St
     tokens = config.train.micro_batch_size * shape.seq_len // spread.cp
     held = kept * in_flight(config, spread, pp_rank) + (layer if config.train.recompute == "full" else 0)
     logits = shape.vocab / spread.tp * (compute + 8) if parts[-1].last else 0
-    return round(tokens * (held * compute + logits))
+    return round(tokens * (held + logits))
+
+
+def layer_bytes(config: Config, shape: GPTShape, spread: Layout, compute: int) -> float:
+    """Bytes that a layer keeps of a token for its backward pass, unless the layer is computed again as a whole.
+
+    Both residuals, what the norms hand to the matrices, queries, keys, values, attention's output, the MLP's inner values (cf.
+    Korthikanti et al., 2022). Flash attention keeps its output beside what the next matrix is given; the explicit formula keeps its
+    scores, and works in fp32. On CPUs an RMS norm is several operations, which keep values in fp32.
+    """
+    kv = shape.kv_heads * shape.head_dim
+    stream = _stream(config, shape, spread)
+    heads = (2 * shape.hidden + 2 * kv + (4 if shape.gated else 2) * shape.ffn_hidden) / spread.tp
+    found = (2 * stream + 2 * shape.hidden + heads) * compute
+    if config.model.norm == "rmsnorm" and config.cluster.device == "cpu":
+        found += 2 * stream * (MASTER if compute == MASTER else MASTER + compute)
+    if config.train.recompute == "selective":
+        return found
+    if config.model.attention == "math":
+        return found + (shape.heads * shape.seq_len * MASTER + (shape.hidden + 2 * kv) * (MASTER - compute)) / spread.tp
+    return found + shape.hidden / spread.tp * compute
+
+
+def _stream(config: Config, shape: GPTShape, spread: Layout) -> float:
+    """Values of a token between layers on a rank."""
+    return shape.hidden / (spread.tp if config.parallel.sequence_parallel else 1)
 
 
 def in_flight(config: Config, spread: Layout, pp_rank: int) -> float:

@@ -29,8 +29,8 @@ def tokenizer_file(config: Config) -> Path:
 
 
 def was_trained(config: Config) -> bool:
-    """Whether there are checkpoints of this campaign, so that its data is not to be replaced."""
-    return bool(steps(config.checkpoint.tiers[-1].path))
+    """Whether there are checkpoints of this campaign, so that its data is not to be replaced. Step 0 has seen no data."""
+    return any(steps(config.checkpoint.tiers[-1].path))
 
 
 def with_other_data(config: Config) -> bool:

@@ -21,6 +21,7 @@ from resilient import worker
 from trainer.model import GPT
 from trainer.parallel import Ranks
 
+WEIGHTS_ONLY = "weights_only"  # in a checkpoint's state: it has no optimizer, and training begins with a new one
 LAST_WAIT_S = 20.0  # for memory that is still being copied to a slower tier
 
 _LAYER = re.compile(r"blocks\.(\d+)\.(.+)")
@@ -180,6 +181,8 @@ class TrainingState:
         arrays = self.arrays()
 
         def local_shards(state: Mapping[str, Any]) -> list[checkpoint.LocalShard]:
+            if state.get(WEIGHTS_ONLY):
+                return [each for each in arrays if each.array.startswith("model/")]
             return [*arrays, self._random_numbers(numbers)] if state.get("layout") == self._layout() else arrays
 
         held = self._snapshots.session.candidates if self._snapshots is not None else ()

@@ -6,6 +6,7 @@ what talks most is inside a node.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -28,11 +29,11 @@ class Ranks:
     cp_rank: int
     tp_rank: int
 
-    @property
+    @cached_property
     def tensor(self) -> DeviceMesh:
         return self.mesh["tp"]
 
-    @property
+    @cached_property  # slicing a mesh makes one
     def shards(self) -> DeviceMesh:
         """The ranks that shard parameters among them: data parallelism, and context parallelism with it."""
         return self.mesh["shard"] if self.layout.cp > 1 else self.mesh["dp"]

@@ -268,3 +268,12 @@ def test_a_terabyte_is_sampled_and_not_read(tmp_path: Path):
 
 def read_bytes() -> int:
     return int(next(line.split()[1] for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("rchar")))
+
+
+def test_keys_of_gradients_and_of_gpu_memory_are_no_change_for_a_campaign_from_before_them(campaign: Campaign):
+    path = campaign.run_dir / record.FILE
+    before = msgspec.json.decode(path.read_bytes())
+    for key in ("parallel.reduce_gradients", "train.grad_dtype", "cluster.gpu_memory_gib"):
+        del before["keys"][key]
+    path.write_bytes(msgspec.json.encode(before))
+    assert campaign.resume().changes == ()

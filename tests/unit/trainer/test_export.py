@@ -25,6 +25,8 @@ from trainer.weights import initialize
 LLAMA = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "seq_len": 24, "init_std": 0.2}
 GPT2 = {**LLAMA, "kv_heads": 4, "position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True}
 
+EXPORTED = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
 MODELS = [
     LLAMA,
     {**LLAMA, "tie_embeddings": True, "rope_theta": 500.0, "kv_heads": 4},
@@ -32,6 +34,9 @@ MODELS = [
     GPT2,
     {**GPT2, "bias": False, "tie_embeddings": True},
     {**GPT2, "mup_base_hidden": 8, "tie_embeddings": True},
+    {**LLAMA, "bias": True},
+    {**GPT2, "position": "rope"},
+    {**GPT2, "position": "rope", "bias": False, "tie_embeddings": True, "mup_base_hidden": 8},
 ]
 
 
@@ -57,7 +62,14 @@ def test_transformers_computes_the_same_logits_from_an_export(tmp_path: Path, mo
     theirs, info = AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", local_files_only=True, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
-    assert type(theirs).__name__ == {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}[kind]
+    assert (
+        type(theirs).__name__
+        == {
+            "llama": "LlamaForCausalLM",
+            "gpt2": "GPT2LMHeadModel",
+            "gpt_neox": "GPTNeoXForCausalLM",
+        }[kind]
+    )
     assert not info["missing_keys"] and not info["unexpected_keys"]
     tokens = torch.randint(0, 61, (2, 24), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
@@ -121,7 +133,7 @@ def test_the_command_exports_and_refuses(run_dir: Path, tmp_path: Path):
     place = tmp_path / "hf"
     found = CliRunner().invoke(app, ["export", str(run_dir), str(place), "--dtype", "fp32"])
     assert found.exit_code == 0, found.output
-    assert {path.name for path in place.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert {path.name for path in place.iterdir()} == EXPORTED
     again = CliRunner().invoke(app, ["export", str(run_dir), str(place)])
     assert (again.exit_code, again.stderr.count("\n")) == (78, 1)
     for arguments in (["generate", str(tmp_path), "x"], ["export", str(tmp_path), str(tmp_path / "y")]):
@@ -133,7 +145,7 @@ def test_the_exporter_for_checkpoints_writes_what_the_command_writes(run_dir: Pa
     asked = CliRunner().invoke(app, ["export", str(run_dir), str(tmp_path / "command"), "--dtype", "fp32"])
     assert asked.exit_code == 0, asked.output
     export_checkpoint(find(run_dir), tmp_path / "exporter", float32=True)
-    assert {path.name for path in (tmp_path / "exporter").iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert {path.name for path in (tmp_path / "exporter").iterdir()} == EXPORTED
     for path in (tmp_path / "exporter").iterdir():
         assert path.read_bytes() == (tmp_path / "command" / path.name).read_bytes()
     (tmp_path / "step-00000001").mkdir()
@@ -145,6 +157,19 @@ def test_the_exporter_for_checkpoints_writes_what_the_command_writes(run_dir: Pa
     assert not (tmp_path / "none").exists()
     points = tomllib.loads((Path(trainer.__file__).parents[1] / "pyproject.toml").read_text())["project"]["entry-points"]
     assert EntryPoint("hf", points[EXPORTERS]["hf"], EXPORTERS).load() is export_checkpoint
+
+
+def test_transformers_needs_nothing_else_to_write_text(run_dir: Path, tmp_path: Path):
+    from transformers import AutoTokenizer, pipeline
+
+    export_checkpoint(find(run_dir), tmp_path / "hf", float32=True)
+    coder = AutoTokenizer.from_pretrained(tmp_path / "hf", local_files_only=True)
+    assert coder.decode(coder("the cat sat")["input_ids"]) == "the cat sat"
+    assert coder.eos_token == "<|endoftext|>"
+    assert coder.model_max_length == 16
+    writer = pipeline("text-generation", model=str(tmp_path / "hf"), device="cpu")
+    (text,) = writer("the cat", max_new_tokens=8, do_sample=False)
+    assert text["generated_text"].startswith("the cat")
 
 
 def test_sampling_keeps_to_the_likeliest_that_it_is_told():

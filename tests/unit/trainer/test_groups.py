@@ -23,6 +23,7 @@ def _groups(laid_out: Layout) -> tuple[list[tuple[str, Members]], Place, Members
     ranks = make_ranks(torch.device("cpu"), laid_out)
     found = [(backend, tuple(dist.get_process_group_ranks(group))) for group, (backend, _) in _world.pg_map.items()]
     place = (ranks.pp_rank, ranks.dp_rank, ranks.cp_rank, ranks.tp_rank)
+    dist.barrier()  # who leaves while others still connect looks to them as if it had died
     return found, place, tuple(ranks.shards.mesh.flatten().tolist())
 
 

@@ -1,16 +1,20 @@
 """What the plan says of a rank, against what a rank then holds; and the arithmetic under it."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+import torch
 from soak import soaked
 from test_layouts import BASE, Sections, merged, name_of, spread
 from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
 
 from resilient.worker import Config, load_config, settle
+from trainer.attention import Kernel
 from trainer.main import plan, rank_memory
-from trainer.memory import in_flight, memory
+from trainer.memory import in_flight, layer_bytes, memory
+from trainer.model import GPT
+from trainer.parallel import recompute
 from trainer.plan import checkpoint_files
 from trainer.shape import shape_of
 from trainer.stages import of_rank, stages
@@ -92,6 +96,47 @@ def test_a_checkpoint_has_the_files_that_the_plan_says_on_any_layout(dataset: Pa
         files = [each for each in step.rglob("*") if each.is_file()]
         config = load_config(path, [])
         assert len(files) == checkpoint_files(config, shape_of(config, VOCABULARY))[1]
+
+
+MODELS: list[dict[str, object]] = [
+    {"norm": "rmsnorm", "mlp": "swiglu"},
+    {"norm": "layernorm", "mlp": "gelu", "bias": True, "position": "learned"},
+    {"kv_heads": 2},
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: " ".join(map(str, model.values())))
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("kernel", [Kernel.MATH, Kernel.SDPA_FLASH], ids=lambda kernel: kernel.value)
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_what_layers_keep_for_their_backward_pass_is_planned(
+    mode: Literal["none", "selective", "full"], kernel: Kernel, precision: str, model: dict[str, object]
+):
+    config = Config.model_validate(
+        {
+            "cluster": {"device": "cpu"},
+            "model": {"layers": 3, "hidden": 128, "heads": 4, "seq_len": 96, "vocab_size": 64, "attention": kernel.value, **model},
+            "train": {"recompute": mode, "precision": precision},
+        }
+    )
+    shape, compute = shape_of(config, 64), 2 if precision == "bf16" else 4
+    built = GPT(shape, kernel).to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    recompute.apply(built, mode, 1)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in built.parameters()}
+    kept: dict[int, torch.Tensor] = {}  # by storage, which lives as long as its tensor is here
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    tokens = torch.randint(64, (2, 96))
+    x = built.embed(tokens, None).detach().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        for block in built.blocks.values():
+            x = block(x)
+    measured = sum(each.untyped_storage().nbytes() for storage, each in kept.items() if storage not in weights)
+    layer = shape.hidden * compute if mode == "full" else layer_bytes(config, shape, settle(config, 1), compute)
+    assert 3 * tokens.numel() * layer == pytest.approx(measured, rel=0.15)
 
 
 def test_stages_go_round_and_share_the_layers_as_evenly_as_can_be():

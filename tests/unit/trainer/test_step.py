@@ -17,7 +17,7 @@ from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
 from resilient.worker import GUARD_VARIABLE, Config
 from trainer.adan import Adan
 from trainer.batches import Batches
-from trainer.guard import judge
+from trainer.guard import judge, limits
 
 NAN = math.nan
 FLAT = [2.0, 2.1] * 4
@@ -44,12 +44,12 @@ TABLE: list[tuple[float, float, list[float], str | None]] = [
 
 @pytest.mark.parametrize(("loss", "norm", "history", "kind"), TABLE)
 def test_the_guard(loss, norm, history, kind):
-    found = judge(loss, norm, history, not_finite=True, spike=6.0, window=8)
+    found = judge(loss, norm, limits(history, not_finite=True, spike=6.0, window=8))
     assert (found.kind if found else None) == kind
 
 
 def test_the_guard_can_be_switched_off():
-    assert judge(NAN, NAN, [], not_finite=False, spike=None, window=8) is None
+    assert judge(NAN, NAN, limits([], not_finite=False, spike=None, window=8)) is None
 
 
 def broken(config: Path, bad: dict[int, int]) -> list[dict[str, Any]]:
