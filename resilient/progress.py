@@ -126,6 +126,8 @@ class Progress:
             stepped.add(key)
             if len(stepped) > 1:
                 return
+        if self._silent and _left_out(optimizer):
+            return  # a script that speaks for itself may try it again before it says anything
         self.count = count = self.count + 1
         if not self._beating or (self._silent and count == 1):
             return
@@ -162,8 +164,7 @@ class Progress:
 
     def _went_on_from(self, optimizer: Any) -> int:
         """The step from which the script went on, as the state of its optimizer tells after the first one; else 0."""
-        skipped = getattr(optimizer, "found_inf", None)  # where a gradient scaler leaves it to a fused optimizer
-        done = 0 if skipped is not None and bool(skipped) else self.count
+        done = 0 if _left_out(optimizer) else self.count
         parameters = [each for group in optimizer.param_groups for each in group["params"]][:STATES_READ]
         states = (optimizer.state[each] for each in parameters if each in optimizer.state)
         steps = [int(state["step"]) for state in states if isinstance(state, dict) and "step" in state]
@@ -281,6 +282,12 @@ class Progress:
         if self.asked or not self._handles or threading.get_ident() != self._thread:
             return
         raise Stopped(0)
+
+
+def _left_out(optimizer: Any) -> bool:
+    """Whether a fused optimizer has kept the weights as they were, as a gradient scaler has it do. Waits for the device."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and bool(found_inf)
 
 
 def _makes_state_only() -> bool:

@@ -76,14 +76,15 @@ class Trainer:
         seed_random(config.seed, self.ranks, config)
         self.vocabulary = vocabulary(config)
         shape = shape_of(config, self.vocabulary)
-        self.config = config = self._fitting(shape, layout)
+        given, config = config, self._fitting(shape, layout)
+        self.config = config
         dtype = DTYPES[config.train.precision]
         kernel = attention.choose(config.model.attention, shape, self.device, dtype, documents=config.data.mask_documents)
         self.train_data: Samples = self._open("train")
         self.stages = build_stages(config, shape, kernel, self.ranks, self.device)
         self.optimizer = make_optimizer(config, self.stages, sharing(self.ranks) if config.optimizer.name == "muon" else None)
         self.update = Update(self.optimizer, self.stages, config.optimizer.clip_grad)
-        self.state = TrainingState(config, self.stages, self.optimizer, context, self.ranks)
+        self.state = TrainingState(given, self.stages, self.optimizer, context, self.ranks)
         self.engine = make_engine(config, self.stages, self.ranks, self.device)
         self.batches = Batches(config, self.ranks, self.device, end_of_text(config))
         self.sizes = config.train.batches

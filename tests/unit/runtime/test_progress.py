@@ -117,6 +117,19 @@ def test_a_fused_step_that_the_gradient_scaler_has_left_out_says_the_same_of_the
     assert watched.progress._went_on_from(optimizer) == 1
 
 
+def test_a_script_that_will_speak_may_try_its_first_step_again_before_it_does(watched: Watched):
+    optimizer: Any = torch.optim.AdamW(watched.model.parameters(), fused=True)
+    optimizer.register_step_post_hook(watched.progress.after_step)
+    watched.progress.expect_words()
+    optimizer.found_inf = torch.tensor(1.0)
+    watched.step(optimizer, optimizer)
+    optimizer.found_inf = torch.tensor(0.0)
+    watched.step(optimizer)
+    assert watched.agent.activity().step == -1
+    watched.progress.stand_back(1)
+    assert watched.told("resumed") == []
+
+
 def test_a_step_that_only_makes_a_state_to_load_into_is_none(watched: Watched):
     optimizer = watched.optimizer()
     get_state_dict(watched.model, optimizer)
