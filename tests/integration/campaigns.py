@@ -244,6 +244,8 @@ def volume(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 STEPS = 40
 EVERY = 5
 
+ONE_THREAD = {"threads_per_proc": 1}  # sums are the same to the last bit only with as many, and threads that wait spin
+
 MODEL = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 64}
 TRAIN = {"steps": STEPS, "global_batch_size": 8, "micro_batch_size": 2, "precision": "bf16", "eval_interval": 20, "eval_iters": 1}
 OPTIMIZER = {"warmup_samples": 32, "decay_samples": 8 * STEPS}  # so that the target does not change the schedule
@@ -270,7 +272,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def training(campaign: Callable[..., Campaign], dataset: Path, tmp_path: Path) -> Training:
     def make(directory: Path | None = None, **changes: Any) -> Campaign:
         config: dict[str, Any] = {
-            "cluster": {"procs_per_node": 2, "device": "cpu"},
+            "cluster": {**ONE_THREAD, **changes.pop("cluster", {"procs_per_node": 2, "device": "cpu"})},
             "model": MODEL,
             "data": {"path": str(dataset)},
             "train": {**TRAIN, **changes.pop("train", {})},
@@ -307,7 +309,7 @@ def reference_runs(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> C
         if precision not in made:
             run = Campaign(
                 tmp_path_factory.mktemp(f"reference-{precision}"),
-                cluster={"procs_per_node": 2, "device": "cpu"},
+                cluster={**ONE_THREAD, "procs_per_node": 2, "device": "cpu"},
                 model=MODEL,
                 data={"path": str(dataset)},
                 train={**TRAIN, "precision": precision},
