@@ -17,6 +17,7 @@ from resilient.exits import EnvironmentUnusable
 log = logging.getLogger(__name__)
 
 FILE = "evacuate.json"
+LIMIT_BYTES = 1 << 20
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -50,7 +51,8 @@ def evacuate(run_dir: Path, node: str, *, resume: bool) -> str:
 def requested(run_dir: Path, token: str) -> Sequence[str]:
     """The nodes that the driver with this lease is asked to leave; none where the file is missing, another's, or no such file."""
     try:
-        request = msgspec.json.decode((run_dir / FILE).read_bytes(), type=Request)
+        with (run_dir / FILE).open("rb") as file:
+            request = msgspec.json.decode(file.read(LIMIT_BYTES), type=Request)
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, RecursionError) as error:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from resilient.control import Coordinator
@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 READ_S = 0.5  # between two looks at what a person asks for
 ASK_S = 30.0  # between two questions to Slurm
+MOST = 1 / 3  # of a job's nodes that are left because Slurm drains them
 DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
 
 
@@ -42,6 +43,7 @@ class Departures:
         self._turn, self._note = turn, note
         self._requested: Sequence[str] = ()
         self._drained: frozenset[int] = frozenset()
+        self._together = False
         self._unknown: set[str] = set()
 
     async def watch(self) -> None:
@@ -84,6 +86,19 @@ class Departures:
         except SlurmSilent as error:
             log.info("which nodes are drained: %s", error)
             return
-        self._drained = frozenset(
-            node for node, host in enumerate(allocation.hosts) if not DRAINED.isdisjoint(states.get(host, frozenset()))
-        )
+        drained, left = drained_of(allocation.hosts, states)
+        if drained and not left and not self._together:
+            few = f"{len(drained)} of the {len(allocation.hosts)} nodes of the job"
+            self._note(f"Slurm drains {few}: as in a maintenance of the whole machine, none of them is left, and the job goes on")
+        self._together = bool(drained) and not left
+        self._drained = left
+
+
+def drained_of(hosts: Sequence[str], states: Mapping[str, frozenset[str]]) -> tuple[frozenset[int], frozenset[int]]:
+    """The nodes whose hosts Slurm drains, and those of them that are to be left. Pure.
+
+    A job goes on on nodes that are drained until it ends. One or a few are ill; where it is more, they are all to be maintained,
+    and to leave them would only end the job before its time.
+    """
+    drained = frozenset(node for node, host in enumerate(hosts) if not DRAINED.isdisjoint(states.get(host, frozenset())))
+    return drained, drained if len(drained) <= max(1, len(hosts) * MOST) else frozenset()
