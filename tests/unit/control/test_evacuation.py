@@ -135,3 +135,12 @@ def test_ranks_that_do_not_stop_are_ended_where_they_are():
     assert [send.node for send in play.sent(Stop)] == [0, 1]
     play.again(0, 1)
     assert [send.node for send in play.sent(Start)] == [0, 2]
+
+
+def test_a_job_that_stops_anyway_leaves_no_node_first():
+    play = running(spares=1)
+    play.do("stop", "SIGTERM")
+    play.effects.clear()
+    play.do("evacuate", {1})
+    play.wait(1)
+    assert not play.sent(Propose) and not names(play)
