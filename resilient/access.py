@@ -24,6 +24,7 @@ CONTROL = (
     "job.sh",
     "chain.jsonl",
     "bad_nodes.json",
+    "evacuate.json",
     ".past",
     ".spill",
     ".lease",

@@ -391,7 +391,7 @@ class Clerk:
                 self._step(line, t)
             case "generation_started":
                 self._generation(line, t)
-            case "action" if line.name == "grow":
+            case "action" if line.name in ("grow", "evacuate"):
                 self._spend(t, "rework" if self.phase == "run" else self.phase)
                 self.phase = "restart"
             case "recovered":

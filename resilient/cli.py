@@ -338,6 +338,18 @@ def stop(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The ca
 
 
 @app.command()
+def evacuate(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Its number, or its host.")],
+    resume: Annotated[bool, typer.Option("--resume", help="It may be used again.")] = False,
+) -> None:
+    """Leave a node that is about to go, at a step boundary: a spare takes over, or fewer nodes go on; nothing is computed again."""
+    from resilient.evacuate import evacuate as ask
+
+    typer.echo(ask(run_dir, node, resume=resume))
+
+
+@app.command()
 def doctor(
     config: Annotated[
         Path | None,

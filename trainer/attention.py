@@ -107,7 +107,8 @@ class Core(nn.Module):
         self.kernel = kernel
         self.scale = shape.attention_scale
         self.dropout = shape.attention_dropout
-        self.slopes = alibi_slopes(shape.heads) if shape.position == "alibi" else None
+        # Plain numbers: a tensor's would have to be read within the layer, which ends a compiled graph.
+        self.slopes: list[float] | None = alibi_slopes(shape.heads).tolist() if shape.position == "alibi" else None
         self.head_offset = 0
         self.separate_random: int | None = None
 
@@ -132,7 +133,7 @@ class Core(nn.Module):
         seq, device = query.shape[2], query.device
         mask = None
         if slopes is not None:
-            mask = alibi_bias(tuple(slopes.tolist()), seq, query.dtype, device)  # (1, heads, seq, seq)
+            mask = alibi_bias(tuple(slopes), seq, query.dtype, device)  # (1, heads, seq, seq)
         if documents is not None:
             apart = _apart(documents.numbers)  # (batch, 1, seq, seq)
             blank = torch.zeros((), dtype=query.dtype, device=device) if mask is None else mask
@@ -171,7 +172,7 @@ def _apart(documents: Tensor) -> Tensor:
 
 
 def _flash_attn(
-    query: Tensor, key: Tensor, value: Tensor, documents: Documents | None, slopes: Tensor | None, scale: float, dropout: float
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents | None, slopes: list[float] | None, scale: float, dropout: float
 ) -> Tensor:
     """The flash-attn package, whose tensors are (batch, seq, heads, head_dim); documents become sequences of their own."""
     import flash_attn
@@ -180,7 +181,7 @@ def _flash_attn(
     options: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
     options |= {"dropout_p": dropout, "softmax_scale": scale, "causal": True}
     if slopes is not None:
-        options["alibi_slopes"] = slopes.to(query.device)
+        options["alibi_slopes"] = torch.tensor(slopes, dtype=torch.float32).to(query.device)
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     if documents is None:
         return flash_attn.flash_attn_func(query, key, value, **options).transpose(1, 2)  # type: ignore[no-any-return]

@@ -93,6 +93,9 @@ class Attention(nn.Module):
         self.query = nn.Linear(shape.hidden, shape.hidden, bias=shape.bias)
         self.key = nn.Linear(shape.hidden, kv, bias=shape.bias)
         self.value = nn.Linear(shape.hidden, kv, bias=shape.bias)
+        # Cosines and sines of all positions, shared by the layers: what a compiled layer reads instead of computing it. No buffer,
+        # which `to_empty` would leave unwritten and in a memory of its own for each layer.
+        self.rotations: tuple[Tensor, Tensor] | None = None
         self.core = Core(shape, kernel)
         self.output = nn.Linear(shape.hidden, shape.hidden, bias=shape.bias)
         # Of the keys and values that are computed here, those that belong to each query's head; None: grouped evenly.
@@ -102,7 +105,7 @@ class Attention(nn.Module):
         query, key, value = self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
         if self.theta is not None:
             length = query.shape[2] if positions is None else self.seq_len
-            cos, sin = rotary_table(length, self.head_dim, self.theta, query.device)
+            cos, sin = self._rotations(length, query.device)
             if positions is not None:
                 cos, sin = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # (batch, 1, seq, head_dim / 2)
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
@@ -111,6 +114,18 @@ class Attention(nn.Module):
         mixed = self.core(query, key, value, documents)
         result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
+
+    def keep_rotations(self, device: torch.device) -> None:
+        """Have the rotations of all positions on `device` before the first forward pass."""
+        if self.theta is not None:
+            self.rotations = _kept_rotary_table(self.seq_len, self.head_dim, self.theta, device)
+
+    def _rotations(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        assert self.theta is not None
+        if self.rotations is None or length > self.seq_len:
+            return rotary_table(length, self.head_dim, self.theta, device)
+        cos, sin = self.rotations
+        return cos[:length], sin[:length]
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)  # (batch, heads, seq, head_dim)

@@ -116,6 +116,12 @@ class Coordinator:
         if not self.finished:
             self._core.shutdown.stop(signal_name, when, out, until_t=until_t)
 
+    def evacuate(self, nodes: Collection[int], now: float, out: Outbox) -> None:
+        """These nodes, and no others, are to be left, and stay so."""
+        when = self._attendance.note(now)
+        if not self.finished:
+            self._core.evacuation.want(nodes, when, out)
+
     def run_out(self, kind: Literal["preempted", "time_limit"], detail: str, now: float, out: Outbox, *, until_t: float) -> None:
         """The job's time is nearly over, or its nodes are wanted back: drain until then; a drain that is under way hurries."""
         when = self._attendance.note(now)
@@ -158,6 +164,8 @@ class Coordinator:
         if not self.finished:
             before = self.generation
             self._fenced(before, self._core.generations.unanswered(when, out), when, out)
+        if not self.finished and self._core.evacuation.overdue(when, out):
+            self._response.evacuate(when, out)
         self._gather(when, out)
         self._give_up_if_hopeless(when, out)
         why = self._core.run_dir.unbearable(when.attended_s, job.run_dir_patience_s)
@@ -245,9 +253,9 @@ class Coordinator:
             case LinksChanged():
                 self._on_links_changed(node, message, when, out)
             case Started() if running:
-                self._core.shutdown.propose_to(node, out)
+                self._core.generations.propose_to(node, out)
             case Proposed() if running:
-                self._core.shutdown.proposed(node, message.checked, out)
+                self._core.generations.proposed(node, message.checked, out)
             case WorkerEnded() if running:
                 self._workers.on_worker_ended(message, when, out)
             case Inspected() if running:
@@ -339,7 +347,7 @@ class Coordinator:
             self.snapshots.lost(node, out)
             if self._core.shutdown.saving is not None:
                 self._core.shutdown.lost(node)
-            else:
+            elif member or not self.membership.is_left(node):
                 what = f"the agent of node {node} on {before.host} is gone: {detail}"
                 fault = self._response.node_lost(node, f"node {node}", what, detail, silent_s)
                 if member:

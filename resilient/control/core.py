@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from resilient.control.ends import WorkerEnds
+from resilient.control.evacuation import Evacuation
 from resilient.control.evidence import Inquiries
 from resilient.control.generations import Generations
 from resilient.control.incidents import Incidents
@@ -38,6 +39,7 @@ class Core:
     stragglers: Stragglers | None
     run_dir: RunDir
     shutdown: Shutdown
+    evacuation: Evacuation
 
 
 def core_of(job: JobSpec, last_generation: int) -> Core:
@@ -46,6 +48,7 @@ def core_of(job: JobSpec, last_generation: int) -> Core:
     snapshots, incidents = Snapshots(job.storage), Incidents()
     roll_backs = RollBacks(snapshots, job.skip)
     generations = Generations(job, membership, snapshots, incidents, roll_backs, last_generation)
+    shutdown = Shutdown(job, membership, snapshots, generations)
     return Core(
         job=job,
         membership=membership,
@@ -61,5 +64,6 @@ def core_of(job: JobSpec, last_generation: int) -> Core:
         inspector=Inspector(job.procs_per_node),
         stragglers=Stragglers(job.stragglers) if job.stragglers is not None else None,
         run_dir=RunDir(),
-        shutdown=Shutdown(job, membership, snapshots, generations),
+        shutdown=shutdown,
+        evacuation=Evacuation(job, membership, snapshots, incidents, generations, shutdown),
     )

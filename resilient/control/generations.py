@@ -19,6 +19,7 @@ from checkpoint.tiers.cadence import mean_time_between_failures
 from resilient.attempts import Attempt
 from resilient.config.timeouts import ANSWER_S, FENCE_HANG_S, FENCE_RAISE_S, QUARANTINE_S
 from resilient.control.attendance import Moment
+from resilient.control.hold import Hold
 from resilient.control.incidents import Incidents
 from resilient.control.job import JobSpec
 from resilient.control.liveness import NO_STEP
@@ -86,6 +87,7 @@ class Generations:
         self.generation = last_generation
         self.state = State.GATHERING
         self.run: Run | None = None
+        self.hold: Hold | None = None  # of the generation that runs
         self.last_step = 0  # of the job
         self._began_t = 0.0
         self._prepared = False
@@ -193,12 +195,12 @@ class Generations:
         first = membership.nodes[members[0]]
         port = first.ready_port
         assert port is not None
-        if len(members) < membership.size:
-            gone = [node for node in membership.members if node not in members]
+        gone = [node for node in membership.members if node not in members and not membership.is_left(node)]
+        if len(members) < membership.size and gone:
             reason = f"no spare stands in for node {listed(gone)}: {len(members)} nodes go on, with the same global batch"
             self._incidents.follow_up("shrink", reason, when.now, self.generation, out)
         membership.start(members)
-        self.generation, self.state, self.run = self._fenced, State.RUNNING, Run(when.now)
+        self.generation, self.state, self.run, self.hold = self._fenced, State.RUNNING, Run(when.now), None
         self._snapshots.begin(self.generation, members, out, membership.failure_domains())
         self._snapshots.quarantine_done(out)
         self.stand_by()  # who came while the fence was raised will say nothing more
@@ -298,6 +300,23 @@ class Generations:
         return Attempt(steps, run.saved_step is not None, when.now - run.started_t, run.resumed_step or 0)
 
     # -- its end -------------------------------------------------------------------------------------------------------
+
+    def hold_ranks(self, reason: str, out: Outbox) -> None:
+        """Have all ranks stop at one step boundary, the next that none has passed; once in a generation."""
+        if self.hold is None and self.state is State.RUNNING:
+            self.hold = Hold(reason, self.generation, self._membership.members)
+            for node in self._membership.members:
+                self.hold.propose(node, out)
+
+    def propose_to(self, node: int, out: Outbox) -> None:
+        """A node's workers are there: if they are to stop, it is proposed to them."""
+        if self.hold is not None and self.state is State.RUNNING:
+            self.hold.propose(node, out)
+
+    def proposed(self, node: int, checked: int, out: Outbox) -> None:
+        """A node answers a proposal."""
+        if self.hold is not None:
+            self.hold.proposed(node, checked, out)
 
     def stand_by(self) -> None:
         """A node is ready: if it makes a larger generation possible, it is taken in once there is a snapshot that is newer."""

@@ -93,6 +93,7 @@ class Membership:
         self._lost_s: dict[int, float] = {}  # when nodes that are gone were lost
         self.returns_s: deque[float] = deque(maxlen=REMEMBERED)  # what nodes have taken to come back
         self._held_for: dict[int, float] = {}  # without these no generation begins before then
+        self._left: set[int] = set()  # on request; no agent is started there
 
     def begin(self, now_s: float) -> None:
         """The job begins: all are to be started."""
@@ -136,6 +137,8 @@ class Membership:
         self._absent.add(index)
         for others in (self._unfit, self._awaited, self._standing_by):
             others.discard(index)
+        if index in self._left:
+            return
         if before.joined:
             self._lost_s[index] = now_s
             self._launch_s[index], node.until_s = now_s, now_s + self._rejoin_s
@@ -168,6 +171,31 @@ class Membership:
         self._unfit.add(index)
         self._awaited.discard(index)
         self._standing_by.discard(index)
+
+    def leave(self, index: int, why: str, now_s: float) -> None:
+        """A node takes no part any more, nor is its agent started, until it is taken back; what it holds is still read."""
+        self._left.add(index)
+        self._launch_s.pop(index, None)
+        self._held_for.pop(index, None)
+        if self.nodes[index].joined:
+            self.refused(index, why)
+            self.nodes[index].until_s = now_s + READY_S  # it has told what it holds by then
+
+    def take_back(self, index: int, now_s: float) -> None:
+        """A node that was left takes part again, with a new agent."""
+        self._left.discard(index)
+        if not self.nodes[index].joined:
+            self.nodes[index].until_s = self.nodes[index].back_s = now_s + BACK_S
+            self._launch_s[index] = now_s
+
+    def is_left(self, index: int) -> bool:
+        """Whether a node was left and not taken back."""
+        return index in self._left
+
+    def can_leave(self, leaving: Collection[int]) -> bool:
+        """Whether the others can go on at once without these."""
+        staying = sum(index not in leaving for index in (*self._node_ranks, *self._standing_by))
+        return self._fitting(staying) > 0
 
     def shun(self, index: int) -> None:
         """A node is slow: others are preferred to it."""

@@ -202,8 +202,13 @@ class Response:
         self._core.generations.report_growth(when, out)
         self._regather(when, out)
 
+    def evacuate(self, when: Moment, out: Outbox) -> None:
+        """The ranks have stopped, or should have, so that nodes can be left."""
+        self._regather(when, out)
+
     def _regather(self, when: Moment, out: Outbox) -> None:
         """End the present generation for the next one."""
+        self._core.evacuation.leave(when, out)
         self._core.inspector.drop()
         self._core.ends.over()
         self._core.generations.regather(when, out)

@@ -85,7 +85,7 @@ class Shutdown:
             self.finish(self.drain.code, self.drain.explained(f"stopped at once by a second {signal}"), when, out)
             return
         deadline_t = when.now + self._job.drain_s if until_t is None else until_t
-        self.drain = drain = Drain(signal, when.now, deadline_t, self._membership.members, code, why)
+        self.drain = drain = Drain(signal, when.now, deadline_t, code, why)
         if self.saving is not None:
             self.saving.hurry(deadline_t)
             return
@@ -94,18 +94,7 @@ class Shutdown:
             return
         if not self._time_for_a_snapshot(drain):
             self._snapshots.save_newest(when.now, out)
-        for node in self._membership.members:
-            self.propose_to(node, out)
-
-    def propose_to(self, node: int, out: Outbox) -> None:
-        """A node's workers are there: if they are to stop, it is proposed to them."""
-        if self.drain is not None and self._generations.state is State.RUNNING:
-            self.drain.propose(node, self._generations.generation, out)
-
-    def proposed(self, node: int, checked: int, out: Outbox) -> None:
-        """A node answers a proposal."""
-        if self.drain is not None:
-            self.drain.proposed(node, checked, self._generations.generation, out)
+        self._generations.hold_ranks(signal, out)
 
     def hurry(self, until_t: float) -> None:
         """A drain that is under way must be over by then, unix seconds."""

@@ -117,6 +117,9 @@ class Workers:
                 self._response.blame(when, out)
             case "all_ended":
                 self._core.generations.workers_ended(self._core.ends.last_step)
+                if self._core.ends.stopped and self._core.shutdown.drain is None and self._core.generations.hold is not None:
+                    self._response.evacuate(when, out)
+                    return
                 self._core.shutdown.all_ended(self._core.ends.stopped, when, out)
 
     def on_inspected(self, node: int, message: Inspected, when: Moment, out: Outbox) -> None:

@@ -19,6 +19,7 @@ from resilient.control import Coordinator
 from resilient.control.preparation import Preparation
 from resilient.driver import server
 from resilient.driver.agents import launcher_of, listening_addresses
+from resilient.driver.departures import Departures
 from resilient.driver.display import Display, duration
 from resilient.driver.durable import Durable
 from resilient.driver.inquiries import inquire
@@ -126,6 +127,7 @@ class Driver:
         heard = server.Listeners(self._on_connected, self._on_message, self._on_ended)
         self._server = Server(self._secret, lambda: self._coordinator.generation, heard)
         self._stops = stops_of(config, allocation, coordinator, drain_s, self._turn, display.note)
+        self._departures = Departures(coordinator, config.run_dir, settings.token, allocation, turn=self._turn, note=display.note)
         self._incarnations = dict.fromkeys(range(config.cluster.slots), 0)
         self._alive: set[tuple[int, int]] = set()
         self._preparation = Preparation()
@@ -156,7 +158,7 @@ class Driver:
             ended=self._on_ended,
             ahead=self._ahead,
         )
-        for work in (self._tick(), self._ping(), self._watch_duration()):
+        for work in (self._tick(), self._ping(), self._watch_duration(), self._departures.watch()):
             self._soon(work)
         if self._stops is not None:
             self._soon(self._stops.watch())

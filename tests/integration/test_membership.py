@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from campaigns import EVERY, STEPS, Campaign, Training, alive, same, wait_for
 
+from resilient.evacuate import evacuate
+
 pytestmark = pytest.mark.alone
 
 
@@ -203,3 +205,25 @@ def test_a_spare_that_waits_keeps_its_lease(training: Training, tmp_path: Path):
     assert not [fault for fault in run.events("fault") if "silent" in fault["detail"]]
     run.signal(signal.SIGTERM)
     assert run.wait() == 75
+
+
+@pytest.mark.soak
+def test_a_node_that_is_evacuated_is_left_at_a_step_boundary_and_nothing_is_computed_again(
+    training: Training, reference_runs, ram: Path, tmp_path: Path
+):
+    run = training(
+        cluster={"nodes": 2, "procs_per_node": 1, "spares": 1, "device": "cpu"},
+        checkpoint={**tiers(tmp_path / "disturbed/run", ram), "every_steps": 1000},  # nothing is durable before the end
+    ).start()
+    run.reach(2)
+    wait_for(lambda: len(run.agents()) == 3, "three agents")
+    assert "leaves node 1" in evacuate(run.run_dir, "1", resume=False)
+    wait_for(lambda: len(members(run)) == 2, f"a generation without the node\n{run.logs()}")
+    wait_for(lambda: 1 not in run.agents(), "the end of the agent of the node")
+    wait_for(lambda: not list(ram.glob("*/node1/**/part.json")), "the end of what the node held in memory")
+    assert run.wait() == 0, run.output + run.logs()
+    first, second = run.events("generation_started")
+    assert (first["members"], second["members"], second["tier"]) == ([0, 1], [0, 2], "ram")
+    assert [event["name"] for event in run.events("action")] == ["evacuate"] and not run.events("fault")
+    assert [line["step"] for line in run.metrics()] == list(range(1, STEPS + 1))  # none of them twice
+    same(run, reference_runs("bf16"))

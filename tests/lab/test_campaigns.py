@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaigns import Campaign, same, wait_for
+from campaigns import STEPS, Campaign, same, wait_for
 from lab_jobs import HOSTS, TIMES, LabJob
 from listening import listeners
 
@@ -249,6 +249,37 @@ def ours(lab: Lab, host: str) -> list[int]:
             name = Path(f"/proc/{pid}/comm").read_text().strip()
             found += [] if name.startswith(("srun", "slurm")) else [pid]
     return found
+
+
+def free(lab: Lab, host: str) -> bool:
+    """Nothing of a campaign is left on a host: no process, nothing in its memory."""
+    return not ours(lab, host) and not list(inside(lab, host, "/dev/shm").iterdir())
+
+
+def drain(lab: Lab, host: str) -> None:
+    lab.controller.ask("scontrol", "update", f"NodeName={host}", "State=DRAIN", "Reason=test")
+
+
+@pytest.mark.parametrize(("spares", "after"), [(1, ["n1", "n4", "n3"]), pytest.param(0, ["n1", "n3"], marks=pytest.mark.soak)])
+def test_a_host_that_slurm_drains_is_left_at_a_step_boundary_and_nothing_is_computed_again(
+    lab: Lab, job: Jobs, reference: Campaign, spares: int, after: list[str]
+):
+    run = job(
+        entrypoint="paced:train",
+        args={"step_s": 1.0},  # Slurm is asked every half a minute
+        cluster={"spares": spares, "min_nodes": 2},
+        checkpoint=tiers(NEVER),
+    )
+    run.start().reach(3)
+    drain(lab, "n2")
+    wait_for(lambda: members(run)[-1] == after, f"a generation without the host\n{run.logs()}")
+    wait_for(lambda: free(lab, "n2"), "the end of all that the host held")
+    assert run.wait() == 0, told(run)
+    assert members(run) == [["n1", "n2", "n3"], after]
+    assert [event["name"] for event in run.events("action")] == ["evacuate"] and not run.events("fault")
+    assert [line["step"] for line in run.metrics()] == list(range(1, STEPS + 1))  # none of them twice
+    if spares:
+        same(run, reference)
 
 
 def test_a_job_listens_only_at_the_addresses_of_its_hosts_and_only_where_it_is_spoken_to(lab: Lab, job: Jobs):

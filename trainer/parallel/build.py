@@ -4,7 +4,7 @@ import torch
 
 from resilient.worker import Config
 from trainer.attention import Kernel
-from trainer.model import GPT
+from trainer.model import GPT, Block
 from trainer.parallel import data, recompute, tensor
 from trainer.parallel.ranks import Ranks
 from trainer.shape import GPTShape
@@ -25,10 +25,16 @@ def build_stages(config: Config, shape: GPTShape, kernel: Kernel, ranks: Ranks, 
             tensor.apply(model, ranks.tensor, sequence_parallel=parallel.sequence_parallel)
         recompute.apply(model, train.recompute, train.recompute_every)
         if train.compile:
+            # A layer that breaks into several graphs loses what compiling gains, and only this tells of it. Left out are tensor
+            # parallelism, where attention's dropout has random numbers of its own, and the flash-attn package.
+            whole = parallel.tp == 1 and kernel is not Kernel.FLASH_ATTN
             for block in model.blocks.values():
-                block.compile()
+                block.compile(fullgraph=whole)
         kind = {"precision": train.precision, "grad_dtype": train.grad_dtype}
         data.apply(model, ranks.shards, **kind, zero_stage=parallel.zero_stage)
         model.to_empty(device=device)
+        for block in model.blocks.values():
+            assert isinstance(block, Block)
+            block.attention.keep_rotations(device)
         built.append(model)
     return built

@@ -4,8 +4,7 @@
 computes whole layers again.
 """
 
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -27,4 +26,10 @@ def apply(model: GPT, mode: Literal["none", "selective", "full"], every: int) ->
 
 def _wrap(module: nn.Module, *, random: bool) -> None:
     # In place of `forward`, so that what others hook to the module stays outside: parameters are put together once.
-    module.forward = partial(checkpoint, module.forward, use_reentrant=False, preserve_rng_state=random)
+    forward = module.forward
+
+    # A function of its own: a layer whose `forward` is `checkpoint` itself, as by `partial`, is one that torch.compile skips.
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=random, **kwargs)
+
+    module.forward = recomputed

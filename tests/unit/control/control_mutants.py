@@ -84,15 +84,15 @@ MUTANTS = (
     ),
     Mutant(
         "ranks are stopped at a boundary that one of them has passed",
-        "resilient.control.drain",
-        "Arm(generation=generation, target=self._checked + 1)",
-        "Arm(generation=generation, target=self._checked)",
+        "resilient.control.hold",
+        "Arm(generation=self._generation, target=self._checked + 1)",
+        "Arm(generation=self._generation, target=self._checked)",
     ),
     Mutant(
         "workers of a generation that starts while a stop is asked for are never asked to stop",
-        "resilient.control.shutdown",
-        "        for node in self._membership.members:\n            self.propose_to(node, out)",
-        "        for node in self._membership.members[:-1]:\n            self.propose_to(node, out)",
+        "resilient.control.generations",
+        "            for node in self._membership.members:\n                self.hold.propose(node, out)",
+        "            for node in self._membership.members[:-1]:\n                self.hold.propose(node, out)",
     ),
     Mutant(
         "the job ends before daemons have settled what workers left",

@@ -301,7 +301,7 @@ def _shard_call(path: Path, real: bytes, use: Callable[[Path], object]) -> Call:
 def _campaigns(directory: Path) -> list[Decoder]:
     from rich.console import Console
 
-    from resilient import diagnosis, ledger, spill, storage
+    from resilient import diagnosis, evacuate, ledger, spill, storage
     from resilient.config import Config
     from resilient.driver import lease, spill_file
     from resilient.exits import Exit
@@ -398,6 +398,7 @@ def _campaigns(directory: Path) -> list[Decoder]:
             for _ in archive.read(path, each):
                 pass
 
+    evacuation = b'{"token": "c0ffee", "nodes": ["n1", "2"]}'
     owner = b'{"host": "n1", "pid": 17, "job": "", "machine": "a-b", "token": "c0ffee"}'
     return [
         Decoder("identity", lambda: [msgspec.json.encode(kept)], _in_file(run_dir / "identity.json", known), (ValueError,)),
@@ -413,6 +414,11 @@ def _campaigns(directory: Path) -> list[Decoder]:
         Decoder("spill file", lambda: [spilled], _in_file(run_dir / "spill" / "1.jsonl", spill_file.items)),
         Decoder("records left behind", lambda: [leaving_text], _in_file(leaving, lambda _: spill.take_in(left, Book()))),
         Decoder("lease", lambda: [owner], _in_file(run_dir / lease.LEASE, lease.read)),
+        Decoder(
+            "evacuate.json",
+            lambda: [evacuation],
+            _in_file(run_dir / evacuate.FILE, lambda path: evacuate.requested(path.parent, "c0ffee")),
+        ),
         Decoder("archive of logs", lambda: [packed], _in_file(run_dir / "damaged.tar.zst", unpacked), (archive.DamagedArchive,)),
     ]
 

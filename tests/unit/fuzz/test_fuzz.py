@@ -22,7 +22,7 @@ DECODERS = (
     "part.json", "part.json, listed", "manifest.json", "array metadata", "shard file", "arrays of a blueprint",
     "slots of a blueprint", "session", "fence", "tiers in storage.json",
     "identity", "past", "events.jsonl", "metrics.jsonl", "storage.json", "spill file", "records left behind", "lease",
-    "archive of logs", "report: events.jsonl", "report: metrics.jsonl", "watch", "batch script",
+    "evacuate.json", "archive of logs", "report: events.jsonl", "report: metrics.jsonl", "watch", "batch script",
     "config", "override", "experiment", "injection request", "chaos.jsonl",
     "chain.jsonl", "host list", "CPU counts", "roster", "roster variable", "allocation", "squeue", "scontrol",
     "scontrol show config", "bad_nodes.json",

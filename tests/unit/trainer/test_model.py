@@ -1,6 +1,7 @@
 """The model, its sizes in numbers, and its attention kernels."""
 
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -14,8 +15,9 @@ from trainer import attention
 from trainer.attention import Kernel, alibi_bias, alibi_slopes
 from trainer.data.bounds import Documents
 from trainer.main import plan
-from trainer.model import GPT, rotary_table, rotate
+from trainer.model import GPT, Block, rotary_table, rotate
 from trainer.optimizer import make_optimizer, set_learning_rate
+from trainer.parallel import recompute
 from trainer.shape import GPTShape, flops_per_token, peak_flops, shape_of
 from trainer.weights import initialize
 
@@ -86,6 +88,41 @@ def test_flash_and_math_attention_agree_forward_and_backward(model, documents, d
     near = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0.1, "atol": 0.05}
     for flash, math in zip(*found, strict=True):
         torch.testing.assert_close(flash, math, **near)
+
+
+class Graphs:
+    """A backend of torch.compile that keeps what it was given, and runs it as it is."""
+
+    def __init__(self) -> None:
+        self.operations: list[list[str]] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+        self.operations.append([str(node.target) for node in graph.graph.nodes])
+        return graph.forward
+
+
+@pytest.mark.parametrize("recomputed", ["none", "selective", "full"])
+@pytest.mark.parametrize("documents", [False, True], ids=["one document", "documents"])
+@pytest.mark.parametrize("model", [*SHAPES, *KERNEL_MODELS[2:], {"dropout": 0.1, "attention_dropout": 0.1}], ids=str)
+def test_a_compiled_layer_is_one_graph_that_computes_no_rotations(model, documents, recomputed):
+    built, size = gpt(config(model=model))
+    initialize(built, 1)
+    recompute.apply(built, recomputed, 1)
+    block = built.blocks["0"]
+    assert isinstance(block, Block)
+    block.attention.keep_rotations(torch.device("cpu"))
+    numbers = torch.arange(32).expand(2, 32) // 9
+    given = (torch.arange(32).expand(2, 32) % 9, Documents.of(numbers)) if documents else (None, None)
+    x = torch.randn(2, 32, size.hidden, requires_grad=True)
+    torch.manual_seed(1)
+    eager = block(x, *given)
+    graphs = Graphs()
+    torch._dynamo.reset()
+    block.compile(backend=graphs, fullgraph=True)
+    torch.manual_seed(1)
+    torch.testing.assert_close(block(x, *given), eager)
+    assert len(graphs.operations) == 1
+    assert not {"cos", "sin", "pow"} & set(graphs.operations[0])
 
 
 @pytest.mark.parametrize("position", ["rope", "alibi", "learned", "none"])

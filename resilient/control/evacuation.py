@@ -1,0 +1,109 @@
+"""Evacuation: a node that is about to go is left at a step boundary, while all that it holds can still be read.
+
+All ranks stop at one boundary (`resilient.control.hold`), with a snapshot of it; the next generation begins without the node, from
+that very step. Once it goes on, the node is released: its agent ends, with what it holds in memory. Where the others cannot go on
+without it, that is told once, and the node is left as soon as they can.
+"""
+
+from collections.abc import Collection
+
+from resilient.control.attendance import Moment
+from resilient.control.generations import Generations, State
+from resilient.control.incidents import Incidents
+from resilient.control.job import JobSpec
+from resilient.control.membership import Membership
+from resilient.control.shutdown import Shutdown
+from resilient.faults import listed
+from resilient.outbox import Outbox
+from resilient.protocol.messages import Shutdown as ShutdownMessage
+from resilient.snapshots import Snapshots
+
+REASON = "evacuation"
+
+
+class Evacuation:
+    """Invariants: `_waiting` are those of `_wanted` of which it was told that there is nowhere to go; `_holding_s` is when the
+    generation that runs was asked to stop for them, attended seconds.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        membership: Membership,
+        snapshots: Snapshots,
+        incidents: Incidents,
+        generations: Generations,
+        shutdown: Shutdown,
+    ) -> None:
+        self._job, self._membership, self._snapshots = job, membership, snapshots
+        self._incidents, self._generations, self._shutdown = incidents, generations, shutdown
+        self._wanted: set[int] = set()
+        self._waiting: set[int] = set()
+        self._releasing: set[int] = set()
+        self._holding_s: float | None = None
+
+    def want(self, nodes: Collection[int], when: Moment, out: Outbox) -> None:
+        """These nodes, and no others, are to be left, or stay so; one that is none of them any more is taken back."""
+        for node in sorted(self._wanted.difference(nodes)):
+            self._waiting.discard(node)
+            if self._membership.is_left(node):
+                self._membership.take_back(node, when.attended_s)
+                self._tell("resume", f"node {node} is to be taken in again", when, out)
+        self._wanted = set(nodes)
+
+    def overdue(self, when: Moment, out: Outbox) -> bool:
+        """Go on with what is wanted; whether the ranks have not stopped in time, so that they are to be ended where they are."""
+        if self._shutdown.drain is not None or self._generations.state is not State.RUNNING:
+            return False
+        if self._holding_s is not None:
+            return when.attended_s - self._holding_s > self._job.drain_s
+        run = self._generations.run
+        if run is None or run.resumed_step is None:
+            return False
+        self._release(out)
+        leaving = self._able()
+        for node in [node for node in leaving if not self._membership.is_member(node)]:
+            leaving.remove(node)
+            self._leave(node, "release", f"node {node} is left: it was standing by", when, out)
+        if stuck := sorted(self._left_to_do() - set(leaving) - self._waiting):
+            self._waiting.update(stuck)
+            reason = f"node {listed(stuck)} is to be left, but the others cannot go on without it: it is left once a node stands by"
+            self._tell("evacuation_waits", reason, when, out)
+        if leaving and self._generations.hold is None:
+            self._holding_s = when.attended_s
+            self._generations.hold_ranks(REASON, out)
+        return False
+
+    def leave(self, when: Moment, out: Outbox) -> None:
+        """The generation is over: the next one begins without the nodes that are to be left, if it can."""
+        self._holding_s = None
+        for node in self._able():
+            self._leave(node, "evacuate", f"node {node} is left: all go on without it", when, out)
+
+    def _leave(self, node: int, name: str, reason: str, when: Moment, out: Outbox) -> None:
+        self._membership.leave(node, "it is about to go", when.attended_s)
+        self._waiting.discard(node)
+        self._releasing.add(node)
+        self._tell(name, reason, when, out)
+
+    def _release(self, out: Outbox) -> None:
+        """All go on: what is left holds nothing that is needed."""
+        for node in sorted(self._releasing):
+            if self._membership.nodes[node].joined:
+                clear = (self._snapshots.plan.memory.name,)
+                out.send(node, ShutdownMessage(generation=self._generations.generation, clear=clear))
+        self._releasing.clear()
+
+    def _left_to_do(self) -> set[int]:
+        return {node for node in self._wanted if not self._membership.is_left(node)}
+
+    def _able(self) -> list[int]:
+        """Those of them without which the others can go on, one beside the other."""
+        able: list[int] = []
+        for node in sorted(self._left_to_do()):
+            if self._membership.can_leave([*able, node]):
+                able.append(node)
+        return able
+
+    def _tell(self, name: str, reason: str, when: Moment, out: Outbox) -> None:
+        self._incidents.follow_up(name, reason, when.now, self._generations.generation, out)
