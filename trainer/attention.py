@@ -190,7 +190,7 @@ def alibi_bias(slopes: tuple[float, ...], seq: int, dtype: torch.dtype, device: 
 
 
 def _blocked(documents: Tensor) -> Tensor:
-    """Where a query may not see a key: it comes later, or is of another document. From numbers (batch, seq), (batch, 1, seq, seq)."""
+    """Where a query may not see a key: it comes later, or is of another document. (batch, 1, seq, seq), of numbers (batch, seq)."""
     seq = documents.shape[1]
     later = torch.ones(seq, seq, dtype=torch.bool, device=documents.device).triu(1)
     return (later | (documents[:, :, None] != documents[:, None, :])).unsqueeze(1)
