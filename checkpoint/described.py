@@ -15,6 +15,7 @@ from checkpoint import layout
 from checkpoint.layout import ArrayInfo
 from checkpoint.naming import LAST_STEP
 from checkpoint.safe_name import safe_name
+from checkpoint.typed import built
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ def parsed(text: bytes | str) -> Any:
 def converted(found: Any, kind: type[T]) -> T:
     """Parsed JSON as a type. Raises ValueError."""
     try:
-        return msgspec.convert(found, kind)
+        return msgspec.convert(found, built(kind))
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
     except RecursionError:

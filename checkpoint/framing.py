@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
+from checkpoint.typed import built
+
 LINE_LIMIT_BYTES = 16 << 20
 """A longer line is refused: no message is as long."""
 
@@ -52,7 +54,7 @@ class Decoder(Generic[M]):
     SHOWN: ClassVar[int] = 80
 
     def __init__(self, union: Any, *, limit_bytes: int = LINE_LIMIT_BYTES) -> None:
-        self._decoder: msgspec.json.Decoder[M] = msgspec.json.Decoder(union)
+        self._decoder: msgspec.json.Decoder[M] = msgspec.json.Decoder(built(union))
         self._limit_bytes = limit_bytes
         self._pending = bytearray()
 

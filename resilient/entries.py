@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from checkpoint.typed import built
+
 Line = Mapping[str, Any]
 Seconds = Annotated[float, Meta(ge=-1e11, le=1e11)]
 Time = Annotated[float, Meta(ge=0, le=1e11)]  # unix seconds
@@ -197,7 +199,7 @@ def metrics(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _fits(line: Line, kind: type[msgspec.Struct]) -> bool:
     try:
-        msgspec.convert(line, kind)
+        msgspec.convert(line, built(kind))
     except (msgspec.ValidationError, RecursionError):
         return False
     return True

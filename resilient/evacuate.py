@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from checkpoint.typed import built
 from resilient.access import restrict_as
 from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable
@@ -52,7 +53,7 @@ def requested(run_dir: Path, token: str) -> Sequence[str]:
     """The nodes that the driver with this lease is asked to leave; none where the file is missing, another's, or no such file."""
     try:
         with (run_dir / FILE).open("rb") as file:
-            request = msgspec.json.decode(file.read(LIMIT_BYTES), type=Request)
+            request = msgspec.json.decode(file.read(LIMIT_BYTES), type=built(Request))
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, RecursionError) as error:

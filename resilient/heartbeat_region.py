@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from checkpoint.typed import built
 from resilient import clock
 
 log = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ class _Mapped:
             if at + 4 + size > head:
                 return self._damaged(records)
             try:
-                t, event, fields = msgspec.convert(json.loads(self._read(at + 4, size)), _Payload)
+                t, event, fields = msgspec.convert(json.loads(self._read(at + 4, size)), built(_Payload))
             except (ValueError, RecursionError):
                 return self._damaged(records)
             at += 4 + size

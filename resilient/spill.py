@@ -15,6 +15,7 @@ from typing import Annotated, Any, Protocol
 import msgspec
 from msgspec import Meta
 
+from checkpoint.typed import built
 from resilient import ledger
 from resilient.protocol.messages import Record
 
@@ -104,7 +105,7 @@ def _items(path: Path) -> list[_Left]:
     for line in path.read_bytes().splitlines():
         try:
             # Python's JSON, which has NaN.
-            found.append(msgspec.convert(json.loads(line.decode(errors="replace")), _Left))
+            found.append(msgspec.convert(json.loads(line.decode(errors="replace")), built(_Left)))
         except (ValueError, RecursionError) as error:
             log.warning("a line of %s is left out: %s", path, error)
     return found

@@ -21,6 +21,7 @@ import msgspec
 import psutil
 
 from checkpoint import safe_dir
+from checkpoint.typed import built
 from resilient.config import Config
 from resilient.config.schema import Tier
 
@@ -222,7 +223,7 @@ def read(run_dir: Path) -> dict[str, Any]:
     """What `write` left, as JSON. Raises OSError, ValueError."""
     try:
         found: dict[str, Any] = json.loads((run_dir / FILE).read_bytes())
-        msgspec.convert(found, Storage)
+        msgspec.convert(found, built(Storage))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{run_dir / FILE} does not describe the tiers of a campaign: {error}") from None
     if not found["tiers"]:

@@ -1,9 +1,9 @@
 """Events of every step, of which the ledger has one line a minute once there have been many of them. Pure.
 
 A snapshot in memory and its replica are told at every step, for months. The first `ONE_BY_ONE` lines of a generation stand for one
-each. Of what follows, only the newest `NEWEST` are kept apart, until another event is written: it may be a fault, and the lines
-before it tell what a run can go on from. All older ones become one line a minute for each event and tier: that of the last one,
-with `count`, the `first_step`, and the sums of what they measured.
+each. Of what follows, only the newest `NEWEST` of the last minute are kept apart, until another event is written: it may be a
+fault, and the lines before it tell what a run can go on from. All older ones become one line a minute for each event and tier: that
+of the last one, with `count`, the `first_step`, and the sums of what they measured.
 """
 
 from collections import deque

@@ -5,7 +5,8 @@ took more processor time than it may. A fixture of a wider scope than one test i
 charged to the test that happens to be first, it is listed by its own name under the same limit.
 
 The limit is meant for one speed of processor. A core that is slower takes more processor time for the same work: after a test
-above the limit a fixed piece of work is timed, and the limit grows with it. What is timed then says nothing about the time of the
+above the limit two fixed pieces of work are timed, one that only computes and the start of a process that imports torch, of which
+a campaign's cost mostly consists, and the limit grows with what is slower. What is timed then says nothing about the time of the
 test where other workers of pytest-xdist are at work: hardware threads share the execution units of a core, and each needs up to
 BESIDE times as long beside a busy one.
 
@@ -13,19 +14,24 @@ Processor time is counted over the test process, its living descendants, and tho
 left to init is not in it.
 """
 
+import functools
 import json
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
-LIMIT_S = 20.0  # processor time of a test of the first tier, where `_work` takes WORK_S
+LIMIT_S = 20.0  # processor time of a test of the first tier, where `_work` takes WORK_S and `_start` START_S
 WORK_S = 0.045
+START_S = 2.3
 BESIDE = 1.5
 SHOWN = 20
 KEY = "costs"
@@ -89,15 +95,31 @@ def _work() -> None:
     sorted(numbers.values())
 
 
+def _start() -> None:
+    subprocess.run([sys.executable, "-c", "import torch"], check=True, capture_output=True)
+
+
 def slowness() -> float:
-    """How much longer than on a processor of the limit's speed work takes: a fixed piece, the median of five, or beside others."""
-    taken = []
-    for _ in range(5):
-        began = time.thread_time()
-        _work()
-        taken.append(time.thread_time() - began)
+    """How much longer than on a processor of the limit's speed work takes: the slower of two pieces, or beside others."""
+    computing = median(_timed(_work, time.thread_time) for _ in range(5)) / WORK_S
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    return max(1.0, sorted(taken)[2] / WORK_S, BESIDE if workers > 1 else 1.0)
+    return max(1.0, computing, _starting(), BESIDE if workers > 1 else 1.0)
+
+
+@functools.cache
+def _starting() -> float:
+    return _timed(_start, _of_children) / START_S
+
+
+def _timed(work: Callable[[], None], clock: Callable[[], float]) -> float:
+    began = clock()
+    work()
+    return clock() - began
+
+
+def _of_children() -> float:
+    own = os.times()
+    return own.children_user + own.children_system
 
 
 class Meter:

@@ -8,7 +8,7 @@ import logging
 import warnings
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -79,9 +79,11 @@ def _refusal(kernel: Kernel, shape: GPTShape, device: torch.device, dtype: torch
     try:
         core = Core(shape, kernel)
         x = [torch.zeros(1, heads, 16, shape.head_dim, device=device, dtype=dtype, requires_grad=True) for heads in _heads(shape)]
-        found = Documents.of(torch.zeros(1, 16, dtype=torch.int64)) if documents else None
-        if found is not None:
-            found = found._replace(numbers=found.numbers.to(device), starts=found.starts.to(device))
+        found = None
+        if documents:
+            one = Documents.of(torch.zeros(1, 16, dtype=torch.int64))
+            one = one._replace(numbers=one.numbers.to(device), starts=one.starts.to(device))
+            found = Apart.of(one, kernel, dtype)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they say why at length; the error is enough
             torch.autograd.backward(core(*x, found).sum())
@@ -92,6 +94,30 @@ def _refusal(kernel: Kernel, shape: GPTShape, device: torch.device, dtype: torch
 
 def _heads(shape: GPTShape) -> tuple[int, int, int]:
     return shape.heads, shape.kv_heads, shape.kv_heads
+
+
+class Apart(NamedTuple):
+    """What keeps the documents of a micro batch apart, as a kernel reads it; made once for all layers of a stage.
+
+    Attributes:
+        bounds: of the documents of all samples one after the other, (documents + 1), int32; None: the kernel takes `bias`.
+        longest: no document has more tokens.
+        bias: of scores, (batch, 1, seq, seq): -inf where a query may not see a key, for it comes later or is of another document,
+            else 0; None: the kernel takes `bounds`.
+    """
+
+    bounds: Tensor | None
+    longest: int
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, documents: Documents, kernel: Kernel, dtype: torch.dtype) -> "Apart":
+        """Args: dtype: of queries."""
+        if kernel is Kernel.FLASH_ATTN:
+            return cls(documents.bounds(), documents.longest, None)
+        blocked = _blocked(documents.numbers)
+        bias = torch.zeros(blocked.shape, dtype=dtype, device=blocked.device).masked_fill_(blocked, -torch.inf)
+        return cls(None, documents.longest, bias)
 
 
 class Core(nn.Module):
@@ -112,32 +138,31 @@ class Core(nn.Module):
         self.head_offset = 0
         self.separate_random: int | None = None
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, apart: Apart | None = None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         if not dropout or self.separate_random is None:
-            return self._attend(query, key, value, documents, dropout)
+            return self._attend(query, key, value, apart, dropout)
         # Ranks that share their random numbers hold different heads here, and these must not drop the same scores.
         draw = int(torch.randint(2**62, ()))
         devices = [query.device] if query.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(draw ^ self.separate_random)
-            return self._attend(query, key, value, documents, dropout)
+            return self._attend(query, key, value, apart, dropout)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None, dropout: float) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, apart: Apart | None, dropout: float) -> Tensor:
         slopes = self.slopes
         if slopes is not None:
             slopes = slopes[self.head_offset : self.head_offset + query.shape[1]]
         if self.kernel is Kernel.FLASH_ATTN:
-            return _flash_attn(query, key, value, documents, slopes, self.scale, dropout)
+            return _flash_attn(query, key, value, apart, slopes, self.scale, dropout)
         grouped = query.shape[1] != key.shape[1]
         seq, device = query.shape[2], query.device
         mask = None
         if slopes is not None:
             mask = alibi_bias(tuple(slopes), seq, query.dtype, device)  # (1, heads, seq, seq)
-        if documents is not None:
-            apart = _apart(documents.numbers)  # (batch, 1, seq, seq)
-            blank = torch.zeros((), dtype=query.dtype, device=device) if mask is None else mask
-            mask = torch.where(apart, torch.full((), -torch.inf, dtype=query.dtype, device=device), blank)
+        if apart is not None:
+            assert apart.bias is not None
+            mask = apart.bias if mask is None else mask + apart.bias
         with sdpa_kernel(_BACKENDS[self.kernel]):
             return F.scaled_dot_product_attention(
                 query, key, value, mask, dropout_p=dropout, is_causal=mask is None, scale=self.scale, enable_gqa=grouped
@@ -164,15 +189,15 @@ def alibi_bias(slopes: tuple[float, ...], seq: int, dtype: torch.dtype, device: 
         return bias.masked_fill(distance < 0, -torch.inf).to(dtype).unsqueeze(0)
 
 
-def _apart(documents: Tensor) -> Tensor:
-    """Whether a query may not see a key: it comes later, or is of another document. From document numbers (batch, seq)."""
+def _blocked(documents: Tensor) -> Tensor:
+    """Where a query may not see a key: it comes later, or is of another document. (batch, 1, seq, seq), of numbers (batch, seq)."""
     seq = documents.shape[1]
     later = torch.ones(seq, seq, dtype=torch.bool, device=documents.device).triu(1)
     return (later | (documents[:, :, None] != documents[:, None, :])).unsqueeze(1)
 
 
 def _flash_attn(
-    query: Tensor, key: Tensor, value: Tensor, documents: Documents | None, slopes: list[float] | None, scale: float, dropout: float
+    query: Tensor, key: Tensor, value: Tensor, apart: Apart | None, slopes: list[float] | None, scale: float, dropout: float
 ) -> Tensor:
     """The flash-attn package, whose tensors are (batch, seq, heads, head_dim); documents become sequences of their own."""
     import flash_attn
@@ -183,10 +208,10 @@ def _flash_attn(
     if slopes is not None:
         options["alibi_slopes"] = torch.tensor(slopes, dtype=torch.float32).to(query.device)
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    if documents is None:
+    if apart is None:
         return flash_attn.flash_attn_func(query, key, value, **options).transpose(1, 2)  # type: ignore[no-any-return]
-    batch, seq = documents.numbers.shape
-    bounds, longest = documents.bounds(), documents.longest
+    batch, seq = query.shape[:2]
+    bounds, longest = apart.bounds, apart.longest
     packed = (x.reshape(batch * seq, *x.shape[2:]) for x in (query, key, value))
     mixed: Tensor = flash_attn.flash_attn_varlen_func(*packed, bounds, bounds, longest, longest, **options)
     return mixed.view(batch, seq, *mixed.shape[1:]).transpose(1, 2)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.attention import Core, Kernel
+from trainer.attention import Apart, Core, Kernel
 from trainer.data.bounds import Documents
 from trainer.shape import GPTShape
 from trainer.stages import Stage
@@ -26,7 +26,7 @@ class GPT(nn.Module):
     def __init__(self, shape: GPTShape, kernel: Kernel = Kernel.MATH, stage: Stage | None = None) -> None:
         super().__init__()
         stage = stage or Stage(0, 1, range(shape.layers))
-        self.shape, self.stage = shape, stage
+        self.shape, self.stage, self.kernel = shape, stage, kernel
         if stage.first:
             self.embedding = nn.Embedding(shape.vocab, shape.hidden)
             if shape.position == "learned":
@@ -43,8 +43,9 @@ class GPT(nn.Module):
         """`positions` (batch, seq) are those of the tokens in their sample; `documents` are told apart."""
         if self.stage.first:
             x = self.embed(x, positions)
+        apart = None if documents is None else Apart.of(documents, self.kernel, x.dtype)
         for block in self.blocks.values():
-            x = block(x, positions=positions, documents=documents)
+            x = block(x, positions=positions, apart=apart)
         if self.stage.last:
             x = self.norm(x)
             x = self.head(x if self.shape.width == 1 else x / self.shape.width)
@@ -75,8 +76,8 @@ class Block(nn.Module):
         self.mlp: nn.Module = SwiGLU(shape) if shape.mlp == "swiglu" else GELU(shape)
         self.dropout = nn.Dropout(shape.dropout)
 
-    def forward(self, x: Tensor, positions: Tensor | None = None, documents: Documents | None = None) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), positions=positions, documents=documents))
+    def forward(self, x: Tensor, positions: Tensor | None = None, apart: Apart | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), positions=positions, apart=apart))
         result: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return result
 
@@ -101,7 +102,7 @@ class Attention(nn.Module):
         # Of the keys and values that are computed here, those that belong to each query's head; None: grouped evenly.
         self.kv_of_head: tuple[int, ...] | None = None
 
-    def forward(self, x: Tensor, positions: Tensor | None = None, documents: Documents | None = None) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor | None = None, apart: Apart | None = None) -> Tensor:
         query, key, value = self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
         if self.theta is not None:
             length = query.shape[2] if positions is None else self.seq_len
@@ -111,7 +112,7 @@ class Attention(nn.Module):
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         if self.kv_of_head is not None:
             key, value = key[:, self.kv_of_head], value[:, self.kv_of_head]
-        mixed = self.core(query, key, value, documents)
+        mixed = self.core(query, key, value, apart)
         result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
 

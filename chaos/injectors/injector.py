@@ -23,6 +23,7 @@ from chaos.injectors import inside
 from chaos.injectors.context import InjectionContext, Target
 from chaos.injectors.guard import Guard
 from chaos.injectors.moments import OF_THE_RUN, SLOW_POLL_S, Missed, Moment, wait_for
+from checkpoint.typed import built
 from resilient.config import load
 
 TRIGGER = b"now\n"
@@ -55,7 +56,7 @@ class InjectionRequest:
     def of(cls, line: str) -> "InjectionRequest":
         """From what was sent. Raises ValueError."""
         try:
-            return msgspec.convert(json.loads(line), cls, dec_hook=lambda kind, value: kind(value))
+            return msgspec.convert(json.loads(line), built(cls), dec_hook=lambda kind, value: kind(value))
         except (RecursionError, TypeError) as error:
             raise ValueError(f"no request: {error}") from None
 

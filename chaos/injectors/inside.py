@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from chaos.injectors.context import Follower, RankContext
+from checkpoint.typed import built
 from resilient import worker
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def arm(context: worker.Context) -> None:
 def _order(path: Path) -> Order | None:
     """The order in a file; None where it was withdrawn at this moment, or is none."""
     try:
-        order = msgspec.json.decode(path.read_bytes(), type=Order)
+        order = msgspec.json.decode(path.read_bytes(), type=built(Order))
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from chaos.injectors.context import Target
+from checkpoint.typed import built
 from resilient import ledger
 
 RECORD = "chaos.jsonl"
@@ -36,7 +37,7 @@ def read(run_dir: Path) -> list[Injection]:
     found = []
     for line in ledger.read(path):
         with suppress(ValueError):  # it was cut short by what ended the command
-            found.append(msgspec.convert(line, Injection))
+            found.append(msgspec.convert(line, built(Injection)))
     return sorted(found, key=lambda each: each.t or each.asked_t)
 
 

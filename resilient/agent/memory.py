@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from checkpoint import safe_dir
+from checkpoint.typed import built
 from resilient.heartbeat_region import RAISED, Record, salvage
 
 FILE = "agent.json"
@@ -153,7 +154,7 @@ def _record(place: Path) -> AgentRecord | None:
 def read_record(path: Path) -> AgentRecord | None:
     """The record in a file, if it is one. Raises OSError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=AgentRecord)
+        return msgspec.json.decode(path.read_bytes(), type=built(AgentRecord))
     except (ValueError, RecursionError):
         return None
 

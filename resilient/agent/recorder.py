@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from checkpoint.typed import built
 from resilient.agent.held import held_in
 from resilient.standing import Standing, group_of, number_of, standing, unfinished, what_of
 
@@ -31,7 +32,7 @@ STANDING = ".standing"  # the file beside a record with where the worker stands
 THREADS = ".threads"  # and with the stacks of its other threads, in faulthandler's words; it is there when that is
 ANSWER_BYTES = 1 << 20
 CALLS = 100  # of a stack, as many as faulthandler writes
-_standing = msgspec.json.Decoder(Standing | None)
+_standing = msgspec.json.Decoder(built(Standing | None))
 _DUMPS = {"nccl": "_dump_nccl_trace", "gloo": "_dump_fr_trace"}
 
 

@@ -8,6 +8,7 @@ import yaml
 from rich.table import Table
 from rich.text import Text
 
+from checkpoint.typed import built
 from resilient import ledger
 from resilient.bench.grid import Cell, nested, shown_keys
 from resilient.bench.rows import Row
@@ -24,7 +25,7 @@ def read(directory: Path, cells: Sequence[Cell]) -> dict[str, Row]:
     found = {}
     for line in ledger.read(directory / FILE):
         try:
-            row = msgspec.convert(line, Row)
+            row = msgspec.convert(line, built(Row))
         except (msgspec.ValidationError, RecursionError):
             continue
         if row.mark in marks:

@@ -21,6 +21,7 @@ from typing import Literal
 
 import msgspec
 
+from checkpoint.typed import built
 from resilient.exits import EnvironmentUnusable
 
 LOCK = ".lock"
@@ -240,7 +241,7 @@ def read(path: Path) -> tuple[Owner | None, int | None]:
     except FileNotFoundError:
         return None, None
     try:
-        return msgspec.json.decode(text, type=Owner), changed_ns
+        return msgspec.json.decode(text, type=built(Owner)), changed_ns
     except (ValueError, RecursionError):
         return None, changed_ns
 

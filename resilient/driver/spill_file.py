@@ -18,13 +18,14 @@ import msgspec
 
 from checkpoint import safe_dir
 from checkpoint.safe_name import safe_name
+from checkpoint.typed import built
 from resilient.ledger import AppendFile
 from resilient.protocol.disk import Item
 
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 20
-_encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(Item)
+_encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(built(Item))
 
 
 def new_directory(run_dir: Path, root: Path) -> Path:

@@ -19,6 +19,7 @@ from checkpoint.errors import CheckpointError
 from checkpoint.naming import step_path, steps
 from checkpoint.safe_name import safe_name
 from checkpoint.sampled import sampled
+from checkpoint.typed import built
 from resilient.config import Config, ConfigError, Problem, load
 from resilient.entry import parse
 from resilient.exits import EnvironmentUnusable
@@ -37,7 +38,7 @@ _PACKAGES = ("torch", "numpy", "triton", "flash-attn", "tokenizers", "transforme
 def decode(text: bytes) -> Fingerprint:
     """Raises ValueError."""
     try:
-        return _checked(msgspec.json.decode(text, type=Fingerprint))
+        return _checked(msgspec.json.decode(text, type=built(Fingerprint)))
     except RecursionError as error:
         raise ValueError(str(error)) from None
 
@@ -111,7 +112,7 @@ def state_of(path: Path) -> Mapping[str, Any] | None:
 def of_state(state: Mapping[str, Any]) -> Fingerprint | None:
     """The fingerprint in the state of a checkpoint; None where its writer has left none."""
     try:
-        return _checked(msgspec.convert(state.get(STATE), Fingerprint))
+        return _checked(msgspec.convert(state.get(STATE), built(Fingerprint)))
     except (ValueError, RecursionError):
         return None
 

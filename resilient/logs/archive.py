@@ -18,6 +18,8 @@ from typing import BinaryIO
 import msgspec
 import zstandard
 
+from checkpoint.typed import built
+
 LEVEL = 3  # 300 MB/s a core, a tenth of a log's size
 COPY_BYTES = 1 << 20
 
@@ -33,7 +35,7 @@ class _Entry(msgspec.Struct):
     files: dict[str, int]
 
 
-_entry = msgspec.json.Decoder(_Entry)
+_entry = msgspec.json.Decoder(built(_Entry))
 
 
 class DamagedArchive(Exception):

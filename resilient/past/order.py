@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from checkpoint.typed import built
 from resilient.past.fold import Past
 from resilient.past.stream import Entry, Key, Position, Stream
 
@@ -17,7 +18,7 @@ AHEAD_S = 60.0  # a line that comes later than that is rare
 AHEAD_LINES = 2000
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Past)
+_decoder = msgspec.msgpack.Decoder(built(Past))
 
 
 class Mark(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from checkpoint.typed import built
 from resilient import ledger
 from resilient.past.fold import Past
 from resilient.past.order import Marks, beginning, brought_up, decoded_past, fitting
@@ -22,7 +23,7 @@ FORMAT = b"resilient past 1\n"  # another one for each change of what is kept, o
 _HASH_BYTES = hashlib.sha256().digest_size
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Marks)
+_decoder = msgspec.msgpack.Decoder(built(Marks))
 
 
 def encoded(marks: Marks) -> bytes:

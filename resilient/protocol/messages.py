@@ -16,6 +16,7 @@ import msgspec
 
 from checkpoint.framing import Message, Plain
 from checkpoint.protocol import DaemonNews, DriverRequest, Inventory, SnapshotKey
+from checkpoint.typed import built
 from resilient.faults import WorkerEnd
 from resilient.standing import Standing
 
@@ -377,7 +378,7 @@ class Candidate(Plain, kw_only=True, frozen=True):
 
 
 PACKED_BYTES = 32 << 20  # of candidates, unpacked; those of 16,384 nodes are a tenth of that
-_candidates: msgspec.json.Decoder[tuple[Candidate, ...]] = msgspec.json.Decoder(tuple[Candidate, ...])
+_candidates: msgspec.json.Decoder[tuple[Candidate, ...]] = msgspec.json.Decoder(built(tuple[Candidate, ...]))
 
 
 def pack(candidates: Sequence[Candidate]) -> bytes:

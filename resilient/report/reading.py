@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from checkpoint.typed import built
 from resilient import entries, ledger
 from resilient.entries import Count, Seconds, Time
 from resilient.report.past import Fold, Past, Snapshot
@@ -31,7 +32,7 @@ class _Step(msgspec.Struct):
     data_s: Seconds | None = None
 
 
-_SNAPSHOTS, _STEPS = msgspec.json.Decoder(Snapshot), msgspec.json.Decoder(_Step)
+_SNAPSHOTS, _STEPS = msgspec.json.Decoder(built(Snapshot)), msgspec.json.Decoder(built(_Step))
 
 
 def read(run_dir: Path) -> Past:
@@ -102,6 +103,6 @@ def _one(line: bytes, decoder: msgspec.json.Decoder[T]) -> T | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = ledger.parsed(line)
     try:
-        return None if found is None else msgspec.convert(found, decoder.type)
+        return None if found is None else msgspec.convert(found, built(decoder.type))
     except (msgspec.ValidationError, RecursionError):
         return None

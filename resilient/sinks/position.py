@@ -9,6 +9,8 @@ from typing import Annotated
 
 import msgspec
 
+from checkpoint.typed import built
+
 DIRECTORY = "sinks"
 
 
@@ -51,7 +53,7 @@ class Position:
 
     def _read(self) -> _Kept | None:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_Kept)
+            return msgspec.json.decode(self._path.read_bytes(), type=built(_Kept))
         except FileNotFoundError:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

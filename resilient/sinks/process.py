@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from checkpoint.typed import built
 from resilient.lifeline import name_process
 from resilient.sinks.base import Campaign, Factory, Sink
 from resilient.sinks.following import TotalsReader
@@ -126,7 +127,7 @@ def main() -> None:
     name_process("res-sinks")
     _stand_back()
     with open(int(sys.argv[1]), "rb") as file:  # noqa: PTH123 - a descriptor
-        settings = msgspec.json.decode(file.read(), type=Settings)
+        settings = msgspec.json.decode(file.read(), type=built(Settings))
     pulse, ending = Pulse(), threading.Event()
     threading.Thread(target=_listen, args=(pulse, ending), name="listen", daemon=True).start()
     feeding = threading.Thread(target=_feed_logged, args=(settings, pulse, ending), name="feed", daemon=True)

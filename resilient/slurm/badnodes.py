@@ -12,6 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from checkpoint.typed import built
+
 log = logging.getLogger(__name__)
 
 FILE = "bad_nodes.json"
@@ -31,7 +33,7 @@ def bad_nodes(run_dir: Path, now: float | None = None) -> list[BadNode]:
     """Those whose time is not over; none where the file is missing, or is none."""
     now = time.time() if now is None else now
     try:
-        found = msgspec.json.decode((run_dir / FILE).read_bytes(), type=list[BadNode])
+        found = msgspec.json.decode((run_dir / FILE).read_bytes(), type=built(list[BadNode]))
         return [each for each in found if each.until_t > now]
     except FileNotFoundError:
         return []

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from checkpoint.typed import built
 from resilient.exits import Exit
 from resilient.slurm.queue import QueuedJob
 
@@ -80,7 +81,7 @@ def whole(records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Those records that are records of a chain; what a disk has lost of the others is left out."""
     for record in records:
         try:
-            msgspec.convert(record, _Any)
+            msgspec.convert(record, built(_Any))
         except (msgspec.ValidationError, RecursionError):
             continue
         yield record

@@ -18,8 +18,8 @@ from soak import soaked
 
 pytestmark = [MOUNTS, pytest.mark.alone]
 
-STEP_S = 0.05
-SHORT = 150  # steps; the start of a campaign takes longer
+STEP_S = 0.1
+SHORT = 75  # steps; the start of a campaign takes longer
 
 
 def command(*words: object) -> None:
@@ -139,7 +139,7 @@ def two_nodes(campaign: Callable[..., Campaign], disk: Path, ram: Path, tmp_path
             args={"step_s": STEP_S},
             cluster={"nodes": 2, "procs_per_node": 1, "device": "cpu"},
             train={"steps": steps},
-            checkpoint={"every_steps": 50, "tiers": tiers},
+            checkpoint={"every_steps": 25, "tiers": tiers},
             chaos={"allow": True},
             **changes,
         )
@@ -196,7 +196,7 @@ def test_a_run_directory_that_does_not_work_for_a_while_costs_nothing(
     begin, end = FAULTS[kind]
     steps = SHORT + int(for_s / STEP_S)
     run = two_nodes(steps).start()
-    run.reach(random.randrange(5, 60))
+    run.reach(random.randrange(5, 30))
     since_t = time.time()
     begin(disk)
     time.sleep(for_s)  # as long as the fault lasts
@@ -212,7 +212,7 @@ def test_a_stop_while_the_run_directory_does_not_work_drains_and_the_next_run_ha
 ):
     begin, end = FAULTS[kind]
     run = two_nodes().start()
-    run.reach(random.randrange(5, 60))
+    run.reach(random.randrange(5, 30))
     begin(disk)
     wait_for(lambda: "training goes on" in run._printed(), "it is told that the run directory does not work")
     run.signal(signal.SIGTERM)
@@ -231,7 +231,7 @@ def test_an_agent_that_is_replaced_while_the_run_directory_stands_still_keeps_th
     two_nodes: Callable[..., Campaign], disk: Path
 ):
     run = two_nodes().start()
-    run.reach(random.randrange(5, 60))
+    run.reach(random.randrange(5, 30))
     agent = run.agents()[1]
     (run.run_dir / "logs" / "agent1.log").unlink()  # the next one makes its own, which a frozen file system does not let it
     freeze(disk)
@@ -248,7 +248,7 @@ def test_a_run_directory_that_is_gone_for_good_ends_the_job_with_what_it_has_in_
     two_nodes: Callable[..., Campaign], disk: Path, tmp_path: Path
 ):
     run = two_nodes(100_000, resilience={"run_dir_patience_s": 10}).start()
-    run.reach(random.randrange(5, 60))
+    run.reach(random.randrange(5, 30))
     unmount(disk)
     assert run.wait() == 69, run.output
     assert "training goes on" in run.output
@@ -269,7 +269,7 @@ def test_a_run_directory_that_is_gone_for_good_ends_the_job_with_what_it_has_in_
 def test_a_driver_that_is_stopped_for_a_while_ends_no_generation(two_nodes: Callable[..., Campaign], away_s: float):
     steps = SHORT + int(away_s / STEP_S)
     run = two_nodes(steps).start()
-    run.reach(random.randrange(5, 60))
+    run.reach(random.randrange(5, 30))
     since_t = time.time()
     run.signal(signal.SIGSTOP)
     time.sleep(away_s)  # as long as the driver is away
@@ -287,7 +287,7 @@ def test_a_driver_that_is_stopped_for_a_while_ends_no_generation(two_nodes: Call
 def test_a_fault_of_the_run_directory_that_is_injected_costs_nothing_and_is_undone(two_nodes: Callable[..., Campaign], fault: str):
     steps = SHORT + int(8.0 / STEP_S)
     run = two_nodes(steps).start()
-    run.reach(random.randrange(5, 60))
+    run.reach(random.randrange(5, 30))
     since_t = time.time()
     strike(run, fault, for_s=8.0)
     until_t = time.time()

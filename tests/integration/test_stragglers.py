@@ -22,9 +22,10 @@ several = pytest.mark.skipif(len(CORES) < 2, reason="NOT TESTED HERE: a rank wit
 
 @contextlib.contextmanager
 def load(*cores: set[int]) -> Iterator[None]:
-    """Processes that compute without end, each on its cores."""
+    """Processes that compute as long as this one lives, each on its cores."""
+    endless = f"while kill -0 {os.getpid()}; do :; done"
     started = [
-        subprocess.Popen(["sh", "-c", "while :; do :; done"], start_new_session=True) for _ in cores
+        subprocess.Popen(["sh", "-c", endless], start_new_session=True) for _ in cores
     ]  # sessions are weighed, not processes
     try:
         for process, where in zip(started, cores, strict=True):

@@ -118,11 +118,19 @@ def test_the_limit_grows_with_what_a_fixed_piece_of_work_takes():
     assert costs.over([replace(cost, slowness=1.2)], 20) == [replace(cost, slowness=1.2)]
 
 
-@pytest.mark.parametrize(("work_s", "workers", "factor"), [(0.02, 1, 1.0), (0.09, 1, 2.0), (0.02, 4, 1.5), (0.09, 4, 2.0)])
+@pytest.mark.parametrize(
+    ("work_s", "start_s", "workers", "factor"),
+    [(0.02, 1.0, 1, 1.0), (0.09, 1.0, 1, 2.0), (0.02, 4.6, 1, 2.0), (0.02, 1.0, 4, 1.5), (0.09, 1.0, 4, 2.0)],
+)
 def test_a_slow_processor_is_measured_and_a_fast_one_makes_no_limit_smaller(
-    monkeypatch: pytest.MonkeyPatch, work_s: float, workers: int, factor: float
+    monkeypatch: pytest.MonkeyPatch, work_s: float, start_s: float, workers: int, factor: float
 ):
     monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", str(workers))
-    clock = iter(moment for n in range(5) for moment in (n, n + work_s))
-    monkeypatch.setattr(costs.time, "thread_time", lambda: next(clock))
+    took = {costs._work: work_s, costs._start: start_s}
+    monkeypatch.setattr(costs, "_timed", lambda work, clock: took[work])
+    monkeypatch.setattr(costs, "_starting", costs._starting.__wrapped__)
     assert costs.slowness() == pytest.approx(factor)
+
+
+def test_the_start_of_a_process_is_timed_by_what_the_process_used():
+    assert 0.2 < costs._timed(costs._start, costs._of_children) < 100

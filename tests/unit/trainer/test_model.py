@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from resilient.worker import Config, ConfigError
 from trainer import attention
-from trainer.attention import Kernel, alibi_bias, alibi_slopes
+from trainer.attention import Apart, Kernel, alibi_bias, alibi_slopes
 from trainer.data.bounds import Documents
 from trainer.main import plan
 from trainer.model import GPT, Block, rotary_table, rotate
@@ -112,7 +112,8 @@ def test_a_compiled_layer_is_one_graph_that_computes_no_rotations(model, documen
     assert isinstance(block, Block)
     block.attention.keep_rotations(torch.device("cpu"))
     numbers = torch.arange(32).expand(2, 32) // 9
-    given = (torch.arange(32).expand(2, 32) % 9, Documents.of(numbers)) if documents else (None, None)
+    apart = Apart.of(Documents.of(numbers), Kernel.MATH, torch.float32)
+    given = (torch.arange(32).expand(2, 32) % 9, apart) if documents else (None, None)
     x = torch.randn(2, 32, size.hidden, requires_grad=True)
     torch.manual_seed(1)
     eager = block(x, *given)
@@ -207,6 +208,22 @@ def test_attention_to_documents_waits_for_no_gpu(monkeypatch):
         built = GPT(shape_of(config(), 100), kernel)
         with NoWaiting():
             built(torch.arange(64).reshape(2, 32), documents=documents)
+
+
+@pytest.mark.parametrize("recomputed", ["none", "full"])
+@pytest.mark.parametrize("kernel", [Kernel.FLASH_ATTN, Kernel.SDPA_FLASH, Kernel.MATH])
+def test_what_keeps_documents_apart_is_made_once_for_all_layers(monkeypatch, kernel: Kernel, recomputed: str):
+    made = []
+    for owner, name in ((Documents, "bounds"), (attention, "_blocked")):
+        whole = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda given, name=name, whole=whole: (made.append(name), whole(given))[1])
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=lambda q, *_, **__: q * 1.0))
+    built = GPT(shape_of(config(model={"layers": 4}), 100), kernel)
+    initialize(built, 1)
+    recompute.apply(built, recomputed, 1)
+    documents = Documents.of(torch.arange(32).expand(2, 32) // 9)
+    torch.autograd.backward(built(torch.arange(64).reshape(2, 32), documents=documents).sum())
+    assert made == ["bounds" if kernel is Kernel.FLASH_ATTN else "_blocked"]
 
 
 def test_bounds_of_parts_are_those_of_their_samples():
