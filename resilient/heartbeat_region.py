@@ -281,6 +281,11 @@ class WorkerRegion(_Mapped):
         self._words[_PHASE] = phase
         return before
 
+    def touch(self) -> None:
+        """Say that the worker is active, in the phase in which it is; not in phase `data`, whose time is counted."""
+        if self._words[_PHASE] != _DATA:
+            self._times[_PHASE_TIME] = clock.now()
+
     def observe(self, observed: bool) -> None:
         """Say whether beats and phases are observed, and not the script's own words."""
         self._words[_OBSERVED] = observed

@@ -8,7 +8,8 @@ An iteration begins with the first step of an optimizer that has stepped since t
 turns, one in each parameter's backward hook, or one that is replaced by another count as one. Micro batches whose gradients are
 accumulated and steps that a gradient scaler leaves out are no optimizer steps. All ranks count the same, for each begins at 0.
 
-Of a script without an optimizer of torch nothing is counted, and no hang is found in it; checkpoints are its progress.
+Of a script without an optimizer of torch nothing is counted; checkpoints are its progress, and collectives tell whether it hangs
+(`resilient.collectives`).
 """
 
 import os
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from resilient import clock
+from resilient import clock, collectives
 from resilient.heartbeat_region import PHASES, WorkerRegion
 from resilient.script_files import ScriptFiles, common_place
 
@@ -83,7 +84,7 @@ class Progress:
 
     def expect_words(self) -> None:
         """The script has called `init`: it gets until its second step to say something."""
-        self._silent = self._beating and self.count == 0
+        self._silent = self.says_nothing()
 
     def stand_back(self, step: int) -> None:
         """The script beats by itself, and has finished this step."""
@@ -110,6 +111,10 @@ class Progress:
         """The number of the present step boundary, if it is counted here."""
         self.asked = True
         return self.count if self._beating and self.count else None
+
+    def says_nothing(self) -> bool:
+        """Whether nothing tells yet where the script stands: neither a step of an optimizer nor the script."""
+        return self._beating and self.count == 0
 
     # -- what is observed ----------------------------------------------------------------------------------------------
 
@@ -315,4 +320,5 @@ def observe(region: WorkerRegion, *, rank: int, on_stop: OnStop) -> Progress | N
         iterator = loader._BaseDataLoaderIter
         iterator.__next__ = progress.reading(iterator.__next__)
     progress.files.wrap()
+    collectives.watch(region, progress.says_nothing)
     return progress

@@ -78,7 +78,8 @@ def _takes_long(rank: Rank, its: Doing, suspected: bool) -> bool:
     heartbeat = rank.heartbeat
     if not heartbeat.observed:
         return False
-    return (heartbeat.phase == "snapshot" and not suspected) or (heartbeat.phase == "step" and its.what == "spinning")
+    computing = heartbeat.phase == "step" or rank.by_collectives
+    return (heartbeat.phase == "snapshot" and not suspected) or (computing and its.what == "spinning")
 
 
 def _fault(
@@ -101,6 +102,7 @@ def _fault(
     stands = inspections[first].standing if first in inspections else None
     where = f": {stands}" if stands is not None and mine.waiting == "collective" else ""
     who = f"rank {first} is" if len(culprits) == 1 else f"ranks {listed(culprits)} are"
+    at = f" at step {step}, phase {heartbeat.phase}" if not alive[first].by_collectives else ""
     silent = f"silent for {suspicion.silent_s:.1f} s"
     return Fault(
         fault_id=fault_id,
@@ -109,7 +111,7 @@ def _fault(
         ranks=tuple(culprits),
         nodes=tuple(sorted({rank // procs_per_node for rank in culprits})),
         step=step,
-        detail=f"{who} {mine.text} at step {step}, phase {heartbeat.phase}, {silent}{where}{waited}",
+        detail=f"{who} {mine.text}{at}, {silent}{where}{waited}",
         evidence=(innermost(inspections[first].stacks) if first in inspections else "") or mine.text,
         detect_s=suspicion.silent_s,
         phase=heartbeat.phase,

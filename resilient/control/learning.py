@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 FACTOR = 5.0  # a phase may take so many times as long as nearly all that were seen
 EVERY_STEP = ("step", "data")
+COLLECTIVES = "collectives"  # between two signs of them, of a script of which nothing else is seen
+OFTEN = (*EVERY_STEP, COLLECTIVES)
 SELDOM_FACTOR = 15.0  # for phases that come seldom, and the first steps of a generation, where kernels are compiled
 SELDOM_FLOOR_S = 60.0
 KEPT = 300  # steps back from which is learned
@@ -54,7 +56,7 @@ class Patience:
 
     def _computed_s(self, phase: str) -> float:
         seen = self._seen.get(phase, {})
-        often = phase in EVERY_STEP
+        often = phase in OFTEN
         if phase == UNKNOWN or len(seen) < (NEEDED if often else 1):
             return self.limits.ceiling_s
         wanted = patience_s(seen.values()) if often else max(SELDOM_FLOOR_S, SELDOM_FACTOR * max(seen.values()))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from resilient.config.timeouts import SILENCE_REPORT_S, STOPPED_S
-from resilient.control.learning import EVERY_STEP, NEEDED, Limits, Patience
+from resilient.control.learning import COLLECTIVES, EVERY_STEP, NEEDED, Limits, Patience
 from resilient.protocol.messages import Heartbeat
 
 WARM_STEPS = 3
@@ -35,6 +35,7 @@ class Rank:
         active_s: its last activity, in attended seconds, as far as delays of messages allow to tell.
         excused: it does what takes long; it gets as long as there is, until its next activity.
         longest_s: silence by phase, since the last step.
+        signs: of its collectives, where they are all that is seen.
     """
 
     heartbeat: Heartbeat
@@ -42,10 +43,18 @@ class Rank:
     active_s: float
     excused: bool = False
     longest_s: dict[str, float] = field(default_factory=dict)
+    signs: int = 0
+
+    @property
+    def by_collectives(self) -> bool:
+        """Whether it has finished no step, and its collectives are seen."""
+        return self.heartbeat.observed and self.heartbeat.step == NO_STEP
 
     @property
     def phase(self) -> str:
         """What its silence is compared with."""
+        if self.by_collectives:
+            return COLLECTIVES
         warm = self.heartbeat.step - self.first_step >= WARM_STEPS and self.heartbeat.phased
         return self.heartbeat.phase if warm else f"first {self.heartbeat.phase}"
 
@@ -105,7 +114,11 @@ class Watchdog:
         before = known.heartbeat
         if heartbeat.activity_t == before.activity_t:
             return
-        if not known.excused and before.silent_s > 0:
+        if known.by_collectives:
+            if not known.excused:
+                known.signs += 1
+                self._patience.learn(COLLECTIVES, known.signs, before.silent_s + SILENCE_REPORT_S)
+        elif not known.excused and before.silent_s > 0:
             self._patience.learn(known.phase, before.step, before.silent_s)
             known.longest_s[before.phase] = max(before.silent_s, known.longest_s.get(before.phase, 0.0))
         if heartbeat.step > before.step:
@@ -147,7 +160,8 @@ class Watchdog:
         return self._patience.timeout_s(known.phase) if not known.excused else self._patience.limits.ceiling_s
 
     def _too_long(self, known: Rank) -> bool:
-        return known.heartbeat.step != NO_STEP and known.heartbeat.silent_s > self._timeout_s(known)
+        seen = known.heartbeat.step != NO_STEP or known.by_collectives
+        return seen and known.heartbeat.silent_s > self._timeout_s(known)
 
     def suspects(self) -> Suspicion | None:
         """Whoever is silent for too long."""

@@ -53,6 +53,37 @@ def test_hangs_and_ends_of_a_plain_ddp_script_are_named_recovered_and_accounted_
     assert "300" not in run.output and "tp 1" not in run.output
 
 
+WITHOUT_OPTIMIZER = """
+import pathlib, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+weights, once = torch.zeros(64), pathlib.Path(sys.argv[1])
+for step in range(1600):
+    gradient = torch.randn(64)
+    dist.all_reduce(gradient)
+    weights -= 0.1 * gradient
+    if step == 1500 and dist.get_rank() == 1 and not once.exists():
+        once.touch()
+        while True:
+            time.sleep(1)
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.soak
+def test_a_hang_in_a_script_without_an_optimizer_is_found_by_its_collectives(campaign: Callable[..., Campaign], tmp_path: Path):
+    script = tmp_path / "without_optimizer.py"
+    script.write_text(WITHOUT_OPTIMIZER)
+    run = campaign(entrypoint=f"{script} {tmp_path / 'hung'}", cluster=ON_CPU, resilience=SOON)
+    assert run.run() == 0, run.output + run.logs()
+    assert told(run) == [("hang", [1])], run.output
+    (fault,) = run.events("fault")
+    assert fault["detect_s"] < 20 and script.name in fault["evidence"], fault
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.soak)])
 def test_an_exception_every_few_steps_is_never_given_up_on(campaign: Callable[..., Campaign], optimizer: str):
     run = scripted(campaign, f"--steps 29 --save-every 5 --raise-after 7 --optimizer {optimizer}", resilience={"backoff_s": 0.5})

@@ -3,8 +3,10 @@
 import msgspec
 import pytest
 from control_play import Play, beat
-from test_watchdog import COLLECTIVE, LOADER, MAIN, judged, received, seen, silent, warm
+from test_watchdog import COLLECTIVE, LIMITS, LOADER, MAIN, judged, received, seen, silent, warm
 
+from resilient.config.timeouts import SILENCE_REPORT_S
+from resilient.control.learning import FACTOR, NEEDED
 from resilient.control.liveness import Watchdog
 from resilient.protocol.messages import Inspection, Record
 from resilient.standing import Standing
@@ -100,3 +102,54 @@ def test_a_checkpoint_that_many_ranks_write_is_told_once():
     for rank in (1, 0, 1):
         play.report(rank, records=(Record(rank, play.now, "script_checkpoint", {"step": 5, "path": "/out"}),))
     assert [event["rank"] for event in play.events("script_checkpoint")] == [1, 0]
+
+
+def by_collectives(signs: int, apart_s: float = 1.0, ranks: int = 2) -> Watchdog:
+    """Ranks of a script without steps that have told so often of collectives."""
+    watchdog = Watchdog(LIMITS)
+    watchdog.begin()
+    for sign in range(1, signs + 1):
+        for rank in range(ranks):
+            without_steps(watchdog, rank, sign * apart_s, 0.0)
+            if sign < signs:
+                without_steps(watchdog, rank, sign * apart_s, max(0.0, apart_s - SILENCE_REPORT_S))
+    return watchdog
+
+
+def without_steps(watchdog: Watchdog, rank: int, active_t: float, silent_s: float) -> None:
+    heartbeat = beat(-1, active_t, silent_s=silent_s, phase="start", state="S")
+    received(watchdog, rank, msgspec.structs.replace(heartbeat, observed=True))
+
+
+@pytest.mark.parametrize(
+    ("signs", "apart_s", "timeout_s"),
+    [(NEEDED, 1.0, LIMITS.ceiling_s), (NEEDED + 1, 1.0, FACTOR * SILENCE_REPORT_S), (NEEDED + 1, 6.0, FACTOR * 6.0)],
+    ids=["not known yet", "often", "seldom"],
+)
+def test_a_script_without_steps_hangs_if_its_collectives_stop(signs: int, apart_s: float, timeout_s: float):
+    watchdog = by_collectives(signs, apart_s)
+    assert watchdog.timeout_s(0) == pytest.approx(timeout_s)
+    for rank in (0, 1):
+        without_steps(watchdog, rank, signs * apart_s, timeout_s - 0.1)
+    assert watchdog.suspects() is None
+    without_steps(watchdog, 1, signs * apart_s, timeout_s + 0.1)
+    suspicion = watchdog.suspects()
+    assert suspicion is not None and suspicion.ranks == (1,)
+    fault = judged(watchdog, suspicion, {0: seen(COLLECTIVE), 1: seen(LOADER)})
+    assert fault is not None and (fault.kind, fault.ranks) == ("hang", (1,))
+    assert "step" not in fault.detail
+    assert judged(watchdog, suspicion, {0: seen(COLLECTIVE), 1: seen(LOADER, "R", 0.99)}) is None  # it computes
+
+
+def test_a_script_whose_collectives_are_not_seen_never_hangs():
+    watchdog = Watchdog(LIMITS)
+    watchdog.begin()
+    received(watchdog, 0, beat(-1, 0.0, silent_s=1000.0, phase="start", state="S"))
+    assert watchdog.suspects() is None
+
+
+def test_after_its_first_step_a_script_is_judged_by_steps():
+    watchdog = by_collectives(10)
+    heartbeat = beat(1, 11.0, silent_s=50.0, phase="step", state="S")
+    received(watchdog, 0, msgspec.structs.replace(heartbeat, observed=True))
+    assert watchdog.suspects() is None and watchdog.timeout_s(0) > FACTOR * SILENCE_REPORT_S
