@@ -1,7 +1,7 @@
 """What Lightning's Trainer keeps beside model and optimizers, as part of a snapshot.
 
-Owns its loops' counters, schedulers, precision, callbacks, data module, and the place in the data: the epoch, the batches of it that
-are done, and the random numbers with which its order was drawn. Lightning's own way to go on makes the loader's iterator before the
+Owns its loops' counters, schedulers, precision, callbacks, data module, and the place in the data: the epoch, its batches that are
+done, and the random numbers with which its order was drawn. Lightning's own way to go on makes the loader's iterator before the
 sampler knows its epoch, and steps some schedulers twice; both are set right here.
 """
 
