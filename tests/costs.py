@@ -4,11 +4,10 @@ At the end of a run the dearest tests are printed, and the run fails where a tes
 took more processor time than it may. A fixture of a wider scope than one test is computed once and shared: its cost is not
 charged to the test that happens to be first, it is listed by its own name under the same limit.
 
-The limit is meant for one speed of processor. A core that is slower takes more processor time for the same work: after a test
-above the limit two fixed pieces of work are timed, one that only computes and the start of a process that imports torch, of which
-a campaign's cost mostly consists, and the limit grows with what is slower. What is timed then says nothing about the time of the
-test where other workers of pytest-xdist are at work: hardware threads share the execution units of a core, and each needs up to
-BESIDE times as long beside a busy one.
+The limit is meant for one speed of processor. A core that is slower takes more processor time for the same work, as does one whose
+execution units another hardware thread shares. While tests run, a thread times a fixed piece of work now and then; after a test
+above the limit it is timed again, and so is the start of a process that imports torch, of which campaigns' costs mostly consist.
+The limit grows with what is slowest, and under pytest-xdist, where each worker disturbs the others, by BESIDE at least.
 
 Processor time is counted over the test process, its living descendants, and those that were waited for. What a killed parent
 left to init is not in it.
@@ -19,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +33,7 @@ LIMIT_S = 20.0  # processor time of a test of the first tier, where `_work` take
 WORK_S = 0.045
 START_S = 2.3
 BESIDE = 1.5
+LOOK_S = 2.0  # between two samples of the processor's speed
 SHOWN = 20
 KEY = "costs"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -99,8 +100,31 @@ def _start() -> None:
     subprocess.run([sys.executable, "-c", "import torch"], check=True, capture_output=True)
 
 
+class Pace:
+    """How long the fixed piece of work takes while others work, in shares of WORK_S."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[float, float]] = []  # when it began (monotonic), and what it took
+
+    def watch(self) -> None:
+        """Take samples, in a thread of its own, as long as this process lives."""
+        threading.Thread(target=self._look, name="pace", daemon=True).start()
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(LOOK_S)
+            self.sample()
+
+    def sample(self) -> None:
+        self._samples.append((time.monotonic(), _timed(_work, time.thread_time) / WORK_S))
+
+    def since(self, began: float) -> float:
+        """The median of the samples since then; 1 if there is none."""
+        return median([share for t, share in self._samples if t >= began] or [1.0])
+
+
 def slowness() -> float:
-    """How much longer than on a processor of the limit's speed work takes: the slower of two pieces, or beside others."""
+    """How much longer than on a processor of the limit's speed work takes now: the slower of two pieces, or beside others."""
     computing = median(_timed(_work, time.thread_time) for _ in range(5)) / WORK_S
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return max(1.0, computing, _starting(), BESIDE if workers > 1 else 1.0)
@@ -157,12 +181,14 @@ class Meter:
 
 
 METER = Meter()
+PACE = Pace()
 _MARK = pytest.StashKey[tuple[float, float]]()
+_BEGAN = pytest.StashKey[float]()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
-    item.stash[_MARK] = METER.mark()
+    item.stash[_MARK], item.stash[_BEGAN] = METER.mark(), time.monotonic()
     return (yield)
 
 
@@ -182,7 +208,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         own = Cost(item.nodeid, *METER.since(item.stash[_MARK]), soak)
         taken = [own, *METER.take()]
         if over(taken, item.config.getoption("--cost-limit-s")):
-            factor = slowness()
+            factor = max(slowness(), PACE.since(item.stash[_BEGAN]))
             taken = [replace(cost, slowness=factor) for cost in taken]
         report.user_properties.append((KEY, [asdict(cost) for cost in taken]))
     return report
@@ -239,5 +265,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        PACE.watch()
     if not hasattr(config, "workerinput"):  # not a worker of xdist
         config.pluginmanager.register(Register(config.getoption("--cost-limit-s"), config.getoption("--costs-to")))

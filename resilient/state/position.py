@@ -20,7 +20,7 @@ class Position:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-        self._samplers = [each for each in _samplers(loader) if hasattr(each, "epoch") and hasattr(each, "set_epoch")]
+        self._samplers = [each for each in samplers(loader) if hasattr(each, "epoch") and hasattr(each, "set_epoch")]
 
     def capture(self) -> dict[str, Any]:
         """The position now. A stateful loader that has no iterator yet makes one, which takes a number from torch's generator."""
@@ -58,7 +58,7 @@ class Position:
             )
 
     def _is_distributed(self) -> bool:
-        return any(hasattr(each, "num_replicas") for each in _samplers(self._loader))
+        return any(hasattr(each, "num_replicas") for each in samplers(self._loader))
 
     def _go_to_sample(self, everyone: Sequence[dict[str, Any]], world_size: int) -> None:
         """A distributed sampler deals samples out in turn: what all ranks together have read are the first ones of the epoch."""
@@ -76,7 +76,7 @@ class Position:
         self._loader.load_state_dict(self._loader.state_dict())  # the script's own iterator goes on from here
 
 
-def _samplers(loader: Any) -> list[Any]:
+def samplers(loader: Any) -> list[Any]:
     """A loader's samplers, the outer one first; a sampler alone."""
     found: list[Any] = []
     for each in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None), loader):

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from campaigns import ROOT, Campaign, wait_for
 
 EXAMPLES = ROOT / "examples"
 # Steps of a millisecond are over before the last one's snapshot is sealed, and some are left out.
-PACES = {"accelerate_snapshots": f"{Path(__file__).with_name('paced_script.py')} 0.05 "}
-SCRIPTS = ["transformers_snapshots", "accelerate_snapshots"]
+PACED = f"{Path(__file__).with_name('paced_script.py')} 0.05 "
+PACES = dict.fromkeys(("accelerate_snapshots", "lightning_snapshots"), PACED)
+SCRIPTS = ["transformers_snapshots", "accelerate_snapshots", "lightning_snapshots"]
 
 Adapted = Callable[..., Campaign]
 
@@ -25,10 +27,11 @@ def adapted(campaign: Callable[..., Campaign], tmp_path: Path) -> Iterator[Adapt
     def make(script: str, steps: int, name: str = "run", words: str = "", **config: Any) -> Campaign:
         tiers = [{"name": "ram", "path": f"/dev/shm/adapters-{os.getpid()}-{tmp_path.name}-{name}", "keep_last": 2}]
         tiers += [{"name": "disk", "path": "${run_dir}/checkpoints"}]
+        example = f"{PACES.get(script, '')}{EXAMPLES}/{script}.py --steps {steps} --out ${{run_dir}}/out {words}"
         return campaign(
             tmp_path / name,
-            entrypoint=f"{PACES.get(script, '')}{EXAMPLES}/{script}.py --steps {steps} --out ${{run_dir}}/out {words}",
-            cluster={"procs_per_node": 2, "device": "cpu"},
+            entrypoint=config.pop("entrypoint", example),
+            cluster=config.pop("cluster", {"procs_per_node": 2, "device": "cpu"}),
             checkpoint={"every_steps": 1000, "tiers": tiers},
             **config,
         )
@@ -66,6 +69,41 @@ def test_kills_in_the_middle_of_an_epoch_lose_no_step_and_change_no_number(adapt
     assert calm.run() == 0, calm.output + calm.logs()
     assert run.losses() == calm.losses() and len(calm.losses()) == steps
     assert weights(run) == weights(calm) and weights(calm)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("procs", [1, 2])
+@pytest.mark.parametrize("loader", ["plain", "generator", "workers", "stateful", "unsized"])
+def test_what_lightning_does_between_steps_is_not_done_twice_after_kills(adapted: Adapted, loader: str, procs: int):
+    """Ends of epochs, validations that draw random numbers, a schedule that follows them; and loaders of each kind."""
+    chance, steps = random.Random(loader), 60
+    loaders = f"{PACED}{Path(__file__).with_name('lightning_loaders.py')} {loader} --steps {steps} --out ${{run_dir}}/out"
+    cluster = {"procs_per_node": procs, "device": "cpu"}
+    run = adapted("lightning_snapshots", steps, entrypoint=loaders, cluster=cluster).start()
+    for number in (1, 2, 3):
+        run.reach(run.step() + chance.randrange(6, 14))
+        os.kill(run.workers()[chance.randrange(procs)], signal.SIGKILL)
+        recovered(run, number)
+    assert run.wait(400) == 0, run.output + run.logs()
+    assert {event["tier"] for event in run.events("generation_started")[1:]} == {"ram"}
+    calm = adapted("lightning_snapshots", steps, "calm", entrypoint=loaders, cluster=cluster)
+    assert calm.run() == 0, calm.output + calm.logs()
+    assert run.losses() == calm.losses() and len(calm.losses()) == steps
+
+
+@pytest.mark.timeout(300)
+def test_lightning_that_is_asked_to_stop_saves_the_step_by_its_own_checkpoint_too(adapted: Adapted):
+    run = adapted("lightning_snapshots", 100000).start()
+    run.reach(8)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output + run.logs()
+    (drain,) = run.events("drain")
+    saved = torch.load(run.run_dir / "out/last.ckpt", weights_only=False)
+    assert saved["global_step"] == drain["step"]
+    assert run.run(f"entrypoint={EXAMPLES}/lightning_snapshots.py --steps {drain['step'] + 5} --out {run.run_dir}/out") == 0
+    assert run.events("generation_started")[-1]["resumed_step"] == drain["step"]
+    assert set(run.losses()) == set(range(1, drain["step"] + 6))
 
 
 @pytest.mark.timeout(300)

@@ -2,10 +2,8 @@
 
 import os
 import random
-import re
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +11,8 @@ from typing import Any
 
 import pytest
 from campaigns import ROOT, Campaign, wait_for, weights
+from scripts import PACED, said, torchrun
 
-PACED = Path(__file__).with_name("paced_script.py")
 ODD = Path(__file__).with_name("ends_oddly.py")
 EXAMPLES = ["ddp", "fsdp2", "tensor_parallel"]
 STEPS = 100
@@ -43,19 +41,6 @@ def attached(campaign: Callable[..., Campaign], tmp_path: Path) -> Iterator[Atta
     shutil.rmtree(ram, ignore_errors=True)
 
 
-def torchrun(ranks: int, *words: str) -> dict[int, str]:
-    """The losses of a script by step, as torchrun has them."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), *words]
-    return said(command)
-
-
-def said(command: list[str]) -> dict[int, str]:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {int(step): loss for step, loss in re.findall(r"step (\d+) loss (\S+)", done.stdout)}
-
-
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_after_a_kill_losses_are_those_of_torchrun_to_the_last_bit(attached: Attached, example: str):
     script = ROOT / f"examples/{example}.py"
@@ -68,6 +53,21 @@ def test_after_a_kill_losses_are_those_of_torchrun_to_the_last_bit(attached: Att
     resumed = run.events("generation_started")[1]
     assert resumed["resumed_step"] >= 12 and resumed["tier"] == "ram"
     assert {step: {loss} for step, loss in torchrun(2, str(script), "30").items()} == run.losses()
+
+
+@pytest.mark.soak
+def test_with_three_ranks_ddp_adds_in_the_same_order_if_it_leaves_its_buckets(attached: Attached, tmp_path: Path):
+    script = tmp_path / "ddp.py"
+    text = (ROOT / "examples/ddp.py").read_text()
+    left = text.replace("torch.nn.Linear(64, 1)\n        )\n", "torch.nn.Linear(64, 1)\n        ), find_unused_parameters=True\n")
+    assert left != text
+    script.write_text(left)
+    run = attached(f"{script} 30", step_s=0.05, cluster={"procs_per_node": 3}).start()
+    run.reach(13)
+    os.kill(run.workers()[1], signal.SIGKILL)
+    assert run.wait() == 0, run.output + run.logs()
+    assert run.events("generation_started")[1]["resumed_step"] >= 12
+    assert {step: {loss} for step, loss in torchrun(3, str(script), "30").items()} == run.losses()
 
 
 @pytest.mark.parametrize("example", ["fsdp2", "tensor_parallel"])

@@ -227,7 +227,10 @@ def told(run: Campaign) -> str:
     well_again = {event["fault_id"] for event in run.events("recovered")}
     fault = until(run, lambda: [event for event in troubles(run) if event["fault_id"] not in well_again], "the tier's fault")[0]
     assert fault["detail"].startswith("tier durable"), fault
-    assert [event["name"] for event in run.events("action") if event["fault_id"] == fault["fault_id"]] == ["degrade_tier"]
+    actions = until(
+        run, lambda: [event for event in run.events("action") if event["fault_id"] == fault["fault_id"]], "what is done"
+    )
+    assert [event["name"] for event in actions] == ["degrade_tier"]
     run.reach(run.step() + 5)
     return str(fault["fault_id"])
 

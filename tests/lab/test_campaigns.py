@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaigns import STEPS, Campaign, same, wait_for
+from campaigns import ROOT, STEPS, Campaign, same, wait_for
 from lab_jobs import HOSTS, TIMES, LabJob
 from listening import listeners
+from scripts import PACED, torchrun
 
 from chaos.lab.lab import Lab
 from chaos.lab.shape import address
@@ -134,6 +135,27 @@ def test_a_spare_goes_on_from_the_buddies_copies_when_a_host_is_gone_with_all_th
     assert again["tier"] in KEPT_BY_BUDDIES
     assert again["resumed_step"] > 10
     same(run, reference)
+
+
+def test_a_script_with_attach_goes_on_from_the_buddies_copies_when_a_host_is_gone(lab: Lab, tmp_path: Path):
+    script = ROOT / "examples/ddp.py"
+    (tmp_path / "job").mkdir()
+    run = LabJob(
+        lab,
+        tmp_path / "job",
+        entrypoint=f"{PACED} 0.2 {script} {STEPS}",
+        cluster={"nodes": 2, "spares": 1, "procs_per_node": 1, "threads_per_proc": 1, "device": "cpu"},
+        checkpoint=tiers(NEVER),
+        resilience={"fence_s": 4, "link_grace_s": 4},
+    )
+    run.start().reach(15)
+    wait_for(lambda: replicated(lab, 10, ["n1", "n2"]), "replicas of what was computed")
+    lab.crash("n2")
+    assert run.wait() == 0, told(run)
+    assert members(run) == [["n1", "n2"], ["n1", "n3"]]
+    again = run.events("generation_started")[1]
+    assert again["tier"] in KEPT_BY_BUDDIES and again["resumed_step"] > 10
+    assert run.losses() == {step: {loss} for step, loss in torchrun(2, str(script), str(STEPS)).items()}
 
 
 @pytest.mark.soak

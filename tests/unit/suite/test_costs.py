@@ -134,3 +134,13 @@ def test_a_slow_processor_is_measured_and_a_fast_one_makes_no_limit_smaller(
 
 def test_the_start_of_a_process_is_timed_by_what_the_process_used():
     assert 0.2 < costs._timed(costs._start, costs._of_children) < 100
+
+
+def test_the_speed_during_a_test_is_what_counts_of_it(monkeypatch: pytest.MonkeyPatch):
+    pace = costs.Pace()
+    assert pace.since(0.0) == 1.0
+    for t, share in ((1.0, 3.0), (2.0, 1.2), (3.0, 1.6), (4.0, 1.4)):
+        monkeypatch.setattr(costs.time, "monotonic", lambda t=t: t)
+        monkeypatch.setattr(costs, "_timed", lambda work, clock, share=share: share * costs.WORK_S)
+        pace.sample()
+    assert (pace.since(2.0), pace.since(5.0)) == (pytest.approx(1.4), 1.0)
