@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
         agents = subprocess.Popen(
             [*this, "--agents", str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
+        threading.Thread(target=_end_with, args=(driver, agents), daemon=True).start()
         try:
             return _measured(args, Simulated(agents), psutil.Process(driver.pid))
         except BaseException:
@@ -135,6 +137,12 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
                 process.kill()
                 process.wait()
             log.close()
+
+
+def _end_with(driver: subprocess.Popen[Any], agents: subprocess.Popen[str]) -> None:
+    """Without a driver nobody has anything to wait for."""
+    driver.wait()
+    agents.kill()
 
 
 class Simulated:
@@ -220,7 +228,7 @@ def drive(directory: Path) -> None:
     class NobodyStarts:
         addr = "127.0.0.1"
 
-        def __init__(self, command: Any, ended: Any, ahead: Any = None) -> None:
+        def __init__(self, command: Any, *_: Any) -> None:
             new = directory / "driver.new"
             new.write_text(json.dumps({"driver": command.driver, "token": command.token}))
             new.rename(directory / "driver.json")

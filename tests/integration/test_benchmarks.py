@@ -57,6 +57,7 @@ SMALL = {
         "steady.py --ranks 2 --seconds 5 --turns 6 --turn-s 4",
         ["agent", "daemon", "torchrun", "resilient", "ratio"],
     ),
+    "control_plane": ("control_plane.py --ranks 64 --seconds 2 --deaths 1", ["death: first start", "driver_cpu_share"]),
     "default_tier": ("default_tier.py --turns 6 --turn-s 4 --kills 1", ["ratio", "by processor time", "computed again"]),
     "past": ("past.py --steps 2000 --faults 20 --jobs 4 --rounds 1 --watch-s 4", ["its memory", "of a core", "first line"]),
     "many": ("many.py --agents 3 --kills 1 --rejoin-s 0", ["rank of node", "drained", "exit status 75"]),
