@@ -94,7 +94,7 @@ def test_an_exception_every_few_steps_is_never_given_up_on(campaign: Callable[..
     assert {action["name"] for action in run.events("action")} == {"restart_workers"}
 
 
-def test_with_momentum_alone_a_script_goes_on_from_the_step_of_its_checkpoint_also_in_the_next_job(
+def test_with_momentum_alone_a_script_goes_on_from_the_step_of_its_checkpoint(
     campaign: Callable[..., Campaign],
 ):
     run = scripted(campaign, "--steps 1000 --step-s 0.05 --optimizer momentum").start()
