@@ -272,6 +272,7 @@ class LightStart(Message, frozen=True, tag="start"):
     candidates: msgspec.Raw = msgspec.Raw()
     go_back_to: int | None = None
     skip: tuple[tuple[int, int], ...] = ()
+    saved_step: int | None = None
 
 
 class Node(asyncio.Protocol):

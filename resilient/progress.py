@@ -50,12 +50,15 @@ class Progress:
         asked: the script asks by itself whether it is to stop.
         last_step_s: what the last one took; None before the second.
         watcher: see `resilient.worker.watch`.
+        first_step: the handle of the hook `before_first_step`, until it was called.
 
     Invariants: nothing is told before the first step, nor after `stand_back`.
     """
 
-    def __init__(self, region: WorkerRegion, *, first_rank: bool, on_stop: OnStop) -> None:
-        self._region, self._first_rank, self._on_stop = region, first_rank, on_stop
+    def __init__(self, region: WorkerRegion, *, first_rank: bool, on_stop: OnStop, saved_step: int | None = None) -> None:
+        self._region, self._first_rank, self._on_stop, self._saved_step = region, first_rank, on_stop, saved_step
+        self.first_step: Any = None
+        self._loaded = False  # an optimizer had a state before its first step
         self.count = 0
         self.asked = False
         self.last_step_s: float | None = None
@@ -118,6 +121,13 @@ class Progress:
 
     # -- what is observed ----------------------------------------------------------------------------------------------
 
+    def before_first_step(self, optimizer: Any, _args: Any = None, _kwargs: Any = None) -> None:
+        """An optimizer is about to step for the first time; called by torch. What it has of a state then, the script has loaded."""
+        if _makes_state_only():
+            return
+        self.first_step.remove()
+        self._loaded = any(bool(value.any()) for state in _states(optimizer) for value in state.values() if hasattr(value, "any"))
+
     def after_step(self, optimizer: Any, _args: Any = None, _kwargs: Any = None) -> None:
         """An optimizer has stepped; called by torch."""
         stepped, key = self._stepped, id(optimizer)
@@ -168,11 +178,14 @@ class Progress:
             self._region.enter(_STEP)
 
     def _went_on_from(self, optimizer: Any) -> int:
-        """The step from which the script went on, as the state of its optimizer tells after the first one; else 0."""
+        """The step from which the script went on, as the state of its optimizer tells after the first one.
+
+        Of a state without a number, as momentum is, the newest checkpoint's is taken, if the script has loaded the state; else 0.
+        """
         done = 0 if _left_out(optimizer) else self.count
-        parameters = [each for group in optimizer.param_groups for each in group["params"]][:STATES_READ]
-        states = (optimizer.state[each] for each in parameters if each in optimizer.state)
-        steps = [int(state["step"]) for state in states if isinstance(state, dict) and "step" in state]
+        steps = [int(state["step"]) for state in _states(optimizer) if "step" in state]
+        if not steps and self._loaded:
+            return self._saved_step or 0
         return max(0, max(steps, default=0) - done - self._uncounted)
 
     def _tell_step(self, step: int, *, last: bool = False) -> None:
@@ -289,6 +302,13 @@ class Progress:
         raise Stopped(0)
 
 
+def _states(optimizer: Any) -> list[dict[str, Any]]:
+    """Those of an optimizer's first parameters."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]][:STATES_READ]
+    states = [optimizer.state[each] for each in parameters if each in optimizer.state]
+    return [each for each in states if isinstance(each, dict)]
+
+
 def _left_out(optimizer: Any) -> bool:
     """Whether a fused optimizer has kept the weights as they were, as a gradient scaler has it do. Waits for the device."""
     found_inf = getattr(optimizer, "found_inf", None)
@@ -308,13 +328,19 @@ def _makes_state_only() -> bool:
     return False
 
 
-def observe(region: WorkerRegion, *, rank: int, on_stop: OnStop) -> Progress | None:
-    """Watch this process from now on; None if torch is not imported, so that there is nothing to watch yet."""
+def observe(region: WorkerRegion, *, rank: int, on_stop: OnStop, saved_step: int | None = None) -> Progress | None:
+    """Watch this process from now on; None if torch is not imported, so that there is nothing to watch yet.
+
+    Args:
+        saved_step: after which the script wrote its newest checkpoint by itself.
+    """
     optimizer, loader = sys.modules.get("torch.optim.optimizer"), sys.modules.get("torch.utils.data.dataloader")
     if optimizer is None:
         return None
-    progress = Progress(region, first_rank=rank == 0, on_stop=on_stop)
+    progress = Progress(region, first_rank=rank == 0, on_stop=on_stop, saved_step=saved_step)
     os.register_at_fork(after_in_child=progress._silence)
+    if saved_step is not None:
+        progress.first_step = optimizer.register_optimizer_step_pre_hook(progress.before_first_step)
     optimizer.register_optimizer_step_post_hook(progress.after_step)
     if loader is not None:
         iterator = loader._BaseDataLoaderIter

@@ -129,7 +129,9 @@ def observe_progress() -> Progress | None:
     global _progress
     if _region is not None and _progress is None:
         on_stop = os.environ.get(ON_STOP_VARIABLE, "raise")
-        _progress = observe(_region, rank=int(os.environ.get("RANK", "0")), on_stop=on_stop)  # type: ignore[arg-type]
+        saved_step = json.loads(os.environ.get(GUARD_VARIABLE, "{}")).get("saved_step")
+        rank = int(os.environ.get("RANK", "0"))
+        _progress = observe(_region, rank=rank, on_stop=on_stop, saved_step=saved_step)  # type: ignore[arg-type]
         if _progress is not None:
             _progress.watcher = _watcher
     return _progress

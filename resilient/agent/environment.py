@@ -59,7 +59,7 @@ def environment_of(
         SESSION_VARIABLE: str(session),
         PREFIX_VARIABLE: store_prefix,
         **({"GLOO_SOCKET_IFNAME": interface} if interface and "GLOO_SOCKET_IFNAME" not in os.environ else {}),
-        GUARD_VARIABLE: json.dumps({"go_back_to": start.go_back_to, "skip": start.skip}),
+        GUARD_VARIABLE: json.dumps({"go_back_to": start.go_back_to, "skip": start.skip, "saved_step": start.saved_step}),
         COLLECTIVE_TIMEOUT_VARIABLE: str(start.collective_timeout_s),
         **variables_of(place),
         **dump_files(os.environ, log_dir),

@@ -96,6 +96,7 @@ class Generations:
         self._awaited: Literal["fence", "quarantine"] = "fence"
         self._answer_by_s = 0.0  # attended seconds
         self._chosen: tuple[int, ...] = ()
+        self._saved_step = job.saved_step  # after which the script wrote its newest checkpoint by itself
         self._grown_from: int | None = None  # the newest snapshot when nodes came to stand by that were missing
 
     # -- before a generation -------------------------------------------------------------------------------------------
@@ -206,6 +207,9 @@ class Generations:
         self.stand_by()  # who came while the fence was raised will say nothing more
         mtbf_s = mean_time_between_failures(len(self._incidents.faults), when.now - self._began_t)
         candidates = self._snapshots.candidates()
+        go_back_to = self._roll_backs.go_back_to
+        if go_back_to is not None and self._saved_step is not None and self._saved_step > go_back_to:
+            self._saved_step = None  # the script has to delete it
         for node_rank, node in enumerate(members):
             message = Start(
                 generation=self.generation,
@@ -217,8 +221,9 @@ class Generations:
                 report_s=max(LEAST_REPORT_S, len(members) / REPORTS_PER_S),
                 mtbf_s=mtbf_s,
                 candidates=candidates,
-                go_back_to=self._roll_backs.go_back_to,
+                go_back_to=go_back_to,
                 skip=tuple(self._roll_backs.skip),
+                saved_step=self._saved_step,
             )
             out.send(node, message)
 
@@ -288,7 +293,7 @@ class Generations:
         run = self.run
         if run is None or run.saved_step == step:
             return False
-        run.saved_step = step
+        run.saved_step = self._saved_step = step
         return True
 
     def attempt(self, when: Moment) -> Attempt | None:

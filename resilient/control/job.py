@@ -32,6 +32,7 @@ class JobSpec:
         tiers_vanish: what is on the nodes is gone with the job: only the durable tier is there for the next one.
         run_dir_patience_s: for so long training goes on while the run directory cannot be written.
         script: the entry point is a script, which may say nothing of what it does.
+        saved_step: after which it wrote its newest checkpoint by itself, in earlier jobs.
         stage_nodes: nodes of a pipeline stage, which are to lie below one switch.
         places: in the fabric by host, where a file tells; else agents do.
         changes: of the config since the job before, as `config_changed` tells them.
@@ -59,6 +60,7 @@ class JobSpec:
     tiers_vanish: bool = False
     run_dir_patience_s: float = 900.0
     script: bool = False
+    saved_step: int | None = None
     stage_nodes: int = 1
     places: Mapping[str, str] = field(default_factory=dict)
     changes: tuple[Mapping[str, object], ...] = ()

@@ -58,6 +58,7 @@ def job_of(
         tiers_vanish=tiers_vanish,
         run_dir_patience_s=limits.run_dir_patience_s,
         script=config.is_script,
+        saved_step=past.saved.step if past.saved is not None else None,
         stage_nodes=max(1, layout.nodes // layout.pp),
         places=places_in(config.cluster.fabric),
         changes=changes,

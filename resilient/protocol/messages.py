@@ -266,6 +266,7 @@ class Start(Message, frozen=True):
         mtbf_s: mean time between failures.
         go_back_to: a roll-back: the step to go on from; None: the newest that is whole.
         skip: steps whose data is left out, as pairs of first and last.
+        saved_step: after which the script wrote its newest checkpoint by itself; None: it has written none that counts.
     """
 
     generation: int
@@ -279,6 +280,7 @@ class Start(Message, frozen=True):
     candidates: bytes = b""
     go_back_to: int | None = None
     skip: tuple[tuple[int, int], ...] = ()
+    saved_step: int | None = None
 
 
 class Stop(Message, frozen=True):

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--step-s", type=float, default=0.0)
-    parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
+    parser.add_argument("--optimizer", choices=["adamw", "sgd", "momentum"], default="adamw")
     parser.add_argument("--raise-after", type=int, default=0)
     parser.add_argument("--fault", action="append", default=[])
     parser.add_argument("--handle-sigterm", action="store_true")
@@ -49,7 +49,12 @@ def main() -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
     parameters = model.parameters()
-    optimizer = torch.optim.AdamW(parameters, 1e-2) if args.optimizer == "adamw" else torch.optim.SGD(parameters, 1e-2)
+    optimizers = {
+        "adamw": lambda: torch.optim.AdamW(parameters, 1e-2),
+        "sgd": lambda: torch.optim.SGD(parameters, 1e-2),
+        "momentum": lambda: torch.optim.SGD(parameters, 1e-2, momentum=0.9),
+    }
+    optimizer = optimizers[args.optimizer]()
     done, checkpoint = 0, args.out / "checkpoint.pt"
     if checkpoint.exists():
         state = torch.load(checkpoint)

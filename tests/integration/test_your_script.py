@@ -94,6 +94,21 @@ def test_an_exception_every_few_steps_is_never_given_up_on(campaign: Callable[..
     assert {action["name"] for action in run.events("action")} == {"restart_workers"}
 
 
+def test_with_momentum_alone_a_script_goes_on_from_the_step_of_its_checkpoint(
+    campaign: Callable[..., Campaign],
+):
+    run = scripted(campaign, "--steps 1000 --step-s 0.05 --optimizer momentum").start()
+    run.reach(24)
+    os.kill(run.workers()[1], signal.SIGKILL)
+    run.reach(27)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output + run.logs()
+    last = max(event["step"] for event in run.events("script_checkpoint"))
+    assert run.run(f"entrypoint={SCRIPT} --steps {last + 15} --optimizer momentum") == 0, run.output + run.logs()
+    assert [event["resumed_step"] for event in run.events("generation_started")] == [0, 20, last]
+    assert run.metrics()[-1]["step"] == last + 15
+
+
 def test_a_script_is_stopped_after_the_same_step_on_all_ranks_and_its_finally_runs(campaign: Callable[..., Campaign]):
     run = scripted(campaign, "--steps 100000 --step-s 0.05").start()
     run.reach(12)

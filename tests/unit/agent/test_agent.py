@@ -99,6 +99,7 @@ class Node:
                 collective_timeout_s=600.0,
                 report_s=0.2,
                 mtbf_s=3600.0,
+                saved_step=2,
                 go_back_to=3,
                 skip=((5, 6),),
             )
@@ -141,7 +142,7 @@ def test_an_agent_says_who_it_is_runs_generations_and_reports_what_becomes_of_th
         assert all(isinstance(each, LinksChanged) for each in others), "an agent on a busy machine may see TCP retransmit"
         for record in report.records:
             if record.event == "resumed":
-                assert record.fields["environ"] == '{"go_back_to": 3, "skip": [[5, 6]]}'
+                assert record.fields["environ"] == '{"go_back_to": 3, "skip": [[5, 6]], "saved_step": 2}'
                 resumed.add(record.rank)
             else:
                 assert math.isnan(record.fields["loss"])

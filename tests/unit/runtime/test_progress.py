@@ -130,6 +130,30 @@ def test_a_script_that_will_speak_may_try_its_first_step_again_before_it_does(wa
     assert watched.told("resumed") == []
 
 
+@pytest.mark.parametrize(("loaded", "momentum", "first"), [(True, 0.9, 41), (False, 0.9, 1), (True, 0.0, 1)])
+def test_a_state_without_a_number_is_that_of_the_newest_checkpoint_if_it_was_loaded(
+    tmp_path: Path, loaded: bool, momentum: float, first: int
+):
+    watched = Watched(tmp_path / "region", saved_step=40)
+
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.SGD(watched.model.parameters(), 0.1, momentum=momentum)
+
+    before = optimizer()
+    watched.step(before)
+    after = optimizer()
+    get_state_dict(watched.model, after)  # as a script does that saves what it begins with: it says nothing of a load
+    if loaded:
+        after.load_state_dict(before.state_dict())
+    watched.progress.first_step = after.register_step_pre_hook(watched.progress.before_first_step)
+    after.register_step_post_hook(watched.progress.after_step)
+    watched.step(after, after)
+    assert watched.agent.activity().step == first + 1
+    (resumed,) = watched.told("resumed")
+    assert resumed["step"] == first - 1
+    watched.agent.close()
+
+
 def test_a_step_that_only_makes_a_state_to_load_into_is_none(watched: Watched):
     optimizer = watched.optimizer()
     get_state_dict(watched.model, optimizer)
