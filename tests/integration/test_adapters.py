@@ -31,7 +31,7 @@ def adapted(campaign: Callable[..., Campaign], tmp_path: Path) -> Iterator[Adapt
         return campaign(
             tmp_path / name,
             entrypoint=config.pop("entrypoint", example),
-            cluster=config.pop("cluster", {"procs_per_node": 2, "device": "cpu"}),
+            cluster=config.pop("cluster", {"procs_per_node": 2, "threads_per_proc": 1, "device": "cpu"}),
             checkpoint={"every_steps": 1000, "tiers": tiers},
             **config,
         )
@@ -79,7 +79,7 @@ def test_what_lightning_does_between_steps_is_not_done_twice_after_kills(adapted
     """Ends of epochs, validations that draw random numbers, a schedule that follows them; and loaders of each kind."""
     chance, steps = random.Random(loader), 60
     loaders = f"{PACED}{Path(__file__).with_name('lightning_loaders.py')} {loader} --steps {steps} --out ${{run_dir}}/out"
-    cluster = {"procs_per_node": procs, "device": "cpu"}
+    cluster = {"procs_per_node": procs, "threads_per_proc": 1, "device": "cpu"}
     run = adapted("lightning_snapshots", steps, entrypoint=loaders, cluster=cluster).start()
     for number in (1, 2, 3):
         run.reach(run.step() + chance.randrange(6, 14))

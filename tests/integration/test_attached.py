@@ -32,7 +32,7 @@ def attached(campaign: Callable[..., Campaign], tmp_path: Path) -> Iterator[Atta
             {"name": "ram", "path": str(ram / name), "keep_last": 2, "replicas": 1},
             {"name": "disk", "path": str(base / "run/checkpoints")},
         ]
-        cluster = {"procs_per_node": 2, "device": "cpu", **config.pop("cluster", {})}
+        cluster = {"procs_per_node": 2, "threads_per_proc": 1, "device": "cpu", **config.pop("cluster", {})}
         script = words if words.startswith(str(ODD)) else f"{PACED} {step_s} {words}"
         return campaign(base, entrypoint=script, cluster=cluster, checkpoint={"every_steps": every_steps, "tiers": tiers}, **config)
 

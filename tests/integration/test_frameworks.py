@@ -18,7 +18,7 @@ from resilient.status import inspect
 
 EXAMPLES = ROOT / "examples"
 SCRIPTS = ["transformers_trainer", "accelerate_loop", "lightning_module"]
-ON_CPU = {"procs_per_node": 2, "device": "cpu"}
+ON_CPU = {"procs_per_node": 2, "threads_per_proc": 1, "device": "cpu"}
 SAVE = 25
 
 

@@ -16,7 +16,7 @@ from campaigns import Campaign
 from resilient.status import inspect
 
 SCRIPT = Path(__file__).with_name("plain_ddp.py")
-ON_CPU = {"procs_per_node": 2, "device": "cpu"}
+ON_CPU = {"procs_per_node": 2, "threads_per_proc": 1, "device": "cpu"}
 SOON = {"hang_floor_s": 3.0}
 
 
