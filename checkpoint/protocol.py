@@ -221,11 +221,16 @@ class Held(Message, frozen=True):
 
 
 class Skipped(Message, frozen=True):
-    """There will be no shard of this step."""
+    """There will be no shard of this step.
+
+    Attributes:
+        again: it could not be taken again either, after it had been left out.
+    """
 
     generation: int
     step: int
     reason: str
+    again: bool = False
 
 
 class Stale(Message, frozen=True):
@@ -267,7 +272,7 @@ class JobFailed(Message, frozen=True):
     Attributes:
         cancelled: it was not wanted any more.
         unreachable: the daemon that has the shard did not answer.
-        superseded: its buffer is leased for a newer snapshot, and no other tier has it.
+        superseded: its buffer is leased for a newer snapshot, and no other tier has it: the node holds it no more.
     """
 
     generation: int
@@ -367,11 +372,12 @@ class StateCopied(Message, frozen=True):
 
 
 class StepSkipped(Message, frozen=True):
-    """A rank found no buffer for a step."""
+    """A rank found no buffer for a step, or none when it was to take it again."""
 
     generation: int
     rank: int
     step: int
+    again: bool = False
 
 
 class LeasePassed(Message, frozen=True):

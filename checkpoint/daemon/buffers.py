@@ -122,6 +122,11 @@ class Buffers:
                 return buffer
         return None
 
+    def holds(self, key: SnapshotKey) -> bool:
+        """Whether a snapshot is in a buffer that is not leased: it may have been taken once more, into another one."""
+        found = self.find(key)
+        return found is not None and found.use is not Use.LEASED
+
     def retain(self, needed: Callable[[ShardManifest], bool]) -> None:
         """Which shards may not be overwritten from now on; at first none may."""
         self._check_thread()

@@ -142,8 +142,12 @@ class Daemon:
         steps, left_out = frozenset(request.steps), frozenset(request.left_out)
 
         def needed(shard: ShardManifest) -> bool:
-            coming = shard.generation >= request.generation and shard.step > request.upto and shard.step not in left_out
-            return coming or shard.step in steps
+            if shard.step in steps:
+                return True
+            if shard.generation < request.generation or shard.step <= request.upto:
+                return False
+            # A step that is taken again counts, and whoever asked to leave it out may not have known of that.
+            return shard.step not in left_out or self._snapshots.taken_again(shard)
 
         if request.tier == self._snapshots.memory:
             self._snapshots.retain(needed)

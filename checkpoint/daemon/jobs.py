@@ -325,7 +325,7 @@ class Jobs:
             reason=reason,
             cancelled=cancelled,
             unreachable=isinstance(error, Unreachable),
-            superseded=isinstance(error, Superseded),
+            superseded=isinstance(error, Superseded) and not self._snapshots.buffers.holds(request.key),
         )
 
     def _trouble(self, tier: Tier, detail: str, number: int | None) -> None:

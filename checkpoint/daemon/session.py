@@ -15,6 +15,7 @@ class Session:
         layouts: digest of the arrays that each rank has announced.
         copied: what ranks have reported of a step that others have not copied yet, by step and rank.
         skipped: steps of which there will be no shard.
+        again: steps that are taken again after they were left out; see `checkpoint.Snapshots.left_out`.
         done: ranks that are done with the present lease, by a snapshot or without.
         prepared: all ranks have announced their layouts, and buffers are made.
         ready: buffers for the layout are there.
@@ -29,6 +30,13 @@ class Session:
     layouts: dict[int, str] = field(default_factory=dict)
     copied: dict[int, dict[int, StateCopied]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
+    again: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     prepared: bool = False
     ready: bool = False
+
+    def take_again(self, step: int) -> None:
+        """A rank takes a step again, or would have: what was reported of it before does not count any more."""
+        if step not in self.again:
+            self.again.add(step)
+            self.skipped.discard(step)

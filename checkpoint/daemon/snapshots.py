@@ -126,6 +126,11 @@ class Snapshots:
             self._work.start(self._prepare(session))
         self.offer()
 
+    def taken_again(self, shard: ShardManifest) -> bool:
+        """Whether the present workers have taken it again after it was left out."""
+        session = self._session
+        return session is not None and shard.generation == session.generation and shard.step in session.again
+
     def discard(self, needed: Callable[[ShardManifest], bool]) -> None:
         """Forget at once what is in buffers and not needed."""
         for held in self.buffers.held().values():
@@ -213,6 +218,8 @@ class Snapshots:
             case StateCopied():
                 self._copied(session, news)
             case StepSkipped():
+                if news.again:
+                    session.take_again(news.step)
                 self._skip(session, news.step, "no buffer was free")
             case LeasePassed():
                 self._passed(session, news.rank, news.lease)
@@ -225,7 +232,7 @@ class Snapshots:
             return
         session.done.add(news.rank)
         if news.again:
-            session.skipped.discard(news.step)
+            session.take_again(news.step)
         if news.step not in session.skipped:
             session.copied.setdefault(news.step, {})[news.rank] = news
         self._finish_lease(session, news.step)
@@ -279,7 +286,7 @@ class Snapshots:
         session.copied.pop(step, None)
         if step not in session.skipped:
             session.skipped.add(step)
-            self._report(Skipped(generation=session.generation, step=step, reason=reason))
+            self._report(Skipped(generation=session.generation, step=step, reason=reason, again=step in session.again))
 
     async def _seal(self, session: Session, index: int, step: int, copied: Mapping[int, StateCopied]) -> None:
         began = time.monotonic()

@@ -179,7 +179,7 @@ class Snapshots:
         generation, rank = self.session.generation, self._ranks.rank
         index = self._acquire(wait_s)
         if index is None:
-            self._report(StepSkipped(generation=generation, rank=rank, step=step))
+            self._report(StepSkipped(generation=generation, rank=rank, step=step, again=again))
             return SnapshotResult(step, False, 0, time.perf_counter() - began)
         try:
             buffer = self._mapped(index)

@@ -138,6 +138,14 @@ class Catalog:
         self._held[node] = found
         self._still_complete({(key, tier) for key, tier, _ in gone})
 
+    def remove(self, node: int, key: SnapshotKey, tier: str, shard: int) -> None:
+        """A node holds a shard no more that it was listed with; nothing changes where it was not."""
+        held = self._held.get(node, set())
+        if (key, tier, shard) in held:
+            held.remove((key, tier, shard))
+            self._take(node, key, tier, shard)
+            self._still_complete([(key, tier)])
+
     def lose(self, node: int) -> None:
         """A node is gone, with what it holds."""
         self.addresses.pop(node, None)

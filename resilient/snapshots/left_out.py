@@ -29,22 +29,28 @@ class LeftOut:
         self.upto = 0
         self.steps: set[int] = set()
         self._held: set[int] = set()  # of which some node holds its shard
+        self._again: set[int] = set()  # that some node has taken again after they were left out
         self._reported: dict[int, set[int]] = {}  # by node the open steps of which it has said what became of them
 
     def begin(self) -> None:
         """A generation begins."""
         self.decided = self.upto = 0
-        self.steps, self._held, self._reported = set(), set(), {}
+        self.steps, self._held, self._again, self._reported = set(), set(), set(), {}
 
     def decide(self, step: int) -> None:
         """No step as far as this one is open any more."""
         self.decided = max(self.decided, step)
         self._close(step)
 
-    def on_skipped(self, node: int, step: int) -> bool:
-        """A node has no shard of a step; whether a step was left out by that."""
+    def on_skipped(self, node: int, step: int, *, again: bool) -> bool:
+        """A node has no shard of a step, nor will it have one `again`; whether a step was left out by that.
+
+        Where others have taken the step again already, what a node says of the time before does not count any more.
+        """
         if step <= self.upto:
             return False
+        if step in self._again and not again:
+            return self._report(node, step)
         new = step not in self.steps
         self.steps.add(step)
         self._held.discard(step)
@@ -54,15 +60,19 @@ class LeftOut:
         """A node holds its shard of a step, or does so `again` after it was left out; whether a step was left out by that."""
         if step <= self.upto:
             return False
-        if again:
+        if again and step not in self._again:
+            self._again.add(step)
             self.steps.discard(step)
         if step not in self.steps:
             self._held.add(step)
         return self._report(node, step)
 
     def on_absent(self, held: Iterable[int]) -> bool:
-        """A node will never have any of the steps that others hold but these; whether a step was left out by that."""
-        absent = self._held.difference(held)
+        """A node's new daemon has found these alone; whether a step that others hold was left out by that.
+
+        A step that is taken again is not: the node's shard of it may come later.
+        """
+        absent = self._held.difference(held) - self._again
         self.steps |= absent
         self._held -= absent
         return bool(absent)
@@ -83,3 +93,4 @@ class LeftOut:
         self.upto = max(self.upto, step)
         self.steps = {each for each in self.steps if each > self.upto}
         self._held = {each for each in self._held if each > self.upto}
+        self._again = {each for each in self._again if each > self.upto}

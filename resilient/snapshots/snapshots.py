@@ -166,7 +166,7 @@ class Snapshots:
             case Held():
                 self._on_held(node, news, now, out)
             case Skipped():
-                self._on_skipped(node, news.step, news.generation, out)
+                self._on_skipped(node, news.step, news.generation, out, again=news.again)
             case Stale():
                 self._on_stale(node, news, out)
             case Flushed():
@@ -232,8 +232,8 @@ class Snapshots:
         snapshot.wants |= frozenset(news.wants)
         self._maybe_completed(key, now, out)
 
-    def _on_skipped(self, node: int, step: int, generation: int, out: Outbox) -> None:
-        if generation == self._generation and self._left_out.on_skipped(node, step):
+    def _on_skipped(self, node: int, step: int, generation: int, out: Outbox, *, again: bool = False) -> None:
+        if generation == self._generation and self._left_out.on_skipped(node, step, again=again):
             self._retention.send(self.plan.memory.name, generation, out)
 
     def _on_stale(self, node: int, news: Stale, out: Outbox) -> None:
@@ -306,6 +306,8 @@ class Snapshots:
             if self._replication.on_failed(node, news, self._generation, out):
                 self._on_replicated(news.tier, out)
             return
+        if news.superseded and self._transfers.is_waited_for(news):  # else the same job would be tried again without end
+            self._catalog.remove(node, news.key, self.plan.memory.name, news.shard)
         job = self._transfers.on_failed(news, self._generation, out)
         if job is not None:
             self._on_ended(node, job, now, out)

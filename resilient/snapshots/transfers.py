@@ -196,6 +196,10 @@ class Transfers:
             self._commit(job, generation, out)
         return self._over(job)
 
+    def is_waited_for(self, news: JobFailed) -> bool:
+        """Whether they are news of a job that is under way."""
+        return self._job(news.kind, news.job_id, news.tier, news.shard) is not None
+
     def on_failed(self, news: JobFailed, generation: int, out: Outbox) -> TransferJob | None:
         """A node has ended its shard without success; the job, if it is over."""
         job = self._job(news.kind, news.job_id, news.tier, news.shard)

@@ -34,6 +34,7 @@ from checkpoint.protocol import (
     SnapshotKey,
     StartJob,
     StateCopied,
+    StepSkipped,
     Sync,
     Synced,
     TierTrouble,
@@ -159,6 +160,42 @@ def test_a_buffer_that_a_job_reads_is_not_leased_although_it_is_needed_no_more(b
         daemon.go()
         assert daemon.wait_for(Flushed).job_id == 7
         assert take(daemon, snapshots, 3).shard.key.step == 3
+
+
+@pytest.mark.parametrize("told", ["before it is sealed", "after it is sealed"])
+def test_a_step_taken_again_is_kept_although_all_were_told_before_to_leave_it_out(base: Path, told: str) -> None:
+    with LoneDaemon(base) as daemon:
+        daemon.start()
+        snapshots = worker(daemon, 1)
+        take(daemon, snapshots, 1)
+        left_out = Retain(generation=1, tier="ram", steps=(1,), upto=1, left_out=(2,))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as rank:
+            rank.sendto(encode(StepSkipped(generation=1, rank=0, step=2)), str(daemon.directory / SOCKET))
+        assert not daemon.wait_for(Skipped).again
+        if told == "before it is sealed":
+            daemon.send(left_out)
+            daemon.sync(1)
+        assert snapshots.take(2, local_shards(2), {"step": 2}, frozenset(["ram"]), wait_s=PATIENCE_S, again=True).copied
+        assert daemon.wait_for(Held).again
+        if told == "after it is sealed":
+            daemon.send(left_out)
+            daemon.sync(1)
+        daemon.send(job("flush", "durable", 2))
+        daemon.sync(1)
+        assert daemon.wait_for(Flushed).key == SnapshotKey(2, 1)
+        daemon.send(Retain(generation=1, tier="ram", steps=(1,), upto=2))  # something newer is complete
+        assert take(daemon, snapshots, 3).shard.key.step == 3
+
+
+def test_a_step_that_cannot_be_taken_again_either_is_reported_as_such(base: Path) -> None:
+    with LoneDaemon(base) as daemon:
+        daemon.start()
+        snapshots = worker(daemon, 1)
+        take(daemon, snapshots, 1)
+        take(daemon, snapshots, 2)  # no buffer is left
+        for again in (False, True):
+            assert not snapshots.take(3, local_shards(3), {}, frozenset(["ram"]), again=again).copied
+            assert daemon.wait_for(Skipped).again == again
 
 
 def test_the_bookkeeping_of_buffers_refuses_every_thread_but_its_own(tmp_path: Path) -> None:

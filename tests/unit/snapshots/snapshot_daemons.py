@@ -31,11 +31,11 @@ Place = tuple[str, SnapshotKey, int, bool]
 """Tier, snapshot, number of the shard, and whether it is a replica."""
 
 
-def needed(retain: Retain | None, key: SnapshotKey) -> bool:
-    """Whether a daemon keeps a snapshot by the last request that it got."""
+def needed(retain: Retain | None, key: SnapshotKey, again: SnapshotKey | None) -> bool:
+    """Whether a daemon keeps a snapshot by the last request that it got. Args: again: that was taken again."""
     if retain is None or key.step in retain.steps:
         return True
-    return key.generation >= retain.generation and key.step > retain.upto and key.step not in retain.left_out
+    return key.generation >= retain.generation and key.step > retain.upto and (key.step not in retain.left_out or key == again)
 
 
 @dataclass
@@ -65,6 +65,7 @@ class Daemon:
     step: int = 0
     held: set[Place] = field(default_factory=set)
     retain: Retain | None = None
+    again: SnapshotKey | None = None
     work: list[Work] = field(default_factory=list)
     inbox: deque[DriverRequest | str] = field(default_factory=deque)
     outbox: deque[tuple[DaemonNews, bool]] = field(default_factory=deque)  # and whether it answers a request for the inventory
@@ -99,17 +100,29 @@ class Daemon:
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
-    def take(self, wants: tuple[str, ...]) -> None:
-        """Workers take the next step, if there is a buffer."""
+    def take(self, wants: tuple[str, ...], *, left_out: bool = False) -> None:
+        """Workers take the next step, if there is a buffer, unless they are too busy with the one before."""
         assert self.rank is not None
         self.step += 1
         own = [place for place in self.held if place[0] == RAM and not place[3]]
-        if len(own) >= BUFFERS:
+        if left_out or len(own) >= BUFFERS:
             self._say(Skipped(generation=self.generation, step=self.step, reason="no buffer"))
             return
         place = (RAM, SnapshotKey(self.step, self.generation), self.rank, False)
         self._put(place)
         self._say(Held(generation=self.generation, shard=self.shard(place), wants=wants))
+
+    def take_again(self, wants: tuple[str, ...]) -> bool:
+        """Workers take the present step once more, for a node has left it out; whether there was a buffer."""
+        assert self.rank is not None
+        key = self.again = SnapshotKey(self.step, self.generation)
+        place = (RAM, key, self.rank, False)
+        if len([each for each in self.held if each[0] == RAM and not each[3] and each != place]) >= BUFFERS:
+            self._say(Skipped(generation=self.generation, step=self.step, reason="no buffer", again=True))
+            return False
+        self._put(place)
+        self._say(Held(generation=self.generation, shard=self.shard(place), wants=wants, again=True))
+        return True
 
     def _put(self, place: Place) -> None:
         """In the place of what has the same step."""
@@ -144,7 +157,7 @@ class Daemon:
         return {
             place
             for place in self.held
-            if place[0] == retain.tier and not needed(retain, place[1]) and (place[3] or place[1] not in read)
+            if place[0] == retain.tier and not needed(retain, place[1], self.again) and (place[3] or place[1] not in read)
         }
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
@@ -169,6 +182,7 @@ class Daemon:
                     reason="no",
                     cancelled=work.cancelled,
                     unreachable=unreachable,
+                    superseded=kind in ("copy", "flush") and not has,
                 )
             )
         elif kind in ("copy", "replicate"):
@@ -177,7 +191,7 @@ class Daemon:
             self._say(Held(generation=request.generation, shard=self.shard(place), job_id=request.job_id))
         else:
             self._to_durable(request, kind)
-        if self.retain is not None:
+        if self.retain is not None and self.rank is not None:  # a buffer that is leased is as it was until a worker writes into it
             self.held -= {place for place in self.given_up(self.retain) if not place[3]}
 
     def _to_durable(self, request: StartJob | Replicate, kind: str) -> None:
@@ -195,7 +209,7 @@ class Daemon:
 
     def restart(self) -> None:
         """The daemon dies, and another one finds what it held; what it was told is forgotten."""
-        self.work, self.retain = [], None
+        self.work, self.retain, self.again = [], None, None
         asked = TAKE_INVENTORY in self.inbox
         self.inbox.clear()
         self.inventory(asked=False)
@@ -204,7 +218,7 @@ class Daemon:
 
     def die(self, *, keeps: tuple[str, ...]) -> None:
         """The node is gone. Args: keeps: tiers that are still there when it returns."""
-        self.alive, self.rank, self.work, self.retain = False, None, [], None
+        self.alive, self.rank, self.work, self.retain, self.again = False, None, [], None, None
         self.inbox.clear()
         self.outbox.clear()
         self.held = {place for place in self.held if place[0] in keeps}
@@ -216,7 +230,7 @@ class Daemon:
             if request == BEGIN_SESSION:
                 running = False
             if isinstance(request, Retain) and running:
-                held = {place for place in held if place[0] != request.tier or needed(request, place[1])}
+                held = {place for place in held if place[0] != request.tier or needed(request, place[1], self.again)}
             if isinstance(request, Discard):
                 invalid = InvalidationRule(request.invalid_generation, request.step)
                 held = {place for place in held if not invalid.covers(place[1].step, place[1].generation)}

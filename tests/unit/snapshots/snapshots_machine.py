@@ -19,7 +19,11 @@ from resilient.snapshots import Snapshots, StoragePlan, TierPlan
 MEMBERS = 3
 NODES = MEMBERS + 1
 
+Moves = list[tuple[int, int, int, int]]
+"""Of nodes so many requests, news and jobs, one after the other."""
+
 nodes = st.integers(0, NODES - 1)
+moves = st.lists(st.tuples(nodes, st.integers(0, 4), st.integers(0, 4), st.integers(0, 2)), min_size=1, max_size=8)
 
 
 class Campaign(RuleBasedStateMachine):
@@ -151,8 +155,8 @@ class Campaign(RuleBasedStateMachine):
         """Workers have read the newest that there is, but for so many that were damaged."""
         found = {0, *(each.key.step for each in unpack(self.core.candidates())), *self.durable.committed}
         self.base = sorted(found)[-1 - min(damaged, len(found) - 1)]
-        if self.protected is not None and self.protected.step > self.base:
-            self.protected = None
+        if damaged or (self.protected is not None and self.protected.step > self.base):
+            self.protected = None  # what was damaged may have taken its place
         for node in self.members:
             self.daemons[node].step = self.base
         self.do("resumed", self.base, self.now)
@@ -182,16 +186,37 @@ class Campaign(RuleBasedStateMachine):
         for node in (*self.members, *takers):
             self.take(node)
 
-    def take(self, node: int) -> None:
+    def take(self, node: int, *, left_out: bool = False) -> None:
         daemon = self.daemons[node]
         if self.state == "running" and daemon.rank is not None:
             slowest = min(self.daemons[member].step for member in self.members)
             if daemon.step <= slowest + 1:
                 step = daemon.step + 1
-                daemon.take(tuple(tier for tier, every in ((NVME, 2), (DURABLE, 3)) if step % every == 0))
+                wants = tuple(tier for tier, every in ((NVME, 2), (DURABLE, 3)) if step % every == 0)
+                daemon.take(wants, left_out=left_out)
 
-    @rule(moves=st.lists(st.tuples(nodes, st.integers(0, 4), st.integers(0, 4), st.integers(0, 2)), min_size=1, max_size=8))
-    def get_on(self, moves: list[tuple[int, int, int, int]]) -> None:
+    @precondition(lambda self: self.state == "running")
+    @rule(left_out_by=st.sets(nodes, min_size=1), before=moves, after=moves)
+    def workers_end(self, left_out_by: set[int], before: Moves, after: Moves) -> None:
+        """Some members leave the last step out, so that all take it again; nothing else happens until it is durable."""
+        last = max(self.daemons[member].step for member in self.members) + 1
+        while (slowest := min(self.daemons[member].step for member in self.members)) < last:
+            for member in self.members:
+                if self.daemons[member].step == slowest:
+                    self.take(member, left_out=slowest + 1 == last and member in left_out_by)
+        self.get_on(before)
+        taken = [self.daemons[member].take_again((DURABLE,)) for member in self.members]
+        self.get_on(after)
+        self.what_is_promised_is_there()
+        self.settle()
+        for _ in range(3):
+            self.do("save_newest", self.now)
+            self.settle()
+        assert self.core.durable_step == last or not all(taken), f"step {last} was taken again by all, and is not durable"
+        self.gather()
+
+    @rule(moves=moves)
+    def get_on(self, moves: Moves) -> None:
         """Nodes get requests, end jobs and are heard, so many of each."""
         for node, requests, news, jobs in moves:
             daemon = self.daemons[node]
@@ -316,7 +341,8 @@ class Campaign(RuleBasedStateMachine):
                     busy = True
             if not busy:
                 under_way = {tier: shards for tier, (_, shards) in self.outstanding.items() if shards}
-                assert not under_way or self.state == "gathering", f"{under_way} wait for an answer that nobody owes"
+                waits = bool(under_way or self.core._transfers.jobs or self.core._replication.rounds)
+                assert not waits or self.state == "gathering", f"{under_way} wait for an answer that nobody owes"
                 return
         raise AssertionError("it never comes to rest")
 

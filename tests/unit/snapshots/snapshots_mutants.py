@@ -50,6 +50,7 @@ MUTANTS = (
         "resilient.snapshots.snapshots",
         "[each for each in valid if holding or self._retention.expects(each.tier, each.key)]",
         "valid",
+        400,
     ),
     Mutant(
         "a step is replicated once the first buddy has its shard",
@@ -62,6 +63,7 @@ MUTANTS = (
         "resilient.snapshots.snapshots",
         "        for tier in self._replication.new_daemon(node, generation, out):\n            self._on_replicated(tier, out)\n",
         "",
+        600,
     ),
     Mutant(
         "a round of replication that failed counts as one that succeeded",
@@ -80,5 +82,18 @@ MUTANTS = (
         "resilient.snapshots.transfers",
         "                if job.unwanted is None:\n                    self._request(job, shard, generation, out)",
         "                if job.unwanted is None:\n                    continue",
+        400,
+    ),
+    Mutant(
+        "a step that is taken again is left out by what a node says of the time before",
+        "resilient.snapshots.left_out",
+        "        if step in self._again and not again:\n            return self._report(node, step)\n",
+        "",
+    ),
+    Mutant(
+        "a step that is taken again is left out by what a new daemon has found",
+        "resilient.snapshots.left_out",
+        "self._held.difference(held) - self._again",
+        "self._held.difference(held)",
     ),
 )

@@ -127,6 +127,24 @@ def test_a_step_that_is_taken_again_is_retained_from_its_first_shard_on(course: 
     assert {(node, each.left_out) for node, each in course.requests(Retain, effects)} == {(0, ()), (1, ())}
 
 
+def test_what_a_node_says_of_the_time_before_a_step_was_taken_again_leaves_nothing_out(course: Course) -> None:
+    course.skips(0, 7)
+    course.taken(0, 7, again=True)
+    assert not course.requests(Retain, course.skips(1, 7))
+    course.taken(1, 7, again=True)
+    assert [event["step"] for event in course.events("snapshot")] == [7]
+
+
+def test_a_step_that_a_node_cannot_take_again_either_is_left_out(course: Course) -> None:
+    course.skips(1, 7)
+    course.taken(0, 7, again=True)
+    effects = course.skips(1, 7, again=True)
+    assert {(node, each.left_out) for node, each in course.requests(Retain, effects)} == {(0, (7,)), (1, (7,))}
+    assert not course.core._catalog.snapshots
+    course.all_take(8)
+    assert [event["step"] for event in course.events("snapshot")] == [8]
+
+
 def test_what_a_new_daemon_does_not_have_is_let_go_by_the_others(course: Course) -> None:
     for step in (7, 8):
         course.taken(0, step)

@@ -141,6 +141,19 @@ def test_a_step_that_fails_three_times_is_given_up_with_a_fault(course: Course) 
     assert not course.jobs("flush", effects) and course.core.given_up() and course.core.behind
 
 
+def test_a_flush_of_what_a_node_holds_no_more_is_not_tried_again(course: Course) -> None:
+    course.all_take(8)
+    ((_, flush), _) = course.jobs("flush", course.all_take(9, wants=("scratch",)))
+    lost = failed(flush, "its buffer is leased", superseded=True)
+    effects = course.deliver(0, lost) + course.deliver(1, failed(course.jobs("flush")[1][1], "cancelled", cancelled=True))
+    assert not course.jobs("flush", effects) and course.core.newest is None  # 8 was not needed any more
+    assert not course.jobs("flush", course.do("save_newest", course.now))
+    course.all_take(10)
+    assert course.core.newest == SnapshotKey(10, 5)
+    course.deliver(0, lost)  # once more, of a job that is over
+    assert course.core.newest == SnapshotKey(10, 5)
+
+
 def test_what_does_not_get_on_is_superseded_by_what_is_newer(course: Course) -> None:
     flushes = course.jobs("flush", course.all_take(5, wants=("scratch",)))
     course.deliver(0, TierTrouble(generation=5, tier="scratch", detail="no space left on device", errno=28))
