@@ -7,8 +7,8 @@ charged to the test that happens to be first, it is listed by its own name under
 The limit is meant for one speed of processor. A core that is slower takes more processor time for the same work, as does one whose
 execution units another hardware thread shares. While tests run, a thread times a fixed piece of work now and then; after a test
 above the limit it is timed again, and so is the start of a process that imports torch, of which campaigns' costs mostly consist.
-The limit grows with what is slowest, and by BESIDE at least where others are at work: the workers of pytest-xdist beside each other,
-or whatever else keeps more than OTHERS processors busy meanwhile.
+The limit grows with what is slowest, and by BESIDE at least where others are at work: the workers of pytest-xdist beside each
+other, or whatever else keeps more than OTHERS processors busy meanwhile.
 
 Processor time is counted over the test process, its living descendants, and those that were waited for. What a killed parent
 left to init is not in it.
