@@ -7,7 +7,8 @@ charged to the test that happens to be first, it is listed by its own name under
 The limit is meant for one speed of processor. A core that is slower takes more processor time for the same work, as does one whose
 execution units another hardware thread shares. While tests run, a thread times a fixed piece of work now and then; after a test
 above the limit it is timed again, and so is the start of a process that imports torch, of which campaigns' costs mostly consist.
-The limit grows with what is slowest, and under pytest-xdist, where each worker disturbs the others, by BESIDE at least.
+The limit grows with what is slowest, and by BESIDE at least where others are at work: the workers of pytest-xdist beside each
+other, or whatever else keeps more than OTHERS processors busy meanwhile.
 
 Processor time is counted over the test process, its living descendants, and those that were waited for. What a killed parent
 left to init is not in it.
@@ -33,6 +34,7 @@ LIMIT_S = 20.0  # processor time of a test of the first tier, where `_work` take
 WORK_S = 0.045
 START_S = 2.3
 BESIDE = 1.5
+OTHERS = 0.4  # processors, on average
 LOOK_S = 2.0  # between two samples of the processor's speed
 SHOWN = 20
 KEY = "costs"
@@ -123,11 +125,21 @@ class Pace:
         return median([share for t, share in self._samples if t >= began] or [1.0])
 
 
-def slowness() -> float:
-    """How much longer than on a processor of the limit's speed work takes now: the slower of two pieces, or beside others."""
+def slowness(others: float = 0.0) -> float:
+    """How much longer than on a processor of the limit's speed work takes now: the slower of two pieces, or beside others.
+
+    Args:
+        others: processors that were busy with something else, on average.
+    """
     computing = median(_timed(_work, time.thread_time) for _ in range(5)) / WORK_S
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    return max(1.0, computing, _starting(), BESIDE if workers > 1 else 1.0)
+    return max(1.0, computing, _starting(), BESIDE if workers > 1 or others > OTHERS else 1.0)
+
+
+def busy_s() -> float:
+    """Processor time used so far by all processes of the machine."""
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + irq + softirq) / _TICKS_PER_S
 
 
 @functools.cache
@@ -183,12 +195,12 @@ class Meter:
 METER = Meter()
 PACE = Pace()
 _MARK = pytest.StashKey[tuple[float, float]]()
-_BEGAN = pytest.StashKey[float]()
+_BEGAN = pytest.StashKey[tuple[float, float, float]]()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
-    item.stash[_MARK], item.stash[_BEGAN] = METER.mark(), time.monotonic()
+    item.stash[_MARK], item.stash[_BEGAN] = METER.mark(), (time.monotonic(), busy_s(), cpu_s())
     return (yield)
 
 
@@ -208,7 +220,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         own = Cost(item.nodeid, *METER.since(item.stash[_MARK]), soak)
         taken = [own, *METER.take()]
         if over(taken, item.config.getoption("--cost-limit-s")):
-            factor = max(slowness(), PACE.since(item.stash[_BEGAN]))
+            began_s, busy_before_s, own_before_s = item.stash[_BEGAN]
+            others_s = (busy_s() - busy_before_s) - (cpu_s() - own_before_s)
+            factor = max(slowness(others_s / (time.monotonic() - began_s)), PACE.since(began_s))
             taken = [replace(cost, slowness=factor) for cost in taken]
         report.user_properties.append((KEY, [asdict(cost) for cost in taken]))
     return report

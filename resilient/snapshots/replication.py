@@ -188,7 +188,9 @@ class Replication:
             return False
         del self.rounds[tier]
         self._close(found, generation, out)
-        if found.failed:
+        # A node that is gone by now had copies, too, which were there when it was asked for others.
+        snapshot = self._catalog.snapshots.get(found.key)
+        if found.failed or snapshot is None or not snapshot.replicated_on(tier):
             self._unprotected[tier] = found.key
         else:
             self._unreached.clear()

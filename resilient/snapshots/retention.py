@@ -99,7 +99,11 @@ class Retention:
             needed.append(self._replication.protected[tier])
         needed += self._read() if tier == self._memory else self._written(tier)
         needed = list(dict.fromkeys([*needed, *complete[: self._keep_last[tier]]]))
-        return needed[: self._plan.buffers - 1] if tier == self._memory else needed
+        if tier != self._memory:
+            return needed
+        # What daemons were told to forget is never asked for again: one may have overwritten it, or be about to.
+        listed = [key for key in needed if key in complete]
+        return listed[: self._plan.buffers - 1]
 
     def _read(self) -> list[SnapshotKey]:
         """What is on its way to slower tiers, or waits for that."""

@@ -205,7 +205,7 @@ def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waite
     run.start().reach(10)
     lab.flap("n2", 20)
     assert run.wait() == 0, told(run)
-    assert len(members(run)) == 1
+    assert len(members(run)) == 1, told(run)
     assert {action["name"] for action in run.events("action")} <= {"wait"}
     for fault in run.events("fault"):
         assert fault["kind"] in ("link_down", "collective_timeout")

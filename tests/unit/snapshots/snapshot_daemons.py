@@ -98,6 +98,12 @@ class Daemon:
         shards = tuple(self.shard(place) for place in sorted(self.held))
         self.outbox.append((Inventory(generation=self.generation, address=self.address, shards=shards), asked))
 
+    def ask(self) -> None:
+        """It is asked what it holds; whatever it was asked before needs no answer any more."""
+        self.inbox = deque(each for each in self.inbox if each != TAKE_INVENTORY)
+        self.outbox = deque((news, asked) for news, asked in self.outbox if not asked)
+        self.inbox.append(TAKE_INVENTORY)
+
     # -- workers -------------------------------------------------------------------------------------------------------
 
     def take(self, wants: tuple[str, ...], *, left_out: bool = False) -> None:
@@ -191,7 +197,7 @@ class Daemon:
             self._say(Held(generation=request.generation, shard=self.shard(place), job_id=request.job_id))
         else:
             self._to_durable(request, kind)
-        if self.retain is not None and self.rank is not None:  # a buffer that is leased is as it was until a worker writes into it
+        if self.retain is not None and self.rank is not None and BEGIN_SESSION not in self.inbox:  # workers overwrite it
             self.held -= {place for place in self.given_up(self.retain) if not place[3]}
 
     def _to_durable(self, request: StartJob | Replicate, kind: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from snapshot_daemons import BEGIN_SESSION, BUFFERS, DURABLE, NVME, RAM, TAKE_INVENTORY, Daemon, DurableTier, Work
+from snapshot_daemons import BEGIN_SESSION, BUFFERS, DURABLE, NVME, RAM, Daemon, DurableTier, Work
 
 from checkpoint.protocol import DaemonNews, Held, Inventory, Replicate, SnapshotKey, StartJob
 from resilient.outbox import Outbox, RequestDaemon, WriteEvent
@@ -129,7 +129,7 @@ class Campaign(RuleBasedStateMachine):
         for daemon in self.daemons:
             daemon.rank = None
             if daemon.alive:
-                daemon.inbox.append(TAKE_INVENTORY)
+                daemon.ask()
 
     def maybe_begin(self) -> None:
         """All members that are wanted are there."""
@@ -191,6 +191,8 @@ class Campaign(RuleBasedStateMachine):
         if self.state == "running" and daemon.rank is not None:
             slowest = min(self.daemons[member].step for member in self.members)
             if daemon.step <= slowest + 1:
+                while BEGIN_SESSION in daemon.inbox:  # before, there is no buffer for them
+                    daemon.handle()
                 step = daemon.step + 1
                 wants = tuple(tier for tier, every in ((NVME, 2), (DURABLE, 3)) if step % every == 0)
                 daemon.take(wants, left_out=left_out)
@@ -294,7 +296,7 @@ class Campaign(RuleBasedStateMachine):
         daemon = self.daemons[node]
         if not daemon.alive:
             daemon.alive = True
-            daemon.inbox.append(TAKE_INVENTORY)
+            daemon.ask()
 
     @precondition(lambda self: self.state == "running")
     @rule()
@@ -355,6 +357,8 @@ class Campaign(RuleBasedStateMachine):
             assert not any(each.covers(candidate.key.step, candidate.key.generation) for each in self.invalid)
             for number, holders in enumerate(candidate.shards):
                 for holder in holders:
+                    if self.state == "gathering" and holder.node not in self.ready:
+                        continue  # it will say what it holds before anybody counts on that
                     held = self.daemons[holder.node].will_hold()
                     there = {Daemon.directory(place) for place in held if place[1:3] == (candidate.key, number)}
                     assert holder.directory in there, f"{candidate.key}: node {holder.node} will not hold {holder.directory}"

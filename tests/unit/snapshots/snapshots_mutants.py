@@ -34,12 +34,6 @@ MUTANTS = (
         "        valid = list(news.shards)\n",
     ),
     Mutant(
-        "retention drops what is being replicated",
-        "resilient.snapshots.retention",
-        "            needed.append(self._replication.rounds[tier].key)",
-        "            pass",
-    ),
-    Mutant(
         "daemons are told what to forget while nodes are gathered",
         "resilient.snapshots.retention",
         '        """Tell all daemons what is needed of a tier."""\n        if self.holding:\n            return\n',
@@ -68,8 +62,8 @@ MUTANTS = (
     Mutant(
         "a round of replication that failed counts as one that succeeded",
         "resilient.snapshots.replication",
-        "        found.failed |= failed\n",
-        "",
+        "if found.failed or snapshot is None or not snapshot.replicated_on(tier):",
+        "if False:",
     ),
     Mutant(
         "a replica is asked for of a node that is no member any more",

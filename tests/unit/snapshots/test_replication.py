@@ -163,7 +163,7 @@ def test_what_replication_held_back_is_let_go_at_once_where_no_buffer_is_left(co
     effects = course.all_take(3)
     assert {each.steps for _, each in course.requests(Retain, effects)} == {(2, 3)}  # and 1: no buffer for step 4
     effects = all_replicated(course, effects)
-    assert {each.steps for _, each in course.requests(Retain, effects)} == {(1, 3)}
+    assert {each.steps for _, each in course.requests(Retain, effects)} == {(3,)}  # 1 may be overwritten where it is flushed
 
 
 def test_what_buddies_have_is_retained_through_a_restart_until_they_have_something_newer(course: Course) -> None:

@@ -119,17 +119,31 @@ def test_the_limit_grows_with_what_a_fixed_piece_of_work_takes():
 
 
 @pytest.mark.parametrize(
-    ("work_s", "start_s", "workers", "factor"),
-    [(0.02, 1.0, 1, 1.0), (0.09, 1.0, 1, 2.0), (0.02, 4.6, 1, 2.0), (0.02, 1.0, 4, 1.5), (0.09, 1.0, 4, 2.0)],
+    ("work_s", "start_s", "workers", "others", "factor"),
+    [
+        (0.02, 1.0, 1, 0.1, 1.0),
+        (0.09, 1.0, 1, 0.1, 2.0),
+        (0.02, 4.6, 1, 0.1, 2.0),
+        (0.02, 1.0, 4, 0.1, 1.5),
+        (0.02, 1.0, 1, 0.9, 1.5),
+        (0.09, 1.0, 4, 0.9, 2.0),
+    ],
 )
 def test_a_slow_processor_is_measured_and_a_fast_one_makes_no_limit_smaller(
-    monkeypatch: pytest.MonkeyPatch, work_s: float, start_s: float, workers: int, factor: float
+    monkeypatch: pytest.MonkeyPatch, work_s: float, start_s: float, workers: int, others: float, factor: float
 ):
     monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", str(workers))
     took = {costs._work: work_s, costs._start: start_s}
     monkeypatch.setattr(costs, "_timed", lambda work, clock: took[work])
     monkeypatch.setattr(costs, "_starting", costs._starting.__wrapped__)
-    assert costs.slowness() == pytest.approx(factor)
+    assert costs.slowness(others) == pytest.approx(factor)
+
+
+def test_what_others_use_of_the_machine_is_seen():
+    before_s, own_before_s = costs.busy_s(), costs.cpu_s()
+    while costs.cpu_s() - own_before_s < 0.5:
+        costs._work()
+    assert costs.busy_s() - before_s > 0.4
 
 
 def test_the_start_of_a_process_is_timed_by_what_the_process_used():
