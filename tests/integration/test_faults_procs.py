@@ -47,13 +47,15 @@ class Case:
         return " ".join([self.fault, *map(str, self.params.values())])
 
 
-OF_RANKS = [
+THAT_END = [
     Case("worker_kill", "SIGKILL"),
-    Case("worker_stop", "stopped (state T)", "", "toys.py", {"seconds": 60}),  # killed long before it is over
     Case("worker_segv", "SIGSEGV"),
     Case("worker_raise", "InjectedError: a fault was injected here (rank 1"),
     Case("worker_exit", "exit code 3"),
     Case("worker_memory_error", "MemoryError"),
+]
+THAT_HANG = [
+    Case("worker_stop", "stopped (state T)", "", "toys.py", {"seconds": 60}),  # killed long before it is over
     Case("hang_data", "wait_for_a_sample", "S", "wait_for_a_sample"),
     Case("hang_python", "spinning", "R", "in spin"),
     Case("hang_python", "spinning", "R", "in spin", {"keep_interpreter": True}),
@@ -137,12 +139,14 @@ def sent_in_vain(run: Campaign) -> None:
     assert not list((run.run_dir / "chaos").glob("never.order"))
 
 
-def test_whatever_happens_to_a_rank_is_told_as_what_it_is_and_the_run_goes_on(counting: Counting):
+@pytest.mark.parametrize("cases", [THAT_END, THAT_HANG], ids=["ends", "hangs"])
+def test_whatever_happens_to_a_rank_is_told_as_what_it_is_and_the_run_goes_on(counting: Counting, cases: list[Case]):
     run = counting(steps=100_000, args={"load_s": 0.002, "bad_rank": -1}, resilience=SOON, **ALLOWED).start()
     calm(run, 0, 20)
-    stopped_and_continued(run)
-    without_a_store(run)
-    for number, case in enumerate(OF_RANKS, 1):
+    if cases is THAT_HANG:
+        stopped_and_continued(run)
+        without_a_store(run)
+    for number, case in enumerate(cases, 1):
         print(case)
         pid = run.workers()[1]
         with injector(run, case.fault, id=f"{number}", rank=1, **case.params) as sent:
@@ -162,13 +166,14 @@ def test_whatever_happens_to_a_rank_is_told_as_what_it_is_and_the_run_goes_on(co
         if "step" in evidence:
             assert event["step"] == evidence["step"], case
         assert not psutil.pid_exists(pid), case
-    sent_in_vain(run)
+    if cases is THAT_END:
+        sent_in_vain(run)
     stop(run)
     whole(run)
     # Each order was carried out once, though its step was computed again.
     taken = [path for path in (run.run_dir / "chaos").glob("*.taken") if path.stat().st_size > len("{}")]
-    assert len(taken) == sum(issubclass(faults.kind(case.fault), Inside) for case in OF_RANKS)
-    assert len(run.events("generation_started")) == 1 + len(OF_RANKS)
+    assert len(taken) == sum(issubclass(faults.kind(case.fault), Inside) for case in cases)
+    assert len(run.events("generation_started")) == 1 + len(cases)
 
 
 def test_only_the_process_that_was_stopped_is_continued():

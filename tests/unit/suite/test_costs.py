@@ -72,13 +72,28 @@ def run(directory: Path, tests: str, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+def named(output: str, severity: str) -> set[str]:
+    """Names of the tests that a run calls too dear, with this severity."""
+    lines = [line for line in output.splitlines() if line.startswith(severity) and "the first tier allows" in line]
+    return {line.split()[1].split("::")[-1] for line in lines}
+
+
 @pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "xdist"])
-def test_a_test_dearer_than_the_limit_fails_the_run_and_is_named(tmp_path: Path, options: tuple[str, ...]):
-    code, output = run(tmp_path, TESTS, "--cost-limit-s", "0.25", *options)
+def test_a_test_far_above_the_limit_fails_the_run_and_is_named(tmp_path: Path, options: tuple[str, ...]):
+    code, output = run(tmp_path, TESTS, "--cost-limit-s", "0.1", *options)
     assert code == 1, output
     assert "7 passed" in output
-    named = {line.split()[1].split("::")[-1] for line in output.splitlines() if "the first tier allows" in line}
-    assert named == DEAR
+    assert named(output, "FAILED") == DEAR
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "xdist"])
+def test_a_test_a_little_above_the_limit_is_named_and_fails_nothing(tmp_path: Path, options: tuple[str, ...]):
+    # 1.2 s by each, and the start of Python where a test starts one; the processor counts as one of the limit's speed.
+    (tmp_path / "conftest.py").write_text("import costs\ncosts.WORK_S = costs.START_S = 1e9")
+    code, output = run(tmp_path, TESTS, "--cost-limit-s", "1.1", *options)
+    assert code == 0, output
+    assert named(output, "WARNING") == DEAR
+    assert not named(output, "FAILED")
 
 
 def test_below_the_limit_the_run_is_good_and_the_dearest_are_shown_and_written(tmp_path: Path):
@@ -119,31 +134,16 @@ def test_the_limit_grows_with_what_a_fixed_piece_of_work_takes():
 
 
 @pytest.mark.parametrize(
-    ("work_s", "start_s", "workers", "others", "factor"),
-    [
-        (0.02, 1.0, 1, 0.1, 1.0),
-        (0.09, 1.0, 1, 0.1, 2.0),
-        (0.02, 4.6, 1, 0.1, 2.0),
-        (0.02, 1.0, 4, 0.1, 1.5),
-        (0.02, 1.0, 1, 0.9, 1.5),
-        (0.09, 1.0, 4, 0.9, 2.0),
-    ],
+    ("work_s", "start_s", "factor"),
+    [(0.02, 1.0, 1.0), (0.09, 1.0, 2.0), (0.02, 4.6, 2.0), (0.09, 6.9, 3.0)],
 )
 def test_a_slow_processor_is_measured_and_a_fast_one_makes_no_limit_smaller(
-    monkeypatch: pytest.MonkeyPatch, work_s: float, start_s: float, workers: int, others: float, factor: float
+    monkeypatch: pytest.MonkeyPatch, work_s: float, start_s: float, factor: float
 ):
-    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", str(workers))
     took = {costs._work: work_s, costs._start: start_s}
     monkeypatch.setattr(costs, "_timed", lambda work, clock: took[work])
     monkeypatch.setattr(costs, "_starting", costs._starting.__wrapped__)
-    assert costs.slowness(others) == pytest.approx(factor)
-
-
-def test_what_others_use_of_the_machine_is_seen():
-    before_s, own_before_s = costs.busy_s(), costs.cpu_s()
-    while costs.cpu_s() - own_before_s < 0.5:
-        costs._work()
-    assert costs.busy_s() - before_s > 0.4
+    assert costs.slowness() == pytest.approx(factor)
 
 
 def test_the_start_of_a_process_is_timed_by_what_the_process_used():
