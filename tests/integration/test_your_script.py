@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from campaigns import Campaign
+from campaigns import Campaign, wait_for
 
 from resilient.status import inspect
 
@@ -97,15 +97,22 @@ def test_an_exception_every_few_steps_is_never_given_up_on(campaign: Callable[..
 def test_with_momentum_alone_a_script_goes_on_from_the_step_of_its_checkpoint(
     campaign: Callable[..., Campaign],
 ):
-    run = scripted(campaign, "--steps 1000 --step-s 0.05 --optimizer momentum").start()
+    run = scripted(campaign, "--steps 1000 --step-s 0.05 --save-every 20 --optimizer momentum").start()
     run.reach(24)
     os.kill(run.workers()[1], signal.SIGKILL)
-    run.reach(27)
+    wait_for(lambda: run.events("recovered"), run.logs)
     run.signal(signal.SIGTERM)
     assert run.wait() == 75, run.output + run.logs()
     last = max(event["step"] for event in run.events("script_checkpoint"))
     assert run.run(f"entrypoint={SCRIPT} --steps {last + 15} --optimizer momentum") == 0, run.output + run.logs()
-    assert [event["resumed_step"] for event in run.events("generation_started")] == [0, 20, last]
+    saved, resumed, expected = 0, [], []
+    for event in run.events():
+        if event["event"] == "script_checkpoint":
+            saved = event["step"]
+        elif event["event"] == "generation_started":
+            resumed.append(event["resumed_step"])
+            expected.append(saved)
+    assert resumed == expected and len(resumed) == 3 and resumed[1] >= 20
     assert run.metrics()[-1]["step"] == last + 15
 
 
