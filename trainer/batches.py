@@ -33,29 +33,12 @@ class Batches:
         """Of the global batch of `size` samples from number `first` on: this rank's part, and the part's tokens that count."""
         own, empty = self._dealt(first, size)
         window = torch.from_numpy(np.concatenate([samples.get(own), self._filled(empty)]))  # (batch, seq + 1), on the CPU as all
-        tokens, targets = window[:, :-1].contiguous(), window[:, 1:].contiguous()  # that follows from it
-        targets[len(own) :] = IGNORED
-        data, model = self._config.data, self._config.model
-        positions = documents = None
-        if data.mask_end_of_text:
-            targets = targets.masked_fill(torch.eq(tokens, self._ended()), IGNORED)
-        if data.mask_documents:
-            of_token = torch.eq(tokens, self._ended()).cumsum(1).roll(1, 1)
-            of_token[:, 0] = 0
-            documents = self._moved(Documents.of(of_token))
-            if model.position == "learned":
-                positions = onto(_within(of_token), self._device)
+        batch = unfolded(window, self._config, self._end)  # that follows from it
+        batch.targets[len(own) :] = IGNORED
+        counted = (batch.targets != IGNORED).sum()
         if self._ranks.layout.cp > 1:
-            positions = torch.arange(model.seq_len, device=self._device).repeat(len(tokens), 1)
-        tokens, counted, targets = (onto(x, self._device) for x in (tokens, (targets != IGNORED).sum(), targets))
-        return Batch(tokens, targets, positions, documents), counted
-
-    def _moved(self, documents: Documents) -> Documents:
-        return Documents(onto(documents.numbers, self._device), onto(documents.starts, self._device), documents.longest)
-
-    def _ended(self) -> int:
-        assert self._end is not None
-        return self._end
+            batch.positions = torch.arange(self._config.model.seq_len).repeat(len(window), 1)
+        return batch.to(self._device), onto(counted, self._device)
 
     def _dealt(self, first: int, size: int) -> tuple[Numbers, int]:
         """This rank's samples of the global batch, and how many rows of empty micro batches follow them."""
@@ -68,6 +51,27 @@ class Batches:
     def _filled(self, rows: int) -> Windows:
         """Samples of no account, each of one token that ends no document."""
         return np.full((rows, self._config.model.seq_len + 1), int(self._end == 0), np.int64)
+
+
+def unfolded(window: Tensor, config: Config, end_of_text: int | None) -> Batch:
+    """Tokens and targets of samples (batch, seq + 1), and what the config wants beside them; all of it on the CPU.
+
+    Args:
+        end_of_text: the token that ends a document; None where nobody asks.
+    """
+    tokens, targets = window[:, :-1].contiguous(), window[:, 1:].contiguous()
+    data, positions, documents = config.data, None, None
+    if data.mask_end_of_text:
+        assert end_of_text is not None
+        targets = targets.masked_fill(torch.eq(tokens, end_of_text), IGNORED)
+    if data.mask_documents:
+        assert end_of_text is not None
+        of_token = torch.eq(tokens, end_of_text).cumsum(1).roll(1, 1)
+        of_token[:, 0] = 0
+        documents = Documents.of(of_token)
+        if config.model.position == "learned":
+            positions = _within(of_token)
+    return Batch(tokens, targets, positions, documents)
 
 
 def _within(documents: Tensor) -> Tensor:

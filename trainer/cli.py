@@ -1,4 +1,4 @@
-"""`trainer`: text and exports from a checkpoint. Also there as `resilient trainer`."""
+"""`trainer`: evaluations, text and exports of checkpoints. Also there as `resilient trainer`."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from resilient.worker import Config
     from trainer.model import GPT
 
-app = typer.Typer(no_args_is_help=True, help="Use what was trained: write text, export to Hugging Face.", add_completion=False)
+app = typer.Typer(
+    no_args_is_help=True, help="Use what was trained: evaluate it, write text, export to Hugging Face.", add_completion=False
+)
 
 Where = Annotated[Path, typer.Argument(help="a checkpoint (step-...), or a run directory: its newest one")]
 TokenizerFile = Annotated[Path | None, typer.Option(help="tokenizer.json; else the one the data was made with", dir_okay=False)]
@@ -81,6 +83,45 @@ def export(
     typer.echo(f"{output}: {layout}, {model.shape.parameters:,} parameters in {dtype}")
 
 
+@app.command()
+def evaluate(
+    checkpoint: Where,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="PREFIX", help="an indexed dataset, read whole; again for more. Else the campaign's own"),
+    ] = None,
+    split: Annotated[Literal["train", "valid", "test"], typer.Option(help="of the campaign's own data")] = "valid",
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="so many of each; else as many as the campaign validates on, of --data all")
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(min=1, help="each checkpoint whose step is a multiple, unless it was evaluated before")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="wait for new checkpoints, until that of the campaign's last step is evaluated")
+    ] = False,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="samples at once; else the campaign's micro batch")] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: a GPU where there is one")] = "auto",
+    precision: Annotated[Literal["trained", "bf16", "fp32"], typer.Option(help="trained: that of the campaign")] = "trained",
+    tokenizer: TokenizerFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="a line of JSON for each checkpoint")] = False,
+) -> None:
+    """Loss, perplexity and bits a byte of a checkpoint, by corpus; or of each checkpoint of a campaign while it runs.
+
+    With --every or --follow, what was found is kept in the run directory (evaluations.jsonl, TensorBoard).
+    """
+    from trainer.evaluation.command import Options, Refused, evaluate_campaign, evaluate_one
+
+    options = Options(tuple(data or ()), split, samples, batch_size, device, precision, tokenizer)
+    try:
+        if follow or every is not None:
+            evaluate_campaign(checkpoint, options, every=every or 1, follow=follow, as_json=as_json)
+        else:
+            evaluate_one(checkpoint, options, as_json=as_json)
+    except Refused as error:
+        _refuse(str(error), error.code)
+
+
 def _restored(path: Path) -> "tuple[GPT, Config]":
     from trainer.restore import RestoreError, find, restore
 
@@ -90,9 +131,9 @@ def _restored(path: Path) -> "tuple[GPT, Config]":
         _refuse(str(error))
 
 
-def _refuse(message: str) -> NoReturn:
+def _refuse(message: str, code: int = 78) -> NoReturn:
     typer.echo(message, err=True)
-    raise typer.Exit(78)
+    raise typer.Exit(code)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from resilient.worker import Config, reduces_every
 from trainer.data.bounds import Documents
+from trainer.device import onto
 from trainer.model import GPT
 from trainer.parallel import Ranks, ReducingStage, begin_backward, reshard
 
@@ -34,6 +35,14 @@ class Batch:
     targets: Tensor
     positions: Tensor | None = None
     documents: Documents | None = None
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same on a device."""
+        positions = None if self.positions is None else onto(self.positions, device)
+        documents = self.documents
+        if documents is not None:
+            documents = documents._replace(numbers=onto(documents.numbers, device), starts=onto(documents.starts, device))
+        return Batch(onto(self.tokens, device), onto(self.targets, device), positions, documents)
 
 
 class Engine(Protocol):

@@ -1,12 +1,15 @@
-"""The whole model of a checkpoint, in one process: to write text with it, or to hand it on. fp32, on the CPU."""
+"""The whole model of a checkpoint, in one process: to write text with it, to evaluate it, or to hand it on."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import torch
 from pydantic import ValidationError
 
 import checkpoint
-from resilient.worker import Config
+from resilient.worker import Config, ConfigError, load_config
+from trainer.attention import Kernel, choose
 from trainer.model import GPT
 from trainer.shape import shape_of
 from trainer.state import array_of
@@ -26,15 +29,36 @@ def find(path: Path) -> Path:
         if path.is_dir():
             return path
         raise RestoreError(f"{path} is not there")
-    for root in (path, path / "checkpoints"):
-        found = checkpoint.steps(root) if root.is_dir() else []
-        if found:
-            return checkpoint.step_path(root, max(found))
+    root = root_of(path)
+    if root is not None:
+        return checkpoint.step_path(root, max(checkpoint.steps(root)))
     raise RestoreError(f"{path} has no checkpoint; name a run directory, or a directory step-<8 digits>")
 
 
-def restore(path: Path) -> tuple[GPT, Config]:
+def root_of(path: Path) -> Path | None:
+    """The directory with the checkpoints of a run directory, or of a tier; None where there is no checkpoint."""
+    return next((root for root in _roots(path) if root.is_dir() and checkpoint.steps(root)), None)
+
+
+def _roots(path: Path) -> Iterator[Path]:
+    yield path
+    yield path / "checkpoints"
+    written = path / "config.yaml"
+    if written.is_file():
+        try:
+            yield load_config(written).checkpoint.tiers[-1].path
+        except ConfigError as error:
+            raise RestoreError(str(error)) from error
+
+
+def restore(
+    path: Path, device: torch.device | None = None, precision: Literal["trained", "bf16", "fp32"] = "fp32"
+) -> tuple[GPT, Config]:
     """The model of a checkpoint, and the config that trained it.
+
+    Args:
+        device: where it will compute, with the fastest attention there; None: on the CPU, with the plainest.
+        precision: of the weights, in which it computes; `trained`: that of the campaign.
 
     Raises:
         RestoreError: the checkpoint is damaged, or not this trainer's.
@@ -44,8 +68,11 @@ def restore(path: Path) -> tuple[GPT, Config]:
     try:
         config = Config.model_validate(checkpoint.read_state(path)["config"])
         vocab = zarr.open_group(path, mode="r")["model/embedding.weight"].shape[0]  # type: ignore[union-attr]
+        shape, dtype = shape_of(config, vocab), _dtype(config, precision)
+        masked = config.data.mask_documents
+        kernel = Kernel.MATH if device is None else choose("auto", shape, device, dtype, documents=masked)
         with torch.device("meta"):
-            model = GPT(shape_of(config, vocab))
+            model = GPT(shape, kernel)
         model.to_empty(device="cpu")
         if model.shape.tied:  # which moving to a device forgets
             model.head.weight = model.embedding.weight
@@ -56,4 +83,9 @@ def restore(path: Path) -> tuple[GPT, Config]:
         checkpoint.load(path, local_shards)
     except (checkpoint.CheckpointError, KeyError, ValidationError) as error:
         raise RestoreError(f"{path} holds no model of this trainer: {error}") from error
-    return model.eval(), config
+    return model.to(device, dtype).eval(), config
+
+
+def _dtype(config: Config, precision: str) -> torch.dtype:
+    wanted = config.train.precision if precision == "trained" else precision
+    return torch.bfloat16 if wanted == "bf16" else torch.float32

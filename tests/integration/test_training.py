@@ -341,6 +341,22 @@ def test_tensorboard_shows_loss_and_validation(reference_runs):
     assert [entry.step for entry in scalars.Scalars("validation/val_loss")] == [0, 20, 40]
 
 
+def test_each_checkpoint_is_evaluated_beside_the_campaign_until_its_last_step_has_been(training: Training):
+    run = training(checkpoint={"every_steps": 20}, train={"eval_interval": 20}).start()
+    wait_for(run.run_dir.is_dir, "the run directory")
+    words = [sys.executable, "-m", "resilient", "trainer", "evaluate", str(run.run_dir), "--follow", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as follower:
+        assert run.wait() == 0, run.output + run.logs()
+        printed, _ = follower.communicate(timeout=120)
+    assert follower.returncode == 0
+    found = {line["step"]: line["loss"] for line in map(json.loads, printed.splitlines())}
+    told = {event["step"]: event["val_loss"] for event in run.events("validation")}
+    assert found == {step: pytest.approx(told[step], rel=1e-3) for step in (20, 40)}
+    kept = (run.run_dir / "evaluations.jsonl").read_text()
+    assert printed == kept
+    assert run.run() == 0, run.output
+
+
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "resilient", *map(str, arguments)], capture_output=True, text=True, check=False)
 

@@ -94,6 +94,10 @@ class Samples:
                 result[chosen] = part.get(inner[chosen], self._seed + number)
         return result
 
+    def dataset_of(self, numbers: Numbers) -> Numbers:
+        """Which dataset each sample is of, by its place in the list."""
+        return self._blend.locate(np.asarray(numbers, np.int64))[0]
+
 
 def open_split(
     prefixes: Sequence[tuple[Path, float]],

@@ -82,6 +82,11 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
+def byte_alphabet() -> frozenset[str]:
+    """The 256 characters by which a byte-level vocabulary writes bytes."""
+    return frozenset(pre_tokenizers.ByteLevel.alphabet())
+
+
 def _checked(vocab: Any, merges: Sequence[tuple[str, str]], vocab_file: Path, merges_file: Path) -> Tokenizer:
     """Build the tokenizer. What the library would refuse, or silently lose text with, is refused here by name."""
     whole = isinstance(vocab, dict) and all(type(number) is int and 0 <= number < 2**31 for number in vocab.values())

@@ -693,6 +693,8 @@ def _node(directory: Path) -> list[Decoder]:
 def _data(directory: Path) -> list[Decoder]:
     from trainer.data import documents, indexed
     from trainer.data.errors import DataError
+    from trainer.evaluation.records import FILE, Records
+    from trainer.evaluation.sizes import token_sizes
     from trainer.sources import tokens_of
 
     prefix = directory / "data" / "corpus"
@@ -718,13 +720,27 @@ def _data(directory: Path) -> list[Decoder]:
         from trainer import sources
 
         sources._tokens_in.cache_clear()
-        return tokens_of(path)
+        return tokens_of(path), token_sizes(path, 300)
+
+    line = {
+        "step": 40,
+        "t": 1.5,
+        "text": "valid",
+        "tokens": 384,
+        "loss": 2.5,
+        "bits_per_byte": None,
+        "corpora": {"a": {"loss": 2.5}},
+    }
+
+    def evaluated(_: Path) -> object:
+        return Records(directory).steps("valid")
 
     return [
+        Decoder("evaluations.jsonl", lambda: [json.dumps(line).encode() + b"\n"], _in_file(directory / FILE, evaluated)),
         Decoder("index of a dataset", index, _in_file(indexed.idx_path(prefix), opened), (DataError,)),
         Decoder(
             "tokenizer.json",
-            lambda: [saved, json.dumps(vocab).encode()],
+            lambda: [saved, json.dumps(vocab).encode(), json.dumps({chr(256 + byte): byte for byte in range(300)}).encode()],
             _in_file(directory / "tokenizer.json", tokens),
             (DataError,),
         ),

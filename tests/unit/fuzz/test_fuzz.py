@@ -27,7 +27,7 @@ DECODERS = (
     "chain.jsonl", "host list", "CPU counts", "roster", "roster variable", "allocation", "squeue", "scontrol",
     "scontrol show config", "bad_nodes.json",
     "heartbeat region", "standing of a rank", "agent record",
-    "index of a dataset", "tokenizer.json", "line of text",
+    "index of a dataset", "tokenizer.json", "line of text", "evaluations.jsonl",
 )  # fmt: skip
 
 
