@@ -41,6 +41,7 @@ RUNS = (
     Run("start", "start.py", quick=("--rounds", "1")),
     Run("recovery", "recovery.py", ("--stops", "20"), ("--kills", "1", "--stops", "1", "--rounds", "1"), peers=True),
     Run("nodes", "nodes.py", quick=("--rounds", "1")),
+    Run("lost_nodes", "lost_nodes.py", quick=("--part", "hour")),
     Run("control_plane", "control_plane.py", quick=("--ranks", "64", "--seconds", "3", "--deaths", "1")),
     Run("steady", "steady.py", quick=("--ranks", "2", "--seconds", "3", "--turns", "6", "--turn-s", "1")),
     Run("default_tier", "default_tier.py", quick=("--turns", "6", "--turn-s", "1", "--kills", "1")),

@@ -151,7 +151,7 @@ def trained(*more: str) -> Callable[[Setting], Iterator[Figure]]:
             raise LeftOut("the flash-attn package runs on a GPU alone" if setting.dry else "flash-attn is not installed")
         if setting.dry and "train.compile=true" in more:
             whole = torch.nn.Module.compile
-            torch.nn.Module.compile = lambda module: whole(module, backend="eager")  # type: ignore[method-assign,assignment]
+            torch.nn.Module.compile = lambda module, **more: whole(module, backend="eager", **more)  # type: ignore[method-assign,assignment]
         config = setting.config("speed", *more)
         yield from _speed(setting, Trainer(config, init())._step, config)
 

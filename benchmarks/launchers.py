@@ -17,9 +17,8 @@ from typing import Any
 
 import psutil
 
-if (_HERE := str(Path(__file__).parent)) in sys.path:  # last, for benchmarks/checkpoint.py is not the package `checkpoint`
-    sys.path.remove(_HERE)
-    sys.path.append(_HERE)
+_HERE = Path(__file__).parent  # last, for benchmarks/checkpoint.py and trainer.py are not the packages of these names
+sys.path[:] = [str(_HERE.parent), *(path for path in sys.path if Path(path) != _HERE), str(_HERE)]
 
 from resilient import ledger, storage
 from resilient.agent.memory import agent_record, daemon_directory, region_directory

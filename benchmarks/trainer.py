@@ -1,9 +1,10 @@
 """Tokens per second of the trainer, side by side in one run.
 
-    python benchmarks/trainer.py [--part model|attention|layouts|replicas ...] [--rounds 3] [--json FILE]
+    python benchmarks/trainer.py [--part model|attention|products|layouts|replicas ...] [--rounds 3] [--json FILE]
 
 - model: this trainer at world 1, eager and compiled, against a plain PyTorch GPT script of the same size (below, in this file);
 - attention: flash against math, forward and backward, at 512 to 4096 tokens: speed and peak memory;
+- products: one product for queries, keys and values, or gate and up, of weights put together in the pass, against one each;
 - layouts: each 3D layout at world 4 against dp 4;
 - replicas: three replicas, which do not divide the batch, against four, beside what `resilient plan` says of a node lost.
 
@@ -39,8 +40,8 @@ from trainer.attention import Core, Kernel
 from trainer.shape import GPTShape, flops_per_token, shape_of
 
 MEANING = (
-    "How fast the trainer is beside a plain script of the same model, flash beside math attention, layouts beside plain dp, and "
-    "three replicas beside what the plan says of them."
+    "How fast the trainer is beside a plain script of the same model, flash beside math attention, one product beside three, "
+    "layouts beside plain dp, and three replicas beside what the plan says of them."
 )
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCAB = 4096
@@ -278,6 +279,46 @@ def attention_once(kernel: Kernel, seq: int) -> None:
     print(json.dumps([(time.perf_counter() - began) / count, peak]))
 
 
+def part_products(rounds: int) -> list[figures.Figure]:
+    """What it would bring to put weights of the same input together in each pass, so that one product does for two or three."""
+    told: list[figures.Figure] = []
+    hidden, tokens = (2048, 8192) if DEVICE.type == "cuda" else (512, 2048)
+    print(
+        f"\nproducts of {tokens} tokens, hidden {hidden}, bf16, forward and backward: weights put together in the pass, and apart"
+    )
+    for name, rows in {
+        "queries, keys, values": [hidden] * 3,
+        "grouped queries, keys, values": [hidden, hidden // 4, hidden // 4],
+        "gate and up": [8 * hidden // 3 // 64 * 64] * 2,
+    }.items():
+        weights = [torch.randn(each, hidden, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for each in rows]
+        x = torch.randn(tokens, hidden, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+        found: dict[bool, list[float]] = {True: [], False: []}
+        for _, together in product(range(rounds + 1), found):
+            found[together].append(_products_ms(x, weights, together=together))
+        one, apart = found[True][1:], found[False][1:]  # the first round chooses kernels
+        ratio = statistics.median(a / b for a, b in zip(apart, one, strict=True))
+        print(f"  {name:30} {statistics.median(one):8.2f} ms  {statistics.median(apart):8.2f} ms apart   {ratio:5.2f}x as fast")
+        told.append(figures.figure(f"products/{name}", f"{name} by one product", "ms", one, "apart", apart, paired=True))
+    return told
+
+
+def _products_ms(x: Tensor, weights: list[Tensor], *, together: bool) -> float:
+    count = 4
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(count):
+        if together:
+            outputs = F.linear(x, torch.cat(weights)).split([len(each) for each in weights], dim=-1)
+        else:
+            outputs = tuple(F.linear(x, each) for each in weights)
+        torch.autograd.grad(outputs, [x, *weights], [torch.ones_like(each) for each in outputs])
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - began) / count
+
+
 # -- several processes ---------------------------------------------------------------------------------------------------
 
 
@@ -371,7 +412,13 @@ def part_replicas(rounds: int) -> list[figures.Figure]:
     return found
 
 
-PARTS = {"model": part_model, "attention": part_attention, "layouts": part_layouts, "replicas": part_replicas}
+PARTS = {
+    "model": part_model,
+    "attention": part_attention,
+    "products": part_products,
+    "layouts": part_layouts,
+    "replicas": part_replicas,
+}
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 Owns chance: the same seed gives the same faults, on the same world.
 """
 
+import bisect
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -172,7 +173,7 @@ def _target(each: Scheduled, drawn: _Draw, where: str) -> Target | Literal["culp
     if aim is Aim.RANK and rank is None:
         raise ExperimentError(f"{where}.target: {each.fault} is aimed at a rank")
     if aim is Aim.NODE:
-        return Target(node=node if node is not None else (rank or 0) // drawn.world.procs_per_node)
+        return Target(node=node) if node is not None else Target(rank=rank)
     return Target(rank=rank)
 
 
@@ -222,23 +223,39 @@ def again(strike: Strike) -> Strike:
     return replace(strike, at=When(), tries=strike.tries + 1)
 
 
-def blamed(aim: Aim, ranks: Sequence[int], nodes: Sequence[int], procs_per_node: int) -> Target:
+def blamed(aim: Aim, ranks: Sequence[int], nodes: Sequence[int]) -> Target:
     """Whom a strike at the culprit hits: who was blamed last; the first one if nobody was."""
-    if aim is Aim.RANK:
-        return Target(rank=ranks[0] if ranks else (nodes[0] if nodes else 0) * procs_per_node)
-    return Target(node=nodes[0] if nodes else (ranks[0] if ranks else 0) // procs_per_node)
+    if (aim is Aim.RANK and ranks) or not nodes:
+        return Target(rank=ranks[0] if ranks else 0)
+    return Target(node=nodes[0])
 
 
-def placed(aim: Aim, target: Target, members: Sequence[int], hosts: Sequence[str], procs_per_node: int) -> Target:
-    """A target with node and host in the generation that runs; a rank or node that is not in it gives way to one that is.
+@dataclass(frozen=True)
+class Spread:
+    """How the ranks of a generation are spread over its nodes, by node rank.
 
-    Args:
-        members: nodes of the generation, by node rank; hosts: their names.
+    Attributes:
+        members: the nodes; hosts: their names.
+        ranks: how many are on each. They follow each other, and a node may have fewer than another one.
     """
-    if aim is Aim.RANK:
-        rank = (target.rank if target.rank is not None else (target.node or 0) * procs_per_node) % (len(members) * procs_per_node)
-        at = rank // procs_per_node
-        return Target(rank, members[at], hosts[at])
-    node = target.node if target.node is not None else (target.rank or 0) // procs_per_node
-    at = members.index(node) if node in members else node % len(members)
-    return Target(None, members[at], hosts[at])
+
+    members: Sequence[int]
+    hosts: Sequence[str]
+    ranks: Sequence[int]
+
+    @classmethod
+    def told(cls, started: Mapping[str, Any]) -> "Spread":
+        """Of the event `generation_started`."""
+        members, world_size = started["members"], started["world_size"]
+        return cls(members, started["nodes"], started.get("ranks", [world_size // len(members)] * len(members)))
+
+    def placed(self, aim: Aim, target: Target) -> Target:
+        """A target with its node and host; a rank or node that is not in the generation gives way to one that is."""
+        firsts = [*itertools.accumulate(self.ranks, initial=0)]
+        if target.node is None or (aim is Aim.RANK and target.rank is not None):
+            rank = (target.rank or 0) % firsts[-1]
+            at = bisect.bisect_right(firsts, rank) - 1
+        else:
+            at = self.members.index(target.node) if target.node in self.members else target.node % len(self.members)
+            rank = firsts[at]
+        return Target(rank if aim is Aim.RANK else None, self.members[at], self.hosts[at])

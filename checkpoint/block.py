@@ -3,7 +3,8 @@
 Owns the copying between the two: boxes of whole chunks at once, those at the edges and on a GPU one by one. Touches no file.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise, product
 from typing import Any
@@ -32,6 +33,7 @@ class Block:
         self._offset = local_shard.offset
         self._extent = local_shard.extent
         self._data = local_shard.data.detach()
+        self.as_tensors = as_tensors
         self._numbers: Numbers | None = None
         # Chunks wholly inside the block, along each dimension.
         bounds = zip(info.chunk, local_shard.offset, local_shard.extent, strict=True)
@@ -41,10 +43,9 @@ class Block:
 
     def gather(self, chunk_run: ChunkRun, slots: torch.Tensor) -> None:
         """Copy chunks into `slots` (bytes in host memory, as in the file), with zeros for what is beyond the block."""
-        boxes = list(chunk_run.boxes())
-        if not all(self._has(place, counts) for place, counts in boxes):
+        if not self.fills(chunk_run):
             slots.zero_()
-        for target, source in self._pairs(chunk_run, boxes, slots):
+        for target, source in self.pairs(chunk_run, slots):
             target[...] = source
 
     def scatter(self, chunk_run: ChunkRun, slots: torch.Tensor) -> None:
@@ -54,18 +55,49 @@ class Block:
 
     def pairs(self, chunk_run: ChunkRun, slots: torch.Tensor) -> Pairs:
         """Views of the same elements in `slots` and in the block: NumPy's, or torch's where the block is on a GPU."""
-        return self._pairs(chunk_run, chunk_run.boxes(), slots)
-
-    def _pairs(self, chunk_run: ChunkRun, boxes: Iterable[Box], slots: torch.Tensor) -> Pairs:
+        if self._numbers is None:
+            for _, corner, extent in self._parts(chunk_run):
+                yield from self._singles(chunk_run, slots, corner, extent)
+            return
         data = slots.numpy().data
-        for place, counts in boxes:
+        for number, corner, extent in self._parts(chunk_run):
+            if self._has(corner, extent):
+                yield self._in_slots(data, number, extent), self._in_block(corner, extent)
+            else:
+                yield from self._singles(chunk_run, slots, corner, extent)
+
+    def boxes(self, chunk_run: ChunkRun, slots: torch.Tensor) -> Pairs:
+        """The same as torch's views, of which one has all chunks of a box: of `slots` that are where the block is."""
+        for number, corner, extent in self._parts(chunk_run):
+            if self._has(corner, extent) and math.prod(extent) > 1:
+                yield self._box(slots, number, corner, extent)
+            else:
+                yield from self._singles(chunk_run, slots, corner, extent)
+
+    def fills(self, chunk_run: ChunkRun) -> bool:
+        """Whether all chunks are wholly inside the block."""
+        return all(self._has(place, counts) for place, counts in chunk_run.boxes())
+
+    def _parts(self, chunk_run: ChunkRun) -> Iterator[tuple[int, Shape, Shape]]:
+        """The boxes of a run, cut at the block's edges; before each, the place of its first slot in the run."""
+        for place, counts in chunk_run.boxes():
             for corner, extent in [(place, counts)] if self._has(place, counts) else self._cut(place, counts):
-                number = self._info.locate(corner)[1] - chunk_run.slot
-                if self._numbers is not None and self._has(corner, extent):
-                    yield self._in_slots(data, number, extent), self._in_block(corner, extent)
-                    continue
-                for chunk in product(*(range(start, start + count) for start, count in zip(corner, extent, strict=True))):
-                    yield self._single(slots, self._info.locate(chunk)[1] - chunk_run.slot, chunk)
+                yield self._info.locate(corner)[1] - chunk_run.slot, corner, extent
+
+    def _singles(self, chunk_run: ChunkRun, slots: torch.Tensor, corner: Shape, extent: Shape) -> Pairs:
+        """Each chunk of a box by itself."""
+        for chunk in product(*(range(start, start + count) for start, count in zip(corner, extent, strict=True))):
+            yield self._single(slots, self._info.locate(chunk)[1] - chunk_run.slot, chunk)
+
+    def _box(self, slots: torch.Tensor, number: int, corner: Shape, extent: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chunks of a box that are wholly inside the block: dimensions of the box, then of a chunk."""
+        info, shape = self._info, (*extent, *self._info.chunk)
+        strides = [each // info.element.size_bytes for each in info.strides]
+        target = slots[number * info.slot_bytes :].view(self._data.dtype).as_strided(shape, strides)
+        starts = [place * part - offset for place, part, offset in zip(corner, info.chunk, self._offset, strict=True)]
+        source = self._data[tuple(slice(start, None) for start in starts)]
+        between = [stride * part for stride, part in zip(source.stride(), info.chunk, strict=True)]
+        return target, source.as_strided(shape, (*between, *source.stride()))
 
     def _cut(self, place: Shape, counts: Shape) -> Iterator[Box]:
         """A box of chunks in parts, at the first and the last chunk along each dimension that are wholly inside the block."""

@@ -141,7 +141,7 @@ def export_checkpoint(
 
 @app.command("import")
 def import_checkpoint(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Directory of config.json and safetensors.", exists=True)],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Directory that they have saved.", exists=True)],
     output: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run directory that is to begin with these weights.")],
     config: Annotated[
         Path | None,
@@ -149,9 +149,9 @@ def import_checkpoint(
             "--config", metavar="CONFIG", help="Of the campaign; else RUN_DIR/model.yaml has the model's keys.", exists=True
         ),
     ] = None,
-    form: Annotated[str, typer.Option("--format", metavar="hf", help="Hugging Face transformers.")] = "hf",
+    form: Annotated[str, typer.Option("--format", metavar="hf|megatron", help="Hugging Face transformers, Megatron-LM.")] = "hf",
 ) -> None:
-    """Begin with weights that others have trained: the checkpoint of step 0, from which training starts with a new optimizer."""
+    """Begin with what others have trained: weights as step 0 with a new optimizer, or with Megatron-LM's optimizer where it was."""
     with _refusals_shown():
         from checkpoint.tools import importing
 

@@ -1,16 +1,23 @@
-"""What snapshots need of a GPU: page-locked host memory, and copies into it that run by themselves.
+"""What snapshots need of a GPU: page-locked host memory, and copies to and from it that run by themselves.
 
 The only module of this package that calls CUDA for snapshots. `Cuda` does it; `StandIn` does the same on tensors of the CPU and
 checks the order of use, so that all but the calls themselves is tested without a GPU.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from checkpoint.rounds import STAGE_BYTES
+
 log = logging.getLogger(__name__)
+
+_HOLDS = 64  # whose time is kept until somebody asks
 
 
 class Device(Protocol):
@@ -20,7 +27,7 @@ class Device(Protocol):
         """Whether a tensor is in its memory."""
 
     def register(self, address: int, size_bytes: int) -> bool:
-        """Page-lock whole pages of this process, so that the GPU copies into them by itself; whether that was granted.
+        """Page-lock whole pages of this process, so that the GPU copies to and from them by itself; whether that was granted.
 
         Once refused, it is refused for good: each further try would cost as much, and copies only take longer without it.
         """
@@ -28,15 +35,34 @@ class Device(Protocol):
     def unregister(self, address: int) -> None:
         """Give back what was registered from this address on."""
 
-    def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """Begin copies to host memory, behind all that was asked of the GPU so far. Until `finish`, targets are nobody's."""
+    def stage(self) -> torch.Tensor:
+        """Bytes of its memory in which copies to the host are gathered, the same each time; empty where there was no room."""
 
-    def finish(self) -> None:
-        """Wait until all copies that were begun are there."""
+    def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """Begin copies to or from host memory, or into the stage, behind all that was asked of the GPU so far, copies among it.
+
+        They run beside what it is asked next.
+        Targets are nobody's until a mark behind them is waited for. Sources must not change before the GPU is held back for one.
+        """
+
+    def mark(self) -> object:
+        """The point behind all copies that were begun so far."""
+
+    def hold_back(self, mark: object) -> None:
+        """Have the GPU begin what it is asked from now on only once it has passed a mark. Nothing of the host waits."""
+
+    def recording(self) -> bool:
+        """Whether what it is asked now is recorded, to be replayed later; all that it was asked before has been done."""
+
+    def wait(self, mark: object) -> None:
+        """Until the GPU has passed a mark, without using a core; any thread may. Raises RuntimeError where the GPU has failed."""
+
+    def held_s(self) -> float:
+        """Seconds for which the GPU was held back since this was last asked; waits until it has gone on."""
 
 
 def device_of(data: Sequence[torch.Tensor]) -> "Device | None":
-    """The GPU that tensors are on, of which a rank has one; None where all are the CPU's."""
+    """The GPU that tensors are on, of which a rank has one, with a stream for copies; None where all are the CPU's."""
     return next((Cuda(each.device) for each in data if each.is_cuda), None)
 
 
@@ -50,6 +76,9 @@ class Cuda:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._refused = False
+        self._copying: torch.cuda.Stream | None = None
+        self._stage: torch.Tensor | None = None
+        self._holds: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=_HOLDS)
 
     def holds(self, data: torch.Tensor) -> bool:
         return data.is_cuda
@@ -65,17 +94,74 @@ class Cuda:
         forget_error(self._device)
         return False
 
+    def stage(self) -> torch.Tensor:
+        if self._stage is None:
+            try:
+                self._stage = torch.empty(STAGE_BYTES, dtype=torch.uint8, device=self._device)
+            except torch.OutOfMemoryError:
+                log.warning("no memory of the GPU is left to gather copies of snapshots in: each chunk is a copy of its own")
+                self._stage = torch.empty(0, dtype=torch.uint8, device=self._device)
+        return self._stage
+
     def unregister(self, address: int) -> None:
         if int(torch.cuda.cudart().cudaHostUnregister(address)):  # type: ignore[no-untyped-call]
             forget_error(self._device)
 
     def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
+        stream = self._stream()
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            for some_targets, some_sources in at_once(targets, sources):
+                torch._foreach_copy_(some_targets, some_sources, non_blocking=True)
 
-    def finish(self) -> None:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        event.synchronize()
+    def mark(self) -> object:
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a thread that waits for it sleeps
+        event.record(self._stream())
+        return event
+
+    def hold_back(self, mark: object) -> None:
+        assert isinstance(mark, torch.cuda.Event)
+        stream = torch.cuda.current_stream(self._device)
+        before, behind = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before.record(stream)
+        stream.wait_event(mark)
+        behind.record(stream)
+        self._holds.append((before, behind))
+
+    def recording(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def wait(self, mark: object) -> None:
+        assert isinstance(mark, torch.cuda.Event)
+        mark.synchronize()
+
+    def held_s(self) -> float:
+        milliseconds = 0.0
+        while self._holds:
+            before, behind = self._holds.popleft()
+            behind.synchronize()
+            milliseconds += before.elapsed_time(behind)
+        return milliseconds / 1000
+
+    def _stream(self) -> torch.cuda.Stream:
+        """On which copies run, one behind the other."""
+        if self._copying is None:
+            # Before others where a processor of the GPU is free: what is packed takes little, and the bus waits for it.
+            self._copying = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+        return self._copying
+
+
+def at_once(
+    targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
+) -> Iterable[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """Copies by groups: rows of one type are made by few kernels of a GPU, where nothing else is among them."""
+    groups: dict[torch.dtype | None, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        row = target.dim() == source.dim() == 1 and target.stride() == source.stride() == (1,)
+        group = groups.setdefault(target.dtype if row else None, ([], []))
+        group[0].append(target)
+        group[1].append(source)
+    return groups.values()
 
 
 def forget_error(device: torch.device) -> None:
@@ -89,25 +175,57 @@ def forget_error(device: torch.device) -> None:
         log.debug("CUDA's last error: %s", error)
 
 
-class OrderOfUseError(AssertionError):
+class OrderOfUseError(RuntimeError):
     """A GPU was used in an order in which it would give wrong bytes, or refuse."""
 
 
+@dataclass(eq=False)
+class _Begun:
+    """A copy that a stand-in has begun.
+
+    Attributes:
+        before: bytes of the source when it was begun; None: it is from the stage, and has what copies before it put there.
+        held: work that follows is held back for it, so that the source may change.
+    """
+
+    target: torch.Tensor
+    source: torch.Tensor
+    before: torch.Tensor | None
+    held: bool = False
+
+
 class StandIn:
-    """Tensors of the CPU in place of those of a GPU: copies happen only in `finish`, and what must not be is an error.
+    """Tensors of the CPU in place of those of a GPU: copies happen only when they are waited for; what must not be is an error.
 
     Args:
         owns: whether memory of this process, by address and bytes, may be registered; None: any may.
         grants: how many registrations succeed; None: all.
+        stage_bytes: of the stage, whose bytes are of no account until something is copied there.
+
+    Attributes:
+        crossings: copies between host and GPU that were begun.
+        moving: while it is cleared copies stand still, and who waits for them waits.
+        fails: who waits gets an error.
+        records: what is asked is recorded, to be replayed later.
     """
 
-    def __init__(self, owns: Callable[[int, int], bool] | None = None, grants: int | None = None) -> None:
+    def __init__(
+        self, owns: Callable[[int, int], bool] | None = None, grants: int | None = None, stage_bytes: int = 1 << 20
+    ) -> None:
         self._owns = owns
         self.registered: dict[int, int] = {}
         self.tries = 0
         self._grants = grants
         self._refused = False
-        self._begun: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._begun: list[_Begun] = []
+        self._arrived = 0  # copies that are not in `_begun` any more
+        self._lock = threading.Lock()
+        self.moving = threading.Event()
+        self.moving.set()
+        self.fails = self.records = False
+        self._stage = torch.full((stage_bytes,), 0xA5, dtype=torch.uint8)
+        self.crossings = 0
+        self.held_back_s = 0.0  # what `held_s` will tell
 
     def holds(self, data: torch.Tensor) -> bool:
         return data.dim() > 0  # as with an optimizer's `step`, which stays on the CPU
@@ -136,13 +254,58 @@ class StandIn:
 
     def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         for target, source in zip(targets, sources, strict=True):
-            self._in_flight(target.data_ptr(), _spans(target), "copied to again")
-            self._begun.append((target, source))
+            staged = self._staged(target)
+            if not staged:  # where copies run one behind the other
+                self._in_flight(target.data_ptr(), _spans(target), "copied to again")
+                self.crossings += 1
+            with self._lock:
+                self._begun.append(_Begun(target, source, None if self._staged(source) else _bytes(source)))
 
-    def finish(self) -> None:
-        for target, source in self._begun:
-            target.copy_(source)
-        self._begun = []
+    def stage(self) -> torch.Tensor:
+        return self._stage
+
+    def _staged(self, data: torch.Tensor) -> bool:
+        return _meet(data.data_ptr(), _spans(data), self._stage.data_ptr(), self._stage.nbytes)
+
+    def mark(self) -> object:
+        with self._lock:
+            return self._arrived + len(self._begun)
+
+    def hold_back(self, mark: object) -> None:
+        with self._lock:
+            for copy in self._before(mark):
+                self._unchanged(copy)
+                copy.held = True
+
+    def recording(self) -> bool:
+        return self.records
+
+    def wait(self, mark: object) -> None:
+        self.moving.wait()
+        with self._lock:
+            arrived = self._before(mark)
+            self._begun = self._begun[len(arrived) :]
+            self._arrived += len(arrived)
+            if self.fails:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            for copy in arrived:
+                self._unchanged(copy)
+                there = _bytes(copy.source) if copy.before is None else copy.before
+                copy.target.copy_(there.view(copy.source.dtype).view(copy.source.shape))
+
+    def held_s(self) -> float:
+        held_s, self.held_back_s = self.held_back_s, 0.0
+        return held_s
+
+    def _before(self, mark: object) -> list[_Begun]:
+        """Copies before a mark that have not arrived."""
+        if not isinstance(mark, int) or not 0 <= mark <= self._arrived + len(self._begun):
+            raise OrderOfUseError(f"{mark!r} is no mark of this device")
+        return self._begun[: max(0, mark - self._arrived)]
+
+    def _unchanged(self, copy: _Begun) -> None:
+        if copy.before is not None and not copy.held and not torch.equal(copy.before, _bytes(copy.source)):
+            raise OrderOfUseError("a tensor has changed before its copy was there: the work that changes it was not held back")
 
     def read(self, data: torch.Tensor) -> torch.Tensor:
         """Data of host memory, which is read now."""
@@ -155,8 +318,15 @@ class StandIn:
         return sum(self.registered.values())
 
     def _in_flight(self, address: int, size_bytes: int, what: str) -> None:
-        if any(_meet(address, size_bytes, target.data_ptr(), _spans(target)) for target, _ in self._begun):
+        with self._lock:
+            meets = any(_meet(address, size_bytes, copy.target.data_ptr(), _spans(copy.target)) for copy in self._begun)
+        if meets:
             raise OrderOfUseError(f"memory at {address:#x} is {what} before the copies to it are finished")
+
+
+def _bytes(data: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor's bytes, in a row."""
+    return data.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 def _spans(data: torch.Tensor) -> int:

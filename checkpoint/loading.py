@@ -14,6 +14,7 @@ import torch
 
 from checkpoint import direct, manifest, metadata, slots
 from checkpoint.block import Block
+from checkpoint.device import Device, device_of
 from checkpoint.errors import CheckpointMismatch, DamagedCheckpoint
 from checkpoint.layout import ChunkRun, Shard
 from checkpoint.local_shard import LocalShard
@@ -94,9 +95,15 @@ def fill(
     """
     for local_shard in local_shards:
         _check(path, contents, local_shard)
-    runs = list(_runs(path, contents, sources, [local_shard for local_shard in local_shards if local_shard.data.numel()]))
-    reader = _Reader(sources, max((run.chunk_run.length * run.chunk_run.shard.array.slot_bytes for run in runs), default=0))
-    for_each(runs, reader.worker, min(threads, len(runs)), "checkpoint-load")
+    wanted = [local_shard for local_shard in local_shards if local_shard.data.numel()]
+    on_gpu = device_of([local_shard.data for local_shard in wanted])
+    runs = list(_runs(path, contents, sources, wanted, on_gpu))
+    run_bytes = max((run.chunk_run.length * run.chunk_run.shard.array.slot_bytes for run in runs), default=0)
+    reader = _Reader(sources, run_bytes, lambda: device_of([local_shard.data for local_shard in wanted]))
+    try:
+        for_each(runs, reader.worker, min(threads, len(runs)), "checkpoint-load")
+    finally:
+        reader.finish()
     return reader.seals
 
 
@@ -114,12 +121,14 @@ def _check(path: Path, contents: Contents, local_shard: LocalShard) -> None:
         )
 
 
-def _runs(path: Path, contents: Contents, sources: Sequence[Source], local_shards: Sequence[LocalShard]) -> Iterator[_Run]:
+def _runs(
+    path: Path, contents: Contents, sources: Sequence[Source], local_shards: Sequence[LocalShard], device: Device | None
+) -> Iterator[_Run]:
     """What to read, by file and offset."""
     wanted: dict[Shard, list[tuple[ChunkRun, Block]]] = {}
     for local_shard in local_shards:
         info = contents.arrays[local_shard.array]
-        block = Block(local_shard, info)
+        block = Block(local_shard, info, as_tensors=device is not None and device.holds(local_shard.data))
         for chunk_run in info.chunk_runs(local_shard.offset, local_shard.extent):
             wanted.setdefault(chunk_run.shard, []).append((chunk_run, block))
     for shard, chunk_runs in wanted.items():
@@ -160,18 +169,72 @@ def _chunk(shard: Shard, slot: int) -> str:
     return f"chunk {place} of {shard.array.name} (slot {slot} of {shard.path})"
 
 
-class _Reader:
-    """Reads runs; each thread has one buffer, for fresh pages would cost more than the reading."""
+class _Staging:
+    """What one thread reads into: fresh pages would cost more than the reading. For a GPU twice, page-locked.
 
-    def __init__(self, sources: Sequence[Source], run_bytes: int) -> None:
+    The GPU copies out of one half, on a stream of this thread's own, while the thread reads into the other.
+    """
+
+    def __init__(self, run_bytes: int, device: Device | None) -> None:
+        self._device = device
+        halves = 1 if device is None else 2
+        self._buffers = [torch.frombuffer(direct.memory(run_bytes), dtype=torch.uint8) for _ in range(halves)]
+        self._marks: list[object | None] = [None] * halves
+        self._locked = []
+        for each in self._buffers if device is not None else ():
+            pages = -(-len(each) // direct.PAGE_BYTES) * direct.PAGE_BYTES
+            if pages and device is not None and device.register(each.data_ptr(), pages):
+                self._locked.append(each.data_ptr())
+        self._next = 0
+
+    def memory(self) -> torch.Tensor:
+        """To read into; what a GPU has had to copy out of it is there."""
+        self._next = (self._next + 1) % len(self._buffers)
+        self._wait(self._next)
+        return self._buffers[self._next]
+
+    def scatter(self, chunk_run: ChunkRun, block: Block, slots: torch.Tensor) -> None:
+        """Copy from what was read last into a block."""
+        if self._device is None or not block.as_tensors:
+            block.scatter(chunk_run, slots)
+            return
+        sources, targets = zip(*block.pairs(chunk_run, slots), strict=True)
+        self._device.copy(targets, sources)
+        self._marks[self._next] = self._device.mark()
+
+    def close(self) -> None:
+        """Wait until all copies are there. Raises RuntimeError where the GPU has failed."""
+        for number in range(len(self._buffers)):
+            self._wait(number)
+        for address in self._locked:
+            if self._device is not None:
+                self._device.unregister(address)
+
+    def _wait(self, number: int) -> None:
+        mark, self._marks[number] = self._marks[number], None
+        if mark is not None and self._device is not None:
+            self._device.wait(mark)
+
+
+class _Reader:
+    """Reads runs.
+
+    Args:
+        device: the GPU that local shards are on, with a stream of its own at each call; None: they are on the CPU.
+    """
+
+    def __init__(self, sources: Sequence[Source], run_bytes: int, device: Callable[[], Device | None]) -> None:
         self._sources = sources
-        self._run_bytes = run_bytes
+        self._run_bytes, self._device = run_bytes, device
+        self._staged: list[_Staging] = []
         self.seals: Seals = {}
         self._lock = threading.Lock()
 
     def worker(self) -> Callable[[_Run], None]:
         """What one thread does with a run: fill the tensors from it. It raises DamagedCheckpoint."""
-        buffer = torch.frombuffer(direct.memory(self._run_bytes), dtype=torch.uint8)
+        buffer = _Staging(self._run_bytes, self._device())
+        with self._lock:
+            self._staged.append(buffer)
 
         def read(run: _Run) -> None:
             try:
@@ -183,7 +246,12 @@ class _Reader:
 
         return read
 
-    def _one_by_one(self, run: _Run, buffer: torch.Tensor, error: DamagedCheckpoint) -> None:
+    def finish(self) -> None:
+        """Wait until what GPUs copy is there."""
+        for each in self._staged:
+            each.close()
+
+    def _one_by_one(self, run: _Run, buffer: _Staging, error: DamagedCheckpoint) -> None:
         """Each chunk from the first source in which it is sound."""
         shard = run.chunk_run.shard
         for slot in range(run.chunk_run.slot, run.chunk_run.slot + run.chunk_run.length):
@@ -197,10 +265,10 @@ class _Reader:
             else:
                 raise error
 
-    def _read(self, chunk_run: ChunkRun, wanted: Sequence[tuple[ChunkRun, Block]], source: Source, buffer: torch.Tensor) -> None:
+    def _read(self, chunk_run: ChunkRun, wanted: Sequence[tuple[ChunkRun, Block]], source: Source, buffer: _Staging) -> None:
         shard, first, count = chunk_run
         size = shard.array.slot_bytes
-        whole = buffer[: count * size]
+        whole = buffer.memory()[: count * size]
         view = whole.numpy().data
         source.read(shard, first, view)
         bad = slots.unsound(shard.array, view)
@@ -214,6 +282,6 @@ class _Reader:
             part = each.part(first, first + count)
             if part.length:
                 start = (part.slot - first) * size
-                block.scatter(part, whole[start : start + part.length * size])
+                buffer.scatter(part, block, whole[start : start + part.length * size])
         with self._lock:
             self.seals.setdefault(shard.path, {}).update(seals)

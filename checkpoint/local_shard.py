@@ -28,6 +28,9 @@ class LocalShard:
         unit: the boundaries of every rank's block are multiples of this, or the array's edge.
         replica: this rank's index among the `replicas` ranks that hold the same block; they share the writing.
         replicas: how many they are.
+        copy: index of these ranks among `copies` such sets on different nodes. A checkpoint they write together; in snapshots each
+            set has the whole block, so that any of their nodes may be lost.
+        copies: how many sets there are.
     """
 
     array: str
@@ -37,6 +40,8 @@ class LocalShard:
     unit: Shape
     replica: int = 0
     replicas: int = 1
+    copy: int = 0
+    copies: int = 1
 
     def __post_init__(self) -> None:
         for node in self.array.split("/"):
@@ -50,6 +55,8 @@ class LocalShard:
             )
         if not 0 <= self.replica < self.replicas:
             raise ValueError(f"{self.array}: replica {self.replica} of {self.replicas}; the first one is 0")
+        if not 0 <= self.copy < self.copies:
+            raise ValueError(f"{self.array}: copy {self.copy} of {self.copies}; the first one is 0")
         for full, start, length, part in zip(self.shape, self.offset, self.extent, self.unit, strict=True):
             end = start + length
             if part < 1 or start < 0 or end > full:
@@ -75,7 +82,13 @@ _RESERVED = ("zarr.json", "manifest.json")
 
 
 def local_shard_of(
-    name: str, tensor: torch.Tensor, *, stack: tuple[int, int] | None = None, replica: int = 0, replicas: int = 1
+    name: str,
+    tensor: torch.Tensor,
+    *,
+    stack: tuple[int, int] | None = None,
+    replica: int = 0,
+    replicas: int = 1,
+    apart: tuple[str, int] | None = None,
 ) -> LocalShard:
     """The local shard that this rank holds of a tensor; it shares the tensor's memory.
 
@@ -86,6 +99,8 @@ def local_shard_of(
         stack: (index, count): the tensor is entry `index` of an array [count, *shape], as the layers of a model are.
         replica: this rank's index among `replicas` groups of ranks that hold the same, beyond what a DTensor knows itself.
         replicas: how many they are.
+        apart: (mesh dimension, ranks): of the ranks along this dimension, so many in a row are on one node, and the next ones on
+            another; they hold copies of what they replicate, see `LocalShard`.
 
     Raises ValueError for other placements, or where this rank is not in the tensor's mesh.
     """
@@ -93,15 +108,27 @@ def local_shard_of(
     shape: Shape = tuple(tensor.shape)
     offset: Shape = (0,) * len(shape)
     unit: Shape = tuple(max(1, length) for length in shape)
+    copy, copies = 0, 1
     if isinstance(local, DTensor):
         offset, unit, inner, inners = _placed(name, local)
+        if apart is not None:
+            copy, copies, inner, inners = _copies(local, apart, inner, inners)
         local = local.to_local()
         replica, replicas = replica * inners + inner, replicas * inners
     if stack is not None:
         index, count = stack
         local = local.unsqueeze(0)
         shape, offset, unit = (count, *shape), (index, *offset), (1, *unit)
-    return LocalShard(name, shape, offset, local, unit, replica, replicas)
+    return LocalShard(name, shape, offset, local, unit, replica, replicas, copy, copies)
+
+
+def _copies(tensor: DTensor, apart: tuple[str, int], replica: int, replicas: int) -> tuple[int, int, int, int]:
+    """Copy, copies, and replica and replicas of one, where replicas along a mesh dimension, the outermost, are on other nodes."""
+    mesh, (name, together) = tensor.device_mesh, apart
+    if (mesh.mesh_dim_names or ("",))[0] != name or not isinstance(tensor.placements[0], Replicate):
+        return 0, 1, replica, replicas
+    each = replicas // mesh.size(0) * together
+    return replica // each, replicas // each, replica % each, each
 
 
 def _placed(name: str, tensor: DTensor) -> tuple[Shape, Shape, int, int]:

@@ -6,7 +6,7 @@ or overlap, and that of each block's replicas every one is there once. Pure; kno
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +26,13 @@ class ShardSpec:
     unit: Shape
     replica: int
     replicas: int
+    copy: int = 0
+    copies: int = 1
+
+    @property
+    def for_snapshots(self) -> "ShardSpec":
+        """The same as if there were no other copy: all of the block is written."""
+        return replace(self, copy=0, copies=1)
 
 
 def plan(specs: Sequence[Sequence[ShardSpec]]) -> tuple[ArrayInfo, ...]:
@@ -46,15 +53,16 @@ def plan(specs: Sequence[Sequence[ShardSpec]]) -> tuple[ArrayInfo, ...]:
 
 
 def chunks_to_write(info: ArrayInfo, ordinal: int, spec: ShardSpec) -> Iterator[ChunkRun]:
-    """The chunks of a block that this replica writes: of n replicas every one an n-th, in a row.
+    """The chunks of a block that this replica writes: of n replicas, in all copies, every one an n-th, in a row.
 
     Args:
         ordinal: the array's place among all arrays; it turns the distribution, so that arrays of few chunks are spread too.
     """
     spans = info.span(spec.offset, spec.extent)
-    part = (spec.replica - ordinal - sum(each.start for each in spans)) % spec.replicas
+    writers = spec.copies * spec.replicas
+    part = (spec.copy * spec.replicas + spec.replica - ordinal - sum(each.start for each in spans)) % writers
     count = math.prod(map(len, spans))
-    low, high = part * count // spec.replicas, (part + 1) * count // spec.replicas
+    low, high = part * count // writers, (part + 1) * count // writers
     begin = 0
     for chunk_run in info.chunk_runs(spec.offset, spec.extent):
         mine = chunk_run.part(chunk_run.slot + low - begin, chunk_run.slot + high - begin)
@@ -97,11 +105,15 @@ def _unit(shape: Shape, specs: Sequence[ShardSpec]) -> Shape:
 
 
 def _check_replicas(name: str, offset: Shape, extent: Shape, held: Sequence[tuple[int, ShardSpec]]) -> None:
-    expected = held[0][1].replicas
-    found = sorted((spec.replica, spec.replicas) for _, spec in held)
-    if found != [(number, expected) for number in range(expected)]:
-        said = ", ".join(f"rank {rank} is {spec.replica} of {spec.replicas}" for rank, spec in held)
+    replicas, copies = held[0][1].replicas, held[0][1].copies
+    found = sorted((spec.copy, spec.replica, spec.copies, spec.replicas) for _, spec in held)
+    if found != [(copy, number, copies, replicas) for copy in range(copies) for number in range(replicas)]:
+        said = ", ".join(f"rank {rank} is {spec.replica} of {spec.replicas}" + _of_copy(spec) for rank, spec in held)
         raise CheckpointError(
             f"array {name}: the block of {extent} at {offset} has {len(held)} holders ({said}); each must be another one "
             "of as many replicas"
         )
+
+
+def _of_copy(spec: ShardSpec) -> str:
+    return f" in copy {spec.copy} of {spec.copies}" if spec.copies > 1 else ""

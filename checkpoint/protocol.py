@@ -32,7 +32,8 @@ class NodeShard(Plain, kw_only=True, frozen=True):
 
     Attributes:
         directory: on that node.
-        shard: number of this shard: the node rank, in the generation that took the snapshot, of the node that wrote it.
+        shard: number of this shard: the node rank, in the generation that took the snapshot, of the node that wrote it; where
+            several nodes write the same, they have one number.
         shards: of the snapshot.
         replica: held for another node.
     """

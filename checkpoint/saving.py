@@ -155,7 +155,8 @@ def save_one_by_one(
 def spec_of(local_shard: LocalShard) -> ShardSpec:
     """A local shard without its data."""
     each = local_shard
-    return ShardSpec(each.array, each.dtype, each.shape, each.offset, each.extent, each.unit, each.replica, each.replicas)
+    where = (each.array, each.dtype, each.shape, each.offset, each.extent, each.unit)
+    return ShardSpec(*where, each.replica, each.replicas, each.copy, each.copies)
 
 
 def agree(ranks: Ranks, specs: list[ShardSpec]) -> Layout:

@@ -3,7 +3,7 @@
 `resilient run config.yaml` starts three layers of processes. The *driver* (`resilient.driver`, one per job) owns the job:
 signals, generations, the ledger. The *agent* (`resilient.agent`, one per node) owns the node: it forks workers warm, watches
 them, and outlives them. The *worker* (one per rank) runs the entry point that the config names and talks to the runtime
-through the five calls of `resilient.worker`, all of which do nothing when no supervisor is there.
+through the six calls of `resilient.worker`, all of which do nothing when no supervisor is there.
 
 A training script that wants its state kept calls `resilient.attach` (`resilient.state`), which is imported when it is asked for.
 Nothing is imported before, so that `resilient --help` stays quick.

@@ -32,6 +32,7 @@ PARTS = {
 # Actions that stop no rank: the time stays with the steps.
 GOES_ON = ("report", "recompute_batch", "skip_batch", "restart_agent", "exclude_node")
 STALLS = ("snapshot", "script_checkpoint")  # events that tell how long ranks stood still after a step
+STORAGE = "storage"  # a kind of fault that costs nothing by itself: ranks go on without the tier
 PLANNED = ("time_limit", "preempted")  # faults that cost nothing by themselves: ranks compute until the drain stops them
 
 NOTES = 128  # steps after which it is still known how long ranks stood still
@@ -64,7 +65,12 @@ class Incident:
 
 @dataclass
 class Kind:
-    """All faults of one kind. Attributes: seconds: of wall time by part, as of an incident."""
+    """All faults of one kind.
+
+    Attributes:
+        lost_steps: that had to be computed again; of faults that met each step once, with the first that is over.
+        seconds: of wall time by part, as of an incident.
+    """
 
     faults: int = 0
     recovered: int = 0
@@ -220,7 +226,9 @@ def event_told(line: Line) -> Told | None:
             return Told(t, event, generation, line["step"], float(stall_s), count=count)
         case "validation":
             return Told(t, event, generation, line["step"])
-        case "fault" if line["kind"] != "storage":
+        case "fault" if line["kind"] == STORAGE:
+            return Told(t, STORAGE, generation, fault_id=line["fault_id"])
+        case "fault":
             seconds, detail = float(line.get("detect_s", 0.0)), line.get("detail", "")
             ranks, nodes = line.get("ranks", []), line.get("nodes", [])
             names = line["fault_id"], line["kind"]
@@ -228,7 +236,8 @@ def event_told(line: Line) -> Told | None:
         case "action":
             return Told(t, event, generation, fault_id=line["fault_id"] or "", name=line["name"])
         case "recovered":
-            return Told(t, event, generation, count=line["lost_steps"], fault_id=line["fault_id"])
+            names = line["fault_id"], line.get("incident_id") or line["fault_id"]
+            return Told(t, event, generation, count=line["lost_steps"], fault_id=names[0], incident_id=names[1])
         case "run_finished":
             return Told(t, event, generation, count=line.get("exit_code", 0))
     return None
@@ -270,6 +279,8 @@ class Clerk:
         open: numbers of incidents that are not over; the first of `kept.incidents` has the number `dropped`.
         held: lines from a fault on of which nothing says yet what was done about it.
         idle_s: between steps since snapshots were last told by their sum, as far as nothing says what they were for.
+        degraded: faults of storage that are not over, the newest.
+        counted: steps that the incident that was recovered from last has cost, and its id.
     """
 
     keep: int | None = None
@@ -288,6 +299,8 @@ class Clerk:
     notes: dict[tuple[int, int], _Note] = field(default_factory=dict)
     held: list[Told] = field(default_factory=list)
     idle_s: float = 0.0
+    degraded: list[str] = field(default_factory=list)
+    counted: tuple[str, int] = ("", 0)
 
     def event(self, line: Line) -> None:
         """The next line is one of the ledger."""
@@ -374,6 +387,7 @@ class Clerk:
         if line.event == "run_started":
             self.cursor, self.phase, self.before, self.open = t, "start", None, []
             self.known, self.notes, self.idle_s = False, {}, 0.0
+            self.degraded, self.counted = [], ("", 0)
             self.kept.runs.append(Run(t, t))
             if self.keep is not None:
                 del self.kept.runs[: -self.keep]
@@ -394,6 +408,9 @@ class Clerk:
             case "action" if line.name in ("grow", "evacuate"):
                 self._spend(t, "rework" if self.phase == "run" else self.phase)
                 self.phase = "restart"
+            case "storage":
+                self.degraded = [*self.degraded[1 - HELD :], line.fault_id]
+                self._count(STORAGE)
             case "recovered":
                 self._recovered(line)
             case "run_finished":
@@ -418,6 +435,8 @@ class Clerk:
         assert self.cursor is not None
         if self.phase == "restart" and line.generation <= self.given_up:
             return  # another rank ended its step after the fault, and will do so again
+        if self.kept.runs and line.generation < self.kept.runs[-1].generation:
+            return  # what a lost node had not told of a generation that is over
         step, step_s = line.step, line.seconds
         began = max(self.cursor, t - step_s)
         if self.phase == "link":  # the step that stalled: what is beyond a usual one was waiting
@@ -484,9 +503,7 @@ class Clerk:
         self._keep(incident)
         planned = line.name in PLANNED
         if not planned:
-            self._kind(line.name).faults += 1
-            if self.kept.runs:
-                self.kept.runs[-1].faults += 1
+            self._count(line.name)
         if action in GOES_ON or planned:
             return
         number = self.dropped + len(self.kept.incidents) - 1
@@ -501,6 +518,11 @@ class Clerk:
         self.given_up = line.generation
         self.phase = "restart" if action in ("restart_workers", "replace_node", "roll_back") else "finish"
 
+    def _count(self, kind: str) -> None:
+        self._kind(kind).faults += 1
+        if self.kept.runs:
+            self.kept.runs[-1].faults += 1
+
     def _keep(self, incident: Incident) -> None:
         incidents = self.kept.incidents
         incidents.append(incident)
@@ -509,6 +531,9 @@ class Clerk:
             self.dropped += 1
 
     def _recovered(self, line: Told) -> None:
+        if line.fault_id in self.degraded:
+            self.degraded.remove(line.fault_id)
+            self._kind(STORAGE).recovered += 1
         still = []
         for number in self.open:
             incident = self.kept.incidents[number - self.dropped] if number >= self.dropped else None
@@ -518,9 +543,17 @@ class Clerk:
                 still.append(number)
                 continue
             incident.lost_steps = line.count
+            lost_steps = self._counted(line)
             kind = self._kind(incident.kind)
             kind.recovered += 1
-            kind.lost_steps += line.count
+            kind.lost_steps += lost_steps
             if self.kept.runs:
-                self.kept.runs[-1].lost_steps += line.count
+                self.kept.runs[-1].lost_steps += lost_steps
         self.open = still
+
+    def _counted(self, line: Told) -> int:
+        """Steps that were not counted yet: those of faults that met are the same ones."""
+        incident_id, before = self.counted
+        before = before if line.incident_id == incident_id else 0
+        self.counted = line.incident_id, max(before, line.count)
+        return self.counted[1] - before

@@ -14,6 +14,7 @@ Point = tuple[float, float]
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 FAR = 1e6  # widths of a drawing: what is further outside is not seen either
+LARGE = 1e300  # half as much again can still be told
 POINTS = 1500  # of a curve at most
 DAY_S = 86400.0
 STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 4 * 3600, 6 * 3600, 12 * 3600, DAY_S)
@@ -66,6 +67,8 @@ def of_lines(metrics: Iterable[Line], value: Callable[[Line], object]) -> list[t
 def value_scale(values: Sequence[float], top: float, height: float, *, from_zero: bool) -> Scale:
     """From values to heights, with round ends as far as those are near."""
     low, high = (0.0 if from_zero else min(values, default=0.0)), max(values, default=1.0)
+    if low == high and abs(low) < LARGE:  # a curve that is level lies in the middle
+        low, high = low - (abs(low) or 1.0) / 2, high + (abs(low) or 1.0) / 2
     steps = ticks(low, high, 4)
     return Scale(min(low, *steps), max(high, *steps), top + height, top)
 
@@ -125,7 +128,9 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 def number(value: float) -> str:
     """As an axis names it."""
-    return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:.10g}" if abs(value) >= 1e-6 else "0"
+    if abs(value) >= 10_000:
+        return f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1000:g}k"
+    return f"{value:.10g}" if abs(value) >= 1e-6 else "0"
 
 
 def seconds_axis(x: Scale, y: float) -> Iterator[str]:

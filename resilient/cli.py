@@ -123,8 +123,8 @@ def submit(
     from resilient.access import must_be_ours, restrict
     from resilient.campaign import already_reached
     from resilient.config import ConfigError, attribute, load
+    from resilient.decided import decided
     from resilient.identity.resume import Known
-    from resilient.precision import settled
     from resilient.slurm.succession import submit as begin
 
     given = overrides or []
@@ -134,7 +134,7 @@ def submit(
     known = Known.of(loaded, config, given)
     loaded, _ = known.keep(loaded)
     try:  # as the first job will: better now than after a night in the queue
-        resumption = known.resume(settled(loaded)[0], None, accept or ())
+        resumption = known.resume(decided(loaded)[0], None, accept or ())
     except ConfigError as error:
         raise attribute(error, config, given) from None
     reached = already_reached(loaded)
@@ -151,20 +151,38 @@ def submit(
 
 
 @app.command()
-def plan(config: ConfigFile, overrides: Overrides = None) -> None:
+def plan(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    suggest: Annotated[bool, typer.Option("--suggest", help="Order the layouts of its ranks by predicted step time.")] = False,
+    results: Annotated[
+        Path | None, typer.Option("--results", metavar="FILE", help="Of `resilient bench`, whose steps say how fast work is done.")
+    ] = None,
+    rate: Annotated[
+        list[str] | None,
+        typer.Option("--rate", metavar="NAME=VALUE", help="A rate, as flops_per_s=4e14; may be given several times."),
+    ] = None,
+) -> None:
     """Check a config and say what it comes to: layout, memory, checkpoints, timeouts."""
     from resilient.campaign import machine_layout
     from resilient.config import ConfigError, attribute, from_site, load, notes
+    from resilient.decided import decided
     from resilient.plan import show
-    from resilient.precision import settled
     from resilient.sinks.packages import missing
 
+    if (results or rate) and not suggest:
+        raise typer.BadParameter("goes with --suggest", param_hint="--results" if results else "--rate")
     given = overrides or []
-    loaded, precision = settled(load(config, given))
+    loaded, decisions = decided(load(config, given))
     if problems := missing(loaded):
         raise attribute(ConfigError(problems), config, given)
     try:
-        show(loaded, machine_layout(loaded), from_site(config, given), precision, notes(config, given))
+        if suggest:
+            from resilient.suggest import suggest as order
+
+            order(loaded, results, rate or [])
+            return
+        show(loaded, machine_layout(loaded), from_site(config, given), decisions, notes(config, given))
     except ConfigError as error:
         raise attribute(error, config, given) from None
 

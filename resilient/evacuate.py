@@ -5,7 +5,8 @@ Owns the file: the lease of the driver that is asked, and the nodes by name. Ano
 
 import logging
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -22,10 +23,17 @@ LIMIT_BYTES = 1 << 20
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Args: token: of the driver's lease; nodes: numbers or hosts, as they were given."""
+    """Nodes are numbers or hosts, as they were given.
+
+    Attributes:
+        token: of the driver's lease.
+        nodes: that are to be left.
+        resumed: that may be used again, and since when, unix seconds.
+    """
 
     token: str
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
+    resumed: Mapping[str, float] = {}
 
 
 def evacuate(run_dir: Path, node: str, *, resume: bool) -> str:
@@ -37,26 +45,33 @@ def evacuate(run_dir: Path, node: str, *, resume: bool) -> str:
     owner = holder(run_dir)
     if owner is None:
         raise EnvironmentUnusable(f"nothing runs in {run_dir}")
-    asked = [each for each in requested(run_dir, owner.token) if each != node]
+    before = requested(run_dir, owner.token)
+    nodes = tuple(each for each in before.nodes if each != node)
+    resumed = {each: t for each, t in before.resumed.items() if each != node}
+    if resume:
+        resumed[node] = time.time()
+    else:
+        nodes += (node,)
     restrict_as(run_dir)
     path = run_dir / FILE
     new = path.with_name(f"{FILE}.{os.getpid()}")
     try:
-        new.write_bytes(msgspec.json.encode(Request(owner.token, (*asked, *([] if resume else [node])))))
+        new.write_bytes(msgspec.json.encode(Request(owner.token, nodes, resumed)))
         new.replace(path)
     except OSError as error:
         raise EnvironmentUnusable(f"cannot write {path}: {error.strerror}") from error
     return f"{owner} takes node {node} in again" if resume else f"{owner} leaves node {node} at a step boundary, if it can"
 
 
-def requested(run_dir: Path, token: str) -> Sequence[str]:
-    """The nodes that the driver with this lease is asked to leave; none where the file is missing, another's, or no such file."""
+def requested(run_dir: Path, token: str) -> Request:
+    """What the driver with this lease is asked; nothing where the file is missing, another's, or no such file."""
+    nothing = Request(token)
     try:
         with (run_dir / FILE).open("rb") as file:
             request = msgspec.json.decode(file.read(LIMIT_BYTES), type=built(Request))
     except FileNotFoundError:
-        return ()
+        return nothing
     except (OSError, ValueError, RecursionError) as error:
         log.warning("%s is left out of account: %s", run_dir / FILE, error)
-        return ()
-    return request.nodes if request.token == token else ()
+        return nothing
+    return request if request.token == token else nothing

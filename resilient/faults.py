@@ -116,6 +116,7 @@ class Fault:
         since: of bad numbers, the first step that had them.
         phase: that the culprit was in.
         attempt: what the attempt that it ended had come to, of a script that says nothing by itself.
+        device: the device of the culprit does not work any more.
     """
 
     fault_id: str
@@ -132,6 +133,7 @@ class Fault:
     since: int | None = None
     phase: str | None = None
     attempt: Attempt | None = None
+    device: bool = False
 
     @property
     def hung(self) -> bool:
@@ -254,6 +256,7 @@ def from_ends(
         verdict=first.oom.verdict if first.oom is not None else verdict,
         since=first.raised.since if first.raised is not None else None,
         phase=first.phase,
+        device=found is not None and found.symptom.device,
     )
 
 

@@ -38,7 +38,7 @@ NOT_BEATEN = -1  # position before the first finished step
 NOT_CHECKED = -2  # no step boundary reached yet
 NO_TARGET = -3
 
-_MAGIC = 0x52455349_00000002
+_MAGIC = 0x52455349_00000003
 _HEADER_BYTES = 4096
 RING_BYTES = 8 << 20  # of which nothing is taken but what was written; a driver may be away for minutes, and steps be short
 _REASON_AT, _REASON_BYTES = 2048, 128
@@ -49,7 +49,7 @@ _MAGIC_WORD, _PID, _STEP, _CHECKED, _PHASE, _STOPPED, _HEAD, _DROPPED, _OBSERVED
 )  # worker, but for the magic number
 _TARGET, _ARMED, _TAIL = 16, 17, 18  # agent
 _BEAT_TIME, _PHASE_TIME = 32, 33  # worker; doubles, unix seconds
-_DATA_S, _FIRST_TIME = 34, 35  # worker; doubles, seconds and unix seconds
+_DATA_S, _FIRST_TIME, _DEVICE_S = 34, 35, 36  # worker; doubles: seconds, unix seconds, seconds
 
 Fields = Mapping[str, object]
 
@@ -74,8 +74,8 @@ class Record:
 class Activity:
     """What the region says of a worker at one moment; times in unix seconds, 0 for never.
 
-    `data_s`: seconds in phase `data`. `observed`: its script says nothing, and `resilient.progress` beats for it. `first_step`: the
-    first that it has finished, at `first_beat_t`.
+    `data_s`: seconds in phase `data`. `device_s`: seconds for which its GPU has computed; 0 where it tells of none. `observed`: its
+    script says nothing, and `resilient.progress` beats for it. `first_step`: the first that it has finished, at `first_beat_t`.
     """
 
     pid: int
@@ -87,6 +87,7 @@ class Activity:
     beat_t: float
     phase_t: float
     data_s: float = 0.0
+    device_s: float = 0.0
     observed: bool = False
     first_step: int = NOT_BEATEN
     first_beat_t: float = 0.0
@@ -123,6 +124,7 @@ class _Mapped:
             beat_t=_time(times[_BEAT_TIME]),
             phase_t=_time(times[_PHASE_TIME]),
             data_s=_time(times[_DATA_S]),
+            device_s=_time(times[_DEVICE_S]),
             observed=bool(words[_OBSERVED]),
             first_step=words[_FIRST],
             first_beat_t=_time(times[_FIRST_TIME]),
@@ -285,6 +287,10 @@ class WorkerRegion(_Mapped):
         """Say that the worker is active, in the phase in which it is; not in phase `data`, whose time is counted."""
         if self._words[_PHASE] != _DATA:
             self._times[_PHASE_TIME] = clock.now()
+
+    def computed(self, seconds: float) -> None:
+        """Say for how long the device has computed, beside what was said before."""
+        self._times[_DEVICE_S] += seconds
 
     def observe(self, observed: bool) -> None:
         """Say whether beats and phases are observed, and not the script's own words."""

@@ -5,7 +5,9 @@ light or dark: `LIGHT` and `DARK` are the colours; texts have those of `TEXTS`, 
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from html import unescape
 from typing import TypeVar
 
 from resilient.account import PARTS
@@ -25,8 +27,8 @@ GROUNDS = ("ground", "shade")
 Value = TypeVar("Value", int, float, str)
 
 _STYLE = """
-body { margin: 0 auto; max-width: 76rem; padding: 1.5rem; background: var(--ground); color: var(--ink);
-  font: 15px/1.45 system-ui, sans-serif; }
+body { margin: 0 auto; max-width: 84rem; padding: 1.5rem; background: var(--ground); color: var(--ink);
+  font: 15px/1.45 system-ui, sans-serif; overflow-wrap: break-word; }
 h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; }
 .badge { border-radius: .3rem; color: var(--ground); font-size: 1rem; margin-left: .5rem; padding: .15rem .6rem; }
 .good { color: var(--good); } .bad { color: var(--bad); } .badge.good { background: var(--good); color: var(--ground); }
@@ -35,14 +37,18 @@ dl.numbers { display: flex; flex-wrap: wrap; gap: .4rem 2.2rem; margin: 1rem 0 0
   flex-direction: column-reverse; } dl.numbers dt { color: var(--soft); font-size: .8rem; }
 dl.numbers dd { font-size: 1.25rem; font-variant-numeric: tabular-nums; margin: 0; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; } td, th { border-bottom: 1px solid var(--rule);
-  padding: .35rem .7rem .35rem 0; text-align: left; vertical-align: top; } th { color: var(--soft); font-size: .8rem;
-  font-weight: 600; } td.number, th.number { font-variant-numeric: tabular-nums; text-align: right; white-space: nowrap; }
+  padding: .35rem 0 .35rem 1rem; text-align: left; vertical-align: top; white-space: nowrap; } td:first-child, th:first-child {
+  padding-left: 0; } th { color: var(--soft); font-size: .8rem; font-weight: 600; vertical-align: bottom; white-space: normal; }
+td.number, th.number { font-variant-numeric: tabular-nums; text-align: right; } td.long { min-width: 12rem;
+  overflow-wrap: anywhere; white-space: normal; } td .bar { border-radius: .2rem; height: 1.1rem; min-width: 9rem; }
+@media (max-width: 60rem) { td.long { min-width: 20rem; } }
 svg { display: block; height: auto; width: 100%; } svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
+.chart svg { min-width: 60rem; }
 svg text.name { fill: var(--ink); font-weight: 600; } .grid { stroke: var(--rule); } .curve { fill: none; stroke: var(--curve);
   stroke-linejoin: round; stroke-width: 1.6; } .band0 { fill: none; pointer-events: all; } .band1 { fill: var(--shade); }
 .injection line, .fault line { stroke: var(--bad); stroke-dasharray: 3 3; } .injection path, .fault path { fill: var(--bad); }
 .action { fill: var(--act); } .recovered { fill: var(--good); } .ended line { stroke: var(--ink); stroke-width: 2; }
-.key span { margin-right: 1.4rem; white-space: nowrap; }
+.key span { display: inline-block; margin-right: 1.4rem; }
 .key svg { display: inline-block; height: 12px; vertical-align: -1px; width: 12px; }
 .bar { border-radius: .3rem; display: flex; height: 1.9rem; overflow: hidden; } .bar i { min-width: 1px; }
 .swatch { border-radius: 2px; display: inline-block; height: .75rem; margin-right: .5rem; width: .75rem; }
@@ -133,6 +139,8 @@ def figure(key: str, value: Value, form: Callable[[Value], str]) -> str:
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
+LONG = 32  # characters
+_TAG = re.compile("<[^>]*>")
 _RIGHT = "\0"  # in front of what stands to the right of its cell
 
 
@@ -161,7 +169,12 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
 
 def _row(cells: Iterable[str], tag: str) -> str:
     def cell(text: str) -> str:
-        kind = ' class="number"' if text.startswith(_RIGHT) else ""
+        kind = ' class="number"' if text.startswith(_RIGHT) else ' class="long"' if _is_long(text) else ""
         return f"<{tag}{kind}>{text.removeprefix(_RIGHT)}</{tag}>"
 
     return f"<tr>{''.join(map(cell, cells))}</tr>"
+
+
+def _is_long(html: str) -> bool:
+    """Whether a cell has a line that is to be broken where the window is not wide enough; others are not."""
+    return any(len(unescape(_TAG.sub("", line))) > LONG for line in html.split("<br/>"))

@@ -14,13 +14,13 @@ from rich.table import Table
 
 from resilient import entry, network, storage, throughput
 from resilient.campaign import binding_here
-from resilient.config import Config, ConfigError, Layout, Problem, layouts, spans
+from resilient.config import Config, ConfigError, Layout, Problem, layouts, layouts_by_ranks, spans
 from resilient.config.timeouts import STOPPED_S, timeouts
 from resilient.control.learning import FACTOR
+from resilient.decided import Decision
 from resilient.health.quota import quotas, site_places
 from resilient.health.report import size
 from resilient.policy import ordinal
-from resilient.precision import Choice
 from resilient.slurm.allocation import JOB
 
 TCP_RETRIES = Path("/proc/sys/net/ipv4/tcp_retries2")
@@ -28,13 +28,17 @@ DEFAULT_TCP_RETRIES = 15  # of Linux
 
 
 def show(
-    config: Config, layout: Layout, site: Mapping[str, object], precision: Choice | None = None, notes: Sequence[str] = ()
+    config: Config,
+    layout: Layout,
+    site: Mapping[str, object],
+    decisions: Mapping[str, Decision] | None = None,
+    notes: Sequence[str] = (),
 ) -> None:
     """Print the plan.
 
     Args:
         site: what the config has from its site's profile, by key.
-        precision: what was chosen for this machine, if the config leaves that open.
+        decisions: on what the config leaves to this machine, by key.
         notes: what came out otherwise than the config's file says.
 
     Raises:
@@ -42,7 +46,7 @@ def show(
     """
     sections: dict[str, Mapping[str, object]] = {"layout": runtime_layout(config, layout)}
     sections["nodes left, and the throughput of what goes on"] = nodes_left(config, layout)
-    sections["training"] = training(config, precision, notes)
+    sections["training"] = training(config, decisions or {}, notes)
     if site:
         sections[f"from the site profile {config.slurm.profile}"] = site
     sections.update(_entry_plan(config))
@@ -62,7 +66,7 @@ def runtime_layout(config: Config, layout: Layout) -> dict[str, object]:
     """Ranks and batches."""
     context = f"cp {layout.cp} × " if layout.cp > 1 else ""
     return {
-        "world size": f"{layout.world_size} = tp {layout.tp} × {context}pp {layout.pp} × dp {layout.dp}",
+        "world size": f"{layout.world_size} = tp {layout.tp} × {context}pp {layout.pp} × dp {layout.dp}{_hybrid(layout)}",
         "nodes": f"{layout.nodes} with {layout.procs_per_node} ranks each, {layout.threads_per_proc} threads a rank",
         "binding": f"{binding_here(config, layout, in_job=JOB in os.environ)} (of this machine)",
         "when nodes are lost": _fewer(config, layout),
@@ -72,16 +76,29 @@ def runtime_layout(config: Config, layout: Layout) -> dict[str, object]:
     }
 
 
-def training(config: Config, precision: Choice | None, notes: Sequence[str]) -> dict[str, object]:
-    """How long, and in which precision."""
+def _hybrid(layout: Layout) -> str:
+    """Who holds the same of the state."""
+    if layout.dp_replicate == 1:
+        return ""
+    where = f"on {layout.copies} nodes" if layout.copies > 1 else "on one node"
+    return f" = {layout.dp_shard} that shard the state × {layout.dp_replicate} that hold the same, {where}"
+
+
+def training(config: Config, decisions: Mapping[str, Decision], notes: Sequence[str]) -> dict[str, object]:
+    """How long, in which precision, and whether compiled."""
     warmup, decay = spans(config)
     schedule = f"{config.optimizer.schedule} over {decay:,} samples" if config.optimizer.schedule != "constant" else "constant"
     return {
         "steps": f"{config.train.steps:,}",
-        "precision": config.train.precision + (f" here: {precision.why}" if precision is not None else ""),
+        "precision": config.train.precision + _here(decisions.get("train.precision")),
+        "compiled": f"{'yes' if config.train.compile is True else 'no'}{_here(decisions.get('train.compile'))}",
         "learning rate": f"warm-up of {warmup:,} samples, then {schedule}",
         **({"note": "; ".join(notes)} if notes else {}),
     }
+
+
+def _here(decision: Decision | None) -> str:
+    return "" if decision is None else f" here: {decision.why}"
 
 
 def _global_batch(config: Config, layout: Layout) -> str:
@@ -98,10 +115,15 @@ def nodes_left(config: Config, layout: Layout) -> dict[str, object]:
     if config.is_script:
         return {}
     rows: dict[str, object] = {}
+    part = throughput.of_a_device_lost(config, layouts_by_ranks(config, layout))
+    if part is not None:
+        words = f"dp {part.layout.dp}, {part.layout.world_size} of {layout.world_size} ranks"
+        rows[f"{part.nodes:,}, one without a device"] = f"{part.throughput:4.0%}: {words}"
     for left in throughput.of_nodes_left(config, layouts(config, layout)):
         found = left.layout
         idle = f" on {found.nodes} of them" if found.nodes < left.nodes else ""
-        words = f"dp {found.dp}{idle}, at most {found.accumulation} micro batch{'es' * (found.accumulation > 1)} a replica"
+        hybrid = f" = {found.dp_replicate} × {found.dp_shard}" if layout.dp_replicate > 1 else ""
+        words = f"dp {found.dp}{hybrid}{idle}, at most {found.accumulation} micro batch{'es' * (found.accumulation > 1)} a replica"
         rows[f"{left.nodes:,}"] = f"{left.throughput:4.0%} with {left.nodes / layout.nodes:.0%} of the nodes: {words}"
     return rows
 
@@ -137,10 +159,12 @@ def tiers(config: Config, layout: Layout, one: tuple[int, int] | None) -> dict[s
     for tier in found.tiers:
         of = "each node" if tier.kind != "durable" else "all nodes"
         words = [_cadence(tier), f"keeps {tier.keep_last}"]
-        if tier.replicas:
+        if tier.kind == "memory" and layout.copies > 1:
+            words.append(f"the same on {layout.copies} nodes, so that no other copies are made")
+        elif tier.replicas:
             words.append("and as many of a buddy" if layout.nodes > 1 else "no replicas: there is one node")
         if one is not None:
-            needed, files = storage.needed(found, tier, layout.nodes, one)
+            needed, files = storage.needed(found, tier, layout.nodes, one, layout.copies)
             words.append(f"needs {size(needed)} and {files:,} files of {of}")
             words.append(_free(Path(tier.roots[0]), needed, files))
         rows[f"{tier.name} ({tier.kind})"] = ", ".join(words)

@@ -147,6 +147,9 @@ STALLED = ("collective_timeout", "link_down")
 UNFIT = "not fit"
 """The cause of a fault in which a node has failed its health check."""
 
+ILL = "ill"
+"""That of one in which a device of a node is not to be used any more, and its ranks have not failed yet."""
+
 TABLE: tuple[Row, ...] = (
     Row(
         lambda s: s.fault.kind == "storage",
@@ -157,6 +160,11 @@ TABLE: tuple[Row, ...] = (
         lambda s: s.fault.cause == UNFIT,
         "exclude_node",
         lambda s: "it takes no part until its agent is started anew",
+    ),
+    Row(
+        lambda s: s.fault.cause == ILL,
+        "exclude_node",
+        lambda s: "it is left at a step boundary as soon as the others can go on without it",
     ),
     Row(
         lambda s: s.fault.kind == "node_lost" and not s.fault.ranks,

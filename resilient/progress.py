@@ -27,7 +27,7 @@ from resilient.script_files import ScriptFiles, common_place
 ON_STOP_VARIABLE = "RESILIENT_ON_STOP"
 SAVED = "script_checkpoint"  # the event of a checkpoint that the script has written by itself
 TIER = "script"  # from where it goes on: its own checkpoint
-LINES_S = 0.05  # least time between two lines of metrics
+LINES_S = 0.3  # least time between two lines of metrics: agents report about as often
 FRAMES = 10  # above a hook, in which the caller of an optimizer's step is looked for
 APART_S = 1.0  # files that were finished so long before the next one is begun are another checkpoint
 STARTED_S = 60.0  # until then, a script that has taken no step may be writing down what it starts with

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from resilient import ledger
 from resilient.account import PARTS
-from resilient.driver.display import describe, duration, size
+from resilient.driver.display import describe, duration, size, without
 from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable
 from resilient.identity import record as identity
@@ -59,6 +59,7 @@ class Summary:
     checkpoint_age_s: float | None = None
     faults: int = 0
     recovered: int = 0
+    left_out: dict[str, list[int]] = field(default_factory=dict)  # devices that do not work, by node
     downtime_s: float = 0.0
     lost_steps: int = 0
     validation_loss: float | None = None
@@ -80,7 +81,8 @@ class Summary:
     accepted: list[dict[str, Any]] = field(default_factory=list)  # keys that changed since the campaign began, by --accept
 
 
-_STATES = {0: "reached", 70: "gave up", 75: "stopped"}
+STATES = {0: "reached", 70: "gave up", 75: "stopped"}
+"""What a job's exit code says of the campaign."""
 
 
 def summarize(past: Past, *, locked: bool, now: float) -> Summary:
@@ -103,6 +105,7 @@ def summarize(past: Past, *, locked: bool, now: float) -> Summary:
         checkpoint_age_s=None if past.checkpoint_step is None else max(0.0, now - past.checkpoint_t),
         faults=past.faults,
         recovered=past.recovered,
+        left_out=past.left_out,
         downtime_s=past.downtime.down_s,
         lost_steps=past.downtime.lost_steps,
         validation_loss=past.validation_loss,
@@ -112,7 +115,7 @@ def summarize(past: Past, *, locked: bool, now: float) -> Summary:
     if past.target_step is not None and past.step_s is not None:
         summary.left_s = max(0, past.target_step - past.step) * past.step_s
     if past.exit_code is not None:
-        summary.state = _STATES.get(past.exit_code, "ended")
+        summary.state = STATES.get(past.exit_code, "ended")
     elif past.started:
         summary.state = "running" if locked else "interrupted"
     found = past.account(now if locked else None)
@@ -207,6 +210,7 @@ def render(summary: Summary) -> Group:
             else f"step {summary.checkpoint_step}, {duration(summary.checkpoint_age_s or 0)} ago",
         ),
         ("generation", str(summary.generation)),
+        ("left out", without(summary.left_out) or None),
         ("goodput", None if summary.goodput is None else f"{summary.goodput:.1%} of {duration(summary.wall_s)}"),
         (
             "with the queue",

@@ -110,7 +110,7 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
             keep_every=tier.keep_every,
             every_steps=None if timed else steps if tier.every_steps is None else tier.every_steps,
             every_s=tier.every_s,
-            replicas=tier.replicas > 0,
+            replicas=kind == "memory" if tier.replicas == "auto" else tier.replicas > 0,
             max_bytes_per_s=None if tier.max_mib_s is None else tier.max_mib_s * 2**20,
         )
 
@@ -130,14 +130,16 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
     return Storage(identity, (first, *middle, end), buffers, tuple(config.cluster.domains or ()), nonce)
 
 
-def needed(found: Storage, tier: TierStorage, nodes: int, size: tuple[int, int]) -> tuple[int, int]:
+def needed(found: Storage, tier: TierStorage, nodes: int, size: tuple[int, int], same: int = 1) -> tuple[int, int]:
     """Bytes and files that a tier must have room for: on each node, or the durable one for all of them.
 
     Args:
         size: bytes and files of one checkpoint.
+        same: nodes that hold the same of the state; memory needs no replicas then.
     """
     copies = found.buffers if tier.kind == "memory" else tier.keep_last + 1
-    share, twice = (1 if tier.kind == "durable" else nodes), 2 if tier.replicas and nodes > 1 else 1
+    share = 1 if tier.kind == "durable" else nodes // same
+    twice = 2 if tier.replicas and nodes > 1 and (same == 1 or tier.kind != "memory") else 1
     return copies * size[0] // share * twice, copies * size[1] * twice
 
 

@@ -27,6 +27,7 @@ class Symptom:
         meaning: in a few words, for people.
         blames_a_peer: a rank meets with this when another rank, or the link to it, has gone.
         timed_out: so long did it wait for that peer that it gave up.
+        device: the rank's device does not work any more.
     """
 
     pattern: re.Pattern[str]
@@ -34,6 +35,7 @@ class Symptom:
     meaning: str
     blames_a_peer: bool = False
     timed_out: bool = False
+    device: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ class Finding:
 
 def _node(pattern: str, meaning: str) -> Symptom:
     return Symptom(re.compile(pattern), "node", meaning)
+
+
+def _device(pattern: str, meaning: str) -> Symptom:
+    return Symptom(re.compile(pattern), "node", meaning, device=True)
 
 
 def _deterministic(pattern: str, meaning: str) -> Symptom:
@@ -63,15 +69,15 @@ GPU_MEMORY = _deterministic(
 
 TABLE: tuple[Symptom, ...] = (
     # Hardware
-    _node(
+    _device(
         r"uncorrectable (ECC|NVLink) error|ECC_UNCORRECTABLE|ECCUncorrectable", "a GPU has an uncorrectable memory or link error"
     ),
-    _node(r"Xid \([^)]*\): 79\b|fallen off the bus", "a GPU has fallen off the bus (Xid 79)"),
-    _node(
+    _device(r"Xid \([^)]*\): 79\b|fallen off the bus", "a GPU has fallen off the bus (Xid 79)"),
+    _device(
         rf"Xid \([^)]*\): ({'|'.join(map(str, xids.numbers('reset', 'replace')))})\b",
         "the driver reports a fault of a GPU (Xid)",
     ),
-    _node(r"hardware stack error", "a GPU reports an error of its hardware"),
+    _device(r"hardware stack error", "a GPU reports an error of its hardware"),
     _node(
         r"No CUDA GPUs are available|CUDA driver initialization failed|CUDA-capable device\(s\) is/are busy"
         r"|system not yet initialized",

@@ -35,6 +35,13 @@ def passes_of_a_step(config: Config, layout: Layout) -> float:
     return found + (ZERO_BUBBLE * bubble if config.parallel.schedule == "zero_bubble" else bubble)
 
 
+def bubble(config: Config, layout: Layout) -> float:
+    """The share of a step in which a pipeline's rank has nothing to compute, where all stages take the same time."""
+    train = config.train
+    own = dealing(config, layout.dp).passes(train.global_batch_size // train.micro_batch_size, 0)
+    return 1 - own / passes_of_a_step(config, layout)
+
+
 def computing(config: Config, layout: Layout) -> float:
     """The share of the replicas' time in which they compute samples, and not nothing while others still do."""
     train = config.train
@@ -68,6 +75,17 @@ def _better_micro_batch(config: Config, layout: Layout) -> tuple[int, float] | N
     best = min((each for each in range(micro, 0, -1) if micro % each == 0), key=time)
     share = time(best) / time(micro)
     return (best, share) if share < WORTH_IT else None
+
+
+def of_a_device_lost(config: Config, layouts: Mapping[int, Layout]) -> Left | None:
+    """With a node that goes on without one of its devices; None where none does. Args: layouts: by number of ranks."""
+    whole = layouts[max(layouts)]
+    least, procs, tp = config.cluster.min_procs_per_node, whole.procs_per_node, whole.tp
+    lost = tp if procs % tp == 0 else procs
+    fewer = max((ranks for ranks in layouts if ranks <= whole.world_size - lost), default=0)
+    if least is None or procs - lost < least or fewer == 0:
+        return None
+    return Left(whole.nodes, passes_of_a_step(config, whole) / passes_of_a_step(config, layouts[fewer]), layouts[fewer])
 
 
 def of_nodes_left(config: Config, layouts: Mapping[int, Layout]) -> Iterator[Left]:

@@ -126,6 +126,9 @@ class Measuring:
             case "fault" if line["kind"] == "node_lost":
                 for node in line["nodes"]:
                     self.gone.setdefault(node, t)
+            case "action" if line.get("name") == "exclude_node":  # of the line before: it is not lost
+                for node in [node for node, lost_t in self.gone.items() if lost_t == t]:
+                    del self.gone[node]
             case "generation_started":
                 members = line.get("members")
                 for node in [node for node in self.gone if isinstance(members, list) and node in members]:

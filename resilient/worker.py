@@ -1,7 +1,7 @@
-"""What a training script says to the runtime: five calls.
+"""What a training script says to the runtime: six calls.
 
-`init`, `phase`, `beat`, `should_stop`, `report`. Without a supervisor each does nothing, so the same script runs under torchrun
-or alone. None of them costs a system call: they write to memory that the agent shares (`resilient.heartbeat_region`).
+`init`, `phase`, `beat`, `computed`, `should_stop`, `report`. Without a supervisor each does nothing, so the same script runs under
+torchrun or alone. None of them costs a system call: they write to memory that the agent shares (`resilient.heartbeat_region`).
 
 This module is also the one face that the runtime shows to a training script, so the campaign's config is to be had here.
 """
@@ -33,6 +33,7 @@ from resilient.config import (
 from resilient.heartbeat_region import PHASES, WorkerRegion
 from resilient.identity import record
 from resilient.progress import ON_STOP_VARIABLE, Progress, observe
+from resilient.steptime.work import RankWork, Work
 
 __all__ = [
     "BadNumbersError",
@@ -42,10 +43,14 @@ __all__ = [
     "Dealing",
     "Layout",
     "Problem",
+    "RankWork",
     "UnrecoverableError",
+    "Work",
     "accepted_keys",
     "beat",
+    "computed",
     "dealing",
+    "decided_here",
     "identity",
     "init",
     "layout",
@@ -55,7 +60,6 @@ __all__ = [
     "reduces_every",
     "report",
     "settle",
-    "settled_precision",
     "should_stop",
     "spans",
 ]
@@ -124,6 +128,12 @@ _region: WorkerRegion | None = None
 _progress: Progress | None = None  # what is observed of a script that says nothing
 
 
+def last_step_done() -> None:
+    """Say that the loop over steps is over: metrics of the last ones are told, in whatever way the process ends."""
+    if _progress is not None:
+        _progress.ends()
+
+
 def observe_progress() -> Progress | None:
     """Have this rank's optimizer steps counted, for a script that does not beat by itself; called by the runtime, once."""
     global _progress
@@ -165,24 +175,24 @@ def init() -> Context:
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read and check a config, with its precision decided. Raises ConfigError with every problem that was found."""
-    config = settled_precision(load(path, overrides))
+    """Read and check a config, with what it leaves to the machine decided. Raises ConfigError with every problem that was found."""
+    config = decided_here(load(path, overrides))
     for note in notes(path, overrides) if os.environ.get("RANK", "0") == "0" else ():
         log.info("%s", note)
     return config
 
 
-def settled_precision(config: Config) -> Config:
-    """The config with `train.precision: auto` decided for its run directory and this machine; the runtime has done it already."""
-    if config.train.precision != "auto":
+def decided_here(config: Config) -> Config:
+    """The config with what it leaves to its run directory and this machine decided; the runtime has done it already."""
+    if "auto" not in (config.train.precision, config.train.compile):
         return config
-    from resilient.precision import settled  # not needed under a supervisor
+    from resilient.decided import decided  # not needed under a supervisor
 
-    return settled(config)[0]
+    return decided(config)[0]
 
 
 def record_config(config: Config) -> None:
-    """Write the config into its run directory, for later runs to keep the precision; a supervisor does it itself."""
+    """Write the config into its run directory, for later runs to keep what was decided; a supervisor does it itself."""
     config.run_dir.mkdir(parents=True, exist_ok=True)
     write(config, config.run_dir / "config.yaml")
 
@@ -254,6 +264,16 @@ def beat(step: int) -> None:
         _region.beat(step)
     if _watcher is not None:
         _watcher(None, step)
+
+
+def computed(seconds: float) -> None:
+    """Say for how long this rank's GPU has computed since this was last said, without what it waited for others.
+
+    By this a slow GPU is told from those that wait for it; without it, by the time of the training thread. All ranks say it once a
+    step, before they beat; of which steps, and of which part of their work, is the same on all that have the same to do.
+    """
+    if _region is not None:
+        _region.computed(seconds)
 
 
 def should_stop() -> str | None:

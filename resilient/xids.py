@@ -5,7 +5,7 @@ table is told, and nothing follows from it.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,6 +66,7 @@ TABLE: dict[int, Meaning] = {
 UNKNOWN = Meaning("note", "unknown to us")
 # What Xid 154 says in words stands for what is to be done.
 _ACTIONS: tuple[tuple[str, Class], ...] = (("Node Reboot Required", "replace"), ("GPU Reset Required", "reset"), ("Drain", "reset"))
+_PLACE = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-7])?")
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(?:, pid='?(\d+|<unknown>)'?)?")
 
 
@@ -93,6 +94,18 @@ class Xid:
     def __str__(self) -> str:
         asks = {"reset": "; reset the GPU", "replace": "; take the node out of service"}.get(self.verdict, "")
         return f"Xid {self.number}, {TABLE.get(self.number, UNKNOWN).text}{asks}: {self.line}"
+
+
+def place(address: str) -> tuple[int, int, int] | None:
+    """Domain, bus and device of an address on the PCI bus, with or without a function: the kernel and NVML write it differently."""
+    found = _PLACE.fullmatch(address)
+    return (int(found[1], 16), int(found[2], 16), int(found[3], 16)) if found is not None else None
+
+
+def numbered(xid: Xid, gpus: Sequence[str]) -> int | None:
+    """Which of these GPUs, addresses on the PCI bus, it is about; None if none of them."""
+    at = place(xid.gpu)
+    return next((number for number, address in enumerate(gpus) if at is not None and place(address) == at), None)
 
 
 def parse(lines: Iterable[str]) -> Iterator[Xid]:

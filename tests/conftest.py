@@ -7,11 +7,11 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest_plugins = ["costs", "soak"]
+pytest_plugins = ["costs", "soak", "browser"]
 
 # Before torch is imported: tests run beside each other, and numbers do not depend on how many processors there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-pytest.register_assert_rewrite("campaigns", "lab_jobs")
+pytest.register_assert_rewrite("campaigns", "lab_jobs", "reported")
 
 # How long an example takes says nothing on a machine that is busy with something else.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -35,7 +35,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Of `-n auto`: one more than there are processors, for tests wait most of the time; hosts of a lab keep them busier."""
+    """Of `-n auto`: more than there are processors, for tests wait most of the time; hosts of a lab keep them busier."""
     processors = len(os.sched_getaffinity(0))
     in_lab = all(Path(each).name == "lab" for each in config.args)
-    return min(6, processors if in_lab else processors + 1)
+    return min(6, processors + (1 if in_lab else 2))

@@ -1,7 +1,7 @@
 """sbatch, squeue, scancel and scontrol in one program, with a queue in a file: the texts are those of Slurm 22.05.
 
-`STATE/queue.json` holds the jobs; as long as `STATE/deaf` names a number above nought, calls fail and count it down; where
-`STATE/lossy` exists, sbatch submits, removes it, and fails all the same;
+`STATE/queue.json` holds the jobs, `STATE/reservations` the lines on reservations; as long as `STATE/deaf` names a number above
+nought, calls fail and count it down; where `STATE/lossy` exists, sbatch submits, removes it, and fails all the same;
 where `STATE/few` exists, no job is to be had that excludes a node.
 """
 
@@ -64,6 +64,9 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
             for job in queue:
                 if job["id"] == told["JobId"]:
                     job["exclude"] = told["ExcNodeList"]
+        case "scontrol" if "reservation" in arguments:
+            told = STATE / "reservations"
+            print(told.read_text() if told.exists() else "No reservations in the system")
         case "scontrol":
             print("KillOnBadExit           = 0\nKillWait                = 42 sec")
 

@@ -1,11 +1,5 @@
-"""Attention kernels. `model.attention` asks; the device answers.
+"""Attention: softmax(query key^T × scale + bias) value, by the kernel that `trainer.kernels` chose. The model never knows which."""
 
-`choose` owns the choice alone; `Core` computes softmax(query key^T × scale + bias) value with the kernel that was chosen. The model
-never knows which one it got.
-"""
-
-import logging
-import warnings
 from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -15,85 +9,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from resilient.worker import ConfigError, Problem
 from trainer.data.bounds import Documents
 from trainer.shape import GPTShape
-
-log = logging.getLogger(__name__)
 
 
 class Kernel(Enum):
     """What computes attention."""
 
     FLASH_ATTN = "flash_attn"  # the flash-attn package (Dao, 2023)
+    FLASH_ATTN_3 = "flash_attn_3"  # FlashAttention-3 (Shah et al., 2024), in the place of PyTorch's own flash kernel
+    SDPA_CUDNN = "sdpa_cudnn"  # cuDNN's
     SDPA_FLASH = "sdpa_flash"  # PyTorch's own flash kernel
     SDPA_EFFICIENT = "sdpa_efficient"  # CUDA's memory-efficient kernel: where flash takes no mask
     MATH = "math"
 
 
 _BACKENDS = {
+    Kernel.FLASH_ATTN_3: SDPBackend.FLASH_ATTENTION,
+    Kernel.SDPA_CUDNN: SDPBackend.CUDNN_ATTENTION,
     Kernel.SDPA_FLASH: SDPBackend.FLASH_ATTENTION,
     Kernel.SDPA_EFFICIENT: SDPBackend.EFFICIENT_ATTENTION,
     Kernel.MATH: SDPBackend.MATH,
 }
-
-
-def choose(wanted: str, shape: GPTShape, device: torch.device, dtype: torch.dtype, *, documents: bool = False) -> Kernel:
-    """The kernel for `auto`, `flash_attn`, `sdpa_flash` or `math`; each is tried out on a small example of what it must do.
-
-    Args:
-        documents: whether the documents of a sample are masked from each other.
-
-    Raises:
-        ConfigError: a kernel was asked for by name, and does not run here.
-    """
-    if wanted == "math":
-        return Kernel.MATH
-    candidates = {
-        "flash_attn": [Kernel.FLASH_ATTN],
-        "sdpa_flash": [Kernel.SDPA_FLASH],
-        "auto": [Kernel.FLASH_ATTN, Kernel.SDPA_FLASH, Kernel.SDPA_EFFICIENT],
-    }[wanted]
-    for kernel in candidates:
-        reason = _refusal(kernel, shape, device, dtype, documents)
-        if reason is None:
-            return kernel
-        if wanted != "auto":
-            message = f"this kernel does not run here ({reason}); allowed: auto, math"
-            raise ConfigError([Problem("model.attention", wanted, message)])
-        if device.type == "cuda" or kernel is Kernel.SDPA_FLASH:
-            log.warning("%s does not run here (%s); trying the next kernel", kernel.value, reason)
-    return Kernel.MATH
-
-
-def _refusal(kernel: Kernel, shape: GPTShape, device: torch.device, dtype: torch.dtype, documents: bool) -> str | None:
-    if kernel is Kernel.FLASH_ATTN:
-        if device.type != "cuda":
-            return "the flash-attn package is for CUDA"
-        try:
-            import flash_attn  # noqa: F401
-        except ImportError as error:
-            return f"the flash-attn package is not installed: {error}"
-    if kernel is Kernel.SDPA_EFFICIENT and device.type != "cuda":
-        return "this kernel is for CUDA"
-    try:
-        core = Core(shape, kernel)
-        x = [torch.zeros(1, heads, 16, shape.head_dim, device=device, dtype=dtype, requires_grad=True) for heads in _heads(shape)]
-        found = None
-        if documents:
-            one = Documents.of(torch.zeros(1, 16, dtype=torch.int64))
-            one = one._replace(numbers=one.numbers.to(device), starts=one.starts.to(device))
-            found = Apart.of(one, kernel, dtype)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they say why at length; the error is enough
-            torch.autograd.backward(core(*x, found).sum())
-    except RuntimeError as error:
-        return str(error).partition("\n")[0]
-    return None
-
-
-def _heads(shape: GPTShape) -> tuple[int, int, int]:
-    return shape.heads, shape.kv_heads, shape.kv_heads
 
 
 class Apart(NamedTuple):

@@ -8,8 +8,9 @@ from resilient.worker import Config, dealing
 from trainer.data.bounds import Documents
 from trainer.data.order import Numbers
 from trainer.data.samples import Samples, Windows
-from trainer.device import onto
-from trainer.engine import IGNORED, Batch
+from trainer.device import locked
+from trainer.engine import Batch
+from trainer.loss import IGNORED
 from trainer.parallel import Ranks
 
 
@@ -30,7 +31,10 @@ class Batches:
         self._dealing = dealing(config, ranks.layout.dp)
 
     def read(self, samples: Samples, first: int, size: int) -> tuple[Batch, Tensor]:
-        """Of the global batch of `size` samples from number `first` on: this rank's part, and the part's tokens that count."""
+        """Of the global batch of `size` samples from number `first` on: this rank's part, and the part's tokens that count.
+
+        Both on the CPU, page-locked where the rank computes on a GPU. Any thread may ask.
+        """
         own, empty = self._dealt(first, size)
         window = torch.from_numpy(np.concatenate([samples.get(own), self._filled(empty)]))  # (batch, seq + 1), on the CPU as all
         batch = unfolded(window, self._config, self._end)  # that follows from it
@@ -38,7 +42,7 @@ class Batches:
         counted = (batch.targets != IGNORED).sum()
         if self._ranks.layout.cp > 1:
             batch.positions = torch.arange(self._config.model.seq_len).repeat(len(window), 1)
-        return batch.to(self._device), onto(counted, self._device)
+        return batch.locked(self._device), locked(counted, self._device)
 
     def _dealt(self, first: int, size: int) -> tuple[Numbers, int]:
         """This rank's samples of the global batch, and how many rows of empty micro batches follow them."""

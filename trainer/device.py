@@ -3,6 +3,7 @@
 `Cuda` and `Host` measure; `StandIn` is a GPU in the tests of a machine without one, and checks the order of use.
 """
 
+import os
 import resource
 import time
 from typing import Protocol
@@ -41,6 +42,32 @@ def device_of(config: Config, context: Context) -> torch.device:
     return torch.device("cuda", context.local_rank)
 
 
+def of_standby() -> torch.device:
+    """The GPU of the rank that this process will be; nothing is asked of it yet."""
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes of a GPU, as its properties say, without making a context on it."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def make_ready(device: torch.device, dtype: torch.dtype) -> None:
+    """Have the context of a GPU, and what cuBLAS sets up for the first product of matrices in this type; waits for it."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    square = torch.ones(256, 256, device=device, dtype=dtype)
+    if not bool((square @ square == 256).all()):  # which waits
+        raise RuntimeError(f"{device} multiplies wrongly")
+
+
+def give_back(device: torch.device) -> None:
+    """The memory that torch keeps for later, so that the rank that computes there has it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+
+
 def least_memory(device: torch.device) -> int:
     """Bytes of the GPU that has least, of all ranks, which call this together."""
     found = torch.tensor(torch.cuda.get_device_properties(device).total_memory, device=device)
@@ -48,11 +75,17 @@ def least_memory(device: torch.device) -> int:
     return int(found)
 
 
-def onto(data: Tensor, device: torch.device) -> Tensor:
-    """Data of the CPU on a device. On a GPU the copy runs by itself, out of page-locked memory that torch reuses after it."""
+def locked(data: Tensor, device: torch.device) -> Tensor:
+    """Data of the CPU in memory that is page-locked for a GPU; for the CPU as it is. Any thread may ask."""
     if device.type != "cuda":
-        return data.to(device)
-    return data.pin_memory().to(device, non_blocking=True)
+        return data
+    with torch.cuda.device(device):  # each thread has a device of its own, and would make a context on the first one
+        return data.pin_memory()
+
+
+def onto(data: Tensor, device: torch.device) -> Tensor:
+    """Data of the CPU on a device. The copy to a GPU runs by itself, out of memory that is `locked` and reused after it."""
+    return data.to(device, non_blocking=True)
 
 
 class Meter(Protocol):

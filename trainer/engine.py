@@ -4,27 +4,23 @@ Owns the order of the passes. The loss of a batch is the mean over its tokens; e
 to that of the whole, whatever the layout.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, ScheduleInterleavedZeroBubble
-from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.experimental import context_parallel
-from torch.distributed.tensor.parallel import loss_parallel
 
 from resilient.worker import Config, reduces_every
+from trainer.computing import Computing, computing_of
 from trainer.data.bounds import Documents
-from trainer.device import onto
+from trainer.device import locked, onto
 from trainer.model import GPT
 from trainer.parallel import Ranks, ReducingStage, begin_backward, reshard
-
-IGNORED = -100  # as a target: predicting this token costs nothing
 
 
 @dataclass
@@ -36,13 +32,20 @@ class Batch:
     positions: Tensor | None = None
     documents: Documents | None = None
 
+    def locked(self, device: torch.device) -> "Batch":
+        """The same on the CPU, in memory that is page-locked for a device."""
+        return self._with(lambda data: locked(data, device))
+
     def to(self, device: torch.device) -> "Batch":
         """The same on a device."""
-        positions = None if self.positions is None else onto(self.positions, device)
+        return self._with(lambda data: onto(data, device))
+
+    def _with(self, made: Callable[[Tensor], Tensor]) -> "Batch":
+        positions = None if self.positions is None else made(self.positions)
         documents = self.documents
         if documents is not None:
-            documents = documents._replace(numbers=onto(documents.numbers, device), starts=onto(documents.starts, device))
-        return Batch(onto(self.tokens, device), onto(self.targets, device), positions, documents)
+            documents = documents._replace(numbers=made(documents.numbers), starts=made(documents.starts))
+        return Batch(made(self.tokens), made(self.targets), positions, documents)
 
 
 class Engine(Protocol):
@@ -61,55 +64,42 @@ class Engine(Protocol):
         ...
 
 
-class Loss:
-    """Summed cross entropy of a micro batch, of logits that are cut along the vocabulary where there is tensor parallelism."""
-
-    def __init__(self, ranks: Ranks, vocab: int) -> None:
-        self._mesh = ranks.tensor if ranks.layout.tp > 1 else None
-        self._vocab = vocab
-
-    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Logits (batch, seq, this rank's vocabulary), targets (batch, seq)."""
-        logits, targets = logits.float().flatten(0, 1), targets.flatten()
-        if self._mesh is None:
-            return F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
-        whole = torch.Size((len(targets), self._vocab))
-        cut = DTensor.from_local(logits, self._mesh, [Shard(1)], run_check=False, shape=whole, stride=(self._vocab, 1))
-        loss = F.cross_entropy(cut, targets, reduction="sum", ignore_index=IGNORED)
-        return loss.to_local() if isinstance(loss, DTensor) else loss
-
-    def context(self) -> AbstractContextManager[None]:
-        """Both passes run in it."""
-        return nullcontext() if self._mesh is None else loss_parallel()
-
-
 class Plain:
-    """A model that is whole on this rank (or shared by tensor parallelism)."""
+    """A model that is whole on this rank (or shared by tensor parallelism).
 
-    def __init__(self, config: Config, model: GPT, ranks: Ranks) -> None:
+    Args:
+        computing: times its passes.
+    """
+
+    def __init__(self, config: Config, model: GPT, ranks: Ranks, computing: Computing | None = None) -> None:
+        self._computing = computing
         self._model, self._ranks = model, ranks
         self._micro = config.train.micro_batch_size
         self._every, self._gathered_once = reduces_every(config), config.parallel.zero_stage < 3
-        self._loss = Loss(ranks, model.shape.vocab)
 
     def train(self, batch: Batch, counted: Tensor) -> Tensor:
         parts = list(self._parts(batch))
         weight = self._ranks.shards.size() / counted
         total = torch.zeros((), dtype=torch.float64, device=batch.tokens.device)
+        computing = self._computing
+        if computing is not None:
+            computing.begin(len(parts))
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             begin_backward(self._model, reduce=last or self._every, reshard=last or not self._gathered_once)
-            with self._context(part), self._loss.context():
-                loss = self._loss(self._model(part.tokens, part.positions, part.documents), part.targets)
-                torch.autograd.backward(loss * weight)
+            with self._context(part):
+                with nullcontext() if computing is None else computing.forward(number):
+                    loss: Tensor = self._model(part.tokens, part.positions, part.documents, part.targets)
+                with nullcontext() if computing is None else computing.backward(number):
+                    torch.autograd.backward(loss * weight)
             total += loss.detach().double()
         return total
 
     def evaluate(self, batch: Batch) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=batch.tokens.device)
         for part in self._parts(batch):
-            with self._context(part), self._loss.context():
-                total += self._loss(self._model(part.tokens, part.positions, part.documents), part.targets).double()
+            with self._context(part):
+                total += self._model(part.tokens, part.positions, part.documents, part.targets).double()
         reshard(self._model)
         return total
 
@@ -130,6 +120,8 @@ class Plain:
         return manager
 
 
+Schedule = PipelineScheduleSingle | PipelineScheduleMulti
+
 _SCHEDULES: dict[str, type[PipelineScheduleSingle] | type[PipelineScheduleMulti]] = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
@@ -143,21 +135,18 @@ class Pipelined:
 
     def __init__(self, config: Config, stages: Sequence[GPT], ranks: Ranks, device: torch.device) -> None:
         self._config, self._stages, self._ranks, self._device = config, stages, ranks, device
-        self._loss = Loss(ranks, stages[0].shape.vocab)
         self._weight = torch.ones((), device=device)
         # For each number of micro batches; those that go forward only have buffers of their own.
-        self._schedules: dict[tuple[int, bool], PipelineScheduleSingle | PipelineScheduleMulti] = {}
+        self._schedules: dict[tuple[int, bool], tuple[Schedule, list[ReducingStage]]] = {}
 
     def train(self, batch: Batch, counted: Tensor) -> Tensor:
         self._weight = self._ranks.shards.size() / counted
-        with self._loss.context():
-            losses = self._run(batch, training=True)
+        losses = self._run(batch, training=True)
         return losses / self._weight.double()
 
     def evaluate(self, batch: Batch) -> Tensor:
         self._weight = torch.ones((), device=self._device)
-        with self._loss.context():
-            losses = self._run(batch, training=False)
+        losses = self._run(batch, training=False)
         for stage in self._stages:
             reshard(stage)
         return losses
@@ -166,36 +155,38 @@ class Pipelined:
         count = len(batch.tokens) // self._config.train.micro_batch_size
         if (count, training) not in self._schedules:
             self._schedules[count, training] = self._schedule(count)
-        schedule = self._schedules[count, training]
+        schedule, parts = self._schedules[count, training]
         first, last = self._stages[0].stage.first, self._stages[-1].stage.last
-        known = {"positions": batch.positions, "documents": batch.documents}
+        known = {"positions": batch.positions, "documents": batch.documents, "targets": batch.targets if last else None}
         given: dict[str, Any] = {name: value for name, value in known.items() if value is not None}
         losses: list[Tensor] = []
         inputs = [batch.tokens] if first else []
         options: dict[str, Any] = {"target": batch.targets, "losses": losses} if last else {}
         if training:
             schedule.step(*inputs, return_outputs=False, **options, **given)
+            for part in parts:
+                part.finish()
         else:
-            schedule.eval(*inputs, **options, **given)
+            schedule.eval(*inputs, return_outputs=False, **options, **given)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for loss in losses:
             total += loss.detach().double()
         return total
 
-    def _schedule(self, count: int) -> PipelineScheduleSingle | PipelineScheduleMulti:
+    def _schedule(self, count: int) -> tuple[Schedule, list[ReducingStage]]:
         group = self._ranks.mesh.get_group("pp")
-        part = ReducingStage if reduces_every(self._config) else PipelineStage
-        parts = [part(each, each.stage.index, each.stage.count, self._device, group=group) for each in self._stages]
+        parts = [ReducingStage(each, self._device, group, every=reduces_every(self._config)) for each in self._stages]
         kind = _SCHEDULES[self._config.parallel.schedule]
         several = issubclass(kind, PipelineScheduleMulti)
-        return kind(parts if several else parts[0], count, loss_fn=self._weighted, scale_grads=False)  # type: ignore[arg-type]
+        made = kind(parts if several else parts[0], count, loss_fn=self._weighted, scale_grads=False)  # type: ignore[arg-type]
+        return made, parts
 
-    def _weighted(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return self._loss(logits, targets) * self._weight
+    def _weighted(self, loss: Tensor, _targets: Tensor) -> Tensor:
+        return loss * self._weight
 
 
 def make_engine(config: Config, stages: Sequence[GPT], ranks: Ranks, device: torch.device) -> Engine:
     """The engine for a layout."""
     if ranks.layout.pp == 1:
-        return Plain(config, stages[0], ranks)
+        return Plain(config, stages[0], ranks, computing_of(config, ranks.layout, device))
     return Pipelined(config, stages, ranks, device)

@@ -11,13 +11,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from checkpoint.rounds import STAGE_BYTES
 from resilient.worker import Config, ConfigError, Layout, layout, reduces_every
-from trainer.memory import most
+from trainer.memory import layer_alone, most
 from trainer.shape import GPTShape
 
 GIB = 1 << 30
 RESERVED = int(1.5 * GIB)  # the CUDA context, buffers of NCCL, workspaces of cuBLAS
 FRAGMENTATION = 0.05  # of the memory, which the allocator cannot use
+STANDBY = int(0.75 * GIB)  # of a process that stands by: the CUDA context, its modules, a workspace of cuBLAS (estimate)
 SHOWN = 3
 
 Change = Mapping[str, Any]
@@ -26,7 +28,7 @@ Change = Mapping[str, Any]
 
 def budget(gpu_bytes: int) -> int:
     """What is left of a GPU's memory for tensors."""
-    return int(gpu_bytes * (1 - FRAGMENTATION)) - RESERVED
+    return int(gpu_bytes * (1 - FRAGMENTATION)) - RESERVED - STAGE_BYTES
 
 
 def gpu_bytes_of(config: Config, device_bytes: int | None = None) -> int | None:
@@ -55,6 +57,32 @@ def settled(config: Config, shape: GPTShape, spread: Layout, gpu_bytes: int | No
     peaks = [most(each, shape, spread)[1].peak for each in found]
     first = next((number for number, peak in enumerate(peaks) if peak <= budget(gpu_bytes)), peaks.index(min(peaks)))
     return found[first]
+
+
+def holds_standby(config: Config, shape: GPTShape, spread: Layout, gpu_bytes: int | None) -> bool:
+    """Whether a process that stands by for a rank holds its GPU ready: where that is left open, if there is room beside the rank.
+
+    Args:
+        config: with nothing left open of gradients.
+        gpu_bytes: memory of the GPU; None: not known, and there is room for nothing.
+    """
+    wanted = config.resilience.gpu_standby
+    if wanted != "auto":
+        return wanted
+    return gpu_bytes is not None and most(config, shape, spread)[1].peak + STANDBY <= budget(gpu_bytes)
+
+
+def warms_kernels(config: Config, shape: GPTShape, spread: Layout, gpu_bytes: int | None) -> bool:
+    """Whether such a process also has compiled layers ready, for which it computes one once: where there is room for that too.
+
+    Args: as of `holds_standby`.
+    """
+    if config.train.compile is not True or spread.cp > 1 or spread.tp > 1 or not holds_standby(config, shape, spread, gpu_bytes):
+        return False
+    if config.resilience.gpu_standby is True:
+        return True
+    need = most(config, shape, spread)[1].peak + STANDBY + layer_alone(config, shape, spread)
+    return gpu_bytes is not None and need <= budget(gpu_bytes)
 
 
 def too_much(config: Config, shape: GPTShape, spread: Layout, gpu_bytes: int) -> str | None:
@@ -98,6 +126,8 @@ def _changes(config: Config) -> Iterator[Change]:
         yield {"train.micro_batch_size": train.micro_batch_size // 2}
     for stage in range(parallel.zero_stage + 1, 4):
         yield {"parallel.zero_stage": stage}
+    if parallel.dp_replicate not in ("auto", 1):
+        yield {"parallel.dp_shard": "auto", "parallel.dp_replicate": 1}
     yield {"parallel.tp": parallel.tp * 2, "parallel.dp": "auto"}
     yield {"parallel.pp": parallel.pp * 2, "parallel.dp": "auto", "parallel.pp_layers": "auto"}
 

@@ -3,8 +3,9 @@
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -12,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from resilient import worker
 from trainer.device import Meter, meter_of
 from trainer.gradients import Found
+from trainer.inspection import Inspected, Inspection
 from trainer.state import Progress
 
 log = logging.getLogger(__name__)
@@ -43,9 +45,12 @@ class Instruments:
         self._spans: list[tuple[str, object, object]] = []  # name, and marks before and behind it
         self._began = time.perf_counter()
         self._profile: profile | None = None
+        self._inspection: Inspection | None = None
+        self._inspected: Inspected | None = None
 
-    def start_step(self, step: int) -> None:
-        """Step `step` (1-based) begins."""
+    def start_step(self, step: int, inspect: Callable[[], Inspection] | None = None) -> None:
+        """Step `step` (1-based) begins. Args: inspect: begins to look into it, if that is wanted of this step and rank."""
+        self._inspected = None
         self._began = time.perf_counter()
         self._spans = []
         self._meter.forget_peak()  # or the first step's, with its kernels being tried out, would be all that is told
@@ -54,6 +59,9 @@ class Instruments:
             gpu = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
             self._profile = profile(activities=[ProfilerActivity.CPU, *gpu], record_shapes=True, profile_memory=True)
             self._profile.start()
+        wanted = inspect is not None and step == self._config.logging.inspect_step and self._context.rank == 0
+        if inspect is not None and wanted and self._profile is None:  # there can be one profiler at a time
+            self._inspection = inspect()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -67,6 +75,11 @@ class Instruments:
             torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
         if self._timed:
             self._spans.append((name, before, self._meter.mark()))
+
+    def computed(self) -> None:
+        """The step is computed, and its gradients are still there."""
+        if self._inspection is not None:
+            self._inspected, self._inspection = self._inspection.end(), None
 
     def report(self, found: Found, rate: float, size: int, progress: Progress, *, skipped: str | None) -> None:
         """The step is finished."""
@@ -100,6 +113,8 @@ class Instruments:
             line |= self._timers()
         if switches.memory:
             line["memory_bytes"] = self._meter.peak_bytes()
+        if self._inspected is not None:
+            line["inspected"] = asdict(self._inspected)
         worker.report(line)
         if progress.step % switches.log_interval == 0 or skipped:
             log.info("step %d loss %r grad_norm %.4f lr %.3e %.0f tokens/s", progress.step, found.loss, found.norm, rate, speed)

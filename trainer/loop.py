@@ -1,26 +1,31 @@
 """The training loop: one rank's life from start-up to the last step."""
 
+import functools
 import logging
 import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from checkpoint import CheckpointMismatch, NoUsableCheckpoint
 from resilient import worker
-from trainer import attention, fit, gradients
+from trainer import fit, gradients, kernels
+from trainer.ahead import Ahead
 from trainer.batches import Batches
 from trainer.data.errors import DataError
 from trainer.data.samples import Samples, Split, open_split
-from trainer.device import device_of, least_memory
-from trainer.engine import make_engine
+from trainer.device import device_of, least_memory, onto
+from trainer.engine import Batch, make_engine
 from trainer.garbage import collected_at_steps
 from trainer.guard import Bad, BadBatch
 from trainer.guard import limits as guard_limits
+from trainer.inspection import Inspection
 from trainer.instruments import Instruments
 from trainer.memory import most
 from trainer.optimizer import make_optimizer, set_learning_rate
@@ -46,7 +51,7 @@ def run(config: worker.Config) -> None:
         UnrecoverableError: no checkpoint can be gone on from.
         BadBatch: too many batches in a row were bad.
     """
-    config = worker.settled_precision(config)
+    config = worker.decided_here(config)
     context = worker.init()
     logging.basicConfig(level=config.logging.level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -79,7 +84,7 @@ class Trainer:
         given, config = config, self._fitting(shape, layout)
         self.config = config
         dtype = DTYPES[config.train.precision]
-        kernel = attention.choose(config.model.attention, shape, self.device, dtype, documents=config.data.mask_documents)
+        kernel = kernels.settle(config, shape, layout, self.device, dtype)
         self.train_data: Samples = self._open("train")
         self.stages = build_stages(config, shape, kernel, self.ranks, self.device)
         self.optimizer = make_optimizer(config, self.stages, sharing(self.ranks) if config.optimizer.name == "muon" else None)
@@ -87,6 +92,7 @@ class Trainer:
         self.state = TrainingState(given, self.stages, self.optimizer, context, self.ranks)
         self.engine = make_engine(config, self.stages, self.ranks, self.device)
         self.batches = Batches(config, self.ranks, self.device, end_of_text(config))
+        self.ahead = Ahead(functools.partial(self.batches.read, self.train_data))
         self.sizes = config.train.batches
         self.instruments = Instruments(config, context, self.device, flops_per_token(shape), self._peak())
         self.time_is_up = False
@@ -127,7 +133,7 @@ class Trainer:
         config, progress = self.config, self.state.progress
         if progress.step == 0 and config.train.eval_interval:
             self._validate()  # what the training has to show for itself is measured against this
-        with collected_at_steps() as collect:
+        with collected_at_steps() as collect, closing(self.ahead):
             self._steps(collect)
         self.instruments.close()
         if progress.step:
@@ -154,7 +160,7 @@ class Trainer:
     def _step(self) -> None:
         config, progress, instruments = self.config, self.state.progress, self.instruments
         size = self.sizes.at(progress.consumed_samples)
-        instruments.start_step(progress.step + 1)
+        instruments.start_step(progress.step + 1, lambda: Inspection(self.stages, self.optimizer, self.device))
         with worker.phase("step"):
             random = random_state()
             rate = for_config(config, progress.consumed_samples + size)
@@ -171,6 +177,7 @@ class Trainer:
                 progress.skipped = 0
                 if config.train.guard.spike is not None:
                     progress.losses = [*progress.losses, found.loss][-config.train.guard.window :]
+            instruments.computed()
             self.optimizer.zero_grad()
         progress.step += 1
         progress.consumed_samples += size
@@ -201,7 +208,7 @@ class Trainer:
         """Both passes over the next global batch."""
         instruments = self.instruments
         with worker.phase("data"), instruments.span("data"):
-            batch, counted = self.batches.read(self.train_data, self.state.progress.consumed_samples, size)
+            batch, counted = self._next_batch(size)
             if self.config.data.mask_end_of_text:
                 dist.all_reduce(counted, group=self.ranks.mesh.get_group("dp"))
             else:
@@ -211,6 +218,15 @@ class Trainer:
         with instruments.span("reduce"):
             gradients.sum_tied(self.stages, self.ranks)
             return gradients.agree(self.stages, self.ranks, loss, counted, self._late())
+
+    def _next_batch(self, size: int) -> tuple[Batch, Tensor]:
+        """This rank's part of the next global batch, on the device; the one after it is read from here on."""
+        progress = self.state.progress
+        batch, counted = self.ahead.take(progress.consumed_samples, size)
+        after = progress.consumed_samples + size
+        if progress.step + 1 < self.config.train.steps:
+            self.ahead.begin(after, self.sizes.at(after))
+        return batch.to(self.device), onto(counted, self.device)
 
     def _late(self) -> float:
         """1 on the first rank once `exit_duration_min` has passed; under the supervisor, its driver watches the time."""
@@ -250,9 +266,9 @@ class Trainer:
                 stage.eval()
             for number in range(config.train.eval_iters):
                 batch, counted = self.batches.read(data, number * size, size)
-                loss = self.engine.evaluate(batch)
+                loss = self.engine.evaluate(batch.to(self.device))
                 if self.ranks.counts_loss:
-                    counts = counted.double() if self.ranks.cp_rank == 0 else torch.zeros_like(loss)
+                    counts = onto(counted, self.device).double() if self.ranks.cp_rank == 0 else torch.zeros_like(loss)
                     numbers += torch.stack([loss, counts])
             for stage in self.stages:
                 stage.train()

@@ -1,5 +1,5 @@
 """The entry point: `train`, and what the runtime asks of the module beside it: `prepare`, `warm_up`, `plan`,
-`checkpoint_size`, `rank_memory`, `PRELOAD`.
+`checkpoint_size`, `rank_work`, `PRELOAD`.
 
 Light to import: torch comes in with the first call of `train`.
 """
@@ -7,7 +7,7 @@ Light to import: torch comes in with the first call of `train`.
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from resilient.worker import Config, ConfigError, Problem, layout
+from resilient.worker import Config, ConfigError, Problem, RankWork, layout
 
 # What forked workers need: imported ahead by the fork server. None of these starts a thread or touches a GPU.
 PRELOAD = (
@@ -105,14 +105,12 @@ def checkpoint_size(config: Config) -> tuple[int, int]:
     return checkpoint_bytes(config, shape), checkpoint_files(config, shape)[1]
 
 
-def rank_memory(config: Config) -> int:
-    """Bytes that the first rank holds at its most, of tensors. Raises ConfigError like `prepare`."""
-    from trainer import fit
-    from trainer.memory import memory
+def rank_work(config: Config) -> list[RankWork]:
+    """What ranks do in a step and hold meanwhile, by pipeline rank. Raises ConfigError like `prepare`."""
     from trainer.shape import shape_of
+    from trainer.work import rank_work as counted
 
-    shape, spread = shape_of(config, _vocabulary(config)[0]), layout(config, cpu_count=1, gpu_count=1)
-    return memory(fit.settled(config, shape, spread, fit.gpu_bytes_of(config)), shape, spread, 0).peak
+    return counted(config, shape_of(config, _vocabulary(config)[0]), layout(config, cpu_count=1, gpu_count=1))
 
 
 def plan(config: Config) -> Mapping[str, Mapping[str, object]]:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from resilient.worker import Config, Layout, dealing, reduces_every
+from trainer.chunks import loss_bytes
 from trainer.moments import moments
 from trainer.shape import GPTShape, Weight
 from trainer.stages import Stage, of_rank
@@ -37,7 +38,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The most at one time: in the last but one backward pass, or after the last one, when gradients are reduced."""
+        """The most at one time: in the last but one backward pass, or at the end of the last one, which reduces gradients."""
         always = self.parameters + self.gathered + self.optimizer + self.accumulated
         backward = self.activations + ((self.gradients + self.reducing) if self.every else 0)
         return always + max(backward, self.gradients + self.reducing)
@@ -48,7 +49,7 @@ def memory(config: Config, shape: GPTShape, spread: Layout, pp_rank: int) -> Mem
     parts = of_rank(config, spread, pp_rank)
     weights = [weight for stage in parts for weight in stage_weights(shape, stage)]
     local = [_cut(weight, shape, spread) for weight in weights]
-    shards = [-(-sizes[0] // (spread.dp * spread.cp)) * math.prod(sizes[1:]) for sizes in local]
+    shards = [-(-sizes[0] // (spread.dp_shard * spread.cp)) * math.prod(sizes[1:]) for sizes in local]
     shard = sum(shards)
     kept = sum(size * len(moments(config.optimizer.name, weight)) for weight, size in zip(weights, shards, strict=True))
     whole = sum(map(math.prod, local))
@@ -78,6 +79,18 @@ def most(config: Config, shape: GPTShape, spread: Layout) -> tuple[int, Memory]:
     return pp_rank, found[pp_rank]
 
 
+def layer_alone(config: Config, shape: GPTShape, spread: Layout) -> int:
+    """Bytes of a forward and a backward pass of one layer of each kind by itself: its weights, what it keeps, as much of gradients.
+
+    An estimate, as that of activations is.
+    """
+    compute = 2 if config.train.precision == "bf16" else MASTER
+    tokens = config.train.micro_batch_size * shape.seq_len // spread.cp
+    weights = sum(math.prod(_cut(weight, shape, spread)) for weight in shape.layer(0))
+    kinds = min(2, config.train.recompute_every)
+    return kinds * (weights * (2 * compute + 3 * MASTER) + round(2 * tokens * layer_bytes(config, shape, spread, compute)))
+
+
 def stage_weights(shape: GPTShape, stage: Stage) -> list[Weight]:
     """The parameters that a stage holds; a tied embedding that the pipeline parts is on both ends."""
     found = [each for number in stage.layers for each in shape.layer(number)]
@@ -100,24 +113,26 @@ def _cut(weight: Weight, shape: GPTShape, spread: Layout) -> list[int]:
 
 
 def _activations(config: Config, shape: GPTShape, spread: Layout, parts: list[Stage], pp_rank: int, compute: int) -> int:
-    """What the micro batches in flight keep, and with full recomputation a layer that is computed again.
+    """What the micro batches in flight keep, and what a layer that is computed again has for its backward pass beside it.
 
-    On the last stage, logits with their fp32 copy and gradient, of one micro batch at a time.
+    On the last stage, also what its loss holds (`trainer.chunks`), and until the backward pass has come to the head, the gradients
+    that the loss leaves behind.
     """
-    layer = layer_bytes(config, shape, spread, compute)
-    stream = _stream(config, shape, spread) * compute
-    kept = 0.0
-    for stage in parts:
-        again = [config.train.recompute == "full" and number % config.train.recompute_every == 0 for number in stage.layers]
-        kept += sum(stream if each else layer for each in again)
+    layer, less = layer_bytes(config, shape, spread, compute), recomputed_bytes(config, shape, spread, compute)
+    again = [number % config.train.recompute_every == 0 for stage in parts for number in stage.layers]
+    kept = sum(less if each else layer for each in again)
     tokens = config.train.micro_batch_size * shape.seq_len // spread.cp
-    held = kept * in_flight(config, spread, pp_rank) + (layer if config.train.recompute == "full" else 0)
-    logits = shape.vocab / spread.tp * (compute + 8) if parts[-1].last else 0
-    return round(tokens * (held + logits))
+    held = kept * in_flight(config, spread, pp_rank) + (layer - less if any(again) else 0)
+    if not parts[-1].last:
+        return round(tokens * held)
+    vocab = -(-shape.vocab // spread.tp)
+    left = (vocab + tokens) * shape.hidden * compute
+    waiting = in_flight(config, spread, pp_rank) if config.parallel.schedule == "gpipe" else 1
+    return round(tokens * held + loss_bytes(tokens, vocab, compute) + left * waiting)
 
 
 def layer_bytes(config: Config, shape: GPTShape, spread: Layout, compute: int) -> float:
-    """Bytes that a layer keeps of a token for its backward pass, unless the layer is computed again as a whole.
+    """Bytes that a layer keeps of a token for its backward pass where nothing is computed again.
 
     Both residuals, what the norms hand to the matrices, queries, keys, values, attention's output, the MLP's inner values (cf.
     Korthikanti et al., 2022). Flash attention keeps its output beside what the next matrix is given; the explicit formula keeps its
@@ -129,11 +144,29 @@ def layer_bytes(config: Config, shape: GPTShape, spread: Layout, compute: int) -
     found = (2 * stream + 2 * shape.hidden + heads) * compute
     if config.model.norm == "rmsnorm" and config.cluster.device == "cpu":
         found += 2 * stream * (MASTER if compute == MASTER else MASTER + compute)
-    if config.train.recompute == "selective":
-        return found
     if config.model.attention == "math":
         return found + (shape.heads * shape.seq_len * MASTER + (shape.hidden + 2 * kv) * (MASTER - compute)) / spread.tp
     return found + shape.hidden / spread.tp * compute
+
+
+def recomputed_bytes(config: Config, shape: GPTShape, spread: Layout, compute: int) -> float:
+    """Bytes that a layer to which `train.recompute` applies keeps of a token.
+
+    `full`: what the layer is given. `selective`: that, and the results of products, but the last one's, which only a dropout after
+    it would ask for; flash attention's, where it drops nothing; with tensor parallelism what ranks send each other, before and
+    after it is summed.
+    """
+    stream = _stream(config, shape, spread)
+    if config.train.recompute == "none":
+        return layer_bytes(config, shape, spread, compute)
+    if config.train.recompute == "full":
+        return stream * compute
+    heads = shape.hidden + 2 * shape.kv_heads * shape.head_dim + (2 if shape.gated else 1) * shape.ffn_hidden
+    if config.model.attention != "math" and not shape.attention_dropout:
+        heads += shape.hidden
+    exchanged = (shape.hidden * (3 if config.parallel.sequence_parallel else 1)) if spread.tp > 1 else 0
+    last = stream if shape.dropout else 0
+    return (2 * stream + exchanged + last + heads / spread.tp) * compute
 
 
 def _stream(config: Config, shape: GPTShape, spread: Layout) -> float:

@@ -12,12 +12,15 @@ from torch import Tensor, nn
 
 from trainer.attention import Apart, Core, Kernel
 from trainer.data.bounds import Documents
+from trainer.loss import CrossEntropy
 from trainer.shape import GPTShape
 from trainer.stages import Stage
 
 
 class GPT(nn.Module):
-    """Tokens (batch, seq) to logits (batch, seq, vocab); as a stage of a pipeline, hidden states (batch, seq, hidden) in or out.
+    """Tokens (batch, seq) to logits (batch, seq, vocab) or, with targets, to their summed loss.
+
+    As a stage of a pipeline, hidden states (batch, seq, hidden) in or out.
 
     Args:
         stage: the part of the model to be; None: all of it.
@@ -35,12 +38,14 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleDict({str(number): Block(shape, kernel) for number in stage.layers})
         if stage.last:
             self.norm = make_norm(shape)
-            self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+            self.head = Head(shape)
         if shape.tied and stage.first and stage.last:
             self.head.weight = self.embedding.weight
 
-    def forward(self, x: Tensor, positions: Tensor | None = None, documents: Documents | None = None) -> Tensor:
-        """`positions` (batch, seq) are those of the tokens in their sample; `documents` are told apart."""
+    def forward(
+        self, x: Tensor, positions: Tensor | None = None, documents: Documents | None = None, targets: Tensor | None = None
+    ) -> Tensor:
+        """`positions` (batch, seq) are those of the tokens in their sample; `documents` are told apart; `targets` (batch, seq)."""
         if self.stage.first:
             x = self.embed(x, positions)
         apart = None if documents is None else Apart.of(documents, self.kernel, x.dtype)
@@ -48,7 +53,7 @@ class GPT(nn.Module):
             x = block(x, positions=positions, apart=apart)
         if self.stage.last:
             x = self.norm(x)
-            x = self.head(x if self.shape.width == 1 else x / self.shape.width)
+            x = self.head(x if self.shape.width == 1 else x / self.shape.width, targets)
         return x
 
     def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
@@ -63,6 +68,17 @@ class GPT(nn.Module):
     def global_name(self, name: str) -> str:
         """The name that a parameter of this part has in the whole model: a tied head is the embedding."""
         return "embedding.weight" if self.shape.tied and name == "head.weight" else name
+
+
+class Head(nn.Linear):
+    """Hidden states (batch, seq, hidden) to logits (batch, seq, vocab); with targets (batch, seq), to their summed loss."""
+
+    def __init__(self, shape: GPTShape) -> None:
+        super().__init__(shape.hidden, shape.vocab, bias=False)
+        self.loss = CrossEntropy()
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        return super().forward(x) if targets is None else self.loss(x, self.weight, targets)
 
 
 class Block(nn.Module):
@@ -99,8 +115,8 @@ class Attention(nn.Module):
         self.rotations: tuple[Tensor, Tensor] | None = None
         self.core = Core(shape, kernel)
         self.output = nn.Linear(shape.hidden, shape.hidden, bias=shape.bias)
-        # Of the keys and values that are computed here, those that belong to each query's head; None: grouped evenly.
-        self.kv_of_head: tuple[int, ...] | None = None
+        # Of the keys and values that are computed here, those that queries attend to, and how many heads of queries do; None: all.
+        self.kv_shares: tuple[tuple[int, int], ...] | None = None
 
     def forward(self, x: Tensor, positions: Tensor | None = None, apart: Apart | None = None) -> Tensor:
         query, key, value = self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
@@ -110,8 +126,8 @@ class Attention(nn.Module):
             if positions is not None:
                 cos, sin = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # (batch, 1, seq, head_dim / 2)
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        if self.kv_of_head is not None:
-            key, value = key[:, self.kv_of_head], value[:, self.kv_of_head]
+        if self.kv_shares is not None:
+            key, value = attended(key, self.kv_shares), attended(value, self.kv_shares)
         mixed = self.core(query, key, value, apart)
         result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return result
@@ -130,6 +146,17 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)  # (batch, heads, seq, head_dim)
+
+
+def attended(x: Tensor, shares: tuple[tuple[int, int], ...]) -> Tensor:
+    """The heads of keys or values that queries attend to, of `x` (batch, kv_heads, seq, head_dim); one for each query where they
+    share unevenly.
+
+    By slices: an index would be copied to the GPU in every layer.
+    """
+    if len({queries for _, queries in shares}) == 1:
+        return x.narrow(1, shares[0][0], len(shares))
+    return torch.cat([x.narrow(1, head, 1).expand(-1, queries, -1, -1) for head, queries in shares], dim=1)
 
 
 class SwiGLU(nn.Module):

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
+from checkpoint.rounds import STAGE_BYTES
 from resilient.worker import Config, layout, reduces_every
 from trainer import fit
-from trainer.memory import MASTER, Memory, most
+from trainer.memory import MASTER, Memory, layer_alone, most
 from trainer.moments import all_moments
 from trainer.shape import GPTShape, flops_per_token, shape_of
 from trainer.stages import of_rank
@@ -55,6 +56,8 @@ def sections(config: Config, vocab: int, *, known: bool) -> Mapping[str, Mapping
             "activations": f"{_size(memory.activations)} (estimate)",
             "at one time, at the most": _size(memory.peak),
             **({"GPU": _verdict(config, shape, gpu_bytes)} if gpu_bytes is not None else {}),
+            **({"snapshots": f"{_size(STAGE_BYTES)} of the GPU, in which copies are gathered"} if gpu_bytes is not None else {}),
+            **({"standby on the GPU": _standby(config, shape, gpu_bytes)} if gpu_bytes is not None else {}),
         },
         "checkpoint": {
             "size": _size(checkpoint_bytes(config, shape)),
@@ -78,6 +81,19 @@ def _verdict(config: Config, shape: GPTShape, gpu_bytes: int) -> str:
     problem = fit.too_much(config, shape, spread, gpu_bytes)
     left = f"of {_size(gpu_bytes)}, {_size(fit.budget(gpu_bytes))} are left to tensors"
     return f"fits: {left}" if problem is None else f"does not fit: {problem}"
+
+
+def _standby(config: Config, shape: GPTShape, gpu_bytes: int) -> str:
+    spread = layout(config, cpu_count=1, gpu_count=1)
+    if fit.holds_standby(config, shape, spread, gpu_bytes):
+        kernels = ""
+        if fit.warms_kernels(config, shape, spread, gpu_bytes):
+            kernels = f", and {_size(layer_alone(config, shape, spread))} more while it has compiled layers made ready"
+        elif config.train.compile is True:
+            kernels = "; compiled layers are not made ready, for which there is no room"
+        return f"{_size(fit.STANDBY)} beside the rank{kernels} (estimate)"
+    why = "has no room" if config.resilience.gpu_standby == "auto" else "is not wanted"
+    return f"{why} (resilience.gpu_standby): after a fault its context is made anew"
 
 
 def _size(count: int) -> str:

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 import checkpoint
 from resilient.worker import Config, ConfigError, load_config
-from trainer.attention import Kernel, choose
+from trainer.attention import Kernel
+from trainer.kernels import choose
 from trainer.model import GPT
 from trainer.shape import shape_of
 from trainer.state import array_of

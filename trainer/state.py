@@ -73,6 +73,8 @@ class TrainingState:
         self._root = config.checkpoint.tiers[-1].path
         session = context.session
         self._snapshots = checkpoint.Snapshots(session, settled=self._settled) if session is not None else None
+        # Ranks with the same shard that share a node, which have a copy of it in the snapshots of each node; None: there is one.
+        self._together = ranks.layout.together(self._snapshots.session.ranks) if self._snapshots is not None else None
         self._told: dict[str, int] = {}
         self._known: _Known | None = None
         self._as_json = config.model_dump(mode="json")
@@ -91,8 +93,11 @@ class TrainingState:
         tier = self._config.checkpoint.tiers[-1]
         if self._snapshots is not None:
             with worker.phase("snapshot"):
-                self._snapshots.start([*self.arrays(), self._random_numbers(random_state())])
+                self._snapshots.start([*self.arrays(), *self._random_numbers(random_state())])
                 self._snapshots.ready()
+            if self._snapshots.on_gpu:
+                snapshots = self._snapshots
+                self._optimizer.register_step_pre_hook(lambda *_: snapshots.before_change())
             return
         every_steps = self._config.checkpoint.every_steps if tier.every_steps is None else tier.every_steps
         every = checkpoint.Every(None if tier.every_s is not None else every_steps, tier.every_s)
@@ -134,10 +139,17 @@ class TrainingState:
     def _snapshot(self, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> None:
         assert self._snapshots is not None
         with worker.phase("snapshot"):
-            local_shards = [*self._known_arrays(), self._random_numbers(random_state())]
+            local_shards = [*self._known_arrays(), *self._random_numbers(random_state())]
             changed = self._saved_step is not None and self.progress.skipped == 0 and not self._untouched
             result = self._snapshots.take(
-                self.progress.step, local_shards, self._small(), tiers, changed=changed, wait_s=wait_s, again=again
+                self.progress.step,
+                local_shards,
+                self._small(),
+                tiers,
+                changed=changed,
+                wait_s=wait_s,
+                again=again,
+                late=[True] * len(local_shards),  # nothing but the optimizer changes weights and moments
             )
         if result.copied:
             self._saved_step, self._untouched = self.progress.step, False
@@ -151,7 +163,7 @@ class TrainingState:
             saved = checkpoint.save(
                 self._root,
                 self.progress.step,
-                [*self.arrays(), self._random_numbers(random_state())],
+                [*self.arrays(), *self._random_numbers(random_state())],
                 self._small(),
                 generation=self._context.generation,
                 keep_last=3 if tier.keep_last == "auto" else tier.keep_last,
@@ -183,7 +195,7 @@ class TrainingState:
         def local_shards(state: Mapping[str, Any]) -> list[checkpoint.LocalShard]:
             if state.get(WEIGHTS_ONLY):
                 return [each for each in arrays if each.array.startswith("model/")]
-            return [*arrays, self._random_numbers(numbers)] if state.get("layout") == self._layout() else arrays
+            return [*arrays, self._row(numbers, self._context.rank)] if state.get("layout") == self._layout() else arrays
 
         held = self._snapshots.session.candidates if self._snapshots is not None else ()
         found = checkpoint.restore(self._root, local_shards, tier=durable, held=held, on_reject=rejected)
@@ -212,13 +224,15 @@ class TrainingState:
         """Everything that is saved of this rank, but its random numbers."""
         local_shards = []
         shape, peer = self._stages[0].shape, self._ranks.embedding_peer
+        apart = {"apart": ("dp_replicate", self._together)} if self._together is not None else {}
         for model in self._stages:
             for local_name, parameter in model.named_parameters():
                 name = model.global_name(local_name)
                 array, stack = array_of(name, shape.layers)
                 # A tied embedding that the pipeline has parted is there twice.
                 twice = shape.tied and name == "embedding.weight" and peer is not None
-                which = {"replica": int(self._ranks.pp_rank > 0), "replicas": 2} if twice else {}
+                which: dict[str, Any] = {"replica": int(self._ranks.pp_rank > 0), "replicas": 2} if twice else {}
+                which |= apart
                 state = self._optimizer.state[parameter]
                 local_shards.append(checkpoint.local_shard_of(f"model/{array}", parameter, stack=stack, **which))
                 for moment in _moments(state):
@@ -245,14 +259,34 @@ class TrainingState:
                 for moment in _moments(state):
                     yield state[moment]
 
-    def _random_numbers(self, numbers: torch.Tensor) -> checkpoint.LocalShard:
-        world, rank = self._context.world_size, self._context.rank
-        return checkpoint.LocalShard("random/torch", (world, len(numbers)), (rank, 0), numbers.unsqueeze(0), unit=(1, len(numbers)))
+    def _random_numbers(self, numbers: torch.Tensor) -> list[checkpoint.LocalShard]:
+        """This rank's random numbers; and where nodes hold the same of the state, those of the ranks that hold what this one does.
+
+        Collective then, so that each of the nodes has all that the others had.
+        """
+        layout, together = self._ranks.layout, self._together
+        if together is None or layout.dp_replicate == together:
+            return [self._row(numbers, self._context.rank)]
+        number, apart = self._ranks.dp_rank // layout.dp_shard, layout.dp_shard * layout.cp * layout.tp
+        own = numbers.to(next(self._stages[0].parameters()).device)
+        rows = [torch.empty_like(own) for _ in range(layout.dp_replicate)]
+        dist.all_gather(rows, own, group=self._ranks.mesh.get_group("dp_replicate"))
+        first = self._context.rank - number * apart
+        copy, replica = divmod(number, together)
+        held = {"replica": replica, "replicas": together, "copy": copy, "copies": layout.dp_replicate // together}
+        return [self._row(row.cpu(), first + each * apart, **held) for each, row in enumerate(rows)]
+
+    def _row(self, numbers: torch.Tensor, rank: int, **held: int) -> checkpoint.LocalShard:
+        size = len(numbers)
+        return checkpoint.LocalShard(
+            "random/torch", (self._context.world_size, size), (rank, 0), numbers.unsqueeze(0), unit=(1, size), **held
+        )
 
     def _layout(self) -> dict[str, Any]:
         layout = self._ranks.layout
         sizes = {name: getattr(layout, name) for name in ("world_size", "tp", "cp", "pp", "dp")}
-        return {**sizes, "random": len(random_state())}
+        hybrid = {"dp_replicate": layout.dp_replicate} if layout.dp_replicate > 1 else {}
+        return {**sizes, **hybrid, "random": len(random_state())}
 
     def _small(self) -> Mapping[str, Any]:
         return {

@@ -5,39 +5,47 @@ pretends to communicate. So kernels are generated, lazy parts of PyTorch set up,
 of it is left but what libraries keep to themselves: a rank's numbers do not depend on it.
 """
 
+import logging
 import os
 
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from resilient.worker import DEVICE_VARIABLE, Config, Context, settle
-from trainer import attention, gradients
-from trainer.batches import Batches
+from resilient.worker import DEVICE_VARIABLE, Config, Context, Layout, settle
+from trainer import fit, gradients, kernels
+from trainer.attention import Kernel
+from trainer.batches import Batches, unfolded
 from trainer.data.samples import open_split
-from trainer.device import kind
+from trainer.device import give_back, kind, make_ready, memory_of, of_standby, onto
 from trainer.engine import make_engine
 from trainer.optimizer import make_optimizer
 from trainer.parallel import build_stages, make_ranks
+from trainer.parallel.build import build
 from trainer.parallel.data import DTYPES
-from trainer.shape import shape_of
+from trainer.shape import GPTShape, shape_of
 from trainer.sources import datasets, end_of_text, vocabulary
+from trainer.stages import Stage
 from trainer.state import TrainingState
 from trainer.weights import initialize
+
+log = logging.getLogger(__name__)
 
 MOST_PARAMETERS = 50_000_000  # beyond, memory would be missed, and warm kernels are not what a restart waits for
 
 
 def run(config: Config, rank: int, world_size: int) -> None:
-    """Compute one step where ranks compute on the CPU; the memory of GPUs is for ranks alone.
+    """Compute one step where ranks compute on the CPU. On a GPU, whose memory is for ranks, only have it ready, if there is room.
 
     Args:
         rank, world_size: what the process will most likely be.
     """
     if kind(config, os.environ.get(DEVICE_VARIABLE)) == "cuda":
+        if config.resilience.gpu_standby is not False:
+            on_gpu(config, rank, world_size, of_standby())
         return
     shape = shape_of(config, vocabulary(config))
-    if shape.parameters > MOST_PARAMETERS or config.parallel.pp > 1 or config.train.compile:
+    if shape.parameters > MOST_PARAMETERS or config.parallel.pp > 1 or config.train.compile is True:
         return
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     device = torch.device("cpu")
@@ -45,7 +53,7 @@ def run(config: Config, rank: int, world_size: int) -> None:
     try:
         ranks = make_ranks(device, settle(config, world_size, fewer=True))
         dtype = DTYPES[config.train.precision]
-        kernel = attention.choose(config.model.attention, shape, device, dtype, documents=config.data.mask_documents)
+        kernel = kernels.choose(config.model.attention, shape, device, dtype, documents=config.data.mask_documents)
         stages = build_stages(config, shape, kernel, ranks, device)
         optimizer = make_optimizer(config, stages)
         for stage in stages:
@@ -54,8 +62,59 @@ def run(config: Config, rank: int, world_size: int) -> None:
         samples = open_split(datasets(config), config.data.split, "train", config.model.seq_len, config.seed)
         batches = Batches(config, ranks, device, end_of_text(config))
         batch, counted = batches.read(samples, 0, config.train.micro_batch_size * ranks.layout.dp)
-        loss = make_engine(config, stages, ranks, device).train(batch, counted)
+        loss = make_engine(config, stages, ranks, device).train(batch.to(device), onto(counted, device))
         gradients.agree(stages, ranks, loss, counted, 0.0)
         optimizer.step()
+    finally:
+        dist.destroy_process_group()
+
+
+def on_gpu(config: Config, rank: int, world_size: int, device: torch.device) -> None:
+    """Have a context, cuBLAS, and the kernels of attention, which are tried out on a small example; of memory only that is held.
+
+    Where layers are compiled and there is room, also their kernels. What a GPU that refuses has left in this process is not known,
+    so that it ends, and the rank will be another one.
+    """
+    shape, spread = shape_of(config, vocabulary(config)), settle(config, world_size, fewer=True)
+    try:
+        gpu_bytes = fit.gpu_bytes_of(config, memory_of(device))
+        config = fit.settled(config, shape, spread, gpu_bytes)
+        if not fit.holds_standby(config, shape, spread, gpu_bytes):
+            return
+        if config.train.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is set up
+        dtype = DTYPES[config.train.precision]
+        make_ready(device, dtype)
+        if fit.warms_kernels(config, shape, spread, gpu_bytes):
+            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+            torch.use_deterministic_algorithms(config.train.deterministic)
+            compile_layers(config, shape, spread, kernels.foreseen(config, shape, spread, device, dtype), device, rank)
+        else:
+            kernels.choose(config.model.attention, shape, device, dtype, documents=config.data.mask_documents)
+        give_back(device)
+    except RuntimeError as error:
+        log.warning("%s is not held ready for a standby: %s", device, error)
+        raise SystemExit(1) from None
+
+
+def compile_layers(config: Config, shape: GPTShape, spread: Layout, kernel: Kernel, device: torch.device, rank: int) -> None:
+    """Have layers compiled as the rank will, so that its first step compiles none: one of each kind computes forward and backward.
+
+    What ranks of this node have compiled is read from Inductor's cache on disk. To PyTorch it is the same how many layers there
+    are, and which process group shards them; the group here only pretends to communicate.
+
+    Args:
+        config: as `fit.settled` gives it.
+    """
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=spread.world_size)
+    try:
+        ranks = make_ranks(device, spread)
+        middle = Stage(1, 3, range(min(2, config.train.recompute_every)))  # without embedding and head, which are large
+        stage = build(config, shape, kernel, ranks, device, middle)
+        rows = config.train.micro_batch_size
+        batch = unfolded(torch.zeros(rows, shape.seq_len + 1, dtype=torch.int64), config, end_of_text(config)).to(device)
+        given = torch.zeros(rows, shape.seq_len, shape.hidden, dtype=DTYPES[config.train.precision], device=device)
+        found = stage(given.requires_grad_() * 1, batch.positions, batch.documents)  # as from the layer before, which is no leaf
+        torch.autograd.backward(found, torch.ones_like(found))
     finally:
         dist.destroy_process_group()

@@ -44,11 +44,14 @@ def up(
     kill_wait_s: Annotated[int, typer.Option("--kill-wait", help="Seconds from SIGTERM to SIGKILL at the time limit.")] = 30,
     grace_s: Annotated[int, typer.Option("--grace", help="The same for a job that is preempted.")] = 30,
     max_time_min: Annotated[int, typer.Option("--max-time", min=1, help="Minutes that the partition `limited` allows.")] = 1,
+    message_timeout_s: Annotated[
+        int, typer.Option("--message-timeout", min=1, help="Seconds that Slurm waits for an answer.")
+    ] = 10,
 ) -> None:
     """Bring the lab up. One of the same shape that is up already stays as it is."""
     from chaos.lab.shape import Shape, SlurmTimes
 
-    times = SlurmTimes(slurmd_timeout_s, kill_wait_s, grace_s, max_time_min)
+    times = SlurmTimes(slurmd_timeout_s, kill_wait_s, grace_s, max_time_min, message_timeout_s)
     fresh = _lab(context).up(Shape(hosts, slurm, cpus, disk_mib, times))
     typer.echo(f"The lab is up{'' if fresh else ' already'}: {hosts} hosts{' with Slurm' * slurm}.")
 

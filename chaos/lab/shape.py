@@ -24,12 +24,15 @@ class SlurmTimes:
         kill_wait_s: between SIGTERM and SIGKILL at the time limit.
         grace_s: between SIGTERM and SIGKILL of a job that is preempted.
         max_time_min: time limit of the partition `limited`.
+        message_timeout_s: for an answer of a node. One that is gone is down after several tries, so that with Slurm's own 10 s it
+            takes about half a minute, however small `slurmd_timeout_s` is.
     """
 
     slurmd_timeout_s: int = 30
     kill_wait_s: int = 30
     grace_s: int = 30
     max_time_min: int = 1
+    message_timeout_s: int = 10
 
 
 @dataclass(frozen=True)

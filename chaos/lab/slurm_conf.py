@@ -30,6 +30,7 @@ def slurm_conf(shape: Shape, place: LabPaths, memory_mib: int) -> str:
         "SlurmdLogFile": place.logs / "slurmd.%n.log",
         "SlurmdParameters": "config_overrides",  # a host may have more CPUs than the machine
         "SlurmdTimeout": times.slurmd_timeout_s,
+        "MessageTimeout": times.message_timeout_s,
         "KillWait": times.kill_wait_s,
         "OverTimeLimit": 0,
         "ReturnToService": 2,  # a host that has been down is used again as soon as it answers

@@ -22,7 +22,7 @@ from chaos.orchestration.volumes import filled_in, paths
 from chaos.verdict.observation import JobRun
 from resilient.config import Config, document, dump, load, spans
 from resilient.config.document import NotADocument
-from resilient.precision import settled
+from resilient.decided import decided
 
 REFERENCE, CONFIG, OUTPUT = "twin", "config.yaml", "output"
 
@@ -55,7 +55,7 @@ def resolve(wanted: Wanted, experiment: Path, directory: Path, *, allow: bool, c
     path = directory / CONFIG
     directory.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(values, sort_keys=False))
-    config, _ = settled(load(path, []))  # once for all runs of the experiment, in a lab or on this machine
+    config, _ = decided(load(path, []))  # once for all runs of the experiment, in a lab or on this machine
     path.write_text(dump(config))
     return config
 

@@ -121,7 +121,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
         made = plan(experiment, seed, world_of(config, site.has))
         if not made.groups:
             raise EnvironmentUnusable(f"nothing can be injected here: {'; '.join(map(': '.join, made.left_out.items()))}")
-        terms = _terms(experiment, config, own=True)
+        terms = _terms(experiment, own=True)
         if experiment.twin and reference is None and terms.to_target:
             reference = _reference(experiment, file, directory, site, cleanup, display)
         campaign = Campaign(config, directory, site, cleanup.campaign())
@@ -167,7 +167,7 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, di
         site = place(config)
         campaign = Campaign(config, directory, site, {})
         made = plan(experiment, seed, world_of(config, site.has))
-        terms = _terms(experiment, config, own=False)
+        terms = _terms(experiment, own=False)
         before = inspect(places(config), site.hosts())
         outcome = Runner(made, campaign, site, terms, display, cleanup.injector()).run()
         display.note(outcome.why)
@@ -184,10 +184,10 @@ def _judged(seen: Observation, verdict: Verdict, directory: Path, reference: Pat
     return Result(directory, verdict, reference)
 
 
-def _terms(experiment: Experiment, config: Config, *, own: bool) -> Terms:
+def _terms(experiment: Experiment, *, own: bool) -> Terms:
     minutes = experiment.random.minutes if experiment.random is not None else None
     to_target = experiment.campaign.until == "target"
-    return Terms(experiment.limits, experiment.steady_steps, machine_layout(config).procs_per_node, minutes, to_target, own)
+    return Terms(experiment.limits, experiment.steady_steps, minutes, to_target, own)
 
 
 def _site(experiment: Experiment, config: Config, cleanup: CleanupGuard, display: Display) -> Site:

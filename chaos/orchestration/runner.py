@@ -20,7 +20,7 @@ from chaos.orchestration.active_injection import ActiveInjection
 from chaos.orchestration.campaign import Campaign, by_signal, is_one_of
 from chaos.orchestration.sites import Site
 from chaos.orchestration.watch import Watch
-from chaos.planning import PREPARED, Group, Plan, Strike, again, blamed, placed
+from chaos.planning import PREPARED, Group, Plan, Spread, Strike, again, blamed
 from chaos.verdict import record
 from chaos.verdict.matching import DEGRADED
 from chaos.verdict.record import Injection
@@ -57,7 +57,6 @@ class Terms:
 
     limits: Limits
     steady_steps: int
-    procs_per_node: int
     minutes: float | None = None
     to_target: bool = True
     own: bool = True
@@ -295,9 +294,9 @@ class Runner:
         if wanted == "culprit":
             last = self._watch.faults[-1] if self._watch.faults else {"ranks": [], "nodes": []}
             first = self._active[0].target if self._active else None
-            wanted = first if first is not None else blamed(aim, last["ranks"], last["nodes"], self._terms.procs_per_node)
+            wanted = first if first is not None else blamed(aim, last["ranks"], last["nodes"])
         assert not isinstance(wanted, str)
-        return placed(aim, wanted, generation["members"], generation["nodes"], self._terms.procs_per_node)
+        return Spread.told(generation).placed(aim, wanted)
 
     def _hear(self) -> None:
         """What the injectors have said."""

@@ -24,13 +24,14 @@ def svg(seen: Observation) -> str:
     x = Scale(began_t, ended_t, LEFT, WIDTH - RIGHT)
     top, under = MARKS, MARKS + PANEL + GAP
     parts = [
-        f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" aria-label="loss and throughput over time">',
+        f'<div class="wide chart"><svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" '
+        'aria-label="loss and throughput over time">',
         *_bands(seen, x),
         *panel("loss", of_lines(seen.metrics, lambda line: line.get("loss")), x, top, PANEL, from_zero=False),
         *panel(*_throughput(seen.metrics), x, under, PANEL, from_zero=True),
         *seconds_axis(x, HEIGHT - 8),
         *_marks(seen, x),
-        "</svg>",
+        "</svg></div>",
     ]
     return "\n".join(parts)
 

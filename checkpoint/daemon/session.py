@@ -10,7 +10,8 @@ class Session:
     """The workers of this node in one generation.
 
     Attributes:
-        shard: number of this node's shard of their snapshots, whoever holds it.
+        shard: number of this node's shard of their snapshots, whoever holds it; that of the node, unless the workers announce that
+            several nodes hold the same.
         shards: of each snapshot.
         layouts: digest of the arrays that each rank has announced.
         copied: what ranks have reported of a step that others have not copied yet, by step and rank.

@@ -163,6 +163,8 @@ class Snapshots:
             except (OSError, ValueError) as error:
                 self._trouble(f"what the workers will write cannot be read: {error}", getattr(error, "errno", None))
                 return
+            if plan.place is not None and session is self._session:
+                session.shard, session.shards = plan.place
             for place in self._places if self.buffers.empty else [self.buffers.root]:
                 try:
                     await self._make_buffers(session, place, plan)

@@ -37,6 +37,7 @@ class _Slots(msgspec.Struct):
     generation: int
     digest: Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
     slots: dict[str, Runs]
+    place: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,14 @@ class Blueprint:
         arrays: all of the checkpoint's, sorted by name.
         documents: text of every metadata file by its path; the root's without the attributes of a step.
         slots: that the ranks of this node write, by shard file, ascending.
+        place: number of this node's shard, and how many shards there are, where several nodes hold the same one; None: each
+            node has one of its own.
     """
 
     arrays: Sequence[ArrayInfo]
     documents: Mapping[str, str]
     slots: Mapping[str, Sequence[int]]
+    place: tuple[int, int] | None = None
 
     @cached_property
     def shards(self) -> dict[str, Shard]:
@@ -102,10 +106,36 @@ def arrays_path(directory: Path, digest: str) -> Path:
     return directory / f"arrays-{safe_name(digest)}.json"
 
 
-def write_slots(directory: Path, rank: int, generation: int, digest: str, slots: Mapping[str, Sequence[int]]) -> None:
-    """One rank's half: the slots that it writes, of the arrays with this digest. Raises OSError."""
+def slots_digest(slots: Mapping[str, Sequence[int]]) -> str:
+    """Ranks that write the same have the same."""
+    return hashlib.sha256(json.dumps({name: runs(sorted(each)) for name, each in sorted(slots.items())}).encode()).hexdigest()[:32]
+
+
+def places(digests: Sequence[str], ranks: int) -> list[tuple[int, int] | None]:
+    """`Blueprint.place` of each node, from what each rank writes, and how many ranks a node has. Pure."""
+    nodes = [tuple(digests[first : first + ranks]) for first in range(0, len(digests), ranks)]
+    numbers = {each: number for number, each in enumerate(dict.fromkeys(nodes))}
+    return [(numbers[each], len(numbers)) for each in nodes] if len(numbers) < len(nodes) else [None] * len(nodes)
+
+
+def write_slots(
+    directory: Path,
+    rank: int,
+    generation: int,
+    digest: str,
+    slots: Mapping[str, Sequence[int]],
+    place: tuple[int, int] | None = None,
+) -> None:
+    """One rank's half: the slots that it writes, of the arrays with this digest. Raises OSError.
+
+    Args:
+        place: of its node; see `Blueprint`.
+    """
     stretches = {name: runs(sorted(each)) for name, each in slots.items()}
-    _put(_slots_path(directory, rank), json.dumps({"generation": generation, "digest": digest, "slots": stretches}))
+    _put(
+        _slots_path(directory, rank),
+        json.dumps({"generation": generation, "digest": digest, "slots": stretches, "place": place}),
+    )
 
 
 class Announced(NamedTuple):
@@ -127,16 +157,26 @@ def announced(directory: Path, rank: int) -> Announced | None:
 def read(directory: Path, digest: str, ranks: Iterable[int]) -> Blueprint:
     """Put the halves together. Raises OSError, ValueError."""
     mine: dict[str, set[int]] = {}
+    place: tuple[int, int] | None = None
     try:
         common = converted(parsed(arrays_path(directory, digest).read_bytes()), _Common)
         documents = {metadata_name(name): text for name, text in common.documents.items()}
         found = Blueprint(arrays_of(common.arrays), documents, {})
         for rank in ranks:
-            for name, stretches in converted(parsed(_slots_path(directory, rank).read_bytes()), _Slots).slots.items():
+            own = converted(parsed(_slots_path(directory, rank).read_bytes()), _Slots)
+            place = _checked(own.place)
+            for name, stretches in own.slots.items():
                 mine.setdefault(name, set()).update(_within(found.shards, name, stretches))
     except ValueError as error:
         raise ValueError(f"{directory} holds no blueprint: {error}") from error
-    return replace(found, slots={name: sorted(each) for name, each in sorted(mine.items())})
+    return replace(found, slots={name: sorted(each) for name, each in sorted(mine.items())}, place=place)
+
+
+def _checked(place: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Raises ValueError."""
+    if place is not None and not 0 <= place[0] < place[1]:
+        raise ValueError(f"there is no shard {place[0]} of {place[1]}")
+    return place
 
 
 def _within(shards: Mapping[str, Shard], name: str, stretches: Sequence[tuple[int, int]]) -> Iterable[int]:

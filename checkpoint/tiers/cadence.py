@@ -11,6 +11,11 @@ from typing import Any, Literal
 PRIOR_S = 6 * 3600.0
 """Before anything has failed: as if one failure in so long had been seen."""
 
+PATIENCE = 0.002
+"""Share of the time since a tier's last snapshot for which the next one may wait for a buffer."""
+
+LONGEST_WAIT_S = 5.0
+
 
 @dataclass(frozen=True)
 class Every:
@@ -82,6 +87,10 @@ class Clock:
             # The first one comes at once: what it costs is not known before.
             return not self._stalls or since >= young_daly(median(self._stalls), self._mtbf_s)
         return every.steps is not None and step % every.steps == 0
+
+    def patience_s(self, tiers: frozenset[str], now: float) -> float:
+        """How long a snapshot for these tiers may wait for a buffer; left out, the rarest of them would be twice as old."""
+        return min(LONGEST_WAIT_S, PATIENCE * max((now - self._last[name] for name in tiers), default=0.0))
 
     def taken(self, tiers: frozenset[str], stall_s: float, now: float) -> None:
         """A snapshot was taken for these tiers; training stood still for `stall_s`."""

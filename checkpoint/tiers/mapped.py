@@ -14,7 +14,9 @@ from checkpoint.block import Block
 from checkpoint.device import Device
 from checkpoint.layout import ArrayInfo, ChunkRun, Shard
 from checkpoint.local_shard import LocalShard
+from checkpoint.rounds import Numbered
 from checkpoint.saving import spec_of
+from checkpoint.tiers.gathering import Gathering
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class WritePlan:
 
     @classmethod
     def of(cls, local_shard: LocalShard, info: ArrayInfo, ordinal: int) -> "WritePlan":
-        return cls(info, list(plan.chunks_to_write(info, ordinal, spec_of(local_shard))) if local_shard.data.numel() else [])
+        wanted = plan.chunks_to_write(info, ordinal, spec_of(local_shard).for_snapshots) if local_shard.data.numel() else ()
+        return cls(info, list(wanted))
 
 
 def own_ranges(chunk_runs: Iterable[ChunkRun]) -> dict[str, list[tuple[int, int]]]:
@@ -72,14 +75,18 @@ class MappedBuffer:
         self._maps: dict[str, mmap.mmap] = {}
         self._pairs: list[list[tuple[Any, Any]]] = [[] for _ in write_plans]
         self._known: list[tuple[Any, ...]] = [() for _ in write_plans]
+        self._sizes = [0 for _ in write_plans]
+        self._kinds: list[bool | None] = [None for _ in write_plans]
+        self._gatherings: dict[bool, Gathering] = {}
         self.size_bytes = 0
         self._device = device
         self._registered: list[int] = []
         for write_plan in write_plans:
             for shard, slot, count in write_plan.chunk_runs:
                 direct.populate(self._area(shard), shard.array.offset(slot), count * shard.array.slot_bytes)
-        if device is not None:
-            self._register(device)  # now, and not while training waits for the first snapshot
+        if device is not None:  # now, and not while training waits for the first snapshot
+            self._register(device)
+            device.stage()
 
     def _area(self, shard: Shard) -> mmap.mmap:
         area = self._maps.get(shard.path)
@@ -107,27 +114,50 @@ class MappedBuffer:
                 self._device.unregister(address)
         self._registered = []
 
-    def copy(self, local_shards: Sequence[LocalShard]) -> None:
-        """Copy every local shard's chunks."""
-        self.size_bytes = 0
-        for number, (local_shard, write_plan) in enumerate(zip(local_shards, self._write_plans, strict=True)):
-            data = local_shard.data.detach()
+    def copy(self, local_shards: Sequence[LocalShard], late: Sequence[bool] = ()) -> object | None:
+        """Copy every local shard's chunks. What comes from a GPU is there once it has passed the mark that is returned.
+
+        Args:
+            late: for each, whether it changes only after the GPU was held back for that mark; from others it is held back here.
+                None are where there is none.
+        """
+        device = self._device
+        blocks = [each.data.detach() for each in local_shards]
+        onto_host = [device is not None and device.holds(data) for data in blocks]
+        self._sort([(bool(late) and late[number]) if each else None for number, each in enumerate(onto_host)])
+        for number, (local_shard, write_plan, data) in enumerate(zip(local_shards, self._write_plans, blocks, strict=True)):
             key = (data.data_ptr(), data.dtype, data.stride(), data.device)
-            onto_host = self._device is not None and self._device.holds(data)
-            if self._known[number] != key:
-                block = Block(local_shard, write_plan.info, as_tensors=onto_host) if write_plan.chunk_runs else None
-                runs = write_plan.chunk_runs
-                self._pairs[number] = [pair for run in runs if block for pair in block.pairs(run, self._slots(run))]
+            if self._known[number] != key and write_plan.chunk_runs:
+                block, kind = Block(local_shard, write_plan.info, as_tensors=onto_host[number]), self._kinds[number]
+                if kind is None:
+                    pairs = [pair for run in write_plan.chunk_runs for pair in block.pairs(run, self._slots(run))]
+                    self._pairs[number], self._sizes[number] = pairs, sum(source.nbytes for _, source in pairs)
+                else:
+                    self._sizes[number] = self._gatherings[kind].renew(number, block)
                 self._known[number] = key
-            if self._device is not None and onto_host and self._pairs[number]:
-                targets, sources = zip(*self._pairs[number], strict=True)
-                self._device.copy(targets, sources)
-            else:
-                for target, source in self._pairs[number]:
-                    target[...] = source
-            self.size_bytes += sum(source.nbytes for _, source in self._pairs[number])
-        if self._device is not None:
-            self._device.finish()
+            for target, source in self._pairs[number]:
+                target[...] = source
+        self.size_bytes = sum(self._sizes)
+        if device is None:
+            return None
+        for kind, gathering in sorted(self._gatherings.items()):
+            gathering.begin(device, hold_back=not kind)
+        return device.mark()
+
+    def _sort(self, kinds: list[bool | None]) -> None:
+        """Of each local shard: whether it is late; None: it is on the CPU. What was known of others does not hold."""
+        device = self._device
+        if device is None or kinds == self._kinds:
+            return
+        self._kinds = kinds
+        self._known = [() for _ in kinds]
+        self._pairs = [[] for _ in kinds]
+        runs = [Numbered(number, run) for number, each in enumerate(self._write_plans) for run in each.chunk_runs]
+        self._gatherings = {
+            kind: Gathering([each for each in runs if kinds[each.number] is kind], self._slots, device.stage())
+            for kind in (False, True)
+            if kind in kinds
+        }
 
     def _slots(self, chunk_run: ChunkRun) -> torch.Tensor:
         """The bytes of a run's slots."""

@@ -1,8 +1,8 @@
 """Snapshots: a worker copies its state into a buffer and computes on.
 
 Owns the worker's side: acquiring a lease, the copy, and the report to the snapshot daemon. Training stands still for the copy
-alone. Nothing here waits for a disk, and nothing that goes wrong here stops training: a snapshot for which there is no buffer is
-left out.
+alone, and a GPU copies while it computes. Nothing here waits for a disk, and nothing that goes wrong here stops training: a
+snapshot for which there is no buffer is left out.
 """
 
 import json
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from checkpoint.saving import agree, spec_of
 from checkpoint.state import JSON
 from checkpoint.tiers import blueprint, session
 from checkpoint.tiers.affordable import MOST_STEPS, Affordable
+from checkpoint.tiers.arrivals import Arrivals
 from checkpoint.tiers.cadence import Clock
 from checkpoint.tiers.lease import LINK, PREFIX, STATE, Lease, LeaseWord, buffer_path, index_of, layout_of
 from checkpoint.tiers.mapped import MappedBuffer, WritePlan
@@ -44,7 +46,7 @@ class SnapshotResult:
         step: that it is of.
         copied: the bytes are the daemon's; otherwise there was no buffer to copy them into.
         size_bytes: that this rank has copied.
-        stall_s: for which training stood still.
+        stall_s: for which training stood still; not what a GPU was held back for its copies later.
     """
 
     step: int
@@ -81,17 +83,25 @@ class Snapshots:
         self._write_plans: list[WritePlan] = []
         self._buffers: dict[int, MappedBuffer] = {}
         self._device: Device | None = None
+        self._arrivals: Arrivals | None = None  # of what a GPU copies
+        self._cost_s: float | None = None  # of a snapshot whose whole cost a GPU has yet to tell
         self._used = -1  # number of the last lease that was used or passed
 
-    def start(self, local_shards: Sequence[LocalShard]) -> None:
+    def start(self, local_shards: Sequence[LocalShard], device: Device | None = None) -> None:
         """Announce what will be copied; the daemon makes buffers for it meanwhile. Collective.
+
+        Args:
+            device: the GPU that tensors are on; None: that which they say they are on.
 
         Raises CheckpointError where the ranks' local shards do not fit together.
         """
         self._clock = Clock(self.session.every, self.session.mtbf_s, time.monotonic())
         self._affordable = {name: Affordable(every.cost) for name, every in self.session.every.items() if every.cost}
-        if not any(each.data.is_cuda for each in local_shards):  # this thread copies by itself; what else runs here is left out
+        self._device = device or device_of([each.data for each in local_shards])
+        if self._device is None:  # this thread copies by itself; what else runs here is left out
             self._clock_of_copies = time.thread_time
+        else:
+            self._arrivals = Arrivals(self._device)
         layout = agree(self._ranks, [spec_of(local_shard) for local_shard in local_shards])
         directory = self.session.directory
         digest = blueprint.arrays_digest(layout.arrays)
@@ -99,14 +109,19 @@ class Snapshots:
             blueprint.write_arrays(directory, layout.arrays, layout.documents)
         ordinals = layout.ordinals
         self._write_plans = [WritePlan.of(each, layout.arrays[ordinals[each.array]], ordinals[each.array]) for each in local_shards]
-        self._device = device_of([each.data for each in local_shards])
         slots: dict[str, list[int]] = {}
         for write_plan in self._write_plans:
             for shard, slot, count in write_plan.chunk_runs:
                 slots.setdefault(shard.path, []).extend(range(slot, slot + count))
-        blueprint.write_slots(directory, self._ranks.rank, self.session.generation, digest, slots)
+        place = self._place(slots) if any(each.copies > 1 for each in local_shards) else None
+        blueprint.write_slots(directory, self._ranks.rank, self.session.generation, digest, slots, place)
         self._buffers = {}
         self._report(LayoutAnnounced(generation=self.session.generation, rank=self._ranks.rank, digest=digest))
+
+    def _place(self, slots: Mapping[str, Sequence[int]]) -> tuple[int, int] | None:
+        """Number of this node's shard, and how many there are, where several nodes hold the same. Collective."""
+        digests: list[str] = self._ranks.all(blueprint.slots_digest(slots))
+        return blueprint.places(digests, self.session.ranks)[self.session.node]
 
     def due(self, step: int) -> frozenset[str]:
         """The tiers that want a snapshot of this step. Collective where a tier goes by time, or now and then by cost."""
@@ -116,6 +131,8 @@ class Snapshots:
             shared: list[Any] = [wanted]
             dist.broadcast_object_list(shared, group=self._group, group_src=0)
             wanted = shared[0]
+        if self._cost_s is not None and self._device is not None and self._affordable:
+            self._costs(self._cost_s + self._device.held_s())
         wanted |= self._affordable_at(step)
         self._asked_t = self._clock_of_copies()
         return wanted
@@ -138,11 +155,12 @@ class Snapshots:
             return False
 
     def left_out(self, copied: bool) -> bool:
-        """Whether some rank has left a step out, and all must take it `again`. Collective.
+        """Whether some rank has left a step out, and all must take it `again`. Waits for what a GPU is copying. Collective.
 
         Args:
             copied: whether this rank has it.
         """
+        self.finish()
         first = self.session.first_rank
         reported = self._ranks.all((copied, self._used))
         if all(has for has, _ in reported):
@@ -163,8 +181,11 @@ class Snapshots:
         changed: bool = True,
         wait_s: float = 0.0,
         again: bool = False,
+        late: Sequence[bool] = (),
     ) -> SnapshotResult:
-        """Copy the local shards' tensors; they may change again as soon as this returns.
+        """Copy the local shards' tensors; they may change again as soon as this returns, but for those that are `late`.
+
+        A GPU copies by itself, and what it is asked to do with other tensors meanwhile comes behind that.
 
         Args:
             step: that they are of.
@@ -172,48 +193,87 @@ class Snapshots:
             small: the rest of the state, the same on all ranks.
             tiers: that are to have it.
             changed: whether anything but `small` has changed since the last snapshot; equal bytes are refused where it has.
-            wait_s: how long to wait for a buffer; without one, a snapshot that finds none is left out.
+            wait_s: how long to wait for a buffer, and then for its report; without one, a snapshot that finds no buffer waits a
+                little, see `Clock.patience_s`, and is left out.
             again: the step counts although some rank has left it out before; see `left_out`.
+            late: of each local shard, whether it is on a GPU that is told `before_change` before it changes; none: none is.
         """
         began = time.perf_counter()
         generation, rank = self.session.generation, self._ranks.rank
-        index = self._acquire(wait_s)
+        index = self._acquire(wait_s or self._patience_s(tiers))
         if index is None:
             self._report(StepSkipped(generation=generation, rank=rank, step=step, again=again))
             return SnapshotResult(step, False, 0, time.perf_counter() - began)
+        self.finish()  # nothing to wait for: a lease follows when all ranks have reported, unless a daemon has been started anew
         try:
             buffer = self._mapped(index)
             points.reached("snapshot_acquired")
             with suppress(FileNotFoundError):
                 (buffer.directory / shard_manifest.NAME).unlink()
-            buffer.copy(local_shards)
+            mark = buffer.copy(local_shards, late)
             if self._local == 0:
                 (buffer.directory / STATE).write_text(json.dumps(state.plain(small), ensure_ascii=False))
         except OSError as error:  # somebody has deleted it, or there is no room for a page
             number, why = error.errno, f"{error}"
             self._report(BufferBroken(generation=generation, rank=rank, step=step, lease=self._used, reason=why, errno=number))
             return SnapshotResult(step, False, 0, time.perf_counter() - began)
-        points.reached("snapshot_copied")
         stall_s = time.perf_counter() - began
-        self._report(
-            StateCopied(
-                generation=generation,
-                rank=rank,
-                step=step,
-                lease=self._used,
-                stall_s=stall_s,
-                wants=tuple(sorted(tiers)),
-                changed=changed,
-                size_bytes=buffer.size_bytes,
-                again=again,
-            )
+        news = StateCopied(
+            generation=generation,
+            rank=rank,
+            step=step,
+            lease=self._used,
+            stall_s=stall_s,
+            wants=tuple(sorted(tiers)),
+            changed=changed,
+            size_bytes=buffer.size_bytes,
+            again=again,
         )
-        points.reached("snapshot_reported")
+        if self._arrivals is None:
+            self._copied(news)
+        else:
+            self._arrivals.expect(mark, partial(self._copied, news))
+        if wait_s:
+            self.finish()
+            stall_s = time.perf_counter() - began
         if self._clock is not None:
             self._clock.taken(tiers, stall_s, time.monotonic())
-        for affordable in self._affordable.values():
-            affordable.taken(self._clock_of_copies() - self._asked_t)
+        self._cost_s = self._clock_of_copies() - self._asked_t
+        if self._device is None:
+            self._costs(self._cost_s)
         return SnapshotResult(step, True, buffer.size_bytes, stall_s)
+
+    def _copied(self, news: StateCopied) -> None:
+        """The bytes are there: the buffer is the daemon's from now on."""
+        points.reached("snapshot_copied")
+        self._report(news)
+        points.reached("snapshot_reported")
+
+    def _costs(self, cost_s: float) -> None:
+        """Training stood still for so long for the last snapshot."""
+        self._cost_s = None
+        for affordable in self._affordable.values():
+            affordable.taken(cost_s)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU copies while training goes on, so that there is something to be `late`."""
+        return self._device is not None
+
+    @property
+    def recording(self) -> bool:
+        """Whether what the GPU is asked to do is recorded in a graph, so that nobody tells `before_change` when it is done."""
+        return self._device is not None and self._device.recording()
+
+    def before_change(self) -> None:
+        """The GPU is about to be asked, on this thread's stream, to change what is `late`: it does that behind the copy."""
+        if self._arrivals is not None and not self.recording:
+            self._arrivals.before_change()
+
+    def finish(self) -> None:
+        """Wait until what was copied is reported. Raises RuntimeError where the GPU has failed."""
+        if self._arrivals is not None:
+            self._arrivals.wait()
 
     def ready(self, patience_s: float = READY_S) -> bool:
         """Wait until there are buffers, and touch their pages, so that the first snapshots are as fast as the others."""
@@ -229,6 +289,9 @@ class Snapshots:
 
     def close(self) -> None:
         """Give back what is open; what was copied is the daemon's."""
+        if self._arrivals is not None:
+            self._arrivals.close()
+            self._arrivals = None
         self._socket.close()
         for buffer in self._buffers.values():
             buffer.close()
@@ -246,11 +309,16 @@ class Snapshots:
 
     def _acquire(self, wait_s: float) -> int | None:
         """The buffer for the next snapshot, whose lease is used from now on; None where none is leased in time."""
+        began = self._clock_of_copies()
         lease = self._wait_for_lease(wait_s)
+        self._asked_t += self._clock_of_copies() - began  # to wait is no part of what a snapshot costs
         if lease is None:
             return None
         self._used = lease.number
         return lease.buffer
+
+    def _patience_s(self, tiers: frozenset[str]) -> float:
+        return 0.0 if self._clock is None else self._clock.patience_s(tiers, time.monotonic())
 
     def _wait_for_lease(self, wait_s: float) -> Lease | None:
         """A lease for the workers of this generation that this one has not used yet."""

@@ -1,7 +1,7 @@
 """`ckpt import`: a checkpoint from what others have trained.
 
 Owns finding the packages that know how, through the entry-point group `resilient.importers`. Such an entry point is a function
-`(source: Path, output: Path, *, config: Path | None) -> str`. It writes the checkpoint of step 0 of the run directory `output`,
+`(source: Path, output: Path, *, config: Path | None) -> str`. It writes the first checkpoint of the run directory `output`,
 and returns what it has written, in a few words. It raises CheckpointError where it cannot.
 """
 

@@ -108,6 +108,7 @@ class NodeAgent(LocalElasticAgent):
         self._watch: Watch | None = None
         self._left_behind = False
         self._stuck: tuple[int, ...] = ()
+        self._devices: tuple[int, ...] | None = None  # that ranks computed on last
         self._ending = False
         self._clear: tuple[str, ...] = ()
         self._interface = interface_of(settings.addr)
@@ -119,7 +120,6 @@ class NodeAgent(LocalElasticAgent):
             self._storage,
             daemon_directory(settings.run_dir, settings.node),
             node=settings.node,
-            procs=settings.procs,
             host=settings.addr,
             keys=daemon_keys(self._token),
             on_news=self._on_news,
@@ -134,10 +134,12 @@ class NodeAgent(LocalElasticAgent):
             send=lambda news: self._send(msgspec.structs.replace(news, generation=self._driver.generation)),
             outcome=outcome,
         )
-        self._standbys = Standbys(settings.config, settings.entrypoint, self._fork_server)
+        self._standbys = Standbys(
+            settings.config, settings.entrypoint, self._fork_server, procs=settings.procs, left_behind=self._never_died
+        )
         self._loop.watch(self._fork_server.fileno(), self._on_template)
         self._loop.each_turn(self._reports.tick)
-        self._events = NodeEvents(self._loop, settings.addr, self._send, lambda: self._driver.generation)
+        self._events = NodeEvents(self._loop, settings.addr, self._send, lambda: self._driver.generation, settings.gpus)
         spec = WorkerSpec(
             role="worker",
             local_world_size=settings.procs,
@@ -203,7 +205,7 @@ class NodeAgent(LocalElasticAgent):
                 store_prefix=store_prefix(self._token, start.generation),
                 log_dir=generation_directory(settings.run_dir, start.generation),
             )
-            for local in range(settings.procs)
+            for local in range(len(start.devices))
         ]
         self._workers = Workers(
             settings.node,
@@ -273,8 +275,10 @@ class NodeAgent(LocalElasticAgent):
     def _ready(self, store_port: int) -> Start:
         """Say that no worker is left here, and wait for the next generation."""
         faults = self._events.take_gpu_faults()
+        if faults:
+            self._standbys.close()  # what they hold ready on a GPU may have gone with the ranks' contexts
         if (faults or self._stuck) and self._check is None and self._settings.health_s:
-            spec = node_check.spec_of(self._settings, self._storage, self._regions, faults, self._stuck)
+            spec = node_check.spec_of(self._settings, self._storage, self._regions, faults, self._stuck, self._devices)
             self._check, self._stuck = NodeCheck(spec, self._fork_server), ()
         if self._check is not None:
             self._report_health(self._check)
@@ -284,7 +288,13 @@ class NodeAgent(LocalElasticAgent):
             message, _ = self._next(QUIET_S)
             if isinstance(message, Start):
                 self._driver.generation = message.generation
+                self._devices = message.devices
+                self._worker_group.spec.local_world_size = len(message.devices)
                 return message
+
+    def _never_died(self, pid: int) -> None:
+        """A standby may hold memory of a GPU: the next ranks wait for it as for that of a worker."""
+        self._stuck += (pid,)
 
     def _take_inventory(self) -> Inventory:
         """What this node holds; nothing if its daemon does not say."""

@@ -69,7 +69,6 @@ class DaemonProcess:
         directory: Path,
         *,
         node: int,
-        procs: int,
         host: str,
         keys: Mapping[str, str],
         on_news: Callable[[Sequence[DaemonNews]], None],
@@ -77,7 +76,7 @@ class DaemonProcess:
     ) -> None:
         self._loop, self._described, self._directory, self._on_news = loop, described, directory, on_news
         safe_dir.make_private(directory)  # a daemon that starts slowly holds up nobody who writes here
-        self._node, self._procs, self._host, self._keys = node, procs, host, keys
+        self._node, self._host, self._keys = node, host, keys
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._decoder: Decoder[DaemonNews] = Decoder(DaemonNews)
@@ -116,7 +115,6 @@ class DaemonProcess:
             start,
             self._described,
             node=self._node,
-            procs=self._procs,
             directory=self._directory,
             key=self._keys[WORKER_DAEMON],
         )
@@ -124,8 +122,8 @@ class DaemonProcess:
             generation=start.generation,
             node_rank=start.node_rank,
             nodes=start.nodes,
-            first_rank=start.node_rank * self._procs,
-            ranks=self._procs,
+            first_rank=start.first_rank,
+            ranks=len(start.devices),
         )
         self.send(msgspec.structs.replace(self._session, renew=renew))
 
@@ -286,9 +284,7 @@ class DaemonProcess:
 _CADENCE = ("name", "every_steps", "every_s", "every_cost")
 
 
-def write_session(
-    path: Path, start: Start, described: Mapping[str, Any], *, node: int, procs: int, directory: Path, key: str
-) -> None:
+def write_session(path: Path, start: Start, described: Mapping[str, Any], *, node: int, directory: Path, key: str) -> None:
     """Write what the workers of a generation are to know of their node's storage; see `checkpoint.tiers.session`.
 
     Args:
@@ -302,8 +298,8 @@ def write_session(
             "node": start.node_rank,
             "nodes": start.nodes,
             "generation": start.generation,
-            "first_rank": start.node_rank * procs,
-            "ranks": procs,
+            "first_rank": start.first_rank,
+            "ranks": len(start.devices),
             "directory": str(directory),
             "tiers": [{name: tier.get(name) for name in _CADENCE} for tier in described["tiers"]],
             "durable": {"name": described["tiers"][-1]["name"], "path": described["tiers"][-1]["roots"][0]},

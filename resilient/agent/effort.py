@@ -1,10 +1,24 @@
-"""Own time: how long the training thread of a worker has computed, or wanted to while something else had its core.
+"""Own time: how long a worker has computed for its steps, without what it waited for others.
 
-Read from the kernel's account of the thread, so that it costs the worker nothing and needs no word of its script. A thread that
-waits for others sleeps, and what it sleeps is not in it. (On a GPU the thread spins while it waits, and all ranks look alike.)
+Where its script tells how long its GPU has computed, it is that. Else it is how long its training thread has computed, or wanted to
+while something else had its core, read from the kernel's account of the thread: that costs the worker nothing and needs no word of
+its script. A thread that waits for others sleeps, and what it sleeps is not in it; one that waits for a GPU spins, and then all
+ranks look alike.
 """
 
 import os
+
+from resilient.heartbeat_region import Activity
+
+
+def own_s(activity: Activity, thread_s: float | None) -> float | None:
+    """A worker's own time, and that which its samples took; None where neither its script nor the kernel tells.
+
+    Args:
+        thread_s: own time of its training thread.
+    """
+    computed_s = activity.device_s or thread_s
+    return None if computed_s is None else computed_s + activity.data_s
 
 
 class OwnTime:

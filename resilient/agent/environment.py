@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+from resilient import visible_gpus
 from resilient.agent.groups import PREFIX_VARIABLE
 from resilient.agent.settings import AgentSettings
 from resilient.network import dump_files
@@ -35,9 +36,9 @@ def environment_of(
         interface: the network interface that has the node's address, where one has.
         store_prefix: of the keys of process groups that find each other by the environment.
     """
-    procs = settings.procs
-    place = settings.binding.ranks[local_rank] if settings.binding.bound else None
-    rank, world = start.node_rank * procs + local_rank, start.nodes * procs
+    procs, device = len(start.devices), start.devices[local_rank]
+    place = settings.binding.ranks[device] if settings.binding.bound else None
+    rank, world = start.first_rank + local_rank, start.world_size
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
@@ -62,8 +63,17 @@ def environment_of(
         GUARD_VARIABLE: json.dumps({"go_back_to": start.go_back_to, "skip": start.skip, "saved_step": start.saved_step}),
         COLLECTIVE_TIMEOUT_VARIABLE: str(start.collective_timeout_s),
         **variables_of(place),
+        **_without_the_dead(start, settings),
         **dump_files(os.environ, log_dir),
     }
+
+
+def _without_the_dead(start: Start, settings: AgentSettings) -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES of ranks where devices of the node are left out: a rank's number is then that among the others."""
+    if settings.device != "cuda" or start.devices == tuple(range(settings.procs)):
+        return {}
+    names = visible_gpus.visible()
+    return {visible_gpus.VARIABLE: ",".join(names[device] for device in start.devices)}
 
 
 def token_of(text: str) -> tuple[str, int]:

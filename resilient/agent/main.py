@@ -24,8 +24,9 @@ from resilient.agent.predecessor import end_predecessors
 from resilient.exits import EnvironmentUnusable
 from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_process
 from resilient.logs.paths import agent_log
-from resilient.placement.applied import leave_to_ranks, of_this_node
+from resilient.placement.applied import gpus_of, leave_to_ranks, of_this_node
 from resilient.placement.binding import Binding, Share
+from resilient.placement.topology import read
 from resilient.protocol.connection import TOKEN_VARIABLE, Connection, parse_addresses
 from resilient.slurm.headless import see_to_the_job
 from resilient.slurm.roster import VARIABLE as ROSTER_VARIABLE
@@ -207,7 +208,13 @@ def _settings(args: argparse.Namespace, token: str, addr: str) -> "AgentSettings
         addr=addr,
         binding=_binding(args),
         place=os.environ.get(TOPOLOGY, ""),
+        gpus=_gpus(args),
     )
+
+
+def _gpus(args: argparse.Namespace) -> tuple[str, ...]:
+    found = gpus_of(read(), args.procs) if args.device == "cuda" else []
+    return tuple(gpu.address if gpu is not None else "" for gpu in found)
 
 
 def _binding(args: argparse.Namespace) -> Binding:

@@ -11,7 +11,7 @@ from resilient.agent.settings import AgentSettings
 from resilient.health.node import NodeSpec, tiers_of
 from resilient.health.report import Report
 from resilient.protocol.messages import Health, HealthFinding
-from resilient.xids import Xid
+from resilient.xids import Xid, numbered
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,7 @@ def spec_of(
     regions: Path,
     gpu_faults: Sequence[Xid] = (),
     stuck: Sequence[int] = (),
+    devices: Sequence[int] | None = None,
     *,
     sys: Path = Path("/sys"),
 ) -> NodeSpec:
@@ -34,10 +35,13 @@ def spec_of(
         regions: the node's directory of heartbeat regions.
         gpu_faults: since the last check.
         stuck: workers that were killed and have not ended.
+        devices: that ranks computed on last; None: there were no ranks yet.
         sys: where sysfs is.
     """
+    broken = {numbered(each, settings.gpus) for each in gpu_faults if each.unfit}
+    used = range(settings.procs) if devices is None else devices
     return NodeSpec(
-        procs=settings.procs,
+        devices=tuple(device for device in used if device not in broken),
         world=settings.world,
         device=settings.device,
         addr=settings.addr,
@@ -46,6 +50,7 @@ def spec_of(
         limit_s=settings.health_s,
         gpu_faults=tuple(gpu_faults),
         stuck=tuple(stuck),
+        gpus=settings.gpus,
         rdma_ports=tuple(str(port) for port in ports_of(os.environ, sys=sys)),
     )
 
@@ -56,5 +61,8 @@ def message_of(report: Report) -> Health:
     log.info("health check: %d findings in %.2f s", len(report.findings), report.took_s)
     for each in unwell:
         log.warning("health check: %s: %s: %s", each.verdict, each.check, each.text)
-    findings = (HealthFinding(check=each.check, verdict=each.verdict, text=each.text, measured=each.measured) for each in unwell)
+    findings = (
+        HealthFinding(check=each.check, verdict=each.verdict, text=each.text, measured=each.measured, device=each.device)
+        for each in unwell
+    )
     return Health(generation=0, took_s=report.took_s, findings=tuple(findings))

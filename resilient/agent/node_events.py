@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from resilient import clock
 from resilient.agent.limits import TURN_S
@@ -17,7 +17,7 @@ from resilient.agent.links import LinkWatch, interfaces_of, ports_of
 from resilient.agent.loop import Loop
 from resilient.agent.oom import KernelLog
 from resilient.protocol.messages import AgentMessage, Health, HealthFinding, LinkChange, LinksChanged, SignalReceived
-from resilient.xids import Xid, parse
+from resilient.xids import Xid, numbered, parse
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +31,19 @@ class NodeEvents:
         addr: at which other nodes reach this one.
         send: sends a message.
         generation: the present one.
+        gpus: that the node's ranks compute on, by local rank, as addresses on the PCI bus; empty where one is not known.
     """
 
-    def __init__(self, loop: Loop, addr: str, send: Callable[[AgentMessage], None], generation: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        addr: str,
+        send: Callable[[AgentMessage], None],
+        generation: Callable[[], int],
+        gpus: Sequence[str] = (),
+    ) -> None:
         self._loop, self._send, self._generation = loop, send, generation
+        self._gpus = gpus
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -83,8 +92,12 @@ class NodeEvents:
         if found:
             self._gpu_faults += found
             log.warning("the GPUs' driver: %s", "; ".join(each.line for each in found))
-            findings = (HealthFinding(check=f"GPU {each.gpu}", verdict="warn", text=str(each), measured={}) for each in found)
-            self._send(Health(generation=self._generation(), took_s=0.0, findings=tuple(findings)))
+            self._send(Health(generation=self._generation(), took_s=0.0, findings=tuple(map(self._finding, found))))
+
+    def _finding(self, xid: Xid) -> HealthFinding:
+        """Ranks that go on with a GPU that needs a reset are still to leave it: it computes nothing right, or will soon."""
+        device = numbered(xid, self._gpus) if xid.unfit else None
+        return HealthFinding(check=f"GPU {xid.gpu}", verdict="warn", text=str(xid), device=device)
 
     def take_gpu_faults(self) -> tuple[Xid, ...]:
         """The GPUs' faults since the last call."""

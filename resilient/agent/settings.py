@@ -14,6 +14,7 @@ class AgentSettings:
         driver: its addresses.
         token: the run's secret, a dot, and the agent's incarnation.
         place: in the fabric.
+        gpus: of the local ranks, as addresses on the PCI bus; empty where one is not known.
     """
 
     node: int
@@ -30,6 +31,7 @@ class AgentSettings:
     addr: str
     binding: Binding = NOWHERE
     place: str = ""
+    gpus: tuple[str, ...] = ()
 
     @property
     def config(self) -> Path:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,13 +21,15 @@ from resilient.agent.bootstrap import WorkerSpec, run_rank, shield, start_rank
 from resilient.agent.forkserver import Forked, ForkServer
 from resilient.agent.limits import KILL_S
 from resilient.config import ConfigError
+from resilient.lifeline import name_process
 
 log = logging.getLogger(__name__)
 
 
-def stand_by(orders: Connection, config_path: Path, entrypoint: str, rank: int, world_size: int) -> None:
+def stand_by(orders: Connection, config_path: Path, entrypoint: str, rank: int, local_rank: int, world_size: int) -> None:
     """In the forked process: do all that can be done ahead, say so, and wait to be a rank."""
     shield()
+    os.environ["LOCAL_RANK"] = str(local_rank)  # which GPU is its own
     found = entry.parse(entrypoint)
     config = None
     if not found.is_script:
@@ -40,6 +42,7 @@ def stand_by(orders: Connection, config_path: Path, entrypoint: str, rank: int, 
     except (OSError, EOFError):  # not wanted any more
         os._exit(0)
     orders.close()
+    name_process(f"rank{rank}")
     run_rank(spec, config)
 
 
@@ -55,8 +58,8 @@ class _Standby:
         """Whether it has done its work, and runs: a process that somebody has stopped would not wake."""
         return self.orders.poll() and inspection.state_of(self.process.pid or 0) in ("R", "S")
 
-    def dismiss(self) -> None:
-        """End it, and wait until it has gone; one that does not go is left behind."""
+    def dismiss(self, left_behind: Callable[[int], None]) -> None:
+        """End it, and wait until it has gone; one that does not go is left behind, and told of by its process id."""
         self.orders.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid or 0, signal.SIGKILL)
@@ -65,6 +68,7 @@ class _Standby:
             self.process.close()
         except ValueError:
             log.error("standby %d (process %s) does not die; leaving it behind", self.rank, self.process.pid)
+            left_behind(self.process.pid or 0)
 
 
 class Standbys:
@@ -74,9 +78,14 @@ class Standbys:
         config: the resolved config's file; what the standbys have read of it must stay true.
         entrypoint: see `resilient.entry`.
         server: forks them.
+        procs: ranks of the node.
+        left_behind: takes the process ids of those that do not die, and may hold memory of a GPU.
     """
 
-    def __init__(self, config: Path, entrypoint: str, server: ForkServer) -> None:
+    def __init__(
+        self, config: Path, entrypoint: str, server: ForkServer, *, procs: int, left_behind: Callable[[int], None]
+    ) -> None:
+        self._procs, self._left_behind = procs, left_behind
         self._config, self._entrypoint = config, entrypoint
         self._server = server
         self._waiting: dict[int, _Standby] = {}
@@ -86,13 +95,13 @@ class Standbys:
         wanted = list(ranks)
         for rank, standby in list(self._waiting.items()):
             if rank not in wanted or standby.world_size != world_size:
-                self._waiting.pop(rank).dismiss()
+                self._waiting.pop(rank).dismiss(self._left_behind)
         return next((rank for rank in wanted if rank not in self._waiting), None)
 
     def fork(self, rank: int, world_size: int) -> None:
         """One for this rank; returns when it is forked, which takes some 10 ms."""
         ours, its = self._server.Pipe()
-        args = (its, self._config, self._entrypoint, rank, world_size)
+        args = (its, self._config, self._entrypoint, rank, rank % self._procs, world_size)
         process = self._server.Process(target=stand_by, args=args, name=f"standby{rank}")
         process.start()
         its.close()
@@ -112,7 +121,7 @@ class Standbys:
                 else:
                     standby.orders.close()
                     return standby.process
-            standby.dismiss()
+            standby.dismiss(self._left_behind)
         process = self._server.Process(target=start_rank, args=(spec,), name=f"rank{rank}")
         process.start()
         return process
@@ -120,4 +129,4 @@ class Standbys:
     def close(self) -> None:
         """End those that nobody needs any more."""
         while self._waiting:
-            self._waiting.popitem()[1].dismiss()
+            self._waiting.popitem()[1].dismiss(self._left_behind)

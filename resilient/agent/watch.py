@@ -52,7 +52,7 @@ class Watch:
         send: Callable[[AgentMessage], None],
         run_dir: Path,
     ) -> None:
-        self._generation, self._world_size = start.generation, start.nodes * len(workers.pids)
+        self._generation, self._world_size = start.generation, start.world_size
         self._workers, self._loop, self._reports, self._standbys = workers, loop, reports, standbys
         self._next, self._send, self._run_dir = next_message, send, run_dir
         self._began_t = time.monotonic()

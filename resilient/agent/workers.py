@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from resilient import clock, worker
-from resilient.agent import inspection, lastwords, recorder
+from resilient.agent import effort, inspection, lastwords, recorder
 from resilient.agent.bootstrap import WorkerSpec
 from resilient.agent.effort import OwnTime
 from resilient.agent.forkserver import Forked
@@ -186,7 +186,7 @@ class Workers:
                 silent_s=silent[rank],
                 state=inspection.state_of(rank.process.pid or 0) if worth_it else "",
                 phased=activity.phase_t > 0,
-                own_s=own_s + activity.data_s if (own_s := rank.own.seconds()) is not None else None,
+                own_s=effort.own_s(activity, rank.own.seconds()),
                 observed=activity.observed,
                 first_step=activity.first_step,
                 first_beat_t=activity.first_beat_t,

@@ -1,7 +1,7 @@
 """`resilient bench`: the cells of a grid, one after the other; those that were run before are not run again."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -10,13 +10,14 @@ from typing import NoReturn
 from rich.console import Console
 
 from resilient.bench import results
-from resilient.bench.grid import read, shown_keys
+from resilient.bench.grid import Cell, Grid, read, shown_keys
+from resilient.bench.page import drawn
 from resilient.bench.running import run_cell
 from resilient.driver.display import duration
 from resilient.exits import Exit, ForeseenError
 
 RESULTS = Path("runs/bench")
-WIDTH = 160  # of the table, which a narrow terminal wraps: no number is cut off
+WIDTH = 200  # of the table, which a narrow terminal wraps: no number is cut off
 
 
 class Interrupted(ForeseenError):
@@ -48,15 +49,24 @@ def bench(file: Path, *, directory: Path | None, again: bool, best: Path | None)
             console.print(f"{cell.number} of {len(cells)}: {shown_keys(cell.keys)}", soft_wrap=True)
             row = run_cell(cell, grid, directory / f"cell-{cell.number:03}")
             results.append(directory, row)
+            _draw(directory, grid, cells)
             console.print(f"  {row.state.replace('_', ' ')} in {duration(row.took_s)}", soft_wrap=True)
     rows = list(results.read(directory, cells).values())
     Console(highlight=False, width=max(console.width, WIDTH)).print(results.table(rows))
-    for line in results.left_out(rows):
+    for line in (*filter(None, [results.agreement(rows)]), *results.not_measured(rows)):
         console.print(line, soft_wrap=True, markup=False)
-    console.print(f"{len(rows)} rows are in {directory / results.FILE}", soft_wrap=True)
+    page = _draw(directory, grid, cells)
+    console.print(f"{len(rows)} rows are in {directory / results.FILE}, drawn in {page}", soft_wrap=True)
     if best is not None:
         winner = results.write_best(rows, best)
         console.print(f"{best}: {shown_keys(winner.keys)}", soft_wrap=True)
+
+
+def _draw(directory: Path, grid: Grid, cells: Sequence[Cell]) -> Path:
+    """Write the page of what there is so far."""
+    page = directory / "index.html"
+    page.write_text(drawn(grid.name, grid.about, list(results.read(directory, cells).values()), len(cells)))
+    return page
 
 
 @contextmanager

@@ -112,7 +112,10 @@ def _keys(grid: Grid) -> Iterator[Values]:
 
 
 def _cell(number: int, keys: Values, grid: Grid, base: Values) -> Cell:
-    length = {"train": {"steps": grid.warmup_steps + grid.steps, "samples": None, "batch_rampup": None}}
+    length = {
+        "train": {"steps": grid.warmup_steps + grid.steps, "samples": None, "batch_rampup": None},
+        "logging": {"inspect_step": grid.warmup_steps},
+    }
     config = merged(merged(merged(merged(base, _MEASURING), grid.config), length), nested(keys))
     text = json.dumps([config, grid.warmup_steps, grid.steps], sort_keys=True, default=str)
     return Cell(number, keys, config, hashlib.sha256(text.encode()).hexdigest()[:16])

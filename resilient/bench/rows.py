@@ -5,7 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from resilient.steptime.work import Work
+
 Line = Mapping[str, Any]
+SEEN = ("tensor_bytes", "state_bytes", "step_s", "collective_s", "transfer_s")
 State = Literal["measured", "refused", "failed", "timed_out"]
 
 
@@ -37,7 +40,14 @@ class Row:
         steps: that count.
         faults: while it ran; the steps of the last generation count.
         memory_bytes: peak of rank 0: allocated on its GPU, or on a CPU of the whole process.
-        predicted_bytes: what the entry point's module has said of rank 0 before.
+        tensor_bytes: the most that rank 0's tensors took at one time in the step that was looked into.
+        state_bytes: of these, its weights, gradients and optimizer state.
+        predicted_bytes: what the entry point's module has said of rank 0's tensors before.
+        predicted_state_bytes: and of its weights, gradients and optimizer state.
+        bubble: share of a step in which a pipeline's rank has nothing to compute, by arithmetic.
+        collectives: share of the step that was looked into in which rank 0 had collectives under way, waiting for others included.
+        transfers: the same of what it sends to other stages and gets from them.
+        work: what the step's time is made of, see `steptime.work`.
         joules: of the measured steps.
         energy_from: what measured it: `NVML`, `RAPL`, both, or "".
         took_s: the whole campaign.
@@ -53,7 +63,14 @@ class Row:
     tokens_per_s: Spread | None = None
     mfu: float | None = None
     memory_bytes: int | None = None
+    tensor_bytes: int | None = None
+    state_bytes: int | None = None
     predicted_bytes: int | None = None
+    predicted_state_bytes: int | None = None
+    bubble: float | None = None
+    collectives: float | None = None
+    transfers: float | None = None
+    work: Work | None = None
     faults: int = 0
     joules: float | None = None
     joules_per_token: float | None = None
@@ -88,6 +105,20 @@ def measured(metrics: Sequence[Line], warmup_steps: int) -> dict[str, Any]:
         "mfu": statistics.median(shares) if shares else None,
         "memory_bytes": max(peaks, default=None),
     }
+
+
+def looked_into(metrics: Sequence[Line]) -> dict[str, Any]:
+    """What a step that was looked into has shown, as fields of a row; the last one, and empty if there was none."""
+    seen = next((line["inspected"] for line in reversed(metrics) if isinstance(line.get("inspected"), Mapping)), None)
+    if seen is None:
+        return {}
+    numbers = {key: value for key in SEEN if isinstance(value := seen.get(key), int | float)}
+    found: dict[str, Any] = {key: int(numbers[key]) for key in ("tensor_bytes", "state_bytes") if key in numbers}
+    step_s = numbers.get("step_s", 0.0)
+    if step_s > 0:
+        shares = (("collectives", "collective_s"), ("transfers", "transfer_s"))
+        found |= {name: numbers[key] / step_s for name, key in shares if key in numbers}
+    return found
 
 
 def window(metrics: Sequence[Line], warmup_steps: int) -> tuple[float, float, int] | None:

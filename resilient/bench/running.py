@@ -13,17 +13,20 @@ from typing import Any
 
 import yaml
 
-from resilient import clock, entry, ledger
+from resilient import clock, ledger
 from resilient.bench.energy import Meter
 from resilient.bench.grid import Cell, Grid
-from resilient.bench.rows import Row, State, measured, window
+from resilient.bench.rows import Row, State, looked_into, measured, window
 from resilient.campaign import machine_layout
-from resilient.config import Config, ConfigError, load
+from resilient.config import Config, ConfigError, Layout, load
+from resilient.decided import decided
 from resilient.driver.display import describe
 from resilient.driver.lease import holder, machine_id
 from resilient.exits import EnvironmentUnusable, Exit
-from resilient.precision import settled
 from resilient.slurm.allocation import JOB
+from resilient.steptime.asking import asked, crowding
+from resilient.steptime.work import of_step
+from resilient.throughput import bubble
 
 RUN = "run"
 STOP_S = 20.0  # for a campaign to end once it was told to; then it is killed
@@ -48,8 +51,9 @@ def run_cell(cell: Cell, grid: Grid, directory: Path) -> Row:
     own = {"name": f"{grid.name}-{cell.number}", "run_dir": str(directory.absolute() / RUN)}
     path.write_text(yaml.safe_dump({**cell.config, **own}, sort_keys=False))
     try:
-        config, _ = settled(load(path))
-        layout, predicted = machine_layout(config), _predicted(config)
+        config, _ = decided(load(path))
+        layout = machine_layout(config)
+        predicted = _predicted(config, layout)
     except ConfigError as error:
         words = "; ".join(f"{problem.key}: {problem.message}" for problem in error.problems)
         return Row(cell.mark, cell.keys, "refused", words[:WHY], took_s=time.monotonic() - began)
@@ -59,14 +63,20 @@ def run_cell(cell: Cell, grid: Grid, directory: Path) -> Row:
         meter.sample(clock.now())
     row = _row(cell, grid, directory, code, meter)
     shutil.rmtree(directory / RUN / "checkpoints", ignore_errors=True)
-    return Row(**{**row, "world_size": layout.world_size, "predicted_bytes": predicted, "took_s": time.monotonic() - began})
+    return Row(**{**row, **predicted, "world_size": layout.world_size, "took_s": time.monotonic() - began})
 
 
-def _predicted(config: Config) -> int | None:
-    """What the entry point's module says of the first rank's memory, where it can."""
-    module, problem = entry.find(entry.parse(config.entrypoint))
-    hook = getattr(module, "rank_memory", None) if problem is None else None
-    return hook(config) if hook is not None else None
+def _predicted(config: Config, layout: Layout) -> dict[str, Any]:
+    """What the entry point's module says of the first rank's memory and of the step's work, where it can; fields of a row."""
+    ranks = asked(config, layout)
+    if not ranks:
+        return {}
+    return {
+        "predicted_bytes": ranks[0].peak_bytes,
+        "predicted_state_bytes": ranks[0].state_bytes,
+        "bubble": bubble(config, layout),
+        "work": of_step(config, layout, ranks, crowding(config, layout)),
+    }
 
 
 def _campaign(config: Path, output: Path, limit_s: float) -> int | None:
@@ -83,7 +93,8 @@ def _campaign(config: Path, output: Path, limit_s: float) -> int | None:
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        return None
+        _end(process.pid)
+        return Exit.OK if process.wait() == Exit.OK else None  # it may have been at its end
     finally:
         if process.poll() is None:
             _end(process.pid)
@@ -129,8 +140,8 @@ def _row(cell: Cell, grid: Grid, directory: Path, code: int | None, meter: Meter
     metrics = list(ledger.read_metrics(run_dir / ledger.METRICS))
     faults = [line for line in ledger.read_events(run_dir / ledger.EVENTS) if line["event"] == "fault"]
     fields: dict[str, Any] = {"mark": cell.mark, "keys": dict(cell.keys), "faults": len(faults)}
-    found = measured(metrics, grid.warmup_steps)
-    if code != Exit.OK or not found:
+    found = measured(metrics, grid.warmup_steps) | looked_into(metrics)
+    if code != Exit.OK or "step_s" not in found:
         state: State = "timed_out" if code is None else "failed"
         return {**fields, "state": state, "why": _why(code, faults, directory / "output.txt", grid)}
     fields |= {"state": "measured", **found}

@@ -4,7 +4,17 @@ must fit together)."""
 from resilient.config.checks import spans
 from resilient.config.dealing import Dealing
 from resilient.config.errors import ConfigError, Problem
-from resilient.config.parallelism import Layout, dealing, layout, layouts, reduces_every, settle, with_fewer_replicas
+from resilient.config.parallelism import (
+    Layout,
+    dealing,
+    layout,
+    layouts,
+    layouts_by_ranks,
+    reduces_every,
+    settle,
+    with_fewer_replicas,
+    with_shards,
+)
 from resilient.config.schema import Config
 from resilient.config.source import attribute, dump, from_site, load, notes, write
 
@@ -20,11 +30,13 @@ __all__ = [
     "from_site",
     "layout",
     "layouts",
+    "layouts_by_ranks",
     "load",
     "notes",
     "reduces_every",
     "settle",
     "spans",
     "with_fewer_replicas",
+    "with_shards",
     "write",
 ]

@@ -109,11 +109,11 @@ def _checkpoint(config: Config) -> Iterator[Problem]:
         seen.add(tier.name)
         if tier.every_s is not None and tier.every_steps is not None:
             yield Problem(f"{key}.every_s", tier.every_s, "give either every_s or every_steps, not both")
-        if tier.replicas > 1:
-            yield Problem(f"{key}.replicas", tier.replicas, "allowed: 0, or 1 for a copy on another node")
+        if tier.replicas != "auto" and tier.replicas > 1:
+            yield Problem(f"{key}.replicas", tier.replicas, "allowed: auto, 0, or 1 for a copy on another node")
         durable = number == len(tiers) - 1
-        if durable and tier.replicas:
-            yield Problem(f"{key}.replicas", tier.replicas, "the last tier is shared by all nodes and needs none; allowed: 0")
+        if durable and tier.replicas not in (0, "auto"):
+            yield Problem(f"{key}.replicas", tier.replicas, "the last tier is shared by all nodes and needs none; allowed: 0, auto")
         if tier.keep_every is not None and not durable:
             yield Problem(f"{key}.keep_every", tier.keep_every, "only the last tier, the durable one, keeps checkpoints for good")
 
@@ -131,6 +131,9 @@ def _cluster(config: Config) -> Iterator[Problem]:
     if config.cluster.min_nodes > config.cluster.nodes:
         message = f"must be at most cluster.nodes = {config.cluster.nodes}"
         yield Problem("cluster.min_nodes", config.cluster.min_nodes, message)
+    least, procs = config.cluster.min_procs_per_node, config.cluster.procs_per_node
+    if least is not None and procs != "auto" and least > procs:
+        yield Problem("cluster.min_procs_per_node", least, f"must be at most cluster.procs_per_node = {procs}")
 
 
 def _network(config: Config) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ class Layout:
         accumulation: micro batches of the full global batch that a replica has at the most.
         fuller: replicas, the first ones, that have as many; the others of `dp` have one less.
         longer: replicas, the first ones, that compute longer than the others; 0 where all have as many passes.
+        dp_replicate: groups of data-parallel ranks that hold the same shards.
     """
 
     nodes: int
@@ -39,6 +40,25 @@ class Layout:
     fuller: int
     longer: int
     threads_per_proc: int
+    dp_replicate: int = 1
+
+    @property
+    def dp_shard(self) -> int:
+        """Data-parallel ranks that shard the state among them."""
+        return self.dp // self.dp_replicate
+
+    def together(self, procs_per_node: int) -> int:
+        """Ranks that hold the same shard and are on one node; all that do so where nodes do not hold the same as a whole."""
+        group = self.dp_shard * self.cp * self.tp
+        if group % procs_per_node == 0:
+            return 1
+        whole = procs_per_node % group == 0 and self.dp_replicate * group % procs_per_node == 0
+        return procs_per_node // group if whole else self.dp_replicate
+
+    @property
+    def copies(self) -> int:
+        """Nodes that hold the same, whatever one of them holds."""
+        return self.dp_replicate // self.together(self.procs_per_node)
 
 
 def layout(config: Config, *, cpu_count: int, gpu_count: int, apart: bool = False) -> Layout:
@@ -80,6 +100,20 @@ def layouts(config: Config, largest: Layout) -> dict[int, Layout]:
     return found
 
 
+def layouts_by_ranks(config: Config, largest: Layout) -> dict[int, Layout]:
+    """The layouts that the run can go on with, by number of ranks: those of whole nodes, and where nodes may go on with fewer ranks
+    (`cluster.min_procs_per_node`) those of any other number."""
+    found = {each.world_size: each for each in layouts(config, largest).values()}
+    least = config.cluster.min_procs_per_node or largest.procs_per_node
+    fewer, one = with_fewer_replicas(config), _model_ranks(config)
+    if least < largest.procs_per_node:
+        for ranks in range(one, largest.world_size, one):
+            if ranks not in found and ranks >= least * config.cluster.min_nodes:
+                with suppress(ConfigError):
+                    found[ranks] = _settle(fewer, 1, ranks, largest.threads_per_proc)
+    return found
+
+
 def settle(config: Config, world_size: int, *, fewer: bool = False) -> Layout:
     """The layout on so many ranks, wherever they come from (torchrun starts as many as it is told).
 
@@ -93,8 +127,25 @@ def settle(config: Config, world_size: int, *, fewer: bool = False) -> Layout:
 
 
 def with_fewer_replicas(config: Config) -> Config:
-    """The config for the nodes that are left: `parallel.dp` says how many replicas all nodes make."""
-    return config.model_copy(update={"parallel": config.parallel.model_copy(update={"dp": "auto"})})
+    """The config for the nodes that are left: `parallel.dp` says how many replicas all nodes make.
+
+    Groups that shard the state stay as large as they are, so that fewer of them go on without anything being sharded anew.
+    """
+    parallel, cluster = config.parallel, config.cluster
+    shard, dp = parallel.dp_shard, parallel.dp
+    if dp == "auto" and cluster.nodes != "auto" and cluster.procs_per_node != "auto":
+        dp = cluster.nodes * cluster.procs_per_node // _model_ranks(config)
+    if shard == "auto" and dp != "auto" and parallel.dp_replicate != "auto":
+        shard = max(1, dp // parallel.dp_replicate)
+    update = {"dp": "auto", "dp_shard": shard, "dp_replicate": "auto"}
+    return config.model_copy(update={"parallel": parallel.model_copy(update=update)})
+
+
+def with_shards(config: Config, layout: Layout) -> Config:
+    """The config that names how many ranks shard the state, where some hold the same: with fewer nodes they are to be as many."""
+    if layout.dp_replicate == 1:
+        return config
+    return config.model_copy(update={"parallel": config.parallel.model_copy(update={"dp_shard": layout.dp_shard})})
 
 
 def dealing(config: Config, dp: int) -> Dealing:
@@ -127,6 +178,7 @@ def _settle(config: Config, nodes: int, procs: int, threads: int) -> Layout:
         cp=parallel.cp,
         pp=parallel.pp,
         dp=dp,
+        dp_replicate=_replicas(config, dp),
         virtual_stages=_virtual(config),
         micro_batch_size=train.micro_batch_size,
         accumulation=dealt.most(count),
@@ -141,7 +193,8 @@ def problems(config: Config) -> list[Problem]:
     procs = config.cluster.procs_per_node
     nodes = config.cluster.nodes
     if procs == "auto" or nodes == "auto":
-        return list(_model(config))
+        dp = config.parallel.dp
+        return [*_model(config), *(_hybrid(config, dp) if dp != "auto" else ())]
     return list(_all(config, nodes * procs))
 
 
@@ -162,6 +215,28 @@ def _virtual(config: Config) -> int:
     if parallel.virtual_stages != "auto":
         return parallel.virtual_stages
     return 2 if parallel.schedule == "interleaved_1f1b" and parallel.pp > 1 else 1
+
+
+def _replicas(config: Config, dp: int) -> int:
+    """Groups of data-parallel ranks that hold the same shards."""
+    shard, replicate = config.parallel.dp_shard, config.parallel.dp_replicate
+    if replicate != "auto":
+        return replicate
+    return dp // shard if shard != "auto" and dp % shard == 0 else 1
+
+
+def _hybrid(config: Config, dp: int) -> Iterator[Problem]:
+    """What hybrid sharding must come to."""
+    shard, replicate = config.parallel.dp_shard, config.parallel.dp_replicate
+    if replicate == "auto":
+        return
+    if dp % replicate:
+        nearest = near(replicate, divides(dp))
+        yield Problem("parallel.dp_replicate", replicate, f"does not divide dp = {dp}; {nearest}")
+    elif shard != "auto" and shard * replicate != dp:
+        groups = f", or dp_replicate {dp // shard}" if dp % shard == 0 else ""
+        message = f"× dp_replicate {replicate} is not dp = {dp}; allowed: {dp // replicate}, or auto{groups}"
+        yield Problem("parallel.dp_shard", shard, message)
 
 
 def _model_ranks(config: Config) -> int:
@@ -185,6 +260,7 @@ def _all(config: Config, world: int) -> Iterator[Problem]:
         message = f"{inside} × dp {parallel.dp} is not the world size {world}{procs}; allowed: {dp}, or auto"
         yield Problem("parallel.dp", parallel.dp, message)
         return
+    yield from _hybrid(config, dp)
     if config.is_script:
         return  # its batches are its own
     yield from _batches(config, dp)
@@ -237,6 +313,11 @@ def _model(config: Config) -> Iterator[Problem]:
             nearest = near(model.seq_len, lambda length: length % (cp * tp) == 0)
             message = f"must be a multiple of tp × cp = {tp * cp} for sequence_parallel; {nearest}"
             yield Problem("model.seq_len", model.seq_len, message)
+        if parallel.async_tp and not parallel.sequence_parallel:
+            yield Problem("parallel.async_tp", True, "exchanges parts of the sequence; allowed: false, or sequence_parallel: true")
+        elif parallel.async_tp and pp > 1 and parallel.schedule == "zero_bubble":
+            message = "zero_bubble splits the backward pass, and would exchange everything in both halves; allowed: false"
+            yield Problem("parallel.async_tp", True, message)
     yield from _context(config)
     stages = pp * _virtual(config)
     if stages > model.layers:
@@ -253,14 +334,22 @@ def _model(config: Config) -> Iterator[Problem]:
         yield Problem("parallel.virtual_stages", _virtual(config), message)
     if parallel.schedule == "interleaved_1f1b" and pp > 1 and _virtual(config) < 2:
         yield Problem("parallel.virtual_stages", _virtual(config), "interleaved_1f1b needs at least 2; with one it is 1f1b")
-    if parallel.schedule == "zero_bubble" and pp > 1:
-        if parallel.zero_stage == 3:
-            message = "zero_bubble needs the parameters between the halves of a backward pass; allowed: 1, 2"
-            yield Problem("parallel.zero_stage", 3, message)
-        if train.compile:
-            yield Problem(
-                "train.compile", True, "zero_bubble splits the backward pass, which compiled layers cannot; allowed: false"
-            )
+    if parallel.schedule == "zero_bubble" and pp > 1 and parallel.zero_stage == 3:
+        message = "zero_bubble needs the parameters between the halves of a backward pass; allowed: 1, 2"
+        yield Problem("parallel.zero_stage", 3, message)
+
+    if train.compile is True and (refusal := against_compiling(config)) is not None:
+        yield Problem("train.compile", True, f"{refusal}; allowed: auto, false")
+
+
+def against_compiling(config: Config) -> str | None:
+    """Why layers cannot be compiled on this layout; None: they can."""
+    parallel = config.parallel
+    if parallel.pp > 1 and parallel.schedule == "zero_bubble":
+        return "zero_bubble splits the backward pass, which compiled layers cannot"
+    if parallel.tp > 1:
+        return "with parallel.tp > 1 compiled layers would be given wrong gradients by PyTorch's DTensor"
+    return None
 
 
 def _context(config: Config) -> Iterator[Problem]:
@@ -275,7 +364,7 @@ def _context(config: Config) -> Iterator[Problem]:
         yield Problem("model.seq_len", model.seq_len, f"must be a multiple of 2 × parallel.cp = {2 * cp}; {nearest}")
     for key, value, wrong in (
         ("model.position", model.position, model.position == "alibi"),
-        ("model.attention", model.attention, model.attention in ("math", "flash_attn")),
+        ("model.attention", model.attention, model.attention in ("math", "flash_attn", "flash_attn_3")),
         ("data.mask_documents", True, data.mask_documents),
         ("model.attention_dropout", model.attention_dropout, model.attention_dropout > 0),
         ("parallel.pp", parallel.pp, parallel.pp > 1),

@@ -22,8 +22,8 @@ One YAML file says all of a campaign. Every key has a default, so a working conf
 environment variables (`$SCRATCH`, `${USER}`), `${name}` and `${run_dir}` are replaced; paths that are not absolute start where the
 command is run.
 
-What `auto` of `train.precision` comes to stands in the run directory's `config.yaml`. A resume goes on in that precision, on other
-hardware too; to change it, name one.
+What `auto` of `train.precision` and `train.compile` comes to stands in the run directory's `config.yaml`. A resume goes on with
+that, on other hardware too; to change it, name a value.
 
 The command line wins over the file. So `train.steps` there takes the place of the file's `train.samples`, and a warm-up of the
 file for which the shorter run has no room shrinks, to the same share of the run; `resilient run` and `resilient plan` say so.
@@ -54,6 +54,24 @@ of Python, torch, numpy and other packages that compute are told.
 """
 
 
+_RECOMPUTATION = """## What recomputation keeps
+
+Values that a layer keeps of a token for its backward pass, in units of the hidden size, with k = `kv_heads` / `heads` and
+f = `ffn_hidden` / `hidden`, without tensor parallelism and dropout; times 2 for bytes in bf16, 4 in fp32. `resilient plan` does the
+sum.
+
+| `train.recompute` | what is kept | SwiGLU | GELU |
+|---|---|---|---|
+| `none` | all that is needed: inputs of norms, products, attention and activations | 7 + 2k + 4f | 7 + 2k + 2f |
+| `selective` | what the layer is given, and the results of products and of flash attention | 4 + 2k + 2f | 4 + 2k + f |
+| `full` | what the layer is given | 1 | 1 |
+
+`selective` computes norms, rotations and activations again, and costs no matrix product. Explicit attention (`model.attention:
+math`), whose scores would be kept, `heads` × `seq_len` of them, is computed again; so is that of a kernel that drops scores. With
+tensor parallelism ranks keep what they have sent each other. Compiled layers keep of this what the compiler finds is needed.
+"""
+
+
 def markdown() -> str:
     """The whole reference."""
     parts = [_HEAD + _classes(), _table("top level", Config)]
@@ -61,6 +79,8 @@ def markdown() -> str:
         section = field.annotation
         if isinstance(section, type) and issubclass(section, Section):
             parts.append(_table(name, section))
+            if name == "train":
+                parts.append(_RECOMPUTATION)
             if name == "data":
                 parts.append(_table("data.tokenizer", type(section().tokenizer)))  # type: ignore[attr-defined]
                 parts.append(_table("entries of data.path", WeightedPath))

@@ -38,6 +38,11 @@ class Cluster(Section):
     procs_per_node: Count | Auto = Field(
         "auto", description="ranks per node; auto: one per GPU, else 1; agents on one machine, spares too, share its GPUs"
     )
+    min_procs_per_node: Count | None = Field(
+        None,
+        description="with so many devices left, a node goes on without those that do not work any more; null: a node whose "
+        "device has died takes no part",
+    )
     domains: list[str] | None = Field(
         None, description="failure domain of each node, then of each spare; replicas are kept in another one"
     )
@@ -85,7 +90,18 @@ class Parallel(Section):
     dp: Count | Auto = Field(
         "auto", description="data parallelism; auto: what the other ranks leave; while nodes are lost it is what is left"
     )
+    dp_shard: Count | Auto = Field(
+        "auto", description="of dp, ranks that shard the state among them; auto: dp / dp_replicate; stays while nodes are lost"
+    )
+    dp_replicate: Count | Auto = Field(
+        1,
+        description="hybrid sharding: groups of dp_shard ranks that hold the same shards, best on different nodes; dp is dp_shard "
+        "× dp_replicate; auto: as many as dp makes, and one that shares everything where dp_shard does not divide it",
+    )
     sequence_parallel: Flag = Field(True, description="with tp: norms and residuals are spread along the sequence")
+    async_tp: Flag = Field(
+        False, description="with tp: ranks exchange parts of the sequence in a ring while layers multiply the parts that are there"
+    )
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = Field("1f1b", description="of the pipeline")
     virtual_stages: Count | Auto = Field("auto", description="stages per rank; auto: 2 for interleaved_1f1b, else 1")
     pp_layers: list[Count] | Auto = Field("auto", description="layers of each stage; auto: as even as can be, the first ones more")
@@ -116,8 +132,10 @@ class Model(Section):
     norm_eps: Positive = 1e-5
     mlp: Literal["swiglu", "gelu"] = "swiglu"
     bias: Flag = Field(False, description="biases in linear layers and in layernorm")
-    attention: Literal["auto", "flash_attn", "sdpa_flash", "math"] = Field(
-        "auto", description="auto: flash_attn where it is installed, else sdpa_flash where it runs, else math"
+    attention: Literal["auto", "flash_attn", "flash_attn_3", "sdpa_cudnn", "sdpa_flash", "math"] = Field(
+        "auto",
+        description="auto: on GPUs the fastest of those that run, timed once in a campaign at its own shapes (attention.json in "
+        "the run directory); on CPUs sdpa_flash where it runs, else math",
     )
     dropout: Fraction = Field(0.0, description="after the embedding and before each residual addition")
     attention_dropout: Fraction = 0.0
@@ -212,10 +230,16 @@ class Train(Section):
         "auto: fp32, and bf16 where nothing else fits the GPU's memory",
     )
     recompute: Literal["none", "selective", "full"] = Field(
-        "none", description="what the backward pass computes again: nothing, attention, or whole layers"
+        "none",
+        description="what the backward pass computes again: nothing; norms, rotations and activations, with what is dear kept; or "
+        "whole layers",
     )
     recompute_every: Count = Field(1, description="with recompute: only every so many layers")
-    compile: Flag = Field(False, description="torch.compile, layer by layer")
+    compile: Flag | Auto = Field(
+        "auto",
+        description="torch.compile, layer by layer, and of the loss; auto: on GPUs, where a C compiler is; a run keeps what it "
+        "began with",
+    )
     deterministic: Flag = Field(False, description="only kernels that give the same bits every time; CPU kernels do anyway")
     exit_duration_min: Positive | None = Field(None, description="stop with state saved (exit 75) after so many minutes")
     eval_interval: NonNegative = Field(50, description="steps between validations; 0: only at the end")
@@ -282,7 +306,11 @@ class Tier(Section):
         None, description="auto: the interval of Young and Daly; unset: checkpoint.every_steps, and for a tier in RAM every step"
     )
     every_s: Seconds | None = Field(None, description="in place of every_steps: at the first step after so many seconds")
-    replicas: NonNegative = Field(0, description="1: another node keeps a copy of each node's part")
+    replicas: NonNegative | Auto = Field(
+        0,
+        description="1: another node keeps a copy of each node's part; with hybrid sharding none is made in RAM where another node "
+        "holds the same anyway; auto: 1 in RAM, else 0",
+    )
     max_mib_s: Positive | None = Field(None, description="write no faster than this")
 
 
@@ -328,6 +356,11 @@ class Resilience(Section):
         True,
         description="nodes are checked before they take part: right results, a tier to write to, limits; a number: seconds that it "
         "may take, true: 30, and 120 on GPUs, which may be cold",
+    )
+    gpu_standby: Literal["auto"] | Flag = Field(
+        "auto",
+        description="processes that stand by to be ranks have a context, cuBLAS, attention kernels and compiled layers ready "
+        "on their GPUs; auto: where the memory of a GPU has room for that beside its rank",
     )
     straggler: Literal["off", "report", "replace"] = Field(
         "report", description="a rank that is persistently slower than others with the same work; replace: its node, once"
@@ -482,6 +515,11 @@ class Logging(Section):
     validation_ppl: Flag = Field(True, description="perplexity beside the validation loss")
     profile_steps: tuple[Count, Count] | None = Field(None, description="torch.profiler from one step to another, both included")
     profile_ranks: list[NonNegative] = Field([0])
+    inspect_step: Count | None = Field(
+        None,
+        description="a step of which rank 0 measures, by torch.profiler, the tensors that it holds and how long it communicates; "
+        "`resilient bench` takes the last one of the warm-up",
+    )
     nvtx: Flag = Field(False, description="NVTX ranges of the phases, for Nsight Systems; on GPUs")
     progress: Literal["auto", "live", "plain", "none"] = "auto"
     level: Literal["debug", "info", "warning", "error"] = "info"

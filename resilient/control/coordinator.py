@@ -9,7 +9,7 @@ is fenced, and runs (`generations`). Faults are found in what workers and nodes 
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, auto
 from typing import Literal
 
@@ -24,7 +24,7 @@ from resilient.control.workers import Workers
 from resilient.exits import Exit
 from resilient.faults import Fault
 from resilient.outbox import Outbox, WriteEvent
-from resilient.policy import UNFIT, Action
+from resilient.policy import ILL, UNFIT, Action
 from resilient.protocol.messages import (
     AgentMessage,
     Health,
@@ -116,11 +116,11 @@ class Coordinator:
         if not self.finished:
             self._core.shutdown.stop(signal_name, when, out, until_t=until_t)
 
-    def evacuate(self, nodes: Collection[int], now: float, out: Outbox) -> None:
-        """These nodes, and no others, are to be left, and stay so."""
+    def evacuate(self, nodes: Mapping[int, str], resumed: Collection[int], now: float, out: Outbox) -> None:
+        """These nodes, and no others but those that are ill, are to be left, and stay so. Args: resumed: that may be used again."""
         when = self._attendance.note(now)
         if not self.finished:
-            self._core.evacuation.want(nodes, when, out)
+            self._core.evacuation.want(nodes, resumed, when, out)
 
     def run_out(self, kind: Literal["preempted", "time_limit"], detail: str, now: float, out: Outbox, *, until_t: float) -> None:
         """The job's time is nearly over, or its nodes are wanted back: drain until then; a drain that is under way hurries."""
@@ -221,7 +221,7 @@ class Coordinator:
         """Whether a node may say this: in the generation that runs, it speaks of its own ranks alone. Raises NotAMessage."""
         if message.generation != self.generation or self._core.generations.state is not generations.State.RUNNING:
             return
-        own = self.membership.ranks(node, self.job.procs_per_node)
+        own = self.membership.ranks(node)
         strangers = [rank for rank in _ranks_of(message) if rank not in own]
         if strangers:
             raise NotAMessage(f"not a message of its own: it is about rank {strangers[0]}, and the node has {_listed(own)}")
@@ -276,7 +276,18 @@ class Coordinator:
         found = fitness.judge(f"node {node} ({known.host})", message, known.skew_s)
         if found.event is not None:
             out.event("health", {"node": node, **found.event}, self.generation, when.now, known.host)
-        if found.unfit is None or self._core.shutdown.saving is not None:  # no ranks are wanted any more, but what it holds is
+        if self._core.shutdown.saving is not None:  # no ranks are wanted any more, but what it holds is
+            return
+        if found.dead and not self.membership.is_left(node):
+            why = found.unfit or found.ill or ""
+            if found.dead <= known.dead or self._response.leave_out(node, found.dead, why, when, out):
+                self._core.generations.left(node)
+                self._gather(when, out)
+                return
+        if found.ill is not None and not self._core.evacuation.concerns(node):
+            self._response.on_fault_beside(self._response.node_lost(node, ILL, found.ill, found.ill, 0.0), when, out)
+            self._core.evacuation.is_ill(node, found.ill)
+        if found.unfit is None or self.membership.is_left(node):  # that one takes no part in any case
             return
         fault = self._response.node_lost(node, UNFIT, found.unfit, found.unfit, 0.0)
         self.membership.refused(node, found.unfit)

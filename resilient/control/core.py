@@ -44,7 +44,7 @@ class Core:
 
 def core_of(job: JobSpec, last_generation: int) -> Core:
     """That of a job that is about to begin."""
-    membership = Membership(job.layouts, job.spares, job.rejoin_s, job.stage_nodes)
+    membership = Membership(job.shares, job.spares, job.rejoin_s, job.stage_nodes)
     snapshots, incidents = Snapshots(job.storage), Incidents()
     roll_backs = RollBacks(snapshots, job.skip)
     generations = Generations(job, membership, snapshots, incidents, roll_backs, last_generation)
@@ -61,7 +61,7 @@ def core_of(job: JobSpec, last_generation: int) -> Core:
         generations=generations,
         ends=WorkerEnds(),
         watchdog=Watchdog(job.hang),
-        inspector=Inspector(job.procs_per_node),
+        inspector=Inspector(membership.node_rank_of),
         stragglers=Stragglers(job.stragglers) if job.stragglers is not None else None,
         run_dir=RunDir(),
         shutdown=shutdown,

@@ -2,10 +2,11 @@
 
 All ranks stop at one boundary (`resilient.control.hold`), with a snapshot of it; the next generation begins without the node, from
 that very step. Once it goes on, the node is released: its agent ends, with what it holds in memory. Where the others cannot go on
-without it, that is told once, and the node is left as soon as they can.
+without it, that is told once, and the node is left as soon as they can. A node that goes on without a device of its own stops its
+ranks in the same way.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from resilient.control.attendance import Moment
 from resilient.control.generations import Generations, State
@@ -22,8 +23,8 @@ REASON = "evacuation"
 
 
 class Evacuation:
-    """Invariants: `_waiting` are those of `_wanted` of which it was told that there is nowhere to go; `_holding_s` is when the
-    generation that runs was asked to stop for them, attended seconds.
+    """Invariants: `_waiting` are those of `_wanted` and `_ill` of which it was told that there is nowhere to go; `_holding_s` is
+    when the generation that runs was asked to stop for them, attended seconds.
     """
 
     def __init__(
@@ -37,19 +38,41 @@ class Evacuation:
     ) -> None:
         self._job, self._membership, self._snapshots = job, membership, snapshots
         self._incidents, self._generations, self._shutdown = incidents, generations, shutdown
-        self._wanted: set[int] = set()
+        self._wanted: Mapping[int, str] = {}  # and why, as of _ill
+        self._ill: dict[int, str] = {}
         self._waiting: set[int] = set()
         self._releasing: set[int] = set()
         self._holding_s: float | None = None
 
-    def want(self, nodes: Collection[int], when: Moment, out: Outbox) -> None:
-        """These nodes, and no others, are to be left, or stay so; one that is none of them any more is taken back."""
-        for node in sorted(self._wanted.difference(nodes)):
+    def want(self, nodes: Mapping[int, str], resumed: Collection[int], when: Moment, out: Outbox) -> None:
+        """These nodes, and no others but those that are ill, are to be left, or stay so; one that is none of them any more is taken
+        back.
+
+        Args:
+            nodes: and why.
+            resumed: may be used again, ill or not.
+        """
+        before = self._causes()
+        self._wanted = dict(nodes)
+        for node in resumed:
+            self._ill.pop(node, None)
+        for node in sorted(before.keys() - self._causes().keys()):
             self._waiting.discard(node)
             if self._membership.is_left(node):
                 self._membership.take_back(node, when.attended_s)
                 self._tell("resume", f"node {node} is to be taken in again", when, out)
-        self._wanted = set(nodes)
+
+    def is_ill(self, node: int, why: str) -> None:
+        """A node works as yet, and is to be left until somebody says that it may be used again."""
+        self._ill.setdefault(node, why)
+
+    def concerns(self, node: int) -> bool:
+        """Whether a node is to be left."""
+        return node in self._causes()
+
+    def _causes(self) -> dict[int, str]:
+        """The nodes that are to be left, and why."""
+        return {**self._ill, **self._wanted}
 
     def overdue(self, when: Moment, out: Outbox) -> bool:
         """Go on with what is wanted; whether the ranks have not stopped in time, so that they are to be ended where they are."""
@@ -64,12 +87,14 @@ class Evacuation:
         leaving = self._able()
         for node in [node for node in leaving if not self._membership.is_member(node)]:
             leaving.remove(node)
-            self._leave(node, "release", f"node {node} is left: it was standing by", when, out)
+            self._leave(node, "release", f"node {node}, which stood by, is left: {self._causes()[node]}", when, out)
         if stuck := sorted(self._left_to_do() - set(leaving) - self._waiting):
             self._waiting.update(stuck)
-            reason = f"node {listed(stuck)} is to be left, but the others cannot go on without it: it is left once a node stands by"
+            whys = "; ".join(sorted({self._causes()[node] for node in stuck}))
+            what = f"node {listed(stuck)} is to be left ({whys})"
+            reason = f"{what}, but the others cannot go on without it: it is left once a node stands by"
             self._tell("evacuation_waits", reason, when, out)
-        if leaving and self._generations.hold is None:
+        if (leaving or self._membership.computes_on_dead()) and self._generations.hold is None:
             self._holding_s = when.attended_s
             self._generations.hold_ranks(REASON, out)
         return False
@@ -78,7 +103,7 @@ class Evacuation:
         """The generation is over: the next one begins without the nodes that are to be left, if it can."""
         self._holding_s = None
         for node in self._able():
-            self._leave(node, "evacuate", f"node {node} is left: all go on without it", when, out)
+            self._leave(node, "evacuate", f"node {node} is left: {self._causes()[node]}; all go on without it", when, out)
 
     def _leave(self, node: int, name: str, reason: str, when: Moment, out: Outbox) -> None:
         self._membership.leave(node, "it is about to go", when.attended_s)
@@ -95,7 +120,7 @@ class Evacuation:
         self._releasing.clear()
 
     def _left_to_do(self) -> set[int]:
-        return {node for node in self._wanted if not self._membership.is_left(node)}
+        return {node for node in self._causes() if not self._membership.is_left(node)}
 
     def _able(self) -> list[int]:
         """Those of them without which the others can go on, one beside the other."""

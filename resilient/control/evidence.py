@@ -16,7 +16,9 @@ from resilient.outbox import InquireAbout, Outbox
 
 SILENT_S = 3.0  # two reports of an agent have not come
 REFUSED_S = 5.0  # a daemon that has died is followed by another one sooner, unless its agent has died too
-AGAIN_S = 2.0  # between an answer and the next question
+AGAIN_S = 0.5  # between an answer and the next question, at first
+EAGER_S = 20.0  # so long; a node may be waited for all day
+LATER_S = 5.0  # between them after that
 ANSWER_S = 15.0  # an answer that has not come by then never does
 AT_ONCE = 64  # nodes of one question
 
@@ -55,7 +57,8 @@ class Inquiries:
     """Invariant: at most one question is open. All times are attended seconds."""
 
     def __init__(self) -> None:
-        self._not_before_s = 0.0
+        self._not_before_s = self._since_s = 0.0
+        self._known: frozenset[int] = frozenset()  # that were asked about last
 
     def due(self, now_s: float) -> bool:
         """Whether it is time to ask, if there is anybody to ask about."""
@@ -64,10 +67,13 @@ class Inquiries:
     def ask(self, nodes: Sequence[int], addresses: Mapping[int, str], now_s: float, out: Outbox) -> None:
         """Ask about these nodes. Args: addresses: of their snapshot daemons, of those that are known."""
         asked = tuple(nodes[:AT_ONCE])
+        if not self._known.issuperset(asked):
+            self._since_s = now_s
+        self._known = frozenset(asked)
         if asked:
             self._not_before_s = now_s + ANSWER_S
             out.append(InquireAbout(asked, tuple(addresses.get(node) for node in asked)))
 
     def answered(self, now_s: float) -> None:
         """The question is answered."""
-        self._not_before_s = now_s + AGAIN_S
+        self._not_before_s = now_s + (AGAIN_S if now_s < self._since_s + EAGER_S else LATER_S)

@@ -211,6 +211,7 @@ class Generations:
         if go_back_to is not None and self._saved_step is not None and self._saved_step > go_back_to:
             self._saved_step = None  # the script has to delete it
         for node_rank, node in enumerate(members):
+            own = membership.ranks(node)
             message = Start(
                 generation=self.generation,
                 node_rank=node_rank,
@@ -224,6 +225,9 @@ class Generations:
                 go_back_to=go_back_to,
                 skip=tuple(self._roll_backs.skip),
                 saved_step=self._saved_step,
+                world_size=membership.world_size,
+                first_rank=own.start,
+                devices=membership.devices(node),
             )
             out.send(node, message)
 
@@ -232,17 +236,17 @@ class Generations:
     @property
     def world_size(self) -> int:
         """Ranks of the present members."""
-        return self._membership.size * self._job.procs_per_node
+        return self._membership.world_size
 
     @property
     def place_ranks(self) -> int:
         """Ranks that have the same to do: those of a stage of the pipeline."""
-        return self.world_size // self._job.layouts[self._membership.size].get("pp", 1)
+        return self.world_size // self._job.layouts[self.world_size].get("pp", 1)
 
     @property
     def longer_ranks(self) -> int:
         """The first ranks of a stage that have a micro batch more to compute than the others: those of whole replicas."""
-        layout = self._job.layouts[self._membership.size]
+        layout = self._job.layouts[self.world_size]
         return layout.get("longer", 0) * layout.get("tp", 1) * layout.get("cp", 1)
 
     def resumed(self, step: int, tier: str | None, when: Moment, out: Outbox) -> None:
@@ -256,14 +260,19 @@ class Generations:
         if run is None or run.announced:
             return
         run.announced, run.resumed_step = True, resumed_step
-        fields = {
+        fields: dict[str, object] = {
             "nodes": [membership.nodes[node].host for node in membership.members],
             "members": list(membership.members),
             "world_size": self.world_size,
-            "layout": dict(self._job.layouts[membership.size]),
+            "layout": dict(self._job.layouts[self.world_size]),
             "resumed_step": resumed_step,
             "tier": tier if resumed_step else None,
         }
+        ranks = [len(membership.ranks(node)) for node in membership.members]
+        if len(set(ranks)) > 1:
+            fields["ranks"] = ranks
+        if left_out := membership.left_out():
+            fields["left_out"] = {str(node): devices for node, devices in left_out.items()}
         out.event("generation_started", fields, self.generation, run.started_t)
         if resumed_step is not None and tier != SCRIPT:
             self._snapshots.resumed(resumed_step, when.now, out)

@@ -5,7 +5,7 @@ nodes of the suspected ranks, and beside them the nodes whose ranks lag behind m
 holds up the others has gone silent before them. `NODES_ASKED` of each kind at most; in a smaller world that is everybody.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from resilient.control.liveness import Rank, Suspicion
@@ -33,10 +33,14 @@ class Case:
 
 
 class Inspector:
-    """Invariant: at most one inspection is under way, of ranks of the present generation."""
+    """Invariant: at most one inspection is under way, of ranks of the present generation.
 
-    def __init__(self, procs_per_node: int) -> None:
-        self._procs_per_node = procs_per_node
+    Args:
+        node_rank_of: a rank.
+    """
+
+    def __init__(self, node_rank_of: Callable[[int], int]) -> None:
+        self._node_rank_of = node_rank_of
         self._case: Case | None = None
         self._patient_until_s = 0.0
 
@@ -76,7 +80,7 @@ class Inspector:
         for number in ranks:
             if number in alive:
                 lag = alive[number].heartbeat.step, alive[number].active_s
-                node_rank = number // self._procs_per_node
+                node_rank = self._node_rank_of(number)
                 first[node_rank] = min(lag, first.get(node_rank, lag))
         return sorted(first, key=lambda node_rank: (first[node_rank], node_rank))
 

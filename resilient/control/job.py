@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from resilient.control.learning import Limits
-from resilient.control.stragglers import Rules
+from resilient.control.shares import Rules
+from resilient.control.stragglers import Rules as StragglerRules
 from resilient.policy import Budget
 from resilient.rollback import Stretch
 from resilient.snapshots import StoragePlan
@@ -17,8 +18,11 @@ class JobSpec:
     """One job of a campaign.
 
     Attributes:
-        layouts: by number of nodes, those that a generation may be of; the largest is what is asked for. Each is tp, cp, pp, dp and
+        layouts: by number of ranks, those that a generation may be of; the largest is what is asked for. Each is tp, cp, pp, dp and
             `longer`: replicas, the first ones, that have a micro batch more to compute than the others.
+        procs_per_node: ranks of a node whose devices all work.
+        min_procs_per_node: with so many a node still takes part, without the devices that do not work; None: with all or none.
+        min_nodes: that take part.
         spares: nodes that stand by.
         rejoin_s: how long a node that is gone is waited for, where no spare is there and fewer nodes would do.
         drain_s: for a stop on request, until workers are killed.
@@ -33,11 +37,11 @@ class JobSpec:
         run_dir_patience_s: for so long training goes on while the run directory cannot be written.
         script: the entry point is a script, which may say nothing of what it does.
         saved_step: after which it wrote its newest checkpoint by itself, in earlier jobs.
-        stage_nodes: nodes of a pipeline stage, which are to lie below one switch.
+        stage_nodes: nodes that shard the state of a pipeline stage among them, which are to lie below one switch.
         places: in the fabric by host, where a file tells; else agents do.
         changes: of the config since the job before, as `config_changed` tells them.
         without_spare: what becomes of a node that is gone, where fewer could go on.
-        rates: of training by number of nodes, as shares of the full one; where it is not said, that of the nodes.
+        rates: of training by number of ranks, as shares of the full one; where it is not said, that of the ranks.
         measured: in earlier jobs; `queues_s` only in a chain.
         start_t, end_t: of the job's time, unix seconds; None where it has no limit, or it is not known.
     """
@@ -54,7 +58,7 @@ class JobSpec:
     hang: Limits
     link_grace_s: float
     collective_timeout_s: float
-    stragglers: Rules | None = None
+    stragglers: StragglerRules | None = None
     replace_stragglers: bool = False
     skip: tuple[Stretch, ...] = ()
     tiers_vanish: bool = False
@@ -69,3 +73,12 @@ class JobSpec:
     measured: Measured = field(default_factory=Measured)
     start_t: float | None = None
     end_t: float | None = None
+    min_procs_per_node: int | None = None
+    min_nodes: int = 1
+
+    @property
+    def shares(self) -> Rules:
+        """How many ranks nodes may have."""
+        procs, tp = self.procs_per_node, max(layout.get("tp", 1) for layout in self.layouts.values())
+        least = min(self.min_procs_per_node or procs, procs)
+        return Rules(procs, least, tp if procs % tp == 0 else procs, tuple(sorted(self.layouts)), self.min_nodes)

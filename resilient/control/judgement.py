@@ -2,7 +2,7 @@
 step behind. What ranks are doing, their agents have found out (`Inspected`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,7 +43,7 @@ def culprit(
     inspections: Mapping[int, Inspection],
     asked: Collection[int],
     alive: Mapping[int, Rank],
-    procs_per_node: int,
+    node_rank_of: Callable[[int], int],
 ) -> Fault | None:
     """The fault behind a silence, with node ranks for nodes; None if a rank compiles, which may take long, or the job is suspended.
 
@@ -51,6 +51,7 @@ def culprit(
         inspections: of those ranks whose agents have answered.
         asked: the ranks whose agents were asked; those of the others are neither guilty nor cleared.
         alive: the ranks that have not ended.
+        node_rank_of: a rank.
     """
     doings = {rank: doing(each) for rank, each in inspections.items() if rank in alive}
     asked = [rank for rank in asked if rank in alive]
@@ -69,7 +70,7 @@ def culprit(
         behind = min(rank.heartbeat.step for rank in alive.values())
         last = [number for number, rank in alive.items() if rank.heartbeat.step == behind]
         found = last if len(last) < len(alive) else found or _astray(inspections, asked) or list(suspicion.ranks)
-    return _fault(fault_id, sorted(found), suspicion, inspections, doings, alive, procs_per_node)
+    return _fault(fault_id, sorted(found), suspicion, inspections, doings, alive, node_rank_of)
 
 
 def _takes_long(rank: Rank, its: Doing, suspected: bool) -> bool:
@@ -89,7 +90,7 @@ def _fault(
     inspections: Mapping[int, Inspection],
     doings: Mapping[int, Doing],
     alive: Mapping[int, Rank],
-    procs_per_node: int,
+    node_rank_of: Callable[[int], int],
 ) -> Fault:
     first, guilty = culprits[0], set(culprits)
     heartbeat = alive[first].heartbeat
@@ -109,7 +110,7 @@ def _fault(
         kind=kind,
         cause=mine.what,
         ranks=tuple(culprits),
-        nodes=tuple(sorted({rank // procs_per_node for rank in culprits})),
+        nodes=tuple(sorted({node_rank_of(rank) for rank in culprits})),
         step=step,
         detail=f"{who} {mine.text}{at}, {silent}{where}{waited}",
         evidence=(innermost(inspections[first].stacks) if first in inspections else "") or mine.text,

@@ -11,10 +11,13 @@ attended seconds (`resilient.control.attendance`). News of a node costs the same
 only when nobody is waited for any more.
 """
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+from resilient.control.shares import Rules, shares
 from resilient.placement import fabric
 from resilient.without_spare import REMEMBERED
 
@@ -40,6 +43,7 @@ class Node:
         slow: it takes part only where no other can.
         why: it is gone, or unfit.
         place: in the fabric.
+        dead: devices that are left out, by the local rank that each would have.
     """
 
     joined: bool = False
@@ -55,6 +59,7 @@ class Node:
     slow: bool = False
     why: str = ""
     place: str = ""
+    dead: frozenset[int] = frozenset()
 
     @property
     def ready(self) -> bool:
@@ -66,23 +71,27 @@ class Membership:
     """The nodes, and which of them are members: those of the present generation, or of the last one, by node rank.
 
     Args:
-        sizes: with so many nodes a generation may be; the largest is what the config asks for.
+        rules: how many ranks a generation and its nodes may have; the most are what the config asks for.
         spares: nodes beside those.
         rejoin_s: for so long a node that is gone is waited for, where no spare takes its place.
-        stage_nodes: nodes of a pipeline stage, which follow each other.
+        stage_nodes: nodes that shard the state of a pipeline stage among them, which follow each other.
 
     Invariants, of sets that spare a pass over all nodes: `_absent` are those that have not joined, `_unfit` those that are unfit,
     `_awaited` the members that are neither ready nor gone, `_standing_by` those that are ready and no members, `_held_for`
-    some of those in `_absent`. Members are distinct.
+    some of those in `_absent`, `_wounded` those with devices that are left out. Members are distinct. `_firsts` are the first ranks
+    of the members by node rank, and the number of all ranks.
     """
 
-    def __init__(self, sizes: Collection[int], spares: int, rejoin_s: float, stage_nodes: int = 1) -> None:
-        self._sizes = sorted(sizes)
+    def __init__(self, rules: Rules, spares: int, rejoin_s: float, stage_nodes: int = 1) -> None:
+        self._rules = rules
         self._rejoin_s = rejoin_s
-        self.wanted = max(sizes)
+        self.wanted = rules.nodes
         self.nodes = [Node() for _ in range(self.wanted + spares)]
         self._stage_nodes = stage_nodes
         self._node_ranks = {index: index for index in range(self.wanted)}
+        self._firsts = list(range(0, (self.wanted + 1) * rules.procs, rules.procs))
+        self._wounded: set[int] = set()
+        self._whole: dict[int, int] = {}  # ranks of so many whole nodes, of those that were asked for
         self._started = False
         self._absent = set(range(len(self.nodes)))
         self._unfit: set[int] = set()
@@ -94,6 +103,7 @@ class Membership:
         self.returns_s: deque[float] = deque(maxlen=REMEMBERED)  # what nodes have taken to come back
         self._held_for: dict[int, float] = {}  # without these no generation begins before then
         self._left: set[int] = set()  # on request; no agent is started there
+        self._devices: dict[int, tuple[int, ...]] = {}  # of members that do not compute on all
 
     def begin(self, now_s: float) -> None:
         """The job begins: all are to be started."""
@@ -135,7 +145,7 @@ class Membership:
         before = self.nodes[index]
         node = self.nodes[index] = Node(host=before.host, gone=True, why=why)
         self._absent.add(index)
-        for others in (self._unfit, self._awaited, self._standing_by):
+        for others in (self._unfit, self._awaited, self._standing_by, self._wounded):
             others.discard(index)
         if index in self._left:
             return
@@ -194,8 +204,28 @@ class Membership:
 
     def can_leave(self, leaving: Collection[int]) -> bool:
         """Whether the others can go on at once without these."""
-        staying = sum(index not in leaving for index in (*self._node_ranks, *self._standing_by))
-        return self._fitting(staying) > 0
+        return self._world(index for index in (*self._node_ranks, *self._standing_by) if index not in leaving) > 0
+
+    def leave_out(self, index: int, devices: Collection[int]) -> bool:
+        """Devices of a node do not work: from the next generation on it goes on without them, until its agent is started anew.
+
+        Returns:
+            whether it can: else nothing has changed.
+        """
+        node = self.nodes[index]
+        before, node.dead = node.dead, node.dead.union(devices)
+        self._wounded.add(index)
+        those = (each for each in (*self._node_ranks, *self._standing_by) if not self.nodes[each].unfit)
+        if self._usable(index) and node.joined and self._world(those):
+            return True
+        node.dead = before
+        if not before:
+            self._wounded.discard(index)
+        return False
+
+    def computes_on_dead(self) -> list[int]:
+        """The members whose ranks compute on devices that are to be left out."""
+        return sorted(index for index in self._wounded if not self.nodes[index].dead.isdisjoint(self.devices(index)))
 
     def shun(self, index: int) -> None:
         """A node is slow: others are preferred to it."""
@@ -217,12 +247,34 @@ class Membership:
         """Whether a node takes part in the present generation."""
         return index in self._node_ranks
 
-    def ranks(self, index: int, procs_per_node: int) -> range:
+    @property
+    def world_size(self) -> int:
+        """Ranks of the members."""
+        return self._firsts[-1]
+
+    def ranks(self, index: int) -> range:
         """The ranks on a node; none on one that is no member."""
         if index not in self._node_ranks:
             return range(0)
-        first = self._node_ranks[index] * procs_per_node
-        return range(first, first + procs_per_node)
+        at = self._node_ranks[index]
+        return range(self._firsts[at], self._firsts[at + 1])
+
+    def node_rank_of(self, rank: int) -> int:
+        """Of the member that has a rank."""
+        return bisect_right(self._firsts, rank) - 1
+
+    def devices(self, index: int) -> tuple[int, ...]:
+        """On which devices the ranks of a member compute, in their order; those of a whole node are numbered from 0."""
+        return self._devices.get(index) or tuple(range(len(self.ranks(index))))
+
+    def device_of(self, rank: int) -> int:
+        """On which a rank of a member computes."""
+        index = self.members[self.node_rank_of(rank)]
+        return self.devices(index)[rank - self.ranks(index).start]
+
+    def left_out(self) -> dict[int, list[int]]:
+        """By member, the devices that are left out because they do not work."""
+        return {index: sorted(self.nodes[index].dead) for index in sorted(self._wounded) if index in self._node_ranks}
 
     def failure_domains(self) -> tuple[str, ...]:
         """Of the members, by node rank, as the fabric tells; empty where it does not."""
@@ -234,11 +286,20 @@ class Membership:
 
     def spare(self) -> int | None:
         """A node that stands by, if there is one."""
-        return min((index for index in self._standing_by if not self.nodes[index].slow), default=None)
+        return min(
+            (index for index in self._standing_by if index not in self._wounded and not self.nodes[index].slow), default=None
+        )
 
     def start(self, members: Sequence[int]) -> None:
         """A generation of these nodes, by node rank, begins."""
         self._node_ranks, self._started = {index: node_rank for node_rank, index in enumerate(members)}, True
+        counts = shares([self._able(index) for index in members], self._rules)
+        self._firsts = [0, *accumulate(counts)]
+        self._devices = {}
+        for index, count in zip(members, counts, strict=True):
+            if count < self._rules.procs:
+                working = [device for device in range(self._rules.procs) if device not in self.nodes[index].dead]
+                self._devices[index] = tuple(working[:count])
         for index in members:
             self.nodes[index].ready_port, self.nodes[index].gone = None, False
         self._awaited = set(members)
@@ -251,11 +312,11 @@ class Membership:
                 return None  # it ends its workers, or starts up: nobody takes its place
         if any(self.nodes[index].ready_port is None and now_s < self.nodes[index].until_s for index in self._unfit):
             return None  # it has not told yet what it holds
-        standing_by = sorted(self._standing_by, key=lambda index: (self.nodes[index].slow, index), reverse=True)  # the best last
+        standing_by = sorted(self._standing_by, key=lambda index: (*self._merit(index), -index))  # the best last
         chosen: list[int] = []
         for index in self._node_ranks:
-            better = standing_by and not (self.nodes[index].slow and self.nodes[standing_by[-1]].slow)
-            if self.nodes[index].ready and not (self.nodes[index].slow and better):
+            better = standing_by and self._merit(standing_by[-1]) > self._merit(index)
+            if self.nodes[index].ready and not better:
                 chosen.append(index)
             elif standing_by:
                 chosen.append(standing_by.pop())
@@ -265,25 +326,45 @@ class Membership:
             return None
         if len(chosen) < self.wanted and any(self._worth_it(node, now_s) for node in self.nodes if not node.ready):
             return None
-        size = self._fitting(len(chosen))
         if not self._started:  # later ranks stay where their snapshots are
             chosen = [chosen[at] for at in fabric.ordered([self.nodes[index].place for index in chosen], self._stage_nodes)]
-        return tuple(chosen[:size]) if size else None
+        counts = shares([self._able(index) for index in chosen], self._rules)
+        return tuple(index for index, count in zip(chosen, counts, strict=True) if count) if counts else None
 
     def _worth_it(self, node: Node, now_s: float) -> bool:
         return not node.unfit and now_s < node.until_s and (node.joined or now_s < self._patient_s)
 
-    def _fitting(self, count: int) -> int:
-        """The largest size of a generation that so many nodes can be; 0 if there is none."""
-        return max((size for size in self._sizes if size <= count), default=0)
+    def _able(self, index: int) -> int:
+        """How many devices of a node work."""
+        return self._rules.procs - len(self.nodes[index].dead)
+
+    def _usable(self, index: int) -> int:
+        return self._rules.usable(self._able(index))
+
+    def _merit(self, index: int) -> tuple[int, bool]:
+        """Of two nodes the one with more is preferred."""
+        return self._usable(index), not self.nodes[index].slow
+
+    def _world(self, indexes: Iterable[int], count: int | None = None) -> int:
+        """How many ranks a generation of these nodes has at the most; 0 if there can be none. Args: count: of them, if known."""
+        if self._wounded:
+            best = sorted((self._able(index) for index in indexes), reverse=True)[: self.wanted]
+            return sum(shares(best, self._rules))
+        found = min(self.wanted, count if count is not None else sum(1 for _ in indexes))
+        if found not in self._whole:
+            self._whole[found] = sum(shares((self._rules.procs,) * found, self._rules))
+        return self._whole[found]
 
     def can_grow(self) -> bool:
         """Whether a generation with what stands by would be larger."""
-        return bool(self._standing_by) and self._fitting(self.size + len(self._standing_by)) > self.size
+        if not self._standing_by:
+            return False
+        return self._world((*self._node_ranks, *self._standing_by), self.size + len(self._standing_by)) > self.world_size
 
     def fewer(self) -> int:
-        """With how many the run can go on, without those that are gone now; 0 if not at all."""
-        return self._fitting(len(self.nodes) - len(self._absent) - len(self._unfit))
+        """With how many ranks the run can go on, without the nodes that are gone now; 0 if not at all."""
+        there = (index for index in range(len(self.nodes)) if index not in self._absent and index not in self._unfit)
+        return self._world(there, len(self.nodes) - len(self._absent) - len(self._unfit))
 
     def overdue(self, now_s: float) -> set[int]:
         """Nodes without an agent that nobody waits for any more."""
@@ -291,12 +372,14 @@ class Membership:
 
     def hopeless(self, now_s: float) -> str | None:
         """Why no generation can start with what is there or may come; None if one can."""
-        if self._fitting(len(self.nodes) - len(self._unfit) - len(self._absent)):
+        if self.fewer():
             return None
         late = sorted(index for index in self._absent if now_s >= self.nodes[index].back_s)
-        least, left = self._sizes[0], len(self.nodes) - len(self._unfit) - len(late)
-        if self._fitting(left):
+        never = self._unfit.union(late)
+        left = len(self.nodes) - len(never)
+        if self._world((index for index in range(len(self.nodes)) if index not in never), left):
             return None
+        least = -(-self._rules.worlds[0] // self._rules.procs)
         reasons = [self.nodes[index].why for index in sorted(self._unfit)]
         reasons += [
             f"the agent of node {index} does not start ({self.nodes[index].why or 'nothing is heard of it'})" for index in late[:8]

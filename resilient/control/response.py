@@ -1,6 +1,6 @@
 """What is done about a fault: the situation is put together, the policy decides, and the action is carried out."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -56,7 +56,7 @@ class Response:
             fault_id=self._core.incidents.next_id(self._core.generations.generation),
             kind="node_lost",
             cause=cause,
-            ranks=tuple(self._core.membership.ranks(node, self._core.job.procs_per_node)),
+            ranks=tuple(self._core.membership.ranks(node)),
             nodes=(node,),
             step=computed(run.step, run.resumed_step) if run is not None else None,
             detail=detail,
@@ -79,14 +79,14 @@ class Response:
         stopped = any(each.state == "T" for each in case.found.values())
         if self._core.generations.state is not State.RUNNING or self._core.ends.settling or not (still or stopped):
             return
-        procs, members = self._core.job.procs_per_node, self._core.membership.members
-        asked = [rank for node in case.nodes for rank in self._core.membership.ranks(node, procs)]
+        membership = self._core.membership
+        asked = [rank for node in case.nodes for rank in membership.ranks(node)]
         fault_id = self._core.incidents.next_id(self._core.generations.generation)
-        fault = culprit(fault_id, suspicion, case.found, asked, self._core.watchdog.alive, procs)
+        fault = culprit(fault_id, suspicion, case.found, asked, self._core.watchdog.alive, membership.node_rank_of)
         if fault is None:
             self._core.watchdog.excuse(suspicion)
             return
-        fault = replace(fault, nodes=tuple(members[node_rank] for node_rank in fault.nodes))
+        fault = replace(fault, nodes=tuple(membership.members[node_rank] for node_rank in fault.nodes))
         outage = next(iter(self._core.links.outages(when.now, within_s=LINK_MEMORY_S + suspicion.silent_s)), None)
         why = None
         if outage is not None:
@@ -150,8 +150,8 @@ class Response:
         left_s = max(0.0, job.end_t - when.now) if job.end_t is not None else None
         figures = Figures(
             nodes=membership.wanted,
-            fewer=fewer,
-            rate=min(1.0, job.rates.get(fewer, fewer / membership.wanted)),
+            fewer=-(-fewer // job.procs_per_node),
+            rate=min(1.0, job.rates.get(fewer, fewer / max(job.layouts))),
             returns_s=[each for each in returns_s if each > job.rejoin_s],  # for so long it is waited for in any case
             restart_s=median(job.measured.restarts_s) if job.measured.restarts_s else RESTART_S,
             left_s=left_s,
@@ -193,9 +193,26 @@ class Response:
                 if fault.kind == "straggler":
                     self._give_up_on(fault.nodes, when, out)
                 self._core.generations.hold_back(when.attended_s + action.delay_s)
+                self._leave_out(fault, when, out)
                 self._regather(when, out)
                 if fault.kind == "node_lost":
                     self._wait_or_end(fault.nodes, when, out)
+
+    def leave_out(self, node: int, devices: Collection[int], why: str, when: Moment, out: Outbox) -> bool:
+        """Whether a node can go on without these devices, which do not work: from the next generation on it does."""
+        membership = self._core.membership
+        if not membership.leave_out(node, devices):
+            return False
+        reason = f"device {listed(sorted(devices))} of node {node} is left out: {why}"
+        self._core.incidents.follow_up("leave_out", reason, when.now, self._core.generations.generation, out)
+        return True
+
+    def _leave_out(self, fault: Fault, when: Moment, out: Outbox) -> None:
+        """The device of a rank has failed: where its node may go on without it, it need not take the others along."""
+        membership = self._core.membership
+        for rank in fault.ranks if fault.device else ():
+            node = membership.members[membership.node_rank_of(rank)]
+            self.leave_out(node, {membership.device_of(rank)}, fault.detail, when, out)
 
     def grow(self, when: Moment, out: Outbox) -> None:
         """Nodes are taken in that have returned."""

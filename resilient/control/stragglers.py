@@ -56,9 +56,8 @@ class Episode:
     window_steps: int
     number: int
 
-    def fault(self, fault_id: str, procs_per_node: int, members: Sequence[int]) -> Fault:
-        """What is told of it. Args: members: the nodes by node rank."""
-        node = members[self.rank // procs_per_node]
+    def fault(self, fault_id: str, node: int) -> Fault:
+        """What is told of it. Args: node: that the rank is on."""
         return Fault(
             fault_id=fault_id,
             kind="straggler",

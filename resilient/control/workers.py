@@ -86,7 +86,8 @@ class Workers:
         if episode.over:
             self._core.incidents.recovered(fault_id, episode.step, when.now, self._generation, out)
         else:
-            fault = episode.fault(fault_id, self._core.job.procs_per_node, self._core.membership.members)
+            membership = self._core.membership
+            fault = episode.fault(fault_id, membership.members[membership.node_rank_of(episode.rank)])
             self._response.on_fault(fault, when.now, when, out)
 
     def _on_news(self, node: int, news: DaemonNews, when: Moment, out: Outbox) -> None:

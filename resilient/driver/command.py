@@ -8,7 +8,8 @@ from rich.console import Console
 from resilient import throughput
 from resilient.access import must_be_ours, restrict
 from resilient.campaign import allocation_of, already_reached, fitted, machine_layout, shares_of_gpus
-from resilient.config import ConfigError, attribute, load, notes
+from resilient.config import ConfigError, attribute, load, notes, with_shards
+from resilient.decided import decided
 from resilient.driver.campaign import run_campaign
 from resilient.driver.display import Display
 from resilient.driver.driver_log import DriverLog
@@ -17,7 +18,6 @@ from resilient.driver.launch import AgentAhead
 from resilient.driver.terminal import drain
 from resilient.exits import Exit
 from resilient.identity.resume import Known, versions_here
-from resilient.precision import settled
 from resilient.run_words import Told
 from resilient.sinks.packages import missing
 
@@ -35,8 +35,9 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     logging.getLogger().addHandler(log)
     known = Known.of(loaded, config, given)
     loaded, kept = known.keep(loaded)
-    loaded, precision = settled(fitted(loaded, allocation))
+    loaded, decisions = decided(fitted(loaded, allocation))
     layout = machine_layout(loaded, allocation)
+    loaded = with_shards(loaded, layout)
     if problems := missing(loaded):
         raise attribute(ConfigError(problems), config, given)
     if allocation is None:
@@ -56,8 +57,8 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     if allocation is not None and allocation.gone:
         display.note(f"the job has lost {', '.join(allocation.gone)}, and goes on with what is left")
     display.note(greeting(loaded, layout))
-    if precision is not None and not loaded.is_script:
-        display.note(f"train.precision is {precision.precision}: {precision.why}")
+    for key, decision in () if loaded.is_script else decisions.items():
+        display.note(f"{key} is {decision.value}: {decision.why}")
     for note in (*notes(config, given), *kept):
         display.note(note)
     if (uneven := throughput.advice(loaded, layout)) is not None:

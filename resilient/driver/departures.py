@@ -1,24 +1,31 @@
-"""Nodes that are about to go: those that a person wants to be left, and those that Slurm drains."""
+"""Nodes that are about to go: those that a person wants to be left, those that Slurm drains, and those that a maintenance takes.
+
+What the agents tell of their GPUs takes no part in this: it goes to the core by itself.
+"""
 
 import asyncio
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from resilient.control import Coordinator
-from resilient.evacuate import requested
-from resilient.slurm import queue
+from resilient.driver.stops import Stops
+from resilient.evacuate import Request, requested
+from resilient.slurm import maintenance, queue
 from resilient.slurm.allocation import Allocation
+from resilient.slurm.hosts import fold
+from resilient.slurm.maintenance import Ahead, few
 from resilient.slurm.queue import SlurmSilent
 
 log = logging.getLogger(__name__)
 
 READ_S = 0.5  # between two looks at what a person asks for
 ASK_S = 30.0  # between two questions to Slurm
-MOST = 1 / 3  # of a job's nodes that are left because Slurm drains them
-DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
+DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"})
+"""States of Slurm in which a node is to be used no more once its job is over; FAIL: it is expected to fail soon."""
 
 
 class Departures:
@@ -26,6 +33,8 @@ class Departures:
 
     Args:
         token: of the run directory's lease.
+        stops: of this job of Slurm, where it is one: they know when it ends, and end it before a maintenance of the whole machine.
+        reservation: in which the job runs.
         note: tells a person.
     """
 
@@ -35,36 +44,50 @@ class Departures:
         run_dir: Path,
         token: str,
         allocation: Allocation | None,
+        stops: Stops | None = None,
         *,
+        reservation: str = "",
         turn: Callable[..., None],
         note: Callable[[str], None],
     ) -> None:
         self._coordinator, self._run_dir, self._token, self._allocation = coordinator, run_dir, token, allocation
         self._turn, self._note = turn, note
-        self._requested: Sequence[str] = ()
+        self._stops, self._reservation = stops, reservation
+        self._request = Request(token)
+        self._resumed: Mapping[str, float] = {}  # of which the core was told
         self._drained: frozenset[int] = frozenset()
         self._together = False
+        self._ahead: Sequence[Ahead] = ()
         self._unknown: set[str] = set()
 
     async def watch(self) -> None:
         """Tell the core whenever they change; never returns."""
         threading.Thread(target=self._read, name="departures", daemon=True).start()
-        told: frozenset[int] = frozenset()
+        told: Mapping[int, str] = {}
         asked_t = 0.0
         while True:
             if self._allocation is not None and time.monotonic() - asked_t >= ASK_S:
                 asked_t = time.monotonic()
-                await self._ask(self._allocation)
-            nodes = self._named(self._requested) | self._drained
-            if nodes != told:
+                await asyncio.gather(self._ask(self._allocation), self._ask_of_maintenance(self._allocation))
+            request = self._request
+            nodes = self._leaving(request, time.time())
+            resumed = self._named([name for name, t in request.resumed.items() if self._resumed.get(name) != t])
+            self._resumed = request.resumed
+            if nodes != told or resumed:
                 told = nodes
-                self._turn(self._coordinator.evacuate, nodes)
+                self._turn(self._coordinator.evacuate, nodes, resumed)
             await asyncio.sleep(READ_S)
 
     def _read(self) -> None:
         while True:
-            self._requested = requested(self._run_dir, self._token)
+            self._request = requested(self._run_dir, self._token)
             time.sleep(READ_S)
+
+    def _leaving(self, request: Request, now: float) -> dict[int, str]:
+        """The nodes that are to be left now, and why."""
+        maintained = {node: f"the maintenance {each.name} takes it" for each in self._ahead if each.due(now) for node in each.nodes}
+        drained = dict.fromkeys(self._drained, "Slurm drains it")
+        return {**maintained, **drained, **dict.fromkeys(self._named(request.nodes), "it was asked for")}
 
     def _named(self, names: Collection[str]) -> frozenset[int]:
         """The nodes with these numbers or hosts."""
@@ -93,6 +116,35 @@ class Departures:
         self._together = bool(drained) and not left
         self._drained = left
 
+    async def _ask_of_maintenance(self, allocation: Allocation) -> None:
+        if self._stops is not None and not self._stops.answered:
+            return  # nobody knows yet when the job ends, and most maintenances come after that
+        try:
+            found = list(maintenance.parse(await queue.reservations()))
+        except SlurmSilent as error:
+            log.info("which reservations there are: %s", error)
+            return
+        end_t = self._stops.end_t if self._stops is not None else None
+        now, known = time.time(), {(each.name, each.start_t) for each in self._ahead}
+        self._ahead = maintenance.ahead(found, allocation.hosts, now, end_t, self._reservation)
+        for each in self._ahead:
+            if (each.name, each.start_t) not in known:
+                self._note(words(each, allocation.hosts))
+        if self._stops is not None:
+            whole = next((each for each in self._ahead if each.whole), None)
+            self._stops.wanted_back(whole.start_t if whole is not None else None, whole.name if whole is not None else "")
+
+
+def words(each: Ahead, hosts: Sequence[str]) -> str:
+    """What a maintenance means for the job, for a person."""
+    begins = datetime.fromtimestamp(each.start_t).isoformat(" ", "minutes")
+    then = (
+        "the job stops before that"
+        if each.whole
+        else f"left {maintenance.LEAVE_S / 60:.0f} min before that, if the others can go on"
+    )
+    return f"the maintenance {each.name} takes {fold(sorted(hosts[node] for node in each.nodes))} from {begins} on: {then}"
+
 
 def drained_of(hosts: Sequence[str], states: Mapping[str, frozenset[str]]) -> tuple[frozenset[int], frozenset[int]]:
     """The nodes whose hosts Slurm drains, and those of them that are to be left. Pure.
@@ -101,4 +153,4 @@ def drained_of(hosts: Sequence[str], states: Mapping[str, frozenset[str]]) -> tu
     and to leave them would only end the job before its time.
     """
     drained = frozenset(node for node, host in enumerate(hosts) if not DRAINED.isdisjoint(states.get(host, frozenset())))
-    return drained, drained if len(drained) <= max(1, len(hosts) * MOST) else frozenset()
+    return drained, drained if few(len(drained), len(hosts)) else frozenset()

@@ -46,6 +46,13 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def without(left_out: Mapping[str, object]) -> str:
+    """The devices that are left out, in words. Args: left_out: by node."""
+    return "; ".join(
+        f"device {', '.join(map(str, devices))} of node {node}" for node, devices in left_out.items() if isinstance(devices, list)
+    )
+
+
 def describe(line: Line) -> str | None:
     """An event of the ledger as a sentence, None for those that need no word."""
     match line["event"]:
@@ -57,7 +64,9 @@ def describe(line: Line) -> str | None:
         case "generation_started":
             resumed = line["resumed_step"]
             start = f"resumed at step {resumed}" if resumed else "from the start"
-            return f"generation {line['generation']}: {line['world_size']} ranks, {start}"
+            left_out = line.get("left_out")
+            less = f", without {without(left_out)}" if isinstance(left_out, dict) else ""
+            return f"generation {line['generation']}: {line['world_size']} ranks, {start}{less}"
         case "fault":
             nodes = ", ".join(map(str, line["nodes"]))
             where = ", ".join(f"rank {rank}" for rank in line["ranks"]) or (f"node {nodes}" if nodes else "the job")

@@ -6,6 +6,7 @@ the effects that come back, in order; it decides nothing. Its event loop touches
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
 import traceback
@@ -127,7 +128,16 @@ class Driver:
         heard = server.Listeners(self._on_connected, self._on_message, self._on_ended)
         self._server = Server(self._secret, lambda: self._coordinator.generation, heard)
         self._stops = stops_of(config, allocation, coordinator, drain_s, self._turn, display.note)
-        self._departures = Departures(coordinator, config.run_dir, settings.token, allocation, turn=self._turn, note=display.note)
+        self._departures = Departures(
+            coordinator,
+            config.run_dir,
+            settings.token,
+            allocation,
+            self._stops,
+            reservation=os.environ.get("SLURM_JOB_RESERVATION", ""),
+            turn=self._turn,
+            note=display.note,
+        )
         self._incarnations = dict.fromkeys(range(config.cluster.slots), 0)
         self._alive: set[tuple[int, int]] = set()
         self._preparation = Preparation()

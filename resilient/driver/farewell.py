@@ -10,7 +10,8 @@ def greeting(config: Config, layout: Layout) -> str:
     ranks = f"{layout.world_size} rank{'s' * (layout.world_size > 1)} on {layout.nodes} node{'s' * (layout.nodes > 1)}"
     if config.is_script:
         return f"{config.name}: {config.entrypoint}: {ranks}, in {config.run_dir}"
-    axes = f"tp {layout.tp}, pp {layout.pp}, dp {layout.dp}"
+    hybrid = f" = {layout.dp_replicate} × {layout.dp_shard}" if layout.dp_replicate > 1 else ""
+    axes = f"tp {layout.tp}, pp {layout.pp}, dp {layout.dp}{hybrid}"
     return f"{config.name}: {ranks} ({axes}), {config.train.steps} steps, in {config.run_dir}"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from checkpoint.naming import steps
 from resilient import storage
 from resilient.campaign import places_in
-from resilient.config import Config, Layout, layouts
+from resilient.config import Config, Layout, layouts_by_ranks
 from resilient.config.timeouts import timeouts
 from resilient.control import JobSpec
 from resilient.control.learning import Limits
@@ -40,7 +40,7 @@ def job_of(
     """
     limits, told = timeouts(config), past.measuring.measured
     return JobSpec(
-        layouts={nodes: _axes(each) for nodes, each in layouts(config, layout).items()},
+        layouts={ranks: _axes(each) for ranks, each in layouts_by_ranks(config, layout).items()},
         spares=config.cluster.spares,
         rejoin_s=limits.rejoin_s,
         procs_per_node=layout.procs_per_node,
@@ -59,7 +59,7 @@ def job_of(
         run_dir_patience_s=limits.run_dir_patience_s,
         script=config.is_script,
         saved_step=past.saved.step if past.saved is not None else None,
-        stage_nodes=max(1, layout.nodes // layout.pp),
+        stage_nodes=max(1, layout.nodes // (layout.pp * layout.dp_replicate)),
         places=places_in(config.cluster.fabric),
         changes=changes,
         without_spare=config.resilience.without_spare,
@@ -67,17 +67,19 @@ def job_of(
         measured=told if chained else replace(told, queues_s=()),
         start_t=_time("SLURM_JOB_START_TIME"),
         end_t=_time("SLURM_JOB_END_TIME"),
+        min_procs_per_node=config.cluster.min_procs_per_node,
+        min_nodes=config.cluster.min_nodes,
     )
 
 
 def _rates(config: Config, layout: Layout) -> dict[int, float]:
-    """Training by number of nodes, as shares of the full one: the micro batches of a step follow each other on each replica."""
+    """Training by number of ranks, as shares of the full one: the micro batches of a step follow each other on each replica."""
     count = config.train.global_batch_size // config.train.micro_batch_size
 
     def longest(each: Layout) -> int:
         return math.ceil(count / each.dp)
 
-    return {nodes: longest(layout) / longest(each) for nodes, each in layouts(config, layout).items()}
+    return {ranks: longest(layout) / longest(each) for ranks, each in layouts_by_ranks(config, layout).items()}
 
 
 def _time(name: str) -> float | None:
@@ -136,4 +138,5 @@ def straggler_rules(config: Config) -> Rules | None:
 
 
 def _axes(layout: Layout) -> dict[str, int]:
-    return {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp, "longer": layout.longer}
+    hybrid = {"dp_replicate": layout.dp_replicate} if layout.dp_replicate > 1 else {}
+    return {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp, **hybrid, "longer": layout.longer}

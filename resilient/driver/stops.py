@@ -1,4 +1,5 @@
-"""Stops of a job of Slurm: signals, and the end of the job's time, for which Slurm is asked again and again.
+"""Stops of a job of Slurm: signals, and the end of the job's time, for which Slurm is asked again and again, or a maintenance of
+its nodes before that.
 
 Owns what is known of the job's end. Decides nothing: `resilient.slurm.deadline` does. A run outside of Slurm has no use for it.
 """
@@ -70,14 +71,30 @@ class Stops:
         self._note = note
         self._began_t = time.time()
         self._kill_wait_s: float | None = None
+        self._wanted: tuple[float, str] | None = None
+        self._answered = False
+
+    @property
+    def answered(self) -> bool:
+        """Whether Slurm has said when the job's time ends."""
+        return self._answered
+
+    @property
+    def end_t(self) -> float | None:
+        """Of the job's time, as it was told last; None: it has no limit, or it is not known."""
+        return self._end_t
+
+    def wanted_back(self, start_t: float | None, name: str = "") -> None:
+        """From then on, unix seconds, a maintenance of this name wants the job's nodes; None: no more."""
+        self._wanted = None if start_t is None else (start_t, name)
 
     async def watch(self) -> None:
         """Stop the run in time before the job's end; never returns."""
-        asked_t, answered = 0.0, False
+        asked_t, heard = 0.0, False
         while True:
-            if time.monotonic() - asked_t >= (ASK_EVERY_S if answered else ASK_AGAIN_S):
+            if time.monotonic() - asked_t >= (ASK_EVERY_S if heard else ASK_AGAIN_S):
                 asked_t = time.monotonic()
-                answered = await self._ask(queue.ASK_S) is not None
+                heard = await self._ask(queue.ASK_S) is not None
             now = time.time()
             stop = due(self._known(None, now), now)
             if stop is not None and not self._coordinator.draining:
@@ -94,7 +111,7 @@ class Stops:
         if stop is not None:
             self._carry_out(stop, now)
         elif known.end_t is not None:
-            self._note(f"{name}: {known.end_t - now:.0f} s are left of the job's time, and a stop needs {known.needed_s:.0f} s")
+            self._note(f"{name}: {known.end_t - now:.0f} s are left {known.until}, and a stop needs {known.needed_s:.0f} s")
 
     async def _ask(self, patience_s: float) -> QueuedJob | None:
         try:
@@ -105,14 +122,18 @@ class Stops:
             log.warning("the end of the job's time: %s", error)
             return None
         if job is not None and job.state in ALIVE and not job.preempted:
-            self._end_t = job.end_t
+            self._end_t, self._answered = job.end_t, True
         return job
 
     def _known(self, job: QueuedJob | None, now: float) -> Known:
         time_s = None if self._end_t is None else self._end_t - self._began_t
         lead = lead_s(self._asked_lead_s, drain_s=self._drain_s, time_s=time_s)
         needed = needed_s(self._coordinator.drain_estimate_s(), lead_s=lead, asked=self._asked_lead_s is not None)
-        return Known(self._end_t, job, needed, lead, KILL_WAIT_S if self._kill_wait_s is None else self._kill_wait_s)
+        kill_wait_s = KILL_WAIT_S if self._kill_wait_s is None else self._kill_wait_s
+        if self._wanted is not None and (self._end_t is None or self._wanted[0] < self._end_t):
+            start_t, name = self._wanted
+            return Known(start_t, job, needed, lead, kill_wait_s, f"until the maintenance {name}")
+        return Known(self._end_t, job, needed, lead, kill_wait_s)
 
     def _carry_out(self, stop: Stop, now: float) -> None:
         ahead_s = clock.here(now) - now  # Slurm's times are the machine's

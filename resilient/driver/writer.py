@@ -37,7 +37,7 @@ from resilient.protocol.disk import (
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.1
+TICK_S = 0.25
 SPILL_AFTER_S = 1.0
 MEMORY_BYTES = 8 << 20
 IN_FLIGHT_BYTES = 1 << 20  # to the disk process at a time

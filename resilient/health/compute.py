@@ -34,6 +34,7 @@ class Ranks:
         meeting: a file, not there yet, in an existing directory, where they find each other.
         limit_s: of the all-reduce.
         numbers: in each all-reduce.
+        devices: of the ranks, where they are not numbered as these are.
     """
 
     count: int
@@ -41,10 +42,15 @@ class Ranks:
     meeting: Path
     limit_s: float
     numbers: int = 1 << 16
+    devices: tuple[int, ...] = ()
+
+    def device_of(self, rank: int) -> int:
+        """The number of a rank's device."""
+        return self.devices[rank] if self.devices else rank
 
 
 def names(rank: int) -> tuple[str, str]:
-    """The findings that `check` gives for a rank."""
+    """The findings that `check` gives for a rank, or for its device."""
     return f"matmul {rank}", f"all-reduce {rank}"
 
 
@@ -66,32 +72,33 @@ def matmul(rank: int, ranks: Ranks, multiply: "Callable[[torch.Tensor, torch.Ten
     import torch
 
     multiply = multiply or torch.matmul
-    name = names(rank)[0]
+    number = ranks.device_of(rank)
+    name = names(number)[0]
     places: list[int | None]
     began = time.perf_counter()
     if ranks.device == "cuda":
-        if rank >= torch.cuda.device_count():
-            text = f"torch sees {torch.cuda.device_count()} GPUs, and rank {rank} needs one of its own; is the driver loaded?"
+        if number >= torch.cuda.device_count():
+            text = f"torch sees {torch.cuda.device_count()} GPUs, and rank {number} needs one of its own; is the driver loaded?"
             return Finding(name, "fail", text)
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        places, device, dtypes, size = [None] * LEAST_ROUNDS, f"cuda:{rank}", [torch.float32, torch.bfloat16], ON_GPU
+        places, device, dtypes, size = [None] * LEAST_ROUNDS, f"cuda:{number}", [torch.float32, torch.bfloat16], ON_GPU
     else:
         places, device, dtypes, size = list(_cores(rank, ranks.count)), "cpu", [torch.float32], ON_CPU
     rounds = 0
     for dtype in dtypes:
         a, b, product = _matrices(size, device, dtype)
         for place in places:
-            at = f"core {place}" if place is not None else f"GPU {rank}"
+            at = f"core {place}" if place is not None else f"GPU {number}"
             with _Pinned(place):
                 wrong = _difference(multiply(a, b), product)
             if wrong:
                 text = (
                     f"{at} computes wrong: in a {size} × {size} product in {str(dtype)[6:]}, {wrong}; take the node out of service"
                 )
-                return Finding(name, "fail", text)
+                return Finding(name, "fail", text, device=number if ranks.device == "cuda" else None)
             rounds += 1
     took_s = time.perf_counter() - began
-    what = f"GPU {rank}" if ranks.device == "cuda" else f"{len(set(places))} core{'s' * (len(set(places)) > 1)}"
+    what = f"GPU {number}" if ranks.device == "cuda" else f"{len(set(places))} core{'s' * (len(set(places)) > 1)}"
     return Finding(name, "ok", f"{rounds} products on {what} are right", {"rounds": rounds, "took_s": round(took_s, 4)})
 
 
@@ -105,9 +112,9 @@ def all_reduce(rank: int, ranks: Ranks, reduce: "Callable[[torch.Tensor], object
     from torch import distributed
 
     reduce = reduce or distributed.all_reduce
-    backend, device = ("nccl", f"cuda:{rank}") if ranks.device == "cuda" else ("gloo", "cpu")
+    backend, device = ("nccl", f"cuda:{ranks.device_of(rank)}") if ranks.device == "cuda" else ("gloo", "cpu")
     if ranks.device == "cuda":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(ranks.device_of(rank))
     distributed.init_process_group(
         backend, init_method=f"file://{ranks.meeting}", rank=rank, world_size=ranks.count, timeout=timedelta(seconds=ranks.limit_s)
     )
@@ -124,10 +131,10 @@ def all_reduce(rank: int, ranks: Ranks, reduce: "Callable[[torch.Tensor], object
         wrong = wrong or _difference(numbers, must)
     if wrong:
         text = f"the sum of {ranks.count} ranks over {backend} is wrong: {wrong}; the link or the memory between them is bad"
-        return Finding(names(rank)[1], "fail", text)
+        return Finding(names(ranks.device_of(rank))[1], "fail", text)
     rate = numbers.nbytes / took_s
     text = f"{REDUCE_ROUNDS} sums over {ranks.count} rank{'s' * (ranks.count > 1)} by {backend} are right"
-    return Finding(names(rank)[1], "ok", text, {"rate_bytes_per_s": round(rate), "took_s": round(took_s, 6)})
+    return Finding(names(ranks.device_of(rank))[1], "ok", text, {"rate_bytes_per_s": round(rate), "took_s": round(took_s, 6)})
 
 
 def _matrices(size: int, device: str, dtype: "torch.dtype") -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":

@@ -22,6 +22,7 @@ from resilient import network, storage
 from resilient.campaign import binding_here, gpu_count, machine_layout
 from resilient.config import Config, Layout, load
 from resilient.config.schema import Network
+from resilient.decided import decided
 from resilient.health import disk, gpus, interfaces, machine
 from resilient.health.bounded import Examination, Task
 from resilient.health.node import compute_tasks
@@ -30,7 +31,6 @@ from resilient.health.report import Finding, Report, size
 from resilient.placement.applied import of_this_node
 from resilient.placement.binding import NOWHERE, Binding, Share
 from resilient.plan import checkpoint_size
-from resilient.precision import settled
 from resilient.slurm.allocation import JOB
 
 LOCAL = "127.0.0.1"
@@ -69,7 +69,7 @@ def subject(path: Path | None, overrides: Sequence[str]) -> Subject:
         tiers = (*_of_the_site(), *(disk.TierSpec(name, place, quotas=True) for name, place in places.items()))
         ranks, device = gpu_count() or min(2, os.cpu_count() or 1), "cuda" if gpu_count() else "cpu"
         return Subject(ranks, device, tiers, None, of_this_node("auto", device, Share(0, ranks, ranks)))
-    config, _ = settled(load(path, overrides))
+    config, _ = decided(load(path, overrides))
     layout = machine_layout(config)
     os.environ.update(network.environment(config.network, os.environ, one_machine=True))
     on_gpu = gpu_count() > 0 and config.cluster.device != "cpu"
@@ -97,7 +97,7 @@ def _tiers(config: Config, layout: Layout, one: tuple[int, int] | None) -> tuple
         else:
             spec = disk.TierSpec(place.name, Path(place.roots[0]).parents[1], held=f"{config.name}-*", quotas=True)
         if one is not None:
-            needed_bytes, needed_files = storage.needed(found, place, layout.nodes, one)
+            needed_bytes, needed_files = storage.needed(found, place, layout.nodes, one, layout.copies)
             times = len(place.roots)
             spec = replace(spec, needed_bytes=times * needed_bytes, needed_files=times * needed_files)
             if place.kind == "memory":

@@ -11,14 +11,14 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from resilient.health.report import Finding, Verdict
 from resilient.lifeline import die_with_parent
-from resilient.xids import Xid
+from resilient.xids import Xid, numbered
 
 CHECK = "GPUs"
 MEMORY = "GPU memory"
@@ -68,13 +68,13 @@ class Gpu:
     nvlinks: int | None = None
 
 
-def check(needed: int) -> Iterator[Finding]:
-    """Count the GPUs that ranks may use, and judge their health; may take as long as the driver pleases."""
+def check(needed: int, devices: Sequence[int] | None = None) -> Iterator[Finding]:
+    """Count the GPUs that ranks may use, and judge their health; may take as long as the driver pleases; see `judge`."""
     found = read()
     if found is None:
         yield Finding(CHECK, "skip", "neither pynvml nor nvidia-smi is here to ask")
     else:
-        yield from judge(visible(found, os.environ.get("CUDA_VISIBLE_DEVICES")), needed)
+        yield from judge(visible(found, os.environ.get("CUDA_VISIBLE_DEVICES")), needed, devices)
 
 
 def freed(pids: Sequence[int], limit_s: float) -> Iterator[Finding]:
@@ -252,28 +252,39 @@ def visible(gpus: Sequence[Gpu], chosen: str | None) -> list[Gpu]:
     return found
 
 
-def judge(gpus: Sequence[Gpu], needed: int) -> Iterator[Finding]:
+def judge(gpus: Sequence[Gpu], needed: int, devices: Sequence[int] | None = None) -> Iterator[Finding]:
     """What the GPUs are good for: one finding on their number, one on each that is not well.
 
     Args:
         needed: GPUs that the ranks of this node need.
+        devices: of these, those that they compute on; None: on all.
     """
     measured = {"visible": len(gpus), "needed": needed}
     if len(gpus) < needed:
         text = f"{len(gpus)} can be seen, and {needed} are needed (cluster.procs_per_node); see CUDA_VISIBLE_DEVICES and nvidia-smi"
         yield Finding(CHECK, "fail", text, measured)
         return
-    used = gpus[:needed]
-    sick = [finding for gpu in used if (finding := _health(gpu) or _links(gpu, used)) is not None]
-    yield from sick
+    numbers = range(needed) if devices is None else devices
+    used = [gpus[number] for number in numbers]
+    for number, gpu in zip(numbers, used, strict=True):
+        finding = _health(gpu) or _links(gpu, used)
+        if finding is not None:
+            yield replace(finding, device=number if finding.verdict == "fail" else None)
     known = [gpu for gpu in gpus if gpu.uncorrected is not None]
     about = "" if len(known) == len(gpus) else ", not all tell of memory errors"
     yield Finding(CHECK, "ok", f"{len(gpus)} can be seen{about}: {gpus[0].name}" if gpus else "none is needed", measured)
 
 
-def judge_faults(faults: Sequence[Xid]) -> list[Finding]:
-    """What faults that the driver has reported mean for the node: one that a reset must heal comes again with the next program."""
-    return [Finding(f"GPU {each.gpu}", "fail" if each.unfit else "warn", str(each)) for each in faults]
+def judge_faults(faults: Sequence[Xid], gpus: Sequence[str] = ()) -> list[Finding]:
+    """What faults that the driver has reported mean for the node: one that a reset must heal comes again with the next program.
+
+    Args:
+        gpus: of the local ranks, as addresses on the PCI bus; empty where one is not known.
+    """
+    return [
+        Finding(f"GPU {each.gpu}", "fail" if each.unfit else "warn", str(each), device=numbered(each, gpus) if each.unfit else None)
+        for each in faults
+    ]
 
 
 def _links(gpu: Gpu, others: Sequence[Gpu]) -> Finding | None:

@@ -21,7 +21,7 @@ class NodeSpec:
     """What is checked on one node.
 
     Attributes:
-        procs: ranks that it is to hold.
+        devices: of the ranks that it is to hold, by number.
         world: ranks of all nodes.
         device: "cpu" or "cuda".
         addr: at which the other nodes reach it.
@@ -30,10 +30,11 @@ class NodeSpec:
         limit_s: for everything.
         stuck: processes that were killed and have not ended.
         gpu_faults: that the GPUs' driver has reported since the check before.
+        gpus: of the local ranks, as addresses on the PCI bus.
         rdma_ports: InfiniBand and RoCE ports in use, which pin memory.
     """
 
-    procs: int
+    devices: tuple[int, ...]
     world: int
     device: str
     addr: str
@@ -43,6 +44,7 @@ class NodeSpec:
     rdma_ports: tuple[str, ...] = ()
     gpu_faults: tuple[Xid, ...] = ()
     stuck: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
 
 
 class NodeCheck:
@@ -59,17 +61,17 @@ class NodeCheck:
         self._meeting = spec.meeting
         self._meeting.unlink(missing_ok=True)
         in_ram = [tier for tier in spec.tiers if storage.lies_in_ram(tier.path)]
-        tasks = compute_tasks(spec.procs, spec.device, self._meeting, spec.limit_s)
+        tasks = compute_tasks(len(spec.devices), spec.device, self._meeting, spec.limit_s, devices=spec.devices)
         tasks += [Task((tier.check,), disk.check, (tier, False), spec.limit_s) for tier in spec.tiers if tier not in in_ram]
         if spec.device == "cuda":
-            tasks.append(Task((gpus.CHECK,), gpus.check, (spec.procs,), spec.limit_s))
+            tasks.append(Task((gpus.CHECK,), gpus.check, (max(spec.devices, default=-1) + 1, spec.devices), spec.limit_s))
             if spec.stuck:
                 tasks.append(Task((gpus.MEMORY,), gpus.freed, (spec.stuck, spec.limit_s), spec.limit_s))
         self._at_once = [  # none of it hangs: RAM has no server and no device
             machine.reach(spec.addr),
-            *machine.judge_limits(machine.limits_of(), ranks=spec.procs, world=spec.world, rdma=bool(spec.rdma_ports)),
+            *machine.judge_limits(machine.limits_of(), ranks=len(spec.devices), world=spec.world, rdma=bool(spec.rdma_ports)),
             *(disk.judge(tier, disk.inspect(tier)) for tier in in_ram),
-            *gpus.judge_faults(spec.gpu_faults),
+            *gpus.judge_faults(spec.gpu_faults, spec.gpus),
         ]
         self.examination = Examination(tasks, context, spec.limit_s)
 
@@ -92,10 +94,12 @@ def settle(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(replace(each, verdict="warn") if each in tiers and each.verdict == "fail" else each for each in findings)
 
 
-def compute_tasks(procs: int, device: str, meeting: Path, limit_s: float, numbers: int = 1 << 16) -> list[Task]:
+def compute_tasks(
+    procs: int, device: str, meeting: Path, limit_s: float, numbers: int = 1 << 16, devices: tuple[int, ...] = ()
+) -> list[Task]:
     """A process for each rank, which together compute and add up."""
-    ranks = compute.Ranks(procs, device, meeting, limit_s, numbers)
-    return [Task(compute.names(rank), compute.check, (rank, ranks), limit_s) for rank in range(procs)]
+    ranks = compute.Ranks(procs, device, meeting, limit_s, numbers, devices)
+    return [Task(compute.names(ranks.device_of(rank)), compute.check, (rank, ranks), limit_s) for rank in range(procs)]
 
 
 def tiers_of(stored: Mapping[str, Any], node: int) -> tuple[disk.TierSpec, ...]:

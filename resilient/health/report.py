@@ -16,12 +16,18 @@ class Finding:
         verdict: `warn`: a run goes on with it; `fail`: it must not start; `skip`: nothing here to look at.
         text: a sentence: what is wrong and where, what is allowed, what to do.
         measured: numbers by name; names end in their unit (`_bytes`, `_bytes_per_s`, `_s`).
+        device: that does not work, where it is that of one rank alone: by local rank.
     """
 
     check: str
     verdict: Verdict
     text: str
     measured: Mapping[str, float | int | str] = field(default_factory=dict)
+    device: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
     @property
     def good(self) -> bool:
@@ -48,7 +54,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
-        findings = [asdict(finding) for finding in self.findings]
+        findings = [finding.as_json() for finding in self.findings]
         return {"ok": self.ok, "took_s": round(self.took_s, 3), "findings": findings}
 
 

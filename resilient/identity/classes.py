@@ -17,13 +17,15 @@ _FREE_SECTIONS = ("checkpoint", "resilience", "network", "slurm", "chaos", "logg
 _KEYS: Mapping[Kind, Mapping[str, str]] = {
     "free": {
         "": "name run_dir run_dir_mode",
-        "cluster": "launcher nodes procs_per_node domains spares min_nodes binding fabric tls",
+        "cluster": "launcher nodes procs_per_node min_procs_per_node domains spares min_nodes binding fabric tls",
+        "parallel": "dp_shard",  # dp and dp_replicate say what it comes to
         "train": "steps samples exit_duration_min eval_interval eval_iters",
     },
     "told": {
         "": "entrypoint args",
         "cluster": "device threads_per_proc gpu_memory_gib",
-        "parallel": "tp cp pp dp sequence_parallel schedule virtual_stages pp_layers zero_stage reduce_gradients",
+        "parallel": "tp cp pp dp dp_replicate sequence_parallel async_tp schedule virtual_stages pp_layers zero_stage "
+        "reduce_gradients",
         "model": "attention",
         "train": "global_batch_size micro_batch_size batch_rampup precision grad_dtype recompute recompute_every compile "
         "deterministic",

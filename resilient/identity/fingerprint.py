@@ -81,12 +81,15 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     lineage: Lineage | None = None
 
 
+_OPEN = ("parallel.dp", "parallel.dp_replicate")  # which the machines decide
+
+
 def keys_of(config: Config, layout: Layout | None) -> dict[str, Any]:
     """What the keys that are told or refused come to, as JSON.
 
     Args:
         layout: on the machines that will run it; None where that is not known, or not the config's doing: then `parallel.dp: auto`
-            is left out.
+            is left out, and `parallel.dp_replicate: auto`.
     """
     values = config.model_dump(mode="json")
     names = SCRIPT_KEYS if config.is_script else tuple(key for key, kind in CLASSES.items() if kind != "free")
@@ -116,10 +119,9 @@ def keys_of(config: Config, layout: Layout | None) -> dict[str, Any]:
     if data.text is None or data.tokenizer.vocab_file is not None:
         found["data.tokenizer.vocab_size"] = None  # none is trained
     if layout is not None:
-        found["parallel.dp"] = layout.dp
-    elif config.parallel.dp == "auto":
-        del found["parallel.dp"]
-    return found
+        found |= {"parallel.dp": layout.dp, "parallel.dp_replicate": layout.dp_replicate}
+        return found
+    return {key: value for key, value in found.items() if key not in _OPEN or value != "auto"}
 
 
 def at(values: Mapping[str, Any], key: str) -> Any:

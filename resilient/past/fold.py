@@ -51,10 +51,11 @@ class Past(msgspec.Struct):
         started: whether a job was; name, run_dir, target_step: as the last one says; began_at: its start's offset in the ledger.
         exit_code: of the last job, None where it has not ended; ended_step: that it says.
         generation: the highest that any line of the ledger names.
-        told_step: the highest that any line of the metrics names.
+        told_step: the highest that any line of the metrics names; told_generation: likewise.
         step_s: of a step, as it has been lately; counted: the runtime has counted the steps, since the script does not tell them.
         recent: lines of the ledger, as JSON.
         durable: steps of the durable tier that were committed and not rejected.
+        left_out: devices that the newest generation does without, by node.
         rules, skip: what roll-backs have invalidated, by generation and step, and the data that is left out.
     """
 
@@ -67,6 +68,7 @@ class Past(msgspec.Struct):
     ended_step: int | None = None
     generation: int = 0
     told_step: int | None = None
+    told_generation: int = 0
     step: int = 0
     loss: float | None = None
     tokens_per_s: float | None = None
@@ -82,6 +84,7 @@ class Past(msgspec.Struct):
     recent: list[str] = []
     durable: list[int] = []
     saved: Saved | None = None
+    left_out: dict[str, list[int]] = {}
     rules: list[tuple[int, int]] = []
     skip: list[Stretch] = []
     clerk: Clerk = msgspec.field(default_factory=lambda: Clerk(keep=KEPT))
@@ -106,6 +109,8 @@ class Past(msgspec.Struct):
                 self.checkpoint_step, self.checkpoint_t = line["step"], float(line["t"])
             case "fault" if line["kind"] not in PLANNED:
                 self.faults += 1
+            case "generation_started":
+                self.left_out = _devices(line.get("left_out"))
             case "recovered":
                 self.recovered += 1
             case "validation":
@@ -137,12 +142,15 @@ class Past(msgspec.Struct):
             self.told_step = max(self.told_step or 0, step)
         if not entries.is_metrics(line):
             return
+        self.clerk.step(line)
+        if line["generation"] < self.told_generation:
+            return  # what a lost node had not told of a generation that is over
+        self.told_generation = line["generation"]
         self.step, self.loss, self.tokens_per_s = line.get("step", 0), _number(line.get("loss")), _number(line.get("tokens_per_s"))
         step_s = line.get("step_s")
         if isinstance(step_s, float):
             self.step_s = step_s if self.step_s is None else 0.9 * self.step_s + 0.1 * step_s
         self.counted = "steps_per_s" in line
-        self.clerk.step(line)
 
     def account(self, now: float | None) -> Account:
         """Where the time went, until now; see `resilient.account.account`. Nothing may follow."""
@@ -152,6 +160,16 @@ class Past(msgspec.Struct):
     def invalidated(self) -> list[InvalidationRule]:
         """What roll-backs have invalidated."""
         return [InvalidationRule(generation, step) for generation, step in self.rules]
+
+
+def _devices(told: object) -> dict[str, list[int]]:
+    """Numbers of devices by node; what is none of that is left out, for a disk may have anything."""
+    found = told if isinstance(told, dict) else {}
+    return {
+        node: [device for device in devices if type(device) is int and 0 <= device < _NUMBERS]
+        for node, devices in found.items()
+        if isinstance(node, str) and isinstance(devices, list)
+    }
 
 
 def _number(value: float | None) -> float | None:

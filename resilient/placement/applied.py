@@ -13,7 +13,7 @@ from pathlib import Path
 
 from resilient import visible_gpus
 from resilient.placement.binding import Binding, Mode, Place, Share, bind, chosen
-from resilient.placement.topology import Topology, allowed_memory, cpus_in, in_words, read
+from resilient.placement.topology import Gpu, Topology, allowed_memory, cpus_in, in_words, read
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +43,15 @@ def of_this_node(
     if mode == "none":
         return Binding((None,) * share.count)
     topology = read(sys, proc)
-    gpus = None
-    if device == "cuda":
-        gpus = chosen(visible_gpus.visible(environ), topology, _allotted(environ))[: share.count]
-        gpus += [None] * (share.count - len(gpus))
+    gpus = gpus_of(topology, share.count, environ) if device == "cuda" else None
     mine = os.sched_getaffinity(0) if allowed is None else allowed
     return bind(mode, topology, mine, allowed_memory(proc) & _with_memory(topology), share, gpus)
+
+
+def gpus_of(topology: Topology, count: int, environ: Mapping[str, str] = os.environ) -> list[Gpu | None]:
+    """The GPUs of so many ranks of this process, by local rank; None for one that is not known."""
+    found = chosen(visible_gpus.visible(environ), topology, _allotted(environ))[:count]
+    return found + [None] * (count - len(found))
 
 
 def _with_memory(topology: Topology) -> frozenset[int]:

@@ -1,8 +1,9 @@
 """The order of nodes by the fabric that connects them. Pure.
 
 A node's address names the switches above it, from the top level down, and the node itself, with dots between, as Slurm writes it to
-SLURM_TOPOLOGY_ADDR (`cell2.leaf7.n0113`). Node ranks follow each other within a switch, so that pipeline stages, whose ranks reduce
-gradients among them, lie within one as far as they come out even, and what goes from stage to stage leaves it.
+SLURM_TOPOLOGY_ADDR (`cell2.leaf7.n0113`). Node ranks follow each other within a switch, so that the ranks of a pipeline stage that
+shard its state, and reduce gradients among them, lie within one as far as they come out even, and what goes from stage to stage, or
+between those that hold the same shards, leaves it.
 """
 
 import re
@@ -27,7 +28,7 @@ def ordered(addresses: Sequence[str], block: int) -> list[int]:
 
     Args:
         addresses: of the nodes, as they are ordered now; equal ones keep their order.
-        block: nodes of a pipeline stage.
+        block: nodes that shard the state of a pipeline stage among them.
     """
     known = [(switches_of(address), place) for place, address in enumerate(addresses) if switches_of(address)]
     unknown = [place for place, address in enumerate(addresses) if not switches_of(address)]

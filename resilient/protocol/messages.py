@@ -71,12 +71,17 @@ class Imported(Message, frozen=True):
 
 
 class HealthFinding(Plain, kw_only=True, frozen=True):
-    """What one check of a node has found that is not good; see `resilient.health.report`."""
+    """What one check of a node has found that is not good; see `resilient.health.report`.
+
+    Attributes:
+        device: that is not to be used any more as it is: that of this local rank.
+    """
 
     check: str
     verdict: str
     text: str
     measured: Mapping[str, float | int | str] = {}
+    device: int | None = None
 
 
 class Health(Message, frozen=True):
@@ -267,6 +272,9 @@ class Start(Message, frozen=True):
         go_back_to: a roll-back: the step to go on from; None: the newest that is whole.
         skip: steps whose data is left out, as pairs of first and last.
         saved_step: after which the script wrote its newest checkpoint by itself; None: it has written none that counts.
+        world_size: ranks of all nodes.
+        first_rank: of this node.
+        devices: on which its ranks compute, in their order, by the local rank that each has on a node without faults.
     """
 
     generation: int
@@ -281,6 +289,9 @@ class Start(Message, frozen=True):
     go_back_to: int | None = None
     skip: tuple[tuple[int, int], ...] = ()
     saved_step: int | None = None
+    world_size: int = 1
+    first_rank: int = 0
+    devices: tuple[int, ...] = (0,)
 
 
 class Stop(Message, frozen=True):

@@ -19,28 +19,32 @@ T = TypeVar("T")
 WIDTH, LEFT, RIGHT = 1000.0, 64.0, 12.0
 MARKS, PANEL, GAP, STRIP, AXIS = 56.0, 150.0, 26.0, 16.0, 24.0  # heights: of marks, of a panel, between them, of jobs, of the axis
 BOTTOM = MARKS + 2 * PANEL + GAP
-HEIGHT = BOTTOM + 6 + STRIP + AXIS
+JOBS = BOTTOM + 11  # where they begin, below the last number of the axis
+HEIGHT = JOBS + STRIP + AXIS
 APART = 9.0  # of two marks in a row
+SEEN = 3.0  # a gap of a curve that is narrower is not drawn
 LINED = 60  # marks that have a line down to the axis: of more, lines would hide the curves
 FEW, THIN = 500, 0.3  # where there are more faults, downtimes that are thinner than so many pixels are left out
 NAMED = 6  # faults in the title of a mark
 ROW, HOSTS = 17.0, 40  # of the nodes: height of one, and how many at most
 NAMES = 150.0  # width of their names
 
-NO_LOSS = f'<text class="tick" x="{LEFT:.0f}" y="{MARKS + PANEL / 2:.0f}">no loss was reported</text>'
+NO_LOSS = f'<text class="name" x="{LEFT:.0f}" y="{MARKS + PANEL / 2:.0f}">no loss was reported</text>'
+NO_STEP = f'<text class="name" x="{LEFT:.0f}" y="{MARKS + GAP + 1.5 * PANEL:.0f}">no step was finished</text>'
 
 STYLE = """
-.chart svg { min-width: 44rem; } .down { fill: var(--bad); fill-opacity: .22; } .away { fill: var(--soft); fill-opacity: .22; }
+.down { fill: var(--bad); fill-opacity: .22; } .away { fill: var(--soft); fill-opacity: .22; }
 .job0 { fill: var(--rule); } .job1 { fill: var(--shade); stroke: var(--rule); } svg .job { fill: var(--ink); font-size: 10px; }
 .validation { fill: var(--ground); stroke: var(--curve); stroke-width: 1.5; } .cell { fill: var(--bad); }
+.stop { fill: var(--soft); }
 """
 
 
 def by_time(past: Past) -> str:
-    """Over time; a sentence where there is nothing to draw."""
+    """Over time; nothing where no step was finished and nothing happened."""
     first_t, last_t = past.first_t, past.last_t
-    if first_t is None or last_t is None:
-        return "<p>No job has started.</p>"
+    if first_t is None or last_t is None or not (past.faults or past.steps_by_time.points() or past.loss_by_time.points()):
+        return ""
     x = Scale(first_t, max(last_t, first_t + 1.0), LEFT, WIDTH - RIGHT)
     under = [*_without_job(past.jobs, x), *_down(past.faults, x)]
     spans = [(number, job, job.t, job.last_t) for number, job in enumerate(past.jobs, 1)]
@@ -94,15 +98,25 @@ def _chart(
         f'<div class="wide chart"><svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" '
         f'aria-label="loss and throughput over {over}">',
         *under,
-        *(panel("loss", losses.points(), x, MARKS, PANEL, from_zero=False) if losses.points() else [NO_LOSS]),
+        *(panel("loss", list(_joined(losses, x)), x, MARKS, PANEL, from_zero=False) if losses.points() else [NO_LOSS]),
         *_validations(past.validations_by_time if timed else past.validations_by_step, losses, x),
-        *panel(speed[0], speed[1].points(), x, lower, PANEL, from_zero=True),
+        *(panel(speed[0], list(_joined(speed[1], x)), x, lower, PANEL, from_zero=True) if speed[1].points() else [NO_STEP]),
         *_jobs(spans, x, first_t),
         *axis,
         *_marks(faults, x, first_t),
         "</svg></div>",
     ]
     return "\n".join(parts)
+
+
+def _joined(curve: Envelope, x: Scale) -> Iterator[tuple[int, float, float]]:
+    """Its points; generations so close to each other that one could not see the gap are one piece."""
+    piece, before = 0, None
+    for generation, place, value in curve.points():
+        if before is not None and generation != before[0] and x(place) - x(before[1]) > SEEN:
+            piece += 1
+        before = generation, place
+        yield piece, place, value
 
 
 def _validations(found: Envelope, losses: Envelope, x: Scale) -> Iterator[str]:
@@ -142,7 +156,7 @@ def _rect(kind: str, left: float, right: float, top: float, height: float, title
 
 
 def _jobs(spans: Sequence[tuple[int, Job, float, float]], x: Scale, first_t: float) -> Iterator[str]:
-    top = BOTTOM + 6
+    top = JOBS
     for number_, job, begin, end in spans:
         left, right = x(begin), x(end)
         ended = f"ended with {job.exit_code}" if job.ended else "has not said how it ended"
@@ -158,7 +172,11 @@ def _jobs(spans: Sequence[tuple[int, Job, float, float]], x: Scale, first_t: flo
 
 
 def _marks(faults: Sequence[tuple[float, Fault]], x: Scale, first_t: float) -> Iterator[str]:
-    """Above the panels: faults point down, what was done about them are squares, recoveries are dots."""
+    """Above the panels: faults point down, what was done about them are squares, recoveries are dots, stops bars."""
+    for place, group in _groups([(place, each) for place, each in faults if each.planned], x):
+        title = "\n".join(_fault_text(each, first_t) for each in group[:NAMED])
+        yield f'<rect class="stop" x="{place - 2:.1f}" y="3" width="4" height="11"><title>{safe(title)}</title></rect>'
+    faults = [(place, each) for place, each in faults if not each.planned]
     acted = [(place, each) for place, each in faults if each.actions]
     recovered = [(place, each) for place, each in faults if each.until_t is not None]
     groups = list(_groups(faults, x))

@@ -15,7 +15,7 @@ from resilient.page import coloured, document, figure, heading, number, numbers,
 from resilient.report import charts
 from resilient.report.past import Fault, Job, Past
 from resilient.report.secrets import hidden
-from resilient.status import Summary
+from resilient.status import STATES, Summary
 from resilient.timeline import seconds_text
 
 LISTED, NEWEST = 100, 20  # incidents that are listed; how many of them, and jobs, because they are the newest
@@ -23,12 +23,13 @@ CHANGES = 200  # of the config that are listed, the newest
 JOBS = 200
 PHASE_S = 0.005  # of a downtime: shorter ones are left out
 
+_LAYOUT = {"fuller": "replicas with the most micro batches", "longer": "replicas that compute longer"}  # names of its members
 _BADGES = {"running": "good", "reached": "good", "gave up": "bad", "interrupted": "bad", "ended": "bad"}
 _STYLE = (
     charts.STYLE
     + """
 pre { background: var(--shade); overflow-x: auto; padding: .8rem; } summary { cursor: pointer; }
-a { color: var(--curve); } td.number data, td time { white-space: nowrap; } .key span { white-space: normal; }
+a { color: var(--curve); } details { margin-top: 1rem; }
 """
 )
 
@@ -64,10 +65,8 @@ def page(subject: Subject) -> str:
         *_notes(summary),
         *numbers(_numbers(summary)),
         "<h2>Loss and throughput over time</h2>",
-        charts.by_time(past),
-        _KEY,
-        "<h2>Over steps</h2>",
-        charts.by_step(past) or "<p>No step was finished.</p>",
+        *([drawn, _KEY] if (drawn := charts.by_time(past)) else ["<p>No step was finished.</p>"]),
+        *(["<h2>Over steps</h2>", by_step] if (by_step := charts.by_step(past)) else []),
         "<h2>Where the time went</h2>",
         *_account(summary),
         "<h2>Jobs</h2>",
@@ -81,9 +80,7 @@ def page(subject: Subject) -> str:
         *_checkpoints(past),
         *_storage(past),
         "<h2>Layout and config</h2>",
-        *_layout(past),
-        *_changes(past.jobs),
-        *([f"<details><summary>config.yaml</summary><pre>{safe(subject.config)}</pre></details>"] if subject.config else []),
+        *(_setup(subject) or ["<p>Nothing is known of them.</p>"]),
     ]
     text = document(title, body, _STYLE)
     if subject.every_s is None:
@@ -105,6 +102,7 @@ _KEY = (
     '<span><svg viewBox="0 0 12 12" class="fault"><path d="M0 0h12l-6 12z"/></svg> fault</span>'
     '<span><svg viewBox="0 0 12 12"><rect class="action" x="2" y="2" width="8" height="8"/></svg> acted</span>'
     '<span><svg viewBox="0 0 12 12"><circle class="recovered" cx="6" cy="6" r="4"/></svg> recovered</span>'
+    '<span><svg viewBox="0 0 12 12"><rect class="stop" x="4" width="4" height="12"/></svg> job was to stop</span>'
     '<span><svg viewBox="0 0 12 12"><rect class="down" width="12" height="12"/></svg> down after a fault</span>'
     '<span><svg viewBox="0 0 12 12"><rect class="away" width="12" height="12"/></svg> no job ran</span>'
     '<span><svg viewBox="0 0 12 12"><circle class="validation" cx="6" cy="6" r="4"/></svg> validation loss</span>'
@@ -119,7 +117,7 @@ def figures(summary: Summary) -> Iterator[tuple[str, str, float | int, Any]]:
     """What is known of the campaign: name, key in the summary, value, and what makes the text of it."""
     found: tuple[tuple[str, str, float | int | None, Any], ...] = (
         ("step", "step", summary.step, "{:,}".format),
-        ("of", "target_step", summary.target_step, "{:,} steps".format),
+        ("target step", "target_step", summary.target_step, "{:,}".format),
         ("left", "left_s", summary.left_s if summary.state == "running" else None, duration),
         ("expected end", "expected_end_t", summary.expected_end_t, moment),
         ("loss", "loss", summary.loss, "{:.4f}".format),
@@ -171,7 +169,10 @@ def _bad_nodes(summary: Summary) -> Iterator[str]:
         yield "<p>Further jobs do without:</p>"
         yield from table(
             ("host", "until", "why"),
-            ((safe(each["host"]), _time(each["until_t"]), safe(each["reason"])) for each in summary.bad_nodes),
+            (
+                (safe(each["host"]), figure(f"bad_nodes.{at}.until_t", each["until_t"], moment), safe(each["reason"]))
+                for at, each in enumerate(summary.bad_nodes)
+            ),
         )
 
 
@@ -181,49 +182,59 @@ def _bad_nodes(summary: Summary) -> Iterator[str]:
 def _jobs(past: Past, summary: Summary) -> Iterator[str]:
     head = (number("job"), "host", "began", number("took"), number("without a job before"), "steps", number("generations"),
             number("faults"), number("down"), number("steps again"), "where its time went", "end")  # fmt: skip
-    accounts = {run["t"]: run["seconds"] for run in summary.runs}
+    runs = {run["t"]: (at, run) for at, run in enumerate(summary.runs)}
     count = len(past.jobs)
     if not count:
         yield "<p>No job has started.</p>"
     else:
         first = max(0, count - NEWEST)
-        yield from table(head, (_job(past.jobs, at, summary.state, accounts) for at in range(first, count)))
+        yield from table(head, (_job(past.jobs, at, summary.state, runs) for at in range(first, count)))
         if first:
             earlier = range(max(0, first - JOBS), first)
             yield f"<details><summary>the {len(earlier)} before these, of {count:,} in all</summary>"
-            yield from table(head, (_job(past.jobs, at, summary.state, accounts) for at in earlier))
+            yield from table(head, (_job(past.jobs, at, summary.state, runs) for at in earlier))
             yield "</details>"
     if summary.jobs:
         yield "<h3>In Slurm</h3>"
+        rows = list(enumerate(summary.jobs))[-JOBS:]
         yield from table(
-            ("job", "state", number("from step"), "submitted", "began", "ended", ""), map(_slurm_job, summary.jobs[-JOBS:])
+            ("job", "state", number("from step"), "submitted", "began", "ended", ""), (_slurm_job(at, job) for at, job in rows)
         )
 
 
-def _job(jobs: Sequence[Job], at: int, state: str, accounts: Mapping[float, Mapping[str, float]]) -> Iterator[str]:
-    """A row. Args: accounts: wall time by part of the newest jobs, by when they began."""
+def _job(jobs: Sequence[Job], at: int, state: str, runs: Mapping[float, tuple[int, Mapping[str, Any]]]) -> Iterator[str]:
+    """A row. Args: runs: what the summary has of the newest jobs, with their numbers there, by when they began."""
     job = jobs[at]
+    place, run = runs.get(job.t, (0, {}))
+
+    def told(key: str, own: int) -> str:
+        return figure(f"runs.{place}.{key}" if run else "", run.get(key, own), "{:,}".format)
+
     yield number(str(at + 1))
     yield safe(job.host)
     yield _time(job.t)
-    yield number(duration(job.last_t - job.t))
+    yield number(duration(run["until_t"] - run["t"] if run else job.last_t - job.t))
     yield number(duration(max(0.0, job.t - jobs[at - 1].last_t)) if at else "")
-    yield safe("none" if job.first_step is None else f"{job.first_step:,} to {job.last_step:,}")
+    yield "none" if job.first_step is None else f"{job.first_step:,} to {told('step', job.last_step or 0)}"
     yield number(f"{job.generations:,}")
-    yield number(f"{job.faults:,}")
+    yield right(told("faults", job.faults))
     yield number(seconds_text(job.downtime_s) if job.downtime_s else "")
-    yield number(f"{job.lost_steps:,}" if job.lost_steps else "")
-    yield parts_bar(accounts[job.t], "s") if job.t in accounts else ""
-    runs = state == "running" and at == len(jobs) - 1
-    yield safe(f"status {job.exit_code}" if job.ended else "runs" if runs else "without a last word")
+    yield right(told("lost_steps", job.lost_steps) if run.get("lost_steps", job.lost_steps) else "")
+    yield parts_bar(run["seconds"], "s") if run else ""
+    code = job.exit_code
+    if code is not None:
+        yield f"{STATES.get(code, 'ended')} ({told('exit_code', code)})"
+    else:
+        yield "runs" if state == "running" and at == len(jobs) - 1 else "without a last word"
 
 
-def _slurm_job(job: Mapping[str, Any]) -> Iterator[str]:
+def _slurm_job(at: int, job: Mapping[str, Any]) -> Iterator[str]:
+    """A row. Args: at: its number in the summary."""
     yield safe(job["job"])
     yield safe(job["state"])
-    yield number("" if job["step"] is None else f"{job['step']:,}")
+    yield right("" if job["step"] is None else figure(f"jobs.{at}.step", job["step"], "{:,}".format))
     for key in ("submitted_t", "started_t", "ended_t"):
-        yield "" if job[key] is None else _time(job[key])
+        yield "" if job[key] is None else figure(f"jobs.{at}.{key}", job[key], moment)
     yield safe(job["reason"])
 
 
@@ -241,30 +252,33 @@ def _incidents(subject: Subject) -> Iterator[str]:
     if not shown_:
         yield "<p>There was no fault.</p>"
         return
-    kinds = (f"{count:,} {kind.replace('_', ' ')}" for kind, count in past.kinds.most_common())
-    yield f"<p>{safe(', '.join(kinds))}</p>"
+    kinds = subject.summary.kinds
+    counts = sorted(((kind["faults"], name) for name, kind in kinds.items()), reverse=True)
+    told = (f"{figure(f'kinds.{name}.faults', count, '{:,}'.format)} {safe(name.replace('_', ' '))}" for count, name in counts)
+    yield f"<p>By kind: {', '.join(told)}.</p>"
     if (count := past.kinds.total()) > len(shown_):
         yield f'<p class="soft">{len(shown_)} of {count:,} are listed: the newest, and those that cost most</p>'
-    costs = {each["fault_id"]: each["seconds"] for each in subject.summary.incidents}
-    head = ("incident", "when", "kind", "culprit", number("step"), "what was done", number("down"), "of which",
+    known = {each["fault_id"]: each for each in subject.summary.incidents}
+    head = ("incident", "kind", "culprit", number("step"), "what was done", number("down"), "of which",
             number("steps again"), "evidence")  # fmt: skip
-    yield from table(head, (_incident(each, costs.get(each.fault_id, {}), subject.stacks.get(each.fault_id)) for each in shown_))
+    yield from table(head, (_incident(each, known.get(each.fault_id, {}), subject.stacks.get(each.fault_id)) for each in shown_))
 
 
-def _incident(each: Fault, costs: Mapping[str, float], stacks: str | None) -> Iterator[str]:
-    yield safe(each.fault_id)
-    yield _time(each.t)
+def _incident(each: Fault, known: Mapping[str, Any], stacks: str | None) -> Iterator[str]:
+    """A row. Args: known: what the summary has of it; stacks: a link."""
+    yield f'{safe(each.fault_id)}<br/><span class="soft">{_time(each.t)}</span>'
     yield safe(each.kind.replace("_", " "))
     yield safe(each.culprit() or "the job")
     yield number("" if each.step is None else f"{each.step:,}")
     yield f'{safe(", ".join(each.actions) or "nothing")}<br/><span class="soft">{safe(each.reason[:200])}</span>'
-    yield number(seconds_text(each.downtime_s)) if each.downtime_s is not None else right(coloured("not recovered", "soft"))
+    yield number(each.down()) if each.downtime_s is not None else right(coloured(each.down(), "soft"))
     yield "<br/>".join(
         f'<span class="soft">{part}</span> {figure(f"incidents.{each.fault_id}.seconds.{part}", spent, seconds_text)}'
-        for part, spent in costs.items()
+        for part, spent in known.get("seconds", {}).items()
         if spent >= PHASE_S
     )
-    yield number("" if each.lost_steps is None else f"{each.lost_steps:,}")
+    lost_key = f"incidents.{each.fault_id}.lost_steps" if known.get("lost_steps") is not None else ""
+    yield right("" if each.lost_steps is None else figure(lost_key, each.lost_steps, "{:,}".format))
     link = f' <a href="{safe(stacks)}">stacks</a>' if stacks is not None else ""
     yield f'{safe(each.detail[:300])}<br/><span class="soft">{safe(each.evidence[:300])}</span>{link}'
 
@@ -312,10 +326,17 @@ def _storage(past: Past) -> Iterator[str]:
         )  # fmt: skip
 
 
+def _setup(subject: Subject) -> list[str]:
+    config = [f"<details><summary>config.yaml</summary><pre>{safe(subject.config)}</pre></details>"] if subject.config else []
+    return [*_layout(subject.past), *_changes(subject.past.jobs), *config]
+
+
 def _layout(past: Past) -> Iterator[str]:
     layout = {**(past.jobs[-1].layout if past.jobs else {}), **past.layout}
     if layout:
-        yield from numbers({safe(str(name).replace("_", " ")): safe(str(value)) for name, value in layout.items()})
+        told = {str(name): value for name, value in layout.items() if name != "longer" or value}
+        named = {_LAYOUT.get(name, name.replace("_", " ")): value for name, value in told.items()}
+        yield from numbers({safe(name): safe(str(value)) for name, value in named.items()})
 
 
 def _changes(jobs: Sequence[Job]) -> Iterator[str]:

@@ -6,7 +6,6 @@ from resilient.driver.display import duration, size
 from resilient.report.html import Subject, figures, listed, moment
 from resilient.report.past import Fault, Past
 from resilient.status import Summary
-from resilient.timeline import seconds_text
 
 INCIDENTS = 15
 
@@ -43,10 +42,9 @@ def _incidents(past: Past) -> Iterator[str]:
 
 
 def _incident(each: Fault) -> tuple[str, ...]:
-    down = "not recovered" if each.downtime_s is None else seconds_text(each.downtime_s)
     again = "" if each.lost_steps is None else str(each.lost_steps)
     kind, done = each.kind.replace("_", " "), ", ".join(each.actions)
-    return each.fault_id, moment(each.t), kind, each.culprit(), done, down, again, each.detail[:120]
+    return each.fault_id, moment(each.t), kind, each.culprit(), done, each.down(), again, each.detail[:120]
 
 
 def _checkpoints(past: Past) -> Iterator[str]:

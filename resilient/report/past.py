@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from resilient.account import PLANNED
+from resilient.account import GOES_ON, PLANNED
 from resilient.downtime import Downtime
 from resilient.entries import Count, Seconds, Time
 from resilient.report.envelope import Envelope
 from resilient.report.heat import Heat
+from resilient.timeline import seconds_text
 
 Line = Mapping[str, Any]
 
@@ -71,6 +72,13 @@ class Fault:
         text = f"{which}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:4]))}"
         hosts = ", ".join(dict.fromkeys(self.hosts[:4]))
         return text + (f" and {len(numbers) - 4} more" if len(numbers) > 4 else "") + (f" ({hosts})" if hosts else "")
+
+    def down(self) -> str:
+        """For how long ranks stood still, in words."""
+        if self.downtime_s is not None:
+            return seconds_text(self.downtime_s)
+        went_on = self.kind == "storage" or (self.actions and all(each.replace(" ", "_") in GOES_ON for each in self.actions))
+        return "ranks went on" if went_on else "not recovered"
 
 
 @dataclass

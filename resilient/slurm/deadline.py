@@ -41,6 +41,7 @@ class Known:
         job: what Slurm says now; None if it does not answer.
         needed_s: of a drain, from the question to its end.
         lead_s: how long before the limit the signal was asked for.
+        until: what ends at `end_t`, for a person.
     """
 
     end_t: float | None
@@ -48,6 +49,7 @@ class Known:
     needed_s: float
     lead_s: float
     kill_wait_s: float = KILL_WAIT_S
+    until: str = "of the job's time"
 
 
 def needed_s(measured_s: float | None, *, lead_s: float, asked: bool) -> float:
@@ -84,7 +86,7 @@ def due(known: Known, now: float) -> Stop | None:
         return None
     left_s = max(0.0, known.end_t - now)
     until_t = known.end_t - min(END_S, left_s / 2)
-    return Stop("time_limit", "time_limit", until_t, f"{left_s:.0f} s are left of the job's time")
+    return Stop("time_limit", "time_limit", until_t, f"{left_s:.0f} s are left {known.until}")
 
 
 def signalled(name: str, known: Known, now: float) -> Stop | None:

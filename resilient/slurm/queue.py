@@ -206,6 +206,11 @@ async def node_states(hosts: Collection[str], *, timeout_s: float = ASK_S) -> di
     return parse_nodes(await _call(["scontrol", "--oneliner", "show", "node", ",".join(hosts)], timeout_s))
 
 
+async def reservations() -> str:
+    """What Slurm says of all reservations, one a line. Raises SlurmSilent."""
+    return await _call(["scontrol", "--oneliner", "show", "reservation"])
+
+
 async def kill_wait() -> float | None:
     """The site's KillWait, seconds. Raises SlurmSilent."""
     return parse_kill_wait(await _call(["scontrol", "show", "config"]))

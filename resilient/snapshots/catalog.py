@@ -1,8 +1,9 @@
 """The catalog: which node holds which shard of which snapshot on which tier.
 
-A snapshot is in shards, numbered by node rank in the generation that took it. Nodes hold shards, their own and as buddies those of
-others, and may leave and return. A snapshot is *whole* if somebody holds every shard, and *whole on a tier* if that tier has every
-shard; it is *complete* on a tier from the moment at which the whole of it was reported there. What the catalog says is what daemons
+A snapshot is in shards, numbered by node rank in the generation that took it; nodes whose ranks hold the same of the state, as with
+hybrid sharding, have the same shard as their own. Nodes hold shards, their own and as buddies those of others, and may leave and
+return. A snapshot is *whole* if somebody holds every shard, and *whole on a tier* if that tier has every shard; it is *complete* on
+a tier from the moment at which the whole of it was reported there, to memory by every node. What the catalog says is what daemons
 have reported and have not been told to forget since.
 """
 
@@ -29,6 +30,7 @@ class Snapshot:
         shards: that it consists of.
         tiers: by tier and shard the nodes that hold it. Invariant: no shard is listed without a node.
         copies: of each shard that somebody holds, on how many nodes and tiers. Invariant: it agrees with `tiers`.
+        owners: by tier, how many nodes have a shard as their own. Invariant: it agrees with `tiers`.
         sizes: bytes of each shard that was ever reported.
         size_bytes: their sum.
         stall_s: for which training stood still, on the slowest rank.
@@ -39,6 +41,7 @@ class Snapshot:
     shards: int
     tiers: dict[str, dict[int, dict[int, Location]]] = field(default_factory=dict)
     copies: dict[int, int] = field(default_factory=dict)
+    owners: dict[str, int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     size_bytes: int = 0
     stall_s: float = 0.0
@@ -68,12 +71,12 @@ class Snapshot:
         return {shard: best[shard][1] for shard in range(self.shards)}
 
     def own(self, tier: str) -> dict[int, tuple[int, Location]]:
-        """Of each shard the node that has it as its own on a tier, and where."""
+        """Of each shard the first node that has it as its own on a tier, and where."""
         return {
-            shard: (node, location)
+            shard: (node, nodes[node])
             for shard, nodes in self.tiers.get(tier, {}).items()
-            for node, location in nodes.items()
-            if not location.replica
+            for node in sorted(nodes, reverse=True)
+            if not nodes[node].replica
         }
 
 
@@ -120,7 +123,10 @@ class Catalog:
         if node not in nodes:
             snapshot.copies[shard.shard] = snapshot.copies.get(shard.shard, 0) + 1
             self._held.setdefault(node, set()).add((shard.key, shard.tier, shard.shard))
+        before = nodes.get(node)
         nodes[node] = Location(shard.directory, shard.replica)
+        gained = (not shard.replica) - (before is not None and not before.replica)
+        snapshot.owners[shard.tier] = snapshot.owners.get(shard.tier, 0) + gained
         snapshot.size_bytes += shard.size_bytes - snapshot.sizes.get(shard.shard, 0)
         snapshot.sizes[shard.shard] = shard.size_bytes
         return snapshot
@@ -185,14 +191,14 @@ class Catalog:
         self.version += 1
         snapshot = self.snapshots[key]
         nodes = snapshot.tiers[tier][shard]
-        del nodes[node]
+        snapshot.owners[tier] -= not nodes.pop(node).replica
         if not nodes:
             del snapshot.tiers[tier][shard]
         snapshot.copies[shard] -= 1
         if not snapshot.copies[shard]:
             del snapshot.copies[shard]
         if not snapshot.tiers[tier]:
-            del snapshot.tiers[tier]
+            del snapshot.tiers[tier], snapshot.owners[tier]
         if not snapshot.tiers:
             del self.snapshots[key]
 

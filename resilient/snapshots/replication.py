@@ -1,4 +1,7 @@
-"""Replication: every node's shard is fetched by its buddy, so that the loss of a node costs no snapshot."""
+"""Replication: every node's shard is fetched by its buddy, so that the loss of a node costs no snapshot.
+
+No copy is made where every shard is on two nodes already, because their ranks hold the same of the state.
+"""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -109,12 +112,18 @@ class Replication:
         key = complete[-1]
         if key in (self.protected.get(tier), self._unprotected.get(tier)):
             return
-        own = self._catalog.snapshots[key].own(tier)
-        if {shard: node for shard, (node, _) in own.items()} != dict(enumerate(self._members)):
+        snapshot = self._catalog.snapshots[key]
+        if snapshot.replicated_on(tier):
+            self._protect(key, tier, out)
+            return
+        own = snapshot.own(tier)
+        places = {node: place for place, node in enumerate(self._members)}
+        alone = snapshot.shards == len(self._members)  # each node has a shard of its own
+        if any(node not in places or (alone and places[node] != shard) for shard, (node, _) in own.items()):
             return  # of other nodes than those of today, who will soon have something newer
         found = self.rounds[tier] = Round(key, tier)
         for shard, (node, location) in own.items():
-            place = self._buddies[shard]
+            place = self._buddies[places[node]]
             assert place is not None
             buddy, job_id = self._members[place], next(self._job_ids)
             found.sent[shard] = (job_id, node, buddy)
@@ -193,10 +202,13 @@ class Replication:
         if found.failed or snapshot is None or not snapshot.replicated_on(tier):
             self._unprotected[tier] = found.key
         else:
-            self._unreached.clear()
-            self.protected[tier] = found.key
-            out.event("replicated", {"step": found.key.step, "tier": tier}, found.key.generation)
+            self._protect(found.key, tier, out)
         return True
+
+    def _protect(self, key: SnapshotKey, tier: str, out: Outbox) -> None:
+        self._unreached.clear()
+        self.protected[tier] = key
+        out.event("replicated", {"step": key.step, "tier": tier}, key.generation)
 
     def _close(self, found: Round, generation: int, out: Outbox) -> None:
         detail = f"replicas of step {found.key.step} could not be made"

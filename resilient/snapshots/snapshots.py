@@ -255,10 +255,12 @@ class Snapshots:
     # -- what is complete ----------------------------------------------------------------------------------------------
 
     def _maybe_completed(self, key: SnapshotKey, now: float, out: Outbox) -> None:
-        """Every node's shard of a step of this generation may be in memory."""
+        """Every node's shard of a step of this generation may be in memory, also where several nodes have the same one."""
         memory = self.plan.memory.name
-        if key.generation == self._generation and key.step > self._left_out.upto and self._catalog.whole_on(memory, key):
-            self._completed(memory, key, self._catalog.snapshots[key].write_s, now, out)
+        if key.generation == self._generation and key.step > self._left_out.upto:
+            snapshot = self._catalog.snapshots.get(key)
+            if snapshot is not None and snapshot.owners.get(memory) == len(self._members):
+                self._completed(memory, key, snapshot.write_s, now, out)
 
     def _completed(self, tier: str, key: SnapshotKey, write_s: float, now: float, out: Outbox) -> None:
         """Every node's shard of a step is on a tier: requests go to all nodes now, and what was to be sent waited for it."""

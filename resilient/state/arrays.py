@@ -67,8 +67,10 @@ class Arrays:
         kinds = {slot.name: _kind(slot.tensor()) for slot in slots if not self._is_row(slot.tensor(), slot.is_buffer)}
         self._places = stacking.places(kinds)
         names = {id(slot.tensor()): slot.name for slot in slots if not slot.is_buffer}
+        optimized = {id(parameter) for optimizer in all_optimizers for parameter in optimizers.parameters_of(optimizer)}
         for slot in slots:
-            self._hold(slot.tensor, "", slot.name, self._places.get(slot.name), row=self._is_row(slot.tensor(), slot.is_buffer))
+            row, stepped = self._is_row(slot.tensor(), slot.is_buffer), id(slot.tensor()) in optimized
+            self._hold(slot.tensor, "", slot.name, self._places.get(slot.name), row=row, stepped=stepped)
         for number, (optimizer, table) in enumerate(zip(all_optimizers, tables, strict=True)):
             self._hold_states(optimizer, table, names, "optimizer" if len(tables) == 1 else f"optimizer.{number}")
 
@@ -104,7 +106,7 @@ class Arrays:
                 get = partial(optimizers.state_tensor, optimizer, parameters[number], entry.key)
                 row = self._is_row(get(), False)
                 place = None if row else whole.get(named[number])
-                self._hold(get, f"{prefix}/{node_name(entry.key)}/", named[number], place, row=row)
+                self._hold(get, f"{prefix}/{node_name(entry.key)}/", named[number], place, row=row, stepped=True)
 
     def _whole_stacks(self, names: set[str]) -> dict[str, Place]:
         """The places of parameters whose stacks are whole."""
@@ -119,12 +121,12 @@ class Arrays:
                 found[name] = (array, stack)
         return found
 
-    def _hold(self, get: "Get", group: str, name: str, place: Place | None, *, row: bool) -> None:
+    def _hold(self, get: "Get", group: str, name: str, place: Place | None, *, row: bool, stepped: bool = False) -> None:
         array, stack = place or (name, None)
         if group:  # states of the model's own parameters are called as these are
             array, name = array.removeprefix(MODEL), name.removeprefix(MODEL)
         make = partial(self._row, f"ranks/{group}{name}") if row else partial(self._block, f"{group}{array}", stack)
-        self._held.append(_Held(get, make, by_rank=row))
+        self._held.append(_Held(get, make, by_rank=row, stepped=stepped))
 
     def _row(self, name: str, tensor: torch.Tensor) -> LocalShard:
         """A tensor that is this rank's own: a row of an array over the ranks."""
@@ -152,6 +154,10 @@ class Arrays:
             except _NotSharded:
                 self._reshard()
                 return [held.local_shard() for held in self._held]
+
+    def stepped(self) -> list[bool]:
+        """Of each local shard, whether it is a parameter that an optimizer changes, or a state of one."""
+        return [held.stepped for held in self._held]
 
     def spread(self) -> None:
         """Hand numbers that were read to the optimizers."""
@@ -187,11 +193,16 @@ class _NotSharded(Exception):
 
 @dataclass(eq=False)
 class _Held:
-    """A tensor that is saved: how it is found, how its local shard is made, and what that came to last."""
+    """A tensor that is saved: how it is found, how its local shard is made, and what that came to last.
+
+    Attributes:
+        stepped: it is an optimizer's parameter or state.
+    """
 
     get: Get
     make: Callable[[torch.Tensor], LocalShard]
     by_rank: bool
+    stepped: bool
     tensor: torch.Tensor | None = None
     pointer: int = -1
     shard: LocalShard | None = None

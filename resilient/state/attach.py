@@ -24,6 +24,7 @@ from resilient.state.documents import Documents
 from resilient.state.modules import ModelTensors
 from resilient.state.optimizers import Table
 from resilient.state.position import Position
+from resilient.state.stepping import Stepping
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class Attached:
         self._begun = self._started = self._warned = False
         self._saved_step: int | None = None
         self._snapshots: checkpoint.Snapshots | None = None
+        self._stepping: Stepping | None = None  # where a GPU copies
         if self.context.session is None:
             return
         self._models = [ModelTensors(model), *(ModelTensors(value, f"extra/{name}/") for name, value in beside.items())]
@@ -149,6 +151,8 @@ class Attached:
         tiers = self._snapshots.due(self.step)
         if tiers:
             self._take(self._snapshots, tiers)
+        if self._stepping is not None:
+            self._stepping.begin()
 
     def save(self) -> bool:
         """Take a snapshot of the present step for the durable tier, due or not; whether there was a buffer for it."""
@@ -159,6 +163,7 @@ class Attached:
 
     def close(self) -> None:
         """The loop is over: make sure that its last step is saved. `steps` and, when it is to stop, `should_stop` call it."""
+        worker.last_step_done()
         if self._snapshots is None or not self._started:
             return
         if self._snapshots.left_out(self._saved_step == self.step):
@@ -197,8 +202,12 @@ class Attached:
             size = max(each[2] for each in everyone)
             self._documents.set_capacity(size)
             self._about = {"ranks": peers.count, "document_bytes": size, "own_parameters": own, "tables": mine[3]}
-            snapshots.start([*self._arrays.local_shards(), self._documents.local_shard(document, peers.rank, peers.count)])
+            local_shards = [*self._arrays.local_shards(), self._documents.local_shard(document, peers.rank, peers.count)]
+            snapshots.start(local_shards)
             snapshots.ready()
+            if snapshots.on_gpu:
+                stepped = [*self._arrays.stepped(), False]
+                self._stepping = Stepping(snapshots, self._optimizers, local_shards, stepped)
 
     def _table_json(self, tables: Sequence[Table]) -> Any:
         counts = [len(optimizers.parameters_of(each)) for each in self._optimizers]
@@ -206,6 +215,7 @@ class Attached:
 
     def _take(self, snapshots: checkpoint.Snapshots, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> bool:
         with worker.phase("snapshot"):
+            snapshots.before_change()  # numbers of optimizers are gathered where they were before
             try:
                 document = self._documents.local_shard(self._documents.capture(), self._peers.rank, self._peers.count)
                 local_shards = [*self._arrays.local_shards(), document]
@@ -220,7 +230,10 @@ class Attached:
                 "generation": self.context.generation,
                 KEY: {**self._about, "groups": groups},
             }
-            result = snapshots.take(self.step, local_shards, small, tiers, changed=False, wait_s=wait_s, again=again)
+            late = self._stepping.late() if self._stepping is not None else ()
+            result = snapshots.take(self.step, local_shards, small, tiers, changed=False, wait_s=wait_s, again=again, late=late)
+            if self._stepping is not None:
+                self._stepping.taken(local_shards)
         if result.copied:
             self._saved_step = self.step
         return result.copied

@@ -22,6 +22,6 @@ def train(config: worker.Config) -> None:
             worker.report({"step": step, "loss": 1.0, "step_s": args["step_s"], "tokens_per_s": speed, "memory_bytes": 1 << 20})
 
 
-def rank_memory(config: worker.Config) -> int:
+def rank_work(config: worker.Config) -> list[worker.RankWork]:
     """What is predicted."""
-    return 1 << 19
+    return [worker.RankWork(step=worker.Work(flops=1e9 * config.args.get("tokens", 100)), peak_bytes=1 << 19, state_bytes=1 << 18)]

@@ -166,6 +166,16 @@ class Campaign:
         return values
 
 
+def loses_no_snapshot(run: Campaign) -> None:
+    """Each generation went on from the newest step of which the ledger had told a whole snapshot before it, or from a later one."""
+    newest = 0
+    for event in run.events():
+        if event["event"] == "snapshot":
+            newest = max(newest, event["step"])
+        elif event["event"] == "generation_started":
+            assert event["resumed_step"] >= newest, event
+
+
 def alive(process: psutil.Process) -> bool:
     """Whether a process still does something; a zombie does not."""
     try:

@@ -1,5 +1,10 @@
-"""The real trainer, at a pace that a test can keep up with: before each step it waits `args.step_s` seconds."""
+"""The real trainer, at a pace that a test can keep up with: before each step it waits `args.step_s` seconds.
 
+args: dies: [rank, step]: a rank whose device dies once, before that step of the first generation, as its driver would tell it.
+"""
+
+import itertools
+import os
 import time
 
 import trainer.main
@@ -12,8 +17,14 @@ __all__ = ["PRELOAD", "checkpoint_size", "plan", "prepare", "train", "warm_up"]
 def train(config: worker.Config) -> None:
     asked = worker.should_stop
 
+    rank, at = config.args.get("dies", (-1, 0))
+    steps = itertools.count()
+
     def after_a_while() -> str | None:
         time.sleep(config.args["step_s"])
+        if os.environ["RANK"] == str(rank) and os.environ[worker.GENERATION_VARIABLE] == "1" and next(steps) == at:
+            print("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.", flush=True)
+            os._exit(3)
         return asked()
 
     worker.should_stop = after_a_while

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaigns import ROOT, Campaign, wait_for, weights
+from campaigns import ROOT, Campaign, loses_no_snapshot, wait_for, weights
 from scripts import PACED, said, torchrun
 
 ODD = Path(__file__).with_name("ends_oddly.py")
@@ -130,12 +130,7 @@ def test_ten_kills_at_random_steps_leave_no_trace_in_losses_and_weights(attached
         pids = wait_for(lambda: len(found := run.workers()) == 2 and found, "two workers")
         os.kill(pids[chance.randrange(2)], signal.SIGKILL)
     assert run.wait() == 0, run.output + run.logs()
-    taken = 0  # no step that had a snapshot is computed again
-    for event in run.events():
-        if event["event"] == "snapshot" and event["tier"] == "ram":
-            taken = max(taken, event["step"])
-        elif event["event"] == "generation_started":
-            assert event["resumed_step"] >= taken
+    loses_no_snapshot(run)
     assert len(run.events("fault")) == 10
     same_bits(run, calm, STEPS)
 

@@ -1,7 +1,6 @@
 """Benchmarks go on running as what they measure changes; what they find is not looked at here."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,16 @@ ROOT = Path(__file__).parents[2]
 def run(script: str, *arguments: str, patience_s: float) -> subprocess.CompletedProcess[str]:
     """A benchmark as a person starts it."""
     command = [sys.executable, f"benchmarks/{script}", *arguments]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, check=False, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=patience_s)
+    return subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=patience_s)
+
+
+SCRIPTS = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if "argparse.ArgumentParser(" in path.read_text())
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_benchmark_started_from_a_checkout_says_what_it_takes(script: str):
+    ran = run(script, "--help", patience_s=120.0)
+    assert (ran.returncode, ran.stdout[:6]) == (0, "usage:"), ran.stderr
 
 
 # What parts of checkpoint.py print, and the ratios that it writes to its file.
@@ -53,6 +60,7 @@ SMALL = {
     ),
     "calm": ("calm.py --minutes 0.5", ["moody", "trainer"]),
     "nodes": ("nodes.py --rounds 1", ["with a spare", "without a spare", "the return of the node"]),
+    "lost_hour": ("lost_nodes.py --part hour", ["teuken-7b", "goodput: uneven"]),
     "steady": (
         "steady.py --ranks 2 --seconds 5 --turns 6 --turn-s 4",
         ["agent", "daemon", "torchrun", "resilient", "ratio"],
@@ -63,7 +71,9 @@ SMALL = {
     "many": ("many.py --agents 3 --kills 1 --rejoin-s 0", ["rank of node", "drained", "exit status 75"]),
     "model": ("trainer.py --part model --rounds 1", ["plain script, eager", "this trainer, compiled"]),
     "attention": ("trainer.py --part attention --rounds 1", ["4096", "less memory"]),
+    "products": ("trainer.py --part products --rounds 1", ["gate and up", "as fast"]),
     "replicas": ("trainer.py --part replicas --rounds 1", ["ZeRO-2, 16 micro batches", "by the plan"]),
+    "anatomy": ("step_anatomy.py --ranks 2 parallel.zero_stage=2", ["operations", "plain loop", "torchtitan", "reduce_scatter"]),
     "layouts": ("trainer.py --part layouts --rounds 1", ["tp 2 pp 2 dp 1", "of dp 4"]),
 }
 

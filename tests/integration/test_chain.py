@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from campaigns import Campaign, wait_for
+from reported import agreed
 
 LIMIT_S = 30.0
 KILL_WAIT_S = 42.0  # as the fake scontrol says
@@ -150,6 +151,8 @@ def test_a_chain_of_jobs_with_short_limits_reaches_its_target_and_leaves_no_job_
     assert [fault["kind"] for fault in run.events("fault")] == ["time_limit"] * (len(codes) - 1)
     assert len(scheduler.jobs("CANCELLED")) == 1  # the successor of the last one
     assert "400 of 400" in command("status", str(run.run_dir))
+    shown = agreed(run.run_dir, run.directory / "page.html")
+    assert {"queued_s", "chain_goodput", "jobs.0.started_t", f"runs.{len(codes) - 1}.step"} <= set(shown)
 
 
 def test_a_chain_that_is_stopped_leaves_nothing_and_goes_on_when_it_is_submitted_again(counting: Counting, scheduler: Scheduler):

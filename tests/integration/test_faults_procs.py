@@ -25,8 +25,6 @@ from chaos.fault import Inside
 from chaos.primitives.processes import continues
 from resilient.agent.oom import controller
 
-pytestmark = pytest.mark.alone
-
 Counting = Callable[..., Campaign]
 
 ALLOWED = {"chaos": {"allow": True}}
@@ -293,6 +291,7 @@ def test_numbers_that_go_bad_are_computed_again_or_rolled_back_and_no_bit_is_dif
         assert array.tobytes() == weights(run)[name].tobytes(), name
 
 
+@pytest.mark.alone
 def test_a_rank_that_is_made_slow_is_reported_until_it_is_not_slow_any_more(counting: Counting):
     run = counting(steps=100_000, every_steps=1000, resilience={"straggler_steps": 15}, **ALLOWED).start()
     calm(run, 0, 10)
@@ -369,6 +368,7 @@ def ahead_s() -> float:
     return time.time() - time.monotonic()
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: setting the clock needs root")
 def test_a_clock_that_jumps_and_jumps_back_costs_nothing_and_is_put_right_also_if_the_injector_is_killed(counting: Counting):
     # By more than a node may be silent, and a rank too.

@@ -13,8 +13,6 @@ from campaigns import STEPS, Campaign, Training, wait_for, weights
 from checkpoint import verify
 from resilient import ledger
 
-pytestmark = pytest.mark.alone
-
 BAD_AT_ONCE = {"guard": {"max_skips": 0}}
 
 

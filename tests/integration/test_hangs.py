@@ -10,8 +10,6 @@ from collections.abc import Callable
 import pytest
 from campaigns import Campaign, wait_for
 
-pytestmark = pytest.mark.alone
-
 Counting = Callable[..., Campaign]
 
 SOON = {"hang_floor_s": 1.5}

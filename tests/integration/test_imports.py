@@ -15,7 +15,8 @@ import yaml
 from campaigns import Campaign, wait_for
 
 from resilient.worker import load_config
-from trainer.conversion.importing import MODEL_FILE, import_checkpoint
+from trainer.conversion.beginning import MODEL_FILE
+from trainer.conversion.importing import import_checkpoint
 from trainer.data import open_split
 from trainer.sources import datasets
 

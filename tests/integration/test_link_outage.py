@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 import pytest
 from campaigns import Campaign, wait_for
 
-pytestmark = pytest.mark.alone
-
 NAMESPACES = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: network namespaces with real links need root")
 
 

@@ -4,16 +4,14 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from campaigns import EVERY, STEPS, Campaign, Training, alive, same, wait_for
-
-from resilient.evacuate import evacuate
-
-pytestmark = pytest.mark.alone
 
 
 @pytest.fixture
@@ -55,6 +53,12 @@ def replicated(ram: Path, since: int, nodes: int = 2) -> bool:
     found = [path.parts[-3:-1] for path in ram.glob("*/node*/replica-*/step-????????/part.json")]
     newest = {replica: max(int(step[5:]) for name, step in found if name == replica) for replica, _ in found}
     return len(newest) == nodes and min(newest.values()) > since
+
+
+def holds(ram: Path, node: int) -> bool:
+    """Whether a node has any shard in memory; directories may vanish meanwhile."""
+    places = ram.glob(f"*/node{node}")
+    return any("part.json" in files for place in places for _, _, files in os.walk(place))
 
 
 def members(run: Campaign) -> list[int]:
@@ -208,6 +212,76 @@ def test_a_spare_that_waits_keeps_its_lease(training: Training, tmp_path: Path):
 
 
 @pytest.mark.soak
+def test_a_spare_takes_the_place_of_a_node_with_a_device_that_died_and_no_bit_is_different(
+    training: Training, reference_runs, ram: Path, tmp_path: Path
+):
+    run = training(
+        entrypoint="paced:train",
+        args={"step_s": 0.01, "dies": [1, 10]},
+        cluster={"nodes": 1, "procs_per_node": 2, "min_procs_per_node": 1, "spares": 1, "device": "cpu"},
+        checkpoint={**tiers(tmp_path / "disturbed/run", ram), "every_steps": 1000},
+    ).start()
+    wait_for(lambda: len(run.agents()) == 2, "the spare's agent")
+    assert run.wait() == 0, run.output + run.logs()
+    assert [event["members"] for event in run.events("generation_started")] == [[0], [1]]
+    same(run, reference_runs("bf16"))
+
+
+def command(run: Campaign, name: str, *words: str) -> str:
+    """What a command says of a run directory."""
+    whole = [sys.executable, "-m", "resilient", name, str(run.run_dir), *words]
+    return subprocess.run(whole, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.soak
+def test_a_device_that_dies_costs_its_rank_and_the_others_of_its_node_go_on(training: Training, ram: Path, tmp_path: Path):
+    train = {"precision": "fp32", "eval_interval": 0}
+    run = training(
+        entrypoint="paced:train",
+        args={"step_s": 0.01, "dies": [2, 10]},  # the first of the second node
+        cluster={"nodes": 2, "procs_per_node": 2, "min_procs_per_node": 1, "device": "cpu"},
+        checkpoint={**tiers(tmp_path / "disturbed/run", ram), "every_steps": 1000},
+        train=train,
+    )
+    assert run.run() == 0, run.output + run.logs()
+    first, second = run.events("generation_started")
+    assert (first["world_size"], second["world_size"], second["layout"]["dp"], second["tier"]) == (4, 3, 3, "ram")
+    assert not {"left_out", "ranks"} & {*first}
+    assert (second["members"], second["left_out"], second["ranks"]) == ([0, 1], {"1": [0]}, [2, 1])
+    assert [action["name"] for action in run.events("action")] == ["restart_workers", "leave_out"]
+    (fault,) = run.events("fault")
+    assert (fault["ranks"], fault["nodes"], fault["class"]) == ([2], [1], "node")
+    alone = training(tmp_path / "alone", cluster={"procs_per_node": 1, "device": "cpu"}, train=train)
+    assert alone.run() == 0, alone.output + alone.logs()
+    seen: dict[int, list[float]] = {}
+    for line in run.metrics():
+        seen.setdefault(line["step"], []).append(line["loss"])
+    assert sorted(seen) == list(range(1, STEPS + 1))
+    for step, losses in alone.losses().items():
+        assert all(abs(loss - float(next(iter(losses)))) < 1e-5 * abs(loss) for loss in seen[step]), step
+    assert "device 0 of node 1" in command(run, "status")
+
+
+@pytest.mark.soak
+def test_a_node_that_was_left_takes_part_again_once_it_is_resumed(training: Training, reference_runs, ram: Path, tmp_path: Path):
+    run = training(
+        cluster={"nodes": 2, "procs_per_node": 1, "device": "cpu"},
+        checkpoint=tiers(tmp_path / "disturbed/run", ram),
+        train={"steps": STEPS * 100},
+    ).start()
+    run.reach(2)
+    assert "leaves node 1" in command(run, "evacuate", "1")
+    wait_for(lambda: members(run)[1:], f"a generation without the node\n{run.logs()}")
+    wait_for(lambda: 1 not in run.agents(), "the end of the agent of the node")
+    assert "takes node 1 in again" in command(run, "evacuate", "1", "--resume")
+    wait_for(lambda: members(run)[2:], f"the return of the node\n{run.logs()}")
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output + run.logs()
+    assert members(run) == [2, 1, 2]
+    assert [event["name"] for event in run.events("action")] == ["evacuate", "resume", "grow"] and not run.events("fault")
+
+
+@pytest.mark.soak
 def test_a_node_that_is_evacuated_is_left_at_a_step_boundary_and_nothing_is_computed_again(
     training: Training, reference_runs, ram: Path, tmp_path: Path
 ):
@@ -217,10 +291,10 @@ def test_a_node_that_is_evacuated_is_left_at_a_step_boundary_and_nothing_is_comp
     ).start()
     run.reach(2)
     wait_for(lambda: len(run.agents()) == 3, "three agents")
-    assert "leaves node 1" in evacuate(run.run_dir, "1", resume=False)
+    assert "leaves node 1" in command(run, "evacuate", "1")
     wait_for(lambda: len(members(run)) == 2, f"a generation without the node\n{run.logs()}")
     wait_for(lambda: 1 not in run.agents(), "the end of the agent of the node")
-    wait_for(lambda: not list(ram.glob("*/node1/**/part.json")), "the end of what the node held in memory")
+    wait_for(lambda: not holds(ram, 1), "the end of what the node held in memory")
     assert run.wait() == 0, run.output + run.logs()
     first, second = run.events("generation_started")
     assert (first["members"], second["members"], second["tier"]) == ([0, 1], [0, 2], "ram")

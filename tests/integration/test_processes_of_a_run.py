@@ -27,6 +27,9 @@ def test_a_rank_and_the_command_are_killed_by_name_and_the_picture_shows_both(co
     assert f"driver {run.process.pid}, rank 0 {pids[0]}, rank 1 {pids[1]}" in " ".join(status(run).split())
     status(run, "--pid", "1", shell="kill -9 $({})")
     wait_for(lambda: run.events("recovered"), "the recovery")
+    pids = wait_for(lambda: len(found := run.workers()) == 2 and found, "two workers again, which were standbys before")
+    names = {rank: Path(f"/proc/{pid}/comm").read_text().strip() for rank, pid in pids.items()}
+    assert names == {0: "rank0", 1: "rank1"}, names  # what `pkill -x` goes by
     status(run, "--pid", "driver", shell="kill -9 $({})")
     run.process.wait()
     step = run.step()

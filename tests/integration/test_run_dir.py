@@ -185,7 +185,9 @@ def undisturbed(run: Campaign, steps: int, *, since_t: float, until_t: float) ->
 @pytest.mark.parametrize(
     ("for_s", "kind"),
     [
-        *((8.0, kind) for kind in FAULTS),
+        (8.0, "frozen"),
+        (8.0, "full"),
+        *(soaked(8.0, kind) for kind in FAULTS if kind not in ("frozen", "full")),
         *(soaked(60.0, kind) for kind in FAULTS),
         soaked(180.0, "frozen"),
     ],
@@ -206,7 +208,7 @@ def test_a_run_directory_that_does_not_work_for_a_while_costs_nothing(
     undisturbed(run, steps, since_t=since_t + 1, until_t=until_t)
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", ["full", *(soaked(kind) for kind in FAULTS if kind != "full")])
 def test_a_stop_while_the_run_directory_does_not_work_drains_and_the_next_run_has_every_line(
     two_nodes: Callable[..., Campaign], disk: Path, kind: str
 ):
@@ -283,7 +285,7 @@ def test_a_driver_that_is_stopped_for_a_while_ends_no_generation(two_nodes: Call
     assert not run.events("fault")
 
 
-@pytest.mark.parametrize("fault", ["run_dir_stall", "run_dir_full", "run_dir_read_only"])
+@pytest.mark.parametrize("fault", ["run_dir_stall", soaked("run_dir_full"), soaked("run_dir_read_only")])
 def test_a_fault_of_the_run_directory_that_is_injected_costs_nothing_and_is_undone(two_nodes: Callable[..., Campaign], fault: str):
     steps = SHORT + int(8.0 / STEP_S)
     run = two_nodes(steps).start()

@@ -489,8 +489,9 @@ def test_a_stop_that_also_reaches_the_processes_of_a_node_that_starts_up_is_no_f
     while not run.metrics():  # as Slurm does, to every process of a job
         for process in run.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.name() in ("agent", "template", "forkserver", "prepare") and process.name() not in hit:
-                    hit.add(process.name())
+                name = process.name()  # once: a process that was just forked takes a name of its own
+                if name in ("agent", "template", "forkserver", "prepare") and name not in hit:
+                    hit.add(name)
                     process.send_signal(sig)
         assert run.process.poll() is None, run._printed() + run.logs()
         if run.events("generation_started"):

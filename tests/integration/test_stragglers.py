@@ -70,6 +70,17 @@ def test_a_rank_whose_samples_come_slowly_is_reported(counting: Counting):
     assert (fault["kind"], fault["ranks"]) == ("straggler", [1]), fault
 
 
+def test_a_rank_whose_gpu_is_slow_is_reported_although_all_processors_do_the_same(counting: Counting):
+    args = {"device_s": 0.02, "step_s": 0.06, "work": 20_000}  # made up: all wait for the slow one, as in a collective
+    run = counting(steps=100_000, every_steps=1000, args=args, resilience=SOON).start()
+    wait_for(lambda: run.events("fault"), f"the straggler\n{run.logs()}")
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output
+    fault = run.events("fault")[0]
+    assert (fault["kind"], fault["ranks"], fault["nodes"]) == ("straggler", [1], [0]), fault
+    assert "needs 3.0" in fault["detail"], "three times as long as the other, as the GPUs have told"
+
+
 @several
 def test_the_node_of_a_straggler_is_replaced_once_where_that_is_asked_for(counting: Counting):
     cluster = {"nodes": 2, "procs_per_node": 1}

@@ -14,12 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
-from campaigns import EVERY, MOUNTS, STEPS, Campaign, Training, same, wait_for
+from campaigns import EVERY, MOUNTS, STEPS, Campaign, Training, loses_no_snapshot, same, wait_for
 from soak import soaked
 
 from checkpoint import verify
-
-pytestmark = pytest.mark.alone
 
 
 @pytest.fixture
@@ -63,12 +61,7 @@ def test_killed_workers_go_on_from_the_newest_snapshot_that_ram_holds(
     assert run.wait() == 0, run.output + run.logs()
     started = run.events("generation_started")[1:]
     assert {event["tier"] for event in started} == {"ram"}
-    taken = 0  # at every step, but those at which a busy machine has not done with the ones before
-    for event in run.events():
-        if event["event"] == "snapshot":
-            taken = max(taken, event["step"])
-        elif event["event"] == "generation_started":
-            assert event["resumed_step"] >= taken
+    loses_no_snapshot(run)
     assert not storage_faults(run), storage_faults(run)
     same(run, reference_runs("bf16"))
     assert not ram.exists() or not any(ram.iterdir())

@@ -36,7 +36,6 @@ def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training,
     same(run, reference_runs(precision))
 
 
-@pytest.mark.alone
 def test_stops_and_new_starts_leave_no_trace(training: Training, reference_runs, rounds: int):
     run = training()
     for step in sorted(random.Random(rounds).sample(range(1, STEPS - 5), rounds)):
@@ -183,7 +182,6 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
     assert run.losses() == {step: undisturbed[step] for step in range(1, 15)}
 
 
-@pytest.mark.alone
 def test_with_no_good_checkpoint_left_the_run_ends_and_touches_nothing(training: Training):
     run = training(train={"steps": 12})
     assert run.run() == 0, run.output + run.logs()
@@ -247,7 +245,6 @@ def test_standbys_of_tensor_parallel_ranks_leave_no_trace(training: Training, tm
     assert all(np.array_equal(killed[name], undisturbed[name]) for name in undisturbed)
 
 
-@pytest.mark.alone
 def test_a_run_ends_with_its_state_saved_when_its_duration_is_over(training: Training):
     run = training(train={"steps": 100_000, "exit_duration_min": 0.4})
     assert run.run() == 75, run.output
@@ -294,7 +291,6 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one(training: Training, tmp_path
     near(run, undisturbed, 1e-5)
 
 
-@pytest.mark.alone
 def test_unsupervised_under_torchrun_the_weights_are_the_same(training: Training, reference_runs, tmp_path: Path):
     run = training(tmp_path / "torchrun")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer"]
@@ -327,9 +323,10 @@ def test_the_metrics_have_every_field_and_validation_is_told(training: Training,
     losses = [event["val_loss"] for event in run.events("validation")]
     assert losses[2] < losses[1] < losses[0]
     committed = run.events("committed")
-    assert [event["step"] for event in committed] == list(range(EVERY, STEPS + 1, EVERY))
     assert all(event["bytes"] > 0 and event["files"] > 0 for event in committed)
-    assert [int(path.name[5:]) for path in checkpoints(run)] == [30, 35, 40]  # keep_last: 3
+    steps = [event["step"] for event in committed]  # one that is due while a slow disk still has both buffers is left out
+    assert steps[-1] == STEPS and steps == sorted({*steps} & {*range(EVERY, STEPS + 1, EVERY)})
+    assert [int(path.name[5:]) for path in checkpoints(run)] == steps[-3:]  # keep_last: 3
 
 
 def test_tensorboard_shows_loss_and_validation(reference_runs):

@@ -37,7 +37,8 @@ def count(config: worker.Config) -> None:
     args: step_s: time of a step; raise_at / exit_at / kill_at: what rank `bad_rank` does at that step, in every generation;
     last_words: printed before it exits; hang_at: it hangs there, `hang` says how; once: only in the first generation; deaf: rank
     `bad_rank` never asks whether to stop; work: loops that each step computes; slow_every / slow_s: every so many steps one
-    takes so long; load_s: waiting for samples in each step, on rank `bad_rank` three times that.
+    takes so long; load_s: waiting for samples in each step, on rank `bad_rank` three times that;
+    device_s: that its GPU is said to have computed in each step, on rank `bad_rank` three times that.
     """
     args = {"step_s": 0.02, "bad_rank": 1, "once": False, **config.args}
     ctx = worker.init()
@@ -53,6 +54,8 @@ def count(config: worker.Config) -> None:
             break
         if bad and args.get("hang_at") == step + 1:
             _hang(args["hang"])
+        if args.get("device_s"):
+            worker.computed(args["device_s"] * (3 if ctx.rank == args["bad_rank"] else 1))
         if args.get("load_s"):
             with worker.phase("data"):
                 time.sleep(args["load_s"] * (3 if ctx.rank == args["bad_rank"] else 1))

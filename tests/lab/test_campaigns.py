@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaigns import ROOT, STEPS, Campaign, same, wait_for
+from campaigns import MODEL, ROOT, STEPS, Campaign, same, wait_for
 from lab_jobs import HOSTS, TIMES, LabJob
 from listening import listeners
 from scripts import PACED, torchrun
@@ -135,6 +135,33 @@ def test_a_spare_goes_on_from_the_buddies_copies_when_a_host_is_gone_with_all_th
     assert again["tier"] in KEPT_BY_BUDDIES
     assert again["resumed_step"] > 10
     same(run, reference)
+
+
+@pytest.mark.soak
+def test_with_hybrid_sharding_a_spare_goes_on_from_the_host_that_holds_the_same_without_any_copy(
+    lab: Lab, job: Jobs, tmp_path: Path
+):
+    ram = {"name": "ram", "path": "/dev/shm", "keep_last": 2, "replicas": "auto"}
+    run = job(
+        cluster={"nodes": 2, "procs_per_node": 2, "spares": 1},
+        parallel={"dp_replicate": 2},
+        model={**MODEL, "dropout": 0.1},
+        checkpoint={"every_steps": NEVER, "tiers": [ram, {"name": "durable", "path": "${run_dir}/checkpoints"}]},
+        resilience={"fence_s": 4, "link_grace_s": 4},
+    )
+    run.start().reach(15)
+    wait_for(lambda: run.events("replicated"), "a snapshot that two hosts hold")
+    lab.crash("n2")
+    assert run.wait() == 0, told(run)
+    assert members(run) == [["n1", "n2"], ["n1", "n3"]]
+    assert not [path for host in ("n1", "n3") for path in inside(lab, host, "/dev/shm").glob("*/node*/replica-*")]
+    again = run.events("generation_started")[1]
+    assert again["tier"] == "ram" and again["resumed_step"] > 10
+    (tmp_path / "calm").mkdir()
+    cluster = {**run.config["cluster"], "spares": 0}
+    calm = Campaign(tmp_path / "calm", **{**run.config, "run_dir": str(tmp_path / "calm/run"), "cluster": cluster})
+    assert calm.run() == 0, calm.output + calm.logs()
+    same(run, calm)
 
 
 def test_a_script_with_attach_goes_on_from_the_buddies_copies_when_a_host_is_gone(lab: Lab, tmp_path: Path):
@@ -302,6 +329,40 @@ def test_a_host_that_slurm_drains_is_left_at_a_step_boundary_and_nothing_is_comp
     assert [line["step"] for line in run.metrics()] == list(range(1, STEPS + 1))  # none of them twice
     if spares:
         same(run, reference)
+
+
+def reserve(lab: Lab, hosts: str, start_s: int) -> None:
+    words = ["ReservationName=maint", f"StartTime=now+{start_s}", "Duration=60", "Users=root", f"Nodes={hosts}"]
+    lab.controller.ask("scontrol", "create", "reservation", *words, "Flags=MAINT,IGNORE_JOBS")
+
+
+@pytest.mark.soak
+def test_a_host_that_a_maintenance_takes_is_left_before_it_begins(lab: Lab, job: Jobs, reference: Campaign):
+    run = job(
+        entrypoint="paced:train",
+        args={"step_s": 1.0},  # Slurm is asked every half a minute
+        cluster={"spares": 1},
+        checkpoint=tiers(NEVER),
+    )
+    run.start().reach(3)
+    reserve(lab, "n2", 300)
+    wait_for(lambda: members(run)[-1] == ["n1", "n4", "n3"], f"a generation without the host\n{run.logs()}")
+    assert run.wait() == 0, told(run)
+    (action,) = run.events("action")
+    assert action["name"] == "evacuate" and "the maintenance maint takes it" in action["reason"] and not run.events("fault")
+    assert "the maintenance maint takes n2 from" in told(run)
+    same(run, reference)
+
+
+@pytest.mark.soak
+def test_a_job_stops_before_a_maintenance_of_all_its_hosts(lab: Lab, job: Jobs):
+    run = job(steps=100_000, entrypoint="paced:train", args={"step_s": 1.0}, checkpoint=tiers(NEVER))
+    run.start().reach(3)
+    reserve(lab, "ALL", 90)
+    assert run.wait() == 75, told(run)
+    (fault,) = run.events("fault")
+    assert fault["kind"] == "time_limit" and "until the maintenance maint" in fault["detail"]
+    assert run.events("committed")[-1]["step"] == run.metrics()[-1]["step"]
 
 
 def test_a_job_listens_only_at_the_addresses_of_its_hosts_and_only_where_it_is_spoken_to(lab: Lab, job: Jobs):

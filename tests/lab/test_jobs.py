@@ -9,8 +9,10 @@ from typing import Any
 
 import injectors
 import pytest
+from browser import looked_at
 from campaigns import STEPS, Campaign, same, wait_for
 from lab_jobs import CODE, LabJob, on
+from reported import agreed
 
 from chaos.lab.lab import Lab
 
@@ -201,6 +203,8 @@ def test_a_chain_of_jobs_with_a_limit_of_a_minute_reaches_its_target_by_itself(j
     assert {event["signal"] for event in run.events("drain")} == {"time_limit"}
     computed_once(run)
     same(run, long)
+    assert f"jobs.{len(codes) - 1}.step" in agreed(run.run_dir, run.directory / "page.html")
+    looked_at(run.directory / "page.html", profile=run.directory / "browser")
 
 
 def test_a_controller_that_is_killed_and_started_again_in_mid_run_is_not_noticed(jobs: Callable[..., Any], long: Campaign):

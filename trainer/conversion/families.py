@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from trainer.shape import GPTShape
 
-Part = Literal["whole", "transposed", "columns", "heads"]
+Part = Literal["whole", "transposed", "columns", "heads", "groups", "halves"]
 
 _TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 _BUFFERS = re.compile(r".*(rotary_emb\.inv_freq|\.attn\.(bias|masked_bias)|\.attention\.(bias|masked_bias))")
@@ -28,8 +28,9 @@ class Piece:
     Attributes:
         source: tensor of the source.
         part: `whole`; `transposed`: held as (in, out); `columns`: one of three blocks of a transposed matrix, or of its bias;
-            `heads`: one of three, query, key and value lying side by side head by head.
-        index: which of the three.
+            `heads`: one of three, query, key and value lying side by side head by head; `groups`: the same group by group, the
+            queries of a group before its key and its value; `halves`: one of two blocks.
+        index: which of them.
     """
 
     source: str
@@ -46,12 +47,14 @@ class Described:
         model: the trainer's section `model`.
         longest: tokens up to which the source computes the same.
         biases: linear layers of a block that have a bias in the source, by the trainer's names.
+        rows: of the source's embedding, where it has room for more tokens than there are.
     """
 
     family: str
     model: Mapping[str, Any]
     longest: int
     biases: frozenset[str] = frozenset()
+    rows: int | None = None
 
 
 def described(config: Mapping[str, Any], names: Sequence[str]) -> Described:
@@ -147,7 +150,11 @@ def _require(key: str, value: object, *allowed: object) -> None:
 def pieces(source: Described, shape: GPTShape) -> dict[str, Piece | None]:
     """Where each parameter comes from, by its name; None for a bias that the source lacks, which is 0."""
     names = {"gpt2": _of_gpt2, "gpt_neox": _of_gpt_neox}.get(source.family, _of_llama)()
-    outer, inner = names
+    return placed(source, shape, *names)
+
+
+def placed(source: Described, shape: GPTShape, outer: Mapping[str, str], inner: Mapping[str, Piece]) -> dict[str, Piece | None]:
+    """`pieces` from the names outside of the layers, and those in a layer, whose number takes the place of `{}`."""
     found: dict[str, Piece | None] = {}
     for weight in shape.weights():
         match = re.fullmatch(r"blocks\.(\d+)\.(.+)\.(weight|bias)", weight.name)

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from resilient.worker import Config
 from trainer.batches import unfolded
 from trainer.data.samples import Samples, Split, open_split
-from trainer.engine import IGNORED
 from trainer.evaluation.sizes import Bytes
+from trainer.loss import IGNORED
 from trainer.model import GPT
 from trainer.sources import datasets, end_of_text
 
@@ -128,7 +128,7 @@ def evaluate(
             numbers = np.arange(first, min(first + rows, part.count), dtype=np.int64)
             batch = unfolded(torch.from_numpy(part.samples.get(numbers)), config, end)
             targets = batch.targets.numpy()
-            moved = batch.to(device)
+            moved = batch.locked(device).to(device)
             logits = model(moved.tokens, moved.positions, moved.documents).float()  # (rows, seq, vocabulary)
             losses = F.cross_entropy(logits.flatten(0, 1), moved.targets.flatten(), reduction="none", ignore_index=IGNORED)
             nats = losses.view(moved.targets.shape).double().sum(1).tolist()

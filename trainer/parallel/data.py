@@ -2,7 +2,8 @@
 
 fp32 master weights and optimizer state are sharded (ZeRO-1, Rajbhandari et al., 2020), computing is in the precision asked for,
 gradients are reduced in fp32, in the last backward pass of a step or in each. At stages 1 and 2 parameters are put together once
-a step, at stage 3 only when they are needed.
+a step, at stage 3 only when they are needed. With hybrid sharding (Zhao et al., 2023) groups of ranks hold the same shards: those
+of gradients are then summed up between the groups, in fp32 as well.
 """
 
 import warnings
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from trainer.model import GPT
 
@@ -28,6 +30,7 @@ def apply(model: GPT, mesh: DeviceMesh, *, precision: str, zero_stage: int, grad
     """Shard a model over the ranks of `mesh`, in place: layer by layer, and what is around them.
 
     Args:
+        mesh: of one dimension, or of two, along the first of which ranks hold the same shards.
         grad_dtype: of whole gradients that add up over micro batches; `bf16` only where that is the precision.
     """
     as_computed = grad_dtype == precision == "bf16"
@@ -43,7 +46,7 @@ def apply(model: GPT, mesh: DeviceMesh, *, precision: str, zero_stage: int, grad
 
 
 class _Float32ReduceScatter(ReduceScatter):
-    """Reduces gradients of any type in fp32: what is copied into the buffer is converted."""
+    """Reduces gradients of any type in fp32: what is copied into the buffer is converted. Its result is what groups sum up."""
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=torch.float32, device=device)
@@ -69,14 +72,17 @@ def begin_backward(model: nn.Module, *, reduce: bool, reshard: bool) -> None:
     model.set_reshard_after_backward(reshard)
 
 
-def reduce_now(model: nn.Module) -> None:
-    """Reduce the gradients that a backward pass without FSDP's hooks has left, layer by layer."""
-    assert isinstance(model, FSDPModule)
-    begin_backward(model, reduce=True, reshard=False)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                group.post_backward()
+def sharded_groups(model: nn.Module) -> list[FSDPParamGroup]:
+    """What is put together and reduced at once: what is around the layers, then the layers in their order."""
+    states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+    return [group for state in states for group in state._fsdp_param_groups]
+
+
+def reduce_now(group: FSDPParamGroup) -> None:
+    """Reduce the gradients of a group that a backward pass without FSDP's hooks has left."""
+    group.post_backward()  # adds up, so that the gradients of all its parameters are of one type
+    group.reduce_grads = group.all_reduce_grads = True
+    group.post_backward()
 
 
 def reshard(model: nn.Module) -> None:

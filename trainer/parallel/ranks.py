@@ -1,7 +1,8 @@
 """This rank's place in the layout.
 
 Neighbouring ranks share tensors, then sequences, then batches, then layers: rank = ((pp × DP + dp) × CP + cp) × TP + tp. So
-what talks most is inside a node.
+what talks most is inside a node. With hybrid sharding, dp = replicate × DP_SHARD + shard: neighbours shard the state, and those
+that hold the same shards are far apart, on different nodes where a group of shards fills some.
 """
 
 import math
@@ -19,7 +20,8 @@ from resilient.worker import Layout
 class Ranks:
     """The mesh over all ranks, and this rank's coordinates in it.
 
-    The mesh has the dimensions of more than one rank, and `dp` in any case, which shards parameters also where it has one.
+    The mesh has the dimensions of more than one rank, and `dp` in any case, which shards parameters also where it has one. With
+    hybrid sharding, `dp` is `dp_replicate` and `dp_shard` together, of which the second one is there in any case.
     """
 
     layout: Layout
@@ -35,7 +37,12 @@ class Ranks:
 
     @cached_property  # slicing a mesh makes one
     def shards(self) -> DeviceMesh:
-        """The ranks that shard parameters among them: data parallelism, and context parallelism with it."""
+        """The ranks that shard parameters among them: data parallelism, and context parallelism with it.
+
+        Two dimensions with hybrid sharding: those that hold the same, and those that shard it.
+        """
+        if self.layout.dp_replicate > 1:
+            return self.mesh["dp_replicate", "shard" if self.layout.cp > 1 else "dp_shard"]
         return self.mesh["shard"] if self.layout.cp > 1 else self.mesh["dp"]
 
     @property
@@ -56,44 +63,51 @@ class Ranks:
 
 def make_ranks(device: torch.device, layout: Layout) -> Ranks:
     """The mesh over all ranks of the default group. No process group communicates among one rank."""
-    sizes = {"pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "tp": layout.tp}
-    shared = {name: size for name, size in sizes.items() if size > 1} or {"dp": 1}
+    hybrid = layout.dp_replicate > 1
+    shard = "dp_shard" if hybrid else "dp"
+    sizes = {"pp": layout.pp, "dp_replicate": layout.dp_replicate, shard: layout.dp_shard, "cp": layout.cp, "tp": layout.tp}
+    shared = {name: size for name, size in sizes.items() if size > 1} or {shard: 1}
     mesh = init_device_mesh(device.type, tuple(shared.values()), mesh_dim_names=tuple(shared))
-    if "dp" not in shared:
-        mesh = _with_dp_of_one(mesh, device)
+    if shard not in shared:
+        mesh = _with_one(mesh, shard, device)
+    if hybrid:
+        mesh["dp_replicate", shard]._flatten("dp")
     if layout.cp > 1:  # a group of its own also beside a dp of one: parameters are put together while keys and values go around
-        mesh["dp", "cp"]._flatten("shard")
+        mesh[shard, "cp"]._flatten("shard")
     place = {name: mesh.get_local_rank(name) if name in shared else 0 for name in sizes}
-    return Ranks(layout, mesh, place["pp"], place["dp"], place["cp"], place["tp"])
+    dp_rank = place["dp_replicate"] * layout.dp_shard + place[shard]
+    return Ranks(layout, mesh, place["pp"], dp_rank, place["cp"], place["tp"])
 
 
 def sharing(ranks: Ranks) -> dist.ProcessGroup | None:
-    """The ranks that hold the parts of this pipeline stage's parameters; None: this rank is alone. All ranks call this."""
+    """The ranks that hold the parts of this pipeline stage's parameters, each part once; None: this rank is alone. All ranks call
+    this."""
     layout = ranks.layout
-    size = layout.dp * layout.cp * layout.tp
+    size = layout.dp_shard * layout.cp * layout.tp
     if size == 1:
         return None
-    if layout.pp == 1:
+    if size == layout.world_size:
         return dist.group.WORLD
-    members = range(ranks.pp_rank * size, (ranks.pp_rank + 1) * size)
+    first = dist.get_rank() // size * size
+    members = range(first, first + size)
     group: dist.ProcessGroup = dist.new_group(list(members), use_local_synchronization=True)
     return group
 
 
-def _with_dp_of_one(mesh: DeviceMesh, device: torch.device) -> DeviceMesh:
-    """The same ranks with a dimension `dp` of one.
+def _with_one(mesh: DeviceMesh, name: str, device: torch.device) -> DeviceMesh:
+    """The same ranks with a further dimension of one, behind those of the pipeline and of replicas.
 
     Its group never communicates, so it is made without the others: `new_group` over NCCL would split the default communicator once
     for every rank, and have gloo connect beside it.
     """
     alone = dist.new_group([dist.get_rank()], backend="fake", use_local_synchronization=True)
     names = mesh.mesh_dim_names or ()
-    at = 1 if names[:1] == ("pp",) else 0
-    groups, shape = [mesh.get_group(name) for name in names], list(mesh.shape)
+    at = len({"pp", "dp_replicate"}.intersection(names))
+    groups, shape = [mesh.get_group(each) for each in names], list(mesh.shape)
     order = torch.arange(math.prod(shape), dtype=torch.int)
     return DeviceMesh.from_group(
         [*groups[:at], alone, *groups[at:]],
         device.type,
         order.view(*shape[:at], 1, *shape[at:]),
-        mesh_dim_names=(*names[:at], "dp", *names[at:]),
+        mesh_dim_names=(*names[:at], name, *names[at:]),
     )

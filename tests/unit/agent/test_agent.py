@@ -102,6 +102,8 @@ class Node:
                 saved_step=2,
                 go_back_to=3,
                 skip=((5, 6),),
+                world_size=2,
+                devices=(0, 1),
             )
         )
         started, before = self.driver.until(Started)

@@ -33,6 +33,9 @@ def start(**more: object) -> Start:
         "collective_timeout_s": 600.0,
         "report_s": 0.2,
         "mtbf_s": 3600.0,
+        "world_size": 8,
+        "first_rank": 4,
+        "devices": (0, 1, 2, 3),
     }
     return Start(**{**fields, **more})  # type: ignore[arg-type]
 
@@ -51,7 +54,6 @@ class Setting:
             storage.read(tmp_path),
             tmp_path / "daemon",
             node=1,
-            procs=4,
             host="127.0.0.1",
             keys={DAEMON_DAEMON: "daemons", WORKER_DAEMON: "workers"},
             on_news=self.news.extend,

@@ -24,7 +24,7 @@ from resilient.protocol.messages import Ready, Start
 from resilient.xids import Xid, parse
 
 BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-START = Start(1, 0, 1, "n0", 1, 1.0, 1.0, 1.0)
+START = Start(1, 0, 1, "n0", 1, 1.0, 1.0, 1.0, world_size=2, devices=(0, 1))
 
 
 def settings(directory: Path) -> AgentSettings:
@@ -51,6 +51,9 @@ class Agent(NodeAgent):
         self._driver: Any = SimpleNamespace(generation=1)
         self._reports: Any = SimpleNamespace(end=lambda: None)
         self._fork_server: Any = None
+        self._standbys: Any = SimpleNamespace(close=lambda: None)
+        self._devices = None
+        self._worker_group: Any = SimpleNamespace(spec=SimpleNamespace(local_world_size=2))
         self._loop: Any = None
         self.sent: list[object] = []
 

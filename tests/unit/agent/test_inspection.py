@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from resilient.agent import inspection, recorder
+from resilient.agent import effort, inspection, recorder
+from resilient.heartbeat_region import Activity
 from resilient.protocol.messages import Inspection
 
 WORKER = """
@@ -115,3 +116,9 @@ def test_an_inspection_of_nobody(tmp_path: Path):
     process = subprocess.Popen(["true"])
     process.wait()
     assert inspection.inspect({3: (process.pid, tmp_path / "none")}) == {3: Inspection(state="", cpu=0.0, stacks="")}
+
+
+@pytest.mark.parametrize(("device_s", "thread_s", "own_s"), [(0.0, 3.0, 3.5), (2.0, 3.0, 2.5), (2.0, None, 2.5), (0.0, None, None)])
+def test_own_time_is_that_of_the_gpu_where_the_script_tells_it(device_s: float, thread_s: float | None, own_s: float | None):
+    activity = Activity(1, 1, 1, "step", False, 0, 1.0, 1.0, data_s=0.5, device_s=device_s)
+    assert effort.own_s(activity, thread_s) == own_s

@@ -47,6 +47,7 @@ def news_of(server: ForkServer, tmp_path: Path, hook: str, function: str = "main
         if (news := running.receive()) is not None:
             found.append(news)
     running.close()
+    process.join(60.0)  # what it has printed is in its log then
     return found
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from resilient.agent import standby as standby_module
 from resilient.agent.bootstrap import WorkerSpec
 from resilient.agent.forkserver import ForkServer
 from resilient.agent.standby import Standbys
@@ -31,7 +32,7 @@ def spec(tmp_path: Path) -> WorkerSpec:
 
 @pytest.fixture
 def standbys(spec: WorkerSpec, fork_server: ForkServer) -> Iterator[Standbys]:
-    made = Standbys(spec.config, spec.entrypoint, fork_server)
+    made = Standbys(spec.config, spec.entrypoint, fork_server, procs=2, left_behind=lambda pid: None)
     yield made
     made.close()
 
@@ -103,3 +104,17 @@ def test_what_is_missing_is_told_and_what_is_of_another_layout_is_ended(standbys
     wait_for(lambda: gone(pids[3]))
     assert standbys.missing([2], 2) == 2
     wait_for(lambda: gone(pids[2]))
+
+
+def test_one_that_does_not_die_is_told_of_as_it_may_hold_memory_of_a_gpu(standbys: Standbys, monkeypatch: pytest.MonkeyPatch):
+    pid, told = waiting(standbys), list[int]()
+    process = standbys._waiting[3].process
+    monkeypatch.setattr(standbys, "_left_behind", told.append)
+    monkeypatch.setattr(standby_module, "KILL_S", 0.0)
+    os.kill(pid, signal.SIGSTOP)  # it would end by itself once nobody wants it
+    monkeypatch.setattr(standby_module.os, "kill", lambda *_: None)  # as one that the kernel holds
+    standbys.close()
+    assert told == [pid]
+    monkeypatch.undo()
+    os.kill(pid, signal.SIGKILL)
+    process.join(PATIENCE_S)

@@ -1,16 +1,21 @@
 """Grids, rows, energy and results: what is pure of them, and files as they are on disks."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from browser import Browser, looks_right
 
 from resilient.bench import results
 from resilient.bench.energy import Counter, Meter, counters
 from resilient.bench.grid import GridError, read, shown_keys
-from resilient.bench.rows import Row, Spread, measured, window
+from resilient.bench.page import drawn
+from resilient.bench.rows import Row, Spread, looked_into, measured, window
 from resilient.config import load
 from resilient.exits import EnvironmentUnusable
+from resilient.steptime.work import Work
 
 ROOT = Path(__file__).parents[3]
 
@@ -111,6 +116,13 @@ def test_after_a_restart_the_steps_of_the_last_generation_count_behind_a_warm_up
     assert (found["steps"], found["step_s"].median) == (4, 0.25)
 
 
+def test_a_step_that_was_looked_into_says_what_tensors_take_and_how_much_of_it_was_communication():
+    seen = {"tensor_bytes": 900, "state_bytes": 300, "step_s": 2.0, "collective_s": 0.5, "transfer_s": 0.1}
+    lines = [line(1), {**line(2), "inspected": seen}, line(3)]
+    assert looked_into(lines) == {"tensor_bytes": 900, "state_bytes": 300, "collectives": 0.25, "transfers": 0.05}
+    assert looked_into([line(1), {**line(2), "inspected": "nonsense"}]) == {}
+
+
 def test_a_campaign_that_never_came_behind_the_warm_up_is_not_measured():
     assert measured([line(1), line(2)], 2) == {}
     assert window([line(1), line(2)], 2) is None
@@ -183,4 +195,48 @@ def test_every_row_is_shown_with_the_reason_where_there_is_one():
     table = results.table(rows)
     assert table.row_count == 2
     assert [str(cell) for cell in table.columns[0].cells] == ["tp 2", "tp 1"]
-    assert results.left_out(rows) == ["failed: tp 3: it died"]
+    assert results.not_measured(rows) == ["failed: tp 3: it died"]
+
+
+def worked(mark: str, step_s: float, flops: float) -> Row:
+    return row(
+        mark, 100 / step_s, step_s=Spread(step_s, step_s, step_s), work=Work(flops=flops), tensor_bytes=900, predicted_bytes=1000
+    )
+
+
+def test_how_well_the_order_of_steps_is_predicted_is_said_from_three_rows_on():
+    rows = [worked("1", 1.0, 10.0), worked("2", 2.0, 20.0), worked("3", 3.1, 30.0)]
+    assert results.agreement(rows[:2]) is None
+    said = results.agreement(rows)
+    assert said is not None and "measured ones 1.00, and 1.00 where each row" in said
+    [by_fit] = [list(column.cells) for column in results.table(rows).columns if column.header == "by fit"]
+    assert by_fit == ["1,010.6", "2,021.3", "3,031.9"]
+    reversed_ = [worked("1", 1.0, 30.0), worked("2", 2.0, 20.0), worked("3", 3.0, 10.0)]
+    assert "measured ones -1.00" in str(results.agreement(reversed_))
+
+
+def test_the_page_stands_alone_is_well_formed_and_has_every_row():
+    odd = Row("4", {"parallel.tp": "<b>&"}, "failed", "it <died> & said so")
+    page = drawn("layouts", "a & b", [worked("1", 1.0, 10.0), worked("2", 2.0, 20.0), worked("3", 3.1, 30.0), odd], 5)
+    tree = ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>"))
+    assert not [each for each in tree.iter() if each.get("src") or each.get("href") or each.tag in ("script", "link")]
+    text = "".join(tree.itertext())
+    assert "4 of 5 cells" in text and "it <died> & said so" in text and "tp <b>&" in text
+    drawings = {each.get("aria-label"): len(list(each.iter("rect"))) for each in tree.iter("svg") if each.get("role")}
+    assert drawings == {"Tokens a second and rank": 3, "A step, ms": 6, "Memory of rank 0, MiB": 6}
+
+
+def test_the_page_is_read_in_any_window_without_an_error(browser: Browser, tmp_path: Path):
+    rows = [worked(str(number), 1.0 + number, 10.0 * number) for number in range(1, 5)]
+    rows = [replace(each, collectives=0.2, transfers=0.1, bubble=0.05) for each in rows]
+    rows += [
+        replace(rows[0], keys={"parallel.tp": 2, "parallel.pp": 2, "train.micro_batch_size": 16, "model.attention": "sdpa_math"})
+    ]
+    rows += [Row("9", {"parallel.tp": 3}, "failed", "no such path: " + "/a/path/without/a/space" * 9)]
+    path = tmp_path / "index.html"
+    path.write_text(drawn("layouts", "Layouts of four ranks.", rows, 9))
+    looks_right(browser, path)
+
+
+def test_a_page_of_nothing_yet_is_a_page():
+    ElementTree.fromstring(drawn("layouts", "", [], 5).removeprefix("<!DOCTYPE html>"))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from browser import Browser, looks_right
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -39,6 +40,11 @@ def test_the_page_shows_every_injection_action_recovery_and_generation(tmp_path:
     titles = [title.text or "" for title in root.iter("title")]
     assert any("f1: worker_kill at 14." in title for title in titles)
     assert any("recovered at step 11" in title for title in titles)
+
+
+def test_the_page_is_read_in_any_window_without_an_error(browser: Browser, tmp_path: Path):
+    seen = BREAKS["another rank was blamed"][1](usual())
+    looks_right(browser, page.save(seen, judge(seen), tmp_path))
 
 
 def test_the_page_names_what_is_broken():

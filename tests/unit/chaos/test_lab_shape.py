@@ -49,9 +49,9 @@ def test_slurm_is_told_of_files_of_the_lab_alone():
 
 
 def test_slurm_is_told_the_times_that_were_asked_for():
-    times = SlurmTimes(slurmd_timeout_s=7, kill_wait_s=8, grace_s=9, max_time_min=3)
+    times = SlurmTimes(slurmd_timeout_s=7, kill_wait_s=8, grace_s=9, max_time_min=3, message_timeout_s=4)
     text = slurm_conf(Shape(times=times), LabPaths(), memory_mib=1000)
-    assert (settings(text)["SlurmdTimeout"], settings(text)["KillWait"]) == ("7", "8")
+    assert [settings(text)[key] for key in ("SlurmdTimeout", "KillWait", "MessageTimeout")] == ["7", "8", "4"]
     (limited,) = [line for line in text.splitlines() if line.startswith("PartitionName=limited")]
     assert "MaxTime=3 " in limited
     assert "GraceTime=9 " in limited

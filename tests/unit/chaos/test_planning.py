@@ -7,7 +7,7 @@ import pytest
 from chaos.experiment import Experiment, ExperimentError
 from chaos.fault import Aim, Need
 from chaos.injectors.context import Target
-from chaos.planning import World, blamed, placed, plan
+from chaos.planning import Spread, World, blamed, plan
 
 WORLD = World(nodes=4, procs_per_node=2, has=frozenset())
 
@@ -135,11 +135,34 @@ def test_faults_come_in_the_order_in_which_they_are_written_and_those_that_meet_
     ],
 )
 def test_a_target_is_looked_for_in_the_generation_that_runs(aim: Aim, wanted: Target, members: list[int], found: Target):
-    assert placed(aim, wanted, members, [f"h{node}" for node in members], 2) == found
+    started = {"members": members, "nodes": [f"h{node}" for node in members], "world_size": 2 * len(members)}
+    assert Spread.told(started).placed(aim, wanted) == found
+
+
+# Nodes 0, 3, 2 with 4, 3 and 2 ranks: a spare has taken the place of node 1, and devices of two nodes are left out.
+UNEVEN = {"members": [0, 3, 2], "nodes": ["h0", "h3", "h2"], "world_size": 9, "ranks": [4, 3, 2]}
+
+
+@pytest.mark.parametrize(
+    ("aim", "wanted", "found"),
+    [
+        (Aim.RANK, Target(rank=3), Target(3, 0, "h0")),
+        (Aim.RANK, Target(rank=4), Target(4, 3, "h3")),
+        (Aim.RANK, Target(rank=7), Target(7, 2, "h2")),
+        (Aim.RANK, Target(rank=10), Target(1, 0, "h0")),  # not in this generation
+        (Aim.RANK, Target(node=2), Target(7, 2, "h2")),
+        (Aim.NODE, Target(rank=6), Target(None, 3, "h3")),
+        (Aim.NODE, Target(rank=8), Target(None, 2, "h2")),
+        (Aim.NODE, Target(rank=0, node=2), Target(None, 2, "h2")),
+    ],
+)
+def test_where_a_rank_is_comes_from_the_ledger_where_nodes_have_fewer_ranks(aim: Aim, wanted: Target, found: Target):
+    assert Spread.told(UNEVEN).placed(aim, wanted) == found
 
 
 def test_the_culprit_is_who_was_blamed():
-    assert blamed(Aim.RANK, [3], [1], 2) == Target(rank=3)
-    assert blamed(Aim.RANK, [], [1], 2) == Target(rank=2)
-    assert blamed(Aim.NODE, [3], [1], 2) == Target(node=1)
-    assert blamed(Aim.NODE, [3], [], 2) == Target(node=1)
+    assert blamed(Aim.RANK, [3], [1]) == Target(rank=3)
+    assert blamed(Aim.RANK, [], [1]) == Target(node=1)
+    assert blamed(Aim.NODE, [3], [1]) == Target(node=1)
+    assert blamed(Aim.NODE, [3], []) == Target(rank=3)
+    assert blamed(Aim.NODE, [], []) == Target(rank=0)

@@ -288,9 +288,11 @@ class Lab:
                 report_s=1.0,
                 mtbf_s=1e5,
                 candidates=candidates,
+                world_size=self.count,
+                first_rank=node.index,
             )
             write_session(
-                path, start, TIERS, node=node.index, procs=1, directory=node.directory / "k", key=daemon_keys(TOKEN)[WORKER_DAEMON]
+                path, start, TIERS, node=node.index, directory=node.directory / "k", key=daemon_keys(TOKEN)[WORKER_DAEMON]
             )
             node.session = BeginSession(
                 generation=self.generation, node_rank=node.index, nodes=self.count, first_rank=node.index, ranks=1

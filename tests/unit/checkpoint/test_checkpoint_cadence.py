@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from checkpoint.tiers.cadence import PRIOR_S, Clock, Every, mean_time_between_failures, young_daly
+from checkpoint.tiers.cadence import LONGEST_WAIT_S, PRIOR_S, Clock, Every, mean_time_between_failures, young_daly
 
 
 def test_every_so_many_steps_means_multiples() -> None:
@@ -23,6 +23,15 @@ def test_every_so_many_seconds_means_the_first_step_after_them() -> None:
 
 def test_a_tier_without_a_cadence_is_never_due_by_itself() -> None:
     assert not Clock({"memory": Every()}, 1e5, 0.0).due(10, 1e6)
+
+
+def test_a_snapshot_waits_for_a_buffer_as_long_as_is_little_beside_the_time_since_the_last_one() -> None:
+    clock = Clock({"ram": Every(1), "disk": Every(500)}, 1e5, 0.0)
+    clock.taken(frozenset(["ram"]), 0.1, 999.0)
+    assert clock.patience_s(frozenset(["ram"]), 1000.0) == pytest.approx(0.002)
+    assert clock.patience_s(frozenset(["ram", "disk"]), 1000.0) == pytest.approx(2.0)
+    assert clock.patience_s(frozenset(["ram", "disk"]), 1e6) == LONGEST_WAIT_S
+    assert clock.patience_s(frozenset(), 1e6) == 0.0
 
 
 def test_auto_takes_one_at_once_and_then_keeps_to_the_optimum() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from checkpoint.protocol import (
 )
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import DirectorySource
-from checkpoint.tiers import copying
+from checkpoint.tiers import cadence, copying
 from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.lease import Lease, LeaseWord, buffer_path, layout_of
 from checkpoint.tiers.pace import Pace
@@ -185,6 +185,23 @@ def test_a_step_taken_again_is_kept_although_all_were_told_before_to_leave_it_ou
         assert daemon.wait_for(Flushed).key == SnapshotKey(2, 1)
         daemon.send(Retain(generation=1, tier="ram", steps=(1,), upto=2))  # something newer is complete
         assert take(daemon, snapshots, 3).shard.key.step == 3
+
+
+def test_a_snapshot_after_a_long_time_waits_for_a_buffer_before_it_is_left_out(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LoneDaemon(base) as daemon:
+        daemon.start()
+        snapshots = worker(daemon, 1)
+        take(daemon, snapshots, 1)
+        take(daemon, snapshots, 2)  # no buffer is left
+        assert not snapshots.take(3, local_shards(3), {}, frozenset(["ram"])).copied
+        monkeypatch.setattr(cadence, "PATIENCE", 1e9)
+        monkeypatch.setattr(cadence, "LONGEST_WAIT_S", PATIENCE_S)
+        with ThreadPoolExecutor(1) as pool:
+            taken = pool.submit(snapshots.take, 4, local_shards(4), {}, frozenset(["ram"]))
+            wait([taken], 0.3)
+            daemon.send(Retain(generation=1, tier="ram", steps=(2,), upto=2))
+            assert taken.result().copied
+        assert daemon.wait_for(Held).shard.key.step == 4
 
 
 def test_a_step_that_cannot_be_taken_again_either_is_reported_as_such(base: Path) -> None:

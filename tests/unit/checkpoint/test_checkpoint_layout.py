@@ -3,6 +3,7 @@
 import math
 import struct
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise, product
 
 import crc32c
@@ -16,6 +17,7 @@ from checkpoint.layout import ArrayInfo, ChunkRun, arrange, chunk_shape
 from checkpoint.local_shard import LocalShard, granule, part_of
 from checkpoint.plan import ShardSpec, chunks_to_write, plan
 from checkpoint.retention import superseded
+from checkpoint.tiers.blueprint import places
 
 MIB = 1 << 20
 
@@ -123,6 +125,8 @@ def spec_of(offset: int, extent: int, replica: int = 0, replicas: int = 1, *, un
         ([[spec_of(0, 4)], [spec_of(2, 6)]], r"two different blocks hold the element at \(2,\)"),
         ([[spec_of(0, 8)], [spec_of(0, 8)]], "2 holders .*each must be another one"),
         ([[spec_of(0, 8, 0, 2)], []], "1 holders .*rank 0 is 0 of 2"),
+        ([[replace(spec_of(0, 8), copies=2)], []], "1 holders .*rank 0 is 0 of 1 in copy 0 of 2"),
+        ([[replace(spec_of(0, 8), copies=2)], [replace(spec_of(0, 8), copies=2)]], "2 holders .*each must be another one"),
         ([[spec_of(0, 4)], [spec_of(0, 4, length=4)]], r"float32 \(8,\) on rank 0 and float32 \(4,\) on rank 1"),
         ([[spec_of(0, 8), ShardSpec("w/b", "int8", (), (), (), (), 0, 1)]], "w is an array, so w/b cannot be inside"),
     ],
@@ -148,6 +152,35 @@ def test_replicas_share_a_block_evenly_and_write_each_chunk_once(replicas: int, 
     assert sorted(chunk for each in written for chunk in chunks(each)) == sorted(info.touched((0, 0), shape))
     counts = [sum(chunk_run.length for chunk_run in each) for each in written]
     assert max(counts) - min(counts) <= 1
+
+
+@given(st.integers(1, 3), st.integers(2, 4), st.integers(1, 9), st.integers(0, 100))
+def test_each_copy_has_all_of_a_block_in_snapshots_and_all_of_them_write_a_checkpoint_together(
+    replicas: int, copies: int, rows: int, ordinal: int
+) -> None:
+    held = [
+        [
+            ShardSpec("w", "int8", (rows, 3), (0, 0), (rows, 3), (1, 1), replica, replicas, copy, copies)
+            for replica in range(replicas)
+        ]
+        for copy in range(copies)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "CHUNK_TARGET_BYTES", 1)
+        (info,) = plan([[each] for copy in held for each in copy])
+    everything = sorted(info.touched((0, 0), (rows, 3)))
+    together = [chunks_to_write(info, ordinal, each) for copy in held for each in copy]
+    assert sorted(chunk for each in together for chunk in chunks(each)) == everything
+    alone = [[list(chunks_to_write(info, ordinal, each.for_snapshots)) for each in copy] for copy in held]
+    assert all(sorted(chunk for each in copy for chunk in chunks(each)) == everything for copy in alone)
+    assert all(copy == alone[0] for copy in alone)  # the nodes of any of them hold the same
+
+
+def test_nodes_whose_ranks_write_the_same_have_one_shard_of_one_number() -> None:
+    assert places(["a", "b", "c", "d"], 2) == [None, None]
+    assert places(["a", "b", "a", "b"], 2) == [(0, 1), (0, 1)]
+    assert places(["a", "b", "b", "a"], 2) == [None, None]
+    assert places(["a", "b", "a", "b", "c", "d", "c", "d"], 1) == [(0, 4), (1, 4), (0, 4), (1, 4), (2, 4), (3, 4), (2, 4), (3, 4)]
 
 
 def chunks(chunk_runs: Iterable[ChunkRun]) -> list[tuple[int, ...]]:

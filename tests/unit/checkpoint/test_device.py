@@ -122,7 +122,7 @@ def test_a_buffer_locks_its_own_pages_when_it_is_mapped_and_gives_them_back(lab:
     buffer = MappedBuffer(lab.directory, lab.plans, gpu)
     own_bytes = 2 * 256 * 1024 * 4
     assert own_bytes <= gpu.locked <= 1.02 * own_bytes, "before the first snapshot"
-    buffer.copy(shards_of(0, lab.numbers))
+    gpu.wait(buffer.copy(shards_of(0, lab.numbers)))
     assert torch.equal(lab.written(), lab.numbers[:, :256])
     buffer.close()
     assert gpu.locked == 0
@@ -132,19 +132,45 @@ def test_a_refusal_is_remembered_and_the_copy_is_right_without(lab: Lab):
     gpu = StandIn(lab.owns, grants=0)
     for _ in range(3):
         buffer = MappedBuffer(lab.directory, lab.plans, gpu)
-        buffer.copy(shards_of(0, lab.numbers))
+        gpu.wait(buffer.copy(shards_of(0, lab.numbers)))
         buffer.close()
     assert gpu.tries == 1
     assert torch.equal(lab.written(), lab.numbers[:, :256])
 
 
-def test_every_copy_is_waited_for(lab: Lab):
+def test_what_may_change_at_any_time_changes_behind_its_copy(lab: Lab):
     gpu = StandIn(lab.owns)
     buffer = MappedBuffer(lab.directory, lab.plans, gpu)
     for _ in range(2):
         lab.numbers += 1
-        buffer.copy(shards_of(0, lab.numbers))  # raises where memory is copied to that is still in flight
-        assert torch.equal(lab.written(), lab.numbers[:, :256])
+        expected = lab.numbers[:, :256].clone()
+        mark = buffer.copy(shards_of(0, lab.numbers))  # raises where memory is copied to that is still in flight
+        lab.numbers += 1
+        gpu.wait(mark)
+        assert torch.equal(lab.written(), expected)
+
+
+def test_what_is_late_must_not_change_before_the_gpu_is_held_back(lab: Lab):
+    gpu = StandIn(lab.owns)
+    buffer = MappedBuffer(lab.directory, lab.plans, gpu)
+    mark = buffer.copy(shards_of(0, lab.numbers), [True, True])
+    gpu.hold_back(mark)
+    expected = lab.numbers[:, :256].clone()
+    lab.numbers += 1
+    gpu.wait(mark)
+    assert torch.equal(lab.written(), expected)
+    mark = buffer.copy(shards_of(0, lab.numbers), [True, True])
+    lab.numbers += 1
+    with pytest.raises(OrderOfUseError, match="held back"):
+        gpu.hold_back(mark)
+
+
+def test_memory_whose_copies_are_under_way_is_not_given_back(lab: Lab):
+    gpu = StandIn(lab.owns)
+    buffer = MappedBuffer(lab.directory, lab.plans, gpu)
+    buffer.copy(shards_of(0, lab.numbers))
+    with pytest.raises(OrderOfUseError, match="given back before"):
+        buffer.close()
 
 
 # -- the stand-in itself -----------------------------------------------------------------------------------------------
@@ -158,7 +184,7 @@ def test_what_a_gpu_would_do_wrong_is_an_error():
     with pytest.raises(OrderOfUseError, match="copied to again"):
         gpu.copy([host[7:]], [data[7:]])
     assert not host.any(), "it is copied by itself, some time"
-    gpu.finish()
+    gpu.wait(gpu.mark())
     assert gpu.read(host).all()
 
 

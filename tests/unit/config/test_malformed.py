@@ -95,6 +95,19 @@ BAD = [
         ("= 15", "micro_batch_size = 4", "nearest: 12, 16"),
     ),
     Bad("dp that is not the world", "cluster: {procs_per_node: 4}\nparallel:\n  dp: 3\n", 3, ("parallel.dp = 3", "allowed: 4")),
+    Bad(
+        "replicas that do not divide dp",
+        "cluster: {procs_per_node: 6}\nparallel: {dp_replicate: 4}\n",
+        2,
+        ("parallel.dp_replicate = 4", "does not divide dp = 6", "nearest: 3, 6"),
+    ),
+    Bad(
+        "shards that are not dp",
+        "cluster: {procs_per_node: 8}\nparallel: {dp_replicate: 2, dp_shard: 2}\n",
+        2,
+        ("parallel.dp_shard = 2", "dp_replicate 2 is not dp = 8", "allowed: 4, or auto, or dp_replicate 4"),
+    ),
+    Bad("replicas of a dp that is given", "parallel: {dp: 4, dp_replicate: 3}\ncluster: {nodes: auto}\n", 1, ("dp = 4", "2, 4")),
     Bad("tp × pp beyond the world", "cluster: {procs_per_node: 2}\nparallel: {tp: 4}\n", 2, ("parallel", "does not divide")),
     Bad("heads that do not divide", "model:\n  hidden: 100\n  heads: 3\n", 3, ("model.heads = 3", "model.hidden = 100")),
     Bad("kv_heads that do not divide", "model:\n  kv_heads: 3\n", 2, ("model.kv_heads = 3", "model.heads = 8")),
@@ -130,6 +143,7 @@ BAD = [
     Bad(
         "zero bubble, compiled", "parallel: {pp: 2, schedule: zero_bubble}\ntrain: {compile: true}\n", 2, ("train.compile", "false")
     ),
+    Bad("tensor parallel, compiled", "parallel: {tp: 2}\ntrain: {compile: true}\n", 2, ("train.compile = true", "tp > 1", "auto")),
     Bad("zero bubble at ZeRO-3", "parallel: {pp: 2, schedule: zero_bubble, zero_stage: 3}\n", 1, ("zero_stage = 3", "1, 2")),
     Bad("context on the CPU", "cluster: {device: cpu}\nparallel: {cp: 2}\n", 2, ("parallel.cp = 2", "allowed: 1")),
     Bad("context and ALiBi", "parallel: {cp: 2}\nmodel: {position: alibi}\n", 2, ("model.position = alibi", "context parallelism")),

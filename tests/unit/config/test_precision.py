@@ -169,7 +169,7 @@ def test_without_a_supervisor_it_is_decided_and_recorded_too(tmp_path: Path, her
     worker.record_config(found)
     here(x86(""))
     assert worker.load_config(path).train.precision == "bf16"
-    assert worker.settled_precision(load(path)).train.precision == "bf16"
+    assert worker.decided_here(load(path)).train.precision == "bf16"
     assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["train"]["precision"] == "bf16"
 
 

@@ -7,16 +7,19 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from resilient.cli import app
-from resilient.config import Config, Layout, layout, layouts, load
-from resilient.throughput import advice, computing, of_nodes_left, passes_of_a_step
+from resilient.config import Config, Layout, layout, layouts, layouts_by_ranks, load
+from resilient.plan import nodes_left
+from resilient.throughput import advice, computing, of_a_device_lost, of_nodes_left, passes_of_a_step
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-def made(nodes: int, batch: int, micro: int = 1, **parallel: object) -> tuple[Config, Layout]:
+def made(
+    nodes: int, batch: int, micro: int = 1, procs: int = 1, least: int | None = None, **parallel: object
+) -> tuple[Config, Layout]:
     config = Config.model_validate(
         {
-            "cluster": {"nodes": nodes, "procs_per_node": 1, "device": "cpu"},
+            "cluster": {"nodes": nodes, "procs_per_node": procs, "min_procs_per_node": least, "device": "cpu"},
             "parallel": parallel,
             "train": {"global_batch_size": batch, "micro_batch_size": micro},
         }
@@ -83,3 +86,24 @@ def test_of_all_nodes_of_a_large_example_one_that_is_lost_costs_no_more(
     assert f"  {nodes - 1}  {left} with" in found.output.replace("   ", "  ")
     config = load(EXAMPLES / example, [])
     assert sorted(layouts(config, layout(config, cpu_count=1, gpu_count=0))) == list(range(1, nodes + 1))
+
+
+def test_where_nodes_may_go_on_with_fewer_ranks_layouts_are_of_any_number_of_ranks():
+    config, found = made(2, 8, procs=4, least=3, tp=2)
+    assert {ranks: each.dp for ranks, each in layouts_by_ranks(config, found).items()} == {8: 4, 6: 3, 4: 2}
+    config, found = made(2, 8, procs=4, least=1)
+    assert sorted(layouts_by_ranks(config, found)) == list(range(1, 9))
+    config, found = made(2, 8, procs=4)
+    assert sorted(layouts_by_ranks(config, found)) == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("least", "parallel", "left"),
+    [(None, {}, None), (4, {}, None), (3, {}, (7, 0.5)), (3, {"tp": 2}, None), (2, {"tp": 2}, (3, 0.667)), (1, {"tp": 4}, None)],
+)
+def test_what_a_device_that_is_lost_costs_where_its_node_goes_on(least, parallel, left):
+    config, found = made(2, 8, procs=4, least=least, **parallel)
+    told = of_a_device_lost(config, layouts_by_ranks(config, found))
+    assert (told and (told.layout.dp, round(told.throughput, 3))) == left
+    rows = nodes_left(config, found)
+    assert ("2, one without a device" in rows) == (left is not None)

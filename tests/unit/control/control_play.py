@@ -1,6 +1,6 @@
 """A coordinator of which a test plays the nodes, the driver and the clock."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from checkpoint.protocol import (
@@ -58,10 +58,12 @@ def job(
     run_dir_patience_s: float = 900.0,
     without_spare: Choice | Literal["auto"] = "shrink",
     measured: Measured | None = None,
+    layouts: Mapping[int, Mapping[str, int]] | None = None,
+    min_procs_per_node: int | None = None,
     **budget: int,
 ) -> JobSpec:
     return JobSpec(
-        layouts={size: {"dp": size} for size in (*fewer, nodes)},
+        layouts=layouts or {size * procs_per_node: {"dp": size * procs_per_node} for size in (*fewer, nodes)},
         spares=spares,
         rejoin_s=20.0,
         procs_per_node=procs_per_node,
@@ -78,6 +80,7 @@ def job(
         run_dir_patience_s=run_dir_patience_s,
         without_spare=without_spare,
         measured=measured or Measured(),
+        min_procs_per_node=min_procs_per_node,
     )
 
 
@@ -176,8 +179,9 @@ class Play:
         log: str = "",
         generation: int | None = None,
     ) -> list[Effect]:
-        end = WorkerEnd(rank, rank, 77, exitcode, self.now, step, "step", raised, log)
-        return self.deliver(rank, WorkerEnded(generation=generation or self.generation, end=end, stopped=stopped))
+        node = rank // self.job.procs_per_node
+        end = WorkerEnd(rank, node, 77, exitcode, self.now, step, "step", raised, log)
+        return self.deliver(node, WorkerEnded(generation=generation or self.generation, end=end, stopped=stopped))
 
     def inspected(self, node: int, found: Inspection) -> list[Effect]:
         return self.deliver(node, Inspected(generation=self.generation, ranks={node: found}))

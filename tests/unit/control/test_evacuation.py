@@ -1,10 +1,13 @@
 """Nodes that are left before they go."""
 
-from control_play import Play, candidates, shard
+from collections.abc import Collection
+
+from control_play import Play, beat, candidates, shard
 
 from resilient.exits import Exit
+from resilient.faults import Raised
 from resilient.outbox import Launch
-from resilient.protocol.messages import Arm, Propose, Proposed, Shutdown, Start, Stop
+from resilient.protocol.messages import Arm, Health, HealthFinding, Propose, Proposed, Shutdown, Start, Stop
 
 
 def running(**settings: object) -> Play:
@@ -19,6 +22,16 @@ def names(play: Play) -> list[str]:
     return [action["name"] for action in play.events("action")]
 
 
+def evacuate(play: Play, *nodes: int, resumed: Collection[int] = ()) -> None:
+    play.do("evacuate", dict.fromkeys(nodes, "it was asked for"), resumed)
+
+
+def ill(play: Play, node: int, device: int = 0) -> None:
+    """The driver of a node's GPUs reports a fault of one of them, and its rank goes on."""
+    finding = HealthFinding(check="GPU 0000:3b:00", verdict="warn", text="Xid 95; reset the GPU", device=device)
+    play.deliver(node, Health(generation=play.generation, took_s=0.0, findings=(finding,)))
+
+
 def boundary(play: Play, step: int = 12) -> None:
     """The ranks of the members stop at one boundary, and end."""
     members = play.coordinator.membership.members
@@ -31,7 +44,7 @@ def boundary(play: Play, step: int = 12) -> None:
 
 def left(play: Play) -> None:
     """Node 1 is left: a snapshot of the boundary is held by the members."""
-    play.do("evacuate", {1})
+    evacuate(play, 1)
     play.wait(1)
     boundary(play)
     play.again(0, 1, shards={node: [shard(12, node, generation=play.generation)] for node in (0, 1)})
@@ -39,7 +52,7 @@ def left(play: Play) -> None:
 
 def test_a_spare_takes_over_from_the_snapshot_of_the_very_step_and_the_node_is_released():
     play = running(spares=1)
-    play.do("evacuate", {1})
+    evacuate(play, 1)
     play.wait(1)
     assert [send.node for send in play.sent(Propose)] == [0, 1] and not play.sent(Stop)
     boundary(play)
@@ -70,7 +83,7 @@ def test_without_a_spare_the_others_go_on_at_once_and_take_it_in_when_it_is_resu
     play.wait(1)
     play.do("lost", 1, "it has ended")
     assert Launch(1) not in play.wait(300)
-    play.do("evacuate", ())
+    evacuate(play)
     assert Launch(1) in play.wait(1)
     play.join(1)
     play.held(0, 13)
@@ -82,7 +95,7 @@ def test_without_a_spare_the_others_go_on_at_once_and_take_it_in_when_it_is_resu
 def test_with_nowhere_to_go_it_is_told_once_and_the_node_is_left_when_a_spare_is_there():
     play = running(spares=1)
     play.do("lost", 2, "gone")
-    play.do("evacuate", {1})
+    evacuate(play, 1)
     play.wait(30)
     assert names(play).count("evacuation_waits") == 1 and not play.sent(Propose)
     play.join(2)
@@ -92,7 +105,7 @@ def test_with_nowhere_to_go_it_is_told_once_and_the_node_is_left_when_a_spare_is
 
 def test_of_two_nodes_only_as_many_are_left_as_the_others_can_do_without():
     play = running(nodes=3, fewer=(2,))
-    play.do("evacuate", {0, 1})
+    evacuate(play, 0, 1)
     play.wait(1)
     assert "node 1 is to be left" in play.events("action")[-1]["reason"]
     boundary(play)
@@ -102,14 +115,14 @@ def test_of_two_nodes_only_as_many_are_left_as_the_others_can_do_without():
 
 def test_a_spare_is_released_without_disturbing_anybody():
     play = running(spares=1)
-    play.do("evacuate", {2})
+    evacuate(play, 2)
     play.wait(1)
     assert [send.node for send in play.sent(Shutdown)] == [2] and not play.sent(Propose)
 
 
 def test_a_stop_while_the_ranks_stop_for_an_evacuation_ends_the_job_at_that_step():
     play = running(spares=1)
-    play.do("evacuate", {1})
+    evacuate(play, 1)
     play.wait(1)
     play.do("stop", "SIGTERM")
     boundary(play)
@@ -119,7 +132,7 @@ def test_a_stop_while_the_ranks_stop_for_an_evacuation_ends_the_job_at_that_step
 
 def test_a_worker_that_fails_while_the_ranks_stop_does_not_keep_the_node():
     play = running(spares=1)
-    play.do("evacuate", {1})
+    evacuate(play, 1)
     play.wait(1)
     play.exit(0)
     play.again(0, 1)
@@ -128,7 +141,7 @@ def test_a_worker_that_fails_while_the_ranks_stop_does_not_keep_the_node():
 
 def test_ranks_that_do_not_stop_are_ended_where_they_are():
     play = running(spares=1)
-    play.do("evacuate", {1})
+    evacuate(play, 1)
     play.wait(play.job.drain_s - 1)
     assert not play.sent(Stop)
     play.wait(3)
@@ -141,6 +154,100 @@ def test_a_job_that_stops_anyway_leaves_no_node_first():
     play = running(spares=1)
     play.do("stop", "SIGTERM")
     play.effects.clear()
-    play.do("evacuate", {1})
+    evacuate(play, 1)
     play.wait(1)
     assert not play.sent(Propose) and not names(play)
+
+
+def test_a_node_with_a_gpu_that_needs_a_reset_is_left_at_a_step_boundary_although_its_ranks_go_on():
+    play = running(spares=1)
+    ill(play, 1)
+    ill(play, 1)
+    play.wait(1)
+    assert [send.node for send in play.sent(Propose)] == [0, 1] and not play.sent(Stop)
+    (fault,) = play.events("fault")
+    assert (fault["nodes"], "Xid 95" in fault["detail"]) == ([1], True)
+    boundary(play)
+    failed = HealthFinding(check="GPU 0000:3b:00", verdict="fail", text="Xid 95; reset the GPU")
+    play.deliver(1, Health(generation=play.generation, took_s=0.1, findings=(failed,)))  # before it is ready it checks itself
+    play.again(0, 1)
+    assert [(send.node, send.message.node_rank) for send in play.sent(Start)] == [(0, 0), (2, 1)]
+    assert names(play) == ["exclude_node", "evacuate"] and len(play.events("fault")) == 1
+    assert "Xid 95" in play.events("action")[-1]["reason"]
+
+
+def test_what_a_person_asks_for_takes_no_node_back_that_is_ill_until_it_is_resumed():
+    play = running(fewer=(1,))
+    ill(play, 1)
+    play.wait(1)
+    boundary(play)
+    play.again(0, 1)
+    play.resumed(12, "ram")
+    play.wait(1)
+    play.do("lost", 1, "it has ended")
+    evacuate(play)
+    assert Launch(1) not in play.wait(300)
+    evacuate(play, resumed=[1])
+    assert Launch(1) in play.wait(1)
+    assert names(play) == ["exclude_node", "evacuate", "resume"]
+
+
+def test_a_finding_that_names_no_device_of_the_job_moves_nobody():
+    play = running(spares=1)
+    finding = HealthFinding(check="GPU 0000:99:00", verdict="warn", text="Xid 95; reset the GPU")
+    play.deliver(1, Health(generation=play.generation, took_s=0.0, findings=(finding,)))
+    play.wait(5)
+    assert not play.sent(Propose) and not names(play)
+
+
+WORLDS = {ranks: {"dp": ranks} for ranks in range(1, 5)}
+
+
+def partly(**settings: object) -> Play:
+    """Two nodes of two ranks, which go on with one as well."""
+    return running(procs_per_node=2, layouts=WORLDS, min_procs_per_node=1, **settings)
+
+
+def test_a_device_that_needs_a_reset_is_left_out_at_a_step_boundary_and_its_node_goes_on_with_the_others():
+    play = partly()
+    ill(play, 1, device=0)
+    play.wait(1)
+    assert [send.node for send in play.sent(Propose)] == [0, 1] and not play.sent(Stop)
+    for node in (0, 1):
+        play.deliver(node, Proposed(generation=play.generation, checked=11))
+    for rank in range(4):
+        play.exit(rank, 0, stopped=True, step=12)
+    failed = HealthFinding(check="GPU 0000:3b:00", verdict="fail", text="Xid 95; reset the GPU", device=0)
+    play.deliver(1, Health(generation=play.generation, took_s=0.1, findings=(failed,)))  # before it is ready it checks itself
+    play.again(0, 1)
+    first, second = (send.message for send in play.sent(Start))
+    assert (first.world_size, first.first_rank, first.devices) == (3, 0, (0, 1))
+    assert (second.world_size, second.first_rank, second.devices) == (3, 2, (1,))
+    play.resumed(12, "ram")
+    assert names(play) == ["leave_out"] and not play.events("fault")
+    started = play.events("generation_started")[-1]
+    assert (started["left_out"], started["ranks"]) == ({"1": [0]}, [2, 1])
+    play.wait(30)
+    assert len(play.sent(Propose)) == 2  # once
+    play.report(1, heartbeats={2: beat(13, play.now)})  # its rank has moved up
+
+
+def test_a_rank_whose_device_has_failed_leaves_the_others_of_its_node_and_one_that_fails_otherwise_does_not():
+    play = partly()
+    play.exit(2, 1, raised=Raised("AcceleratorError", "CUDA error: uncorrectable ECC error encountered", "Traceback", 1.0))
+    play.again(0, 1)
+    assert [send.message.devices for send in play.sent(Start)] == [(0, 1), (1,)]
+    assert names(play) == ["restart_workers", "leave_out"]
+    play = partly()
+    play.exit(2, 1, raised=Raised("ValueError", "boom", "Traceback", 1.0))
+    play.again(0, 1)
+    assert [send.message.devices for send in play.sent(Start)] == [(0, 1), (0, 1)]
+
+
+def test_a_node_with_too_few_devices_left_takes_no_part():
+    play = running(procs_per_node=2, layouts={2: {"dp": 2}, 4: {"dp": 4}})
+    failed = HealthFinding(check="GPU 0000:3b:00", verdict="fail", text="Xid 95; reset the GPU", device=0)
+    play.exit(2, 1)
+    play.deliver(1, Health(generation=play.generation, took_s=0.1, findings=(failed,)))
+    play.again(0, 1)
+    assert [(send.node, send.message.world_size) for send in play.sent(Start)] == [(0, 2)]

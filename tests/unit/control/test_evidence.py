@@ -1,11 +1,12 @@
 """What proves that a silent node is gone, when that is asked, and what follows from the answer."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 from control_play import Play
 
-from resilient.control.evidence import AGAIN_S, ANSWER_S, AT_ONCE, REFUSED_S, SILENT_S, Evidence, proof
+from resilient.control.evidence import AGAIN_S, ANSWER_S, AT_ONCE, EAGER_S, LATER_S, REFUSED_S, SILENT_S, Evidence, proof
 from resilient.outbox import InquireAbout, Launch
 
 # states of Slurm, what became of a connection, seconds of silence, whether it is gone
@@ -73,6 +74,25 @@ def test_a_silent_node_is_asked_about_at_once_and_then_every_few_seconds():
     assert len(asked(play)) == 2
     play.wait(ANSWER_S + 0.5, silent=[2])
     assert len(asked(play)) == 3, "an answer that never comes ends the questions"
+
+
+def questions(play: Play, seconds: int, silent: Sequence[int] = ()) -> list[tuple[int, ...]]:
+    """About whom is asked meanwhile, where Slurm answers at once that nothing is wrong."""
+    before = len(asked(play))
+    for _ in range(4 * seconds):
+        count = len(asked(play))
+        play.wait(0.25, silent=silent)
+        if len(asked(play)) > count:
+            answered(play, "ALLOCATED")
+    return asked(play)[before:]
+
+
+def test_a_node_that_is_silent_for_long_is_asked_about_more_seldom_and_another_one_often_again():
+    play = shrinking()
+    assert len(questions(play, int(SILENT_S + EAGER_S), silent=[2])) > EAGER_S / (2 * AGAIN_S)
+    assert len(questions(play, int(2 * LATER_S), silent=[2])) in (2, 3)
+    both = questions(play, int(SILENT_S + LATER_S), silent=[1, 2])
+    assert both.count((1, 2)) > 3, "of the other one nobody knows yet"
 
 
 def test_a_question_is_about_no_more_nodes_than_can_be_asked_about():

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from resilient.control.membership import BACK_S, JOIN_S, LAUNCH_ATTEMPTS, LONGEST_PAUSE_S, READY_S, Membership
+from resilient.control.shares import Rules, whole_nodes
 
 REJOIN_S = 20.0
 
@@ -14,7 +15,7 @@ class Nodes:
 
     def __init__(self, sizes: tuple[int, ...] = (4,), spares: int = 0) -> None:
         self.now = 1000.0
-        self.all = Membership(sizes, spares, REJOIN_S)
+        self.all = Membership(whole_nodes(sizes, 2), spares, REJOIN_S)
         self.all.begin(self.now)
         self.launched = self.all.launches(self.now)
 
@@ -65,8 +66,8 @@ def test_a_spare_takes_the_rank_of_the_node_that_is_gone_and_the_others_keep_the
     assert nodes.choose() is None  # node 3 is ending its workers
     nodes.again(3)
     assert nodes.start() == (0, 4, 2, 3)
-    assert nodes.all.ranks(4, 2) == range(2, 4)
-    assert not nodes.all.ranks(1, 2)
+    assert nodes.all.ranks(4) == range(2, 4)
+    assert not nodes.all.ranks(1)
 
 
 def test_a_node_that_has_returned_is_the_next_spare():
@@ -248,3 +249,86 @@ def test_at_random_members_are_ready_distinct_of_a_size_that_may_be_and_ranks_st
             stayed = [each for each in before if each in ready]
             assert len(chosen) < max(sizes) or all(chosen.index(each) == before.index(each) for each in stayed)
         before = nodes.start()
+
+
+def partial(spares: int = 0, least: int = 1) -> Nodes:
+    """Four nodes of two ranks that compute, which go on with one as well."""
+    nodes = Nodes(spares=spares)
+    nodes.all = Membership(Rules(2, least, 1, tuple(range(1, 9))), spares, REJOIN_S)
+    nodes.all.begin(nodes.now)
+    nodes.all.launches(nodes.now)
+    nodes.join(*range(4 + spares))
+    assert nodes.start() == (0, 1, 2, 3) and nodes.all.world_size == 8
+    return nodes
+
+
+def test_a_node_goes_on_without_a_device_that_does_not_work_and_later_ranks_move_up():
+    nodes = partial()
+    assert nodes.all.leave_out(1, {0})
+    assert nodes.all.computes_on_dead() == [1]
+    nodes.again(0, 1, 2, 3)
+    assert nodes.start() == (0, 1, 2, 3)
+    assert [nodes.all.ranks(node) for node in range(4)] == [range(2), range(2, 3), range(3, 5), range(5, 7)]
+    assert (nodes.all.devices(0), nodes.all.devices(1), nodes.all.device_of(2)) == ((0, 1), (1,), 1)
+    assert [nodes.all.node_rank_of(rank) for rank in range(7)] == [0, 0, 1, 2, 2, 3, 3]
+    assert not nodes.all.computes_on_dead() and nodes.all.left_out() == {1: [0]} and not nodes.all.can_grow()
+
+
+def test_a_spare_is_preferred_to_a_node_with_a_device_less_and_that_one_stands_by_for_those_that_are_lost():
+    nodes = partial(spares=1)
+    assert nodes.all.leave_out(1, {0})
+    nodes.again(0, 1, 2, 3)
+    assert nodes.start() == (0, 4, 2, 3) and nodes.all.world_size == 8
+    assert nodes.all.spare() is None and not nodes.all.can_grow()
+    nodes.lose(3)
+    nodes.again(0, 4, 2)
+    assert nodes.start() == (0, 4, 2, 1) and nodes.all.world_size == 7
+
+
+def test_a_node_whose_agent_is_started_anew_has_all_its_devices():
+    nodes = partial()
+    assert nodes.all.leave_out(1, {0})
+    nodes.lose(1)
+    nodes.join(1)
+    nodes.again(0, 2, 3)
+    assert nodes.start() == (0, 1, 2, 3) and nodes.all.world_size == 8
+
+
+def test_with_too_few_devices_left_nothing_is_left_out():
+    nodes = partial(least=2)
+    assert not nodes.all.leave_out(1, {0})
+    assert nodes.all.left_out() == {} and not nodes.all.computes_on_dead()
+    nodes = partial()
+    assert nodes.all.leave_out(1, {0}) and not nodes.all.leave_out(1, {1})
+    assert nodes.all.left_out() == {1: [0]}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_dies_members_compute_on_devices_that_work_and_what_could_grow_does(seed: int):
+    chance = random.Random(seed)
+    nodes = partial(spares=2)
+    for _ in range(20):
+        node = chance.randrange(6)
+        match chance.choice(["device", "device", "lost", "joined", "slow"]):
+            case "device":
+                nodes.all.leave_out(node, {chance.randrange(2)})
+            case "lost":
+                nodes.lose(node)
+            case "joined" if not nodes.all.nodes[node].joined:
+                nodes.join(node)
+            case "slow":
+                nodes.all.shun(node)
+        nodes.now += 1000.0
+        for turn in range(8):
+            nodes.again(*[each for each in nodes.all.joined() if not nodes.all.nodes[each].unfit])
+            members = nodes.choose()
+            if members is None:
+                break
+            nodes.all.start(members)
+            for member in members:
+                used = nodes.all.devices(member)
+                assert len(used) == len(nodes.all.ranks(member)) and not nodes.all.nodes[member].dead.intersection(used)
+            assert sum(len(nodes.all.ranks(member)) for member in members) == nodes.all.world_size
+            if not nodes.all.can_grow():
+                break
+            assert turn < 7, "it grows again and again"

@@ -148,7 +148,7 @@ def test_the_evidence_of_a_straggler_names_the_slowest_and_counts_the_rest():
             stragglers.on_heartbeat(rank, beat(step, float(step), own_s=(0.9 if rank == 50 else 0.1) * step))
         found += stragglers.judge()
     (episode,) = found
-    evidence = episode.fault("g1-straggler-1", PROCS, range(13)).evidence
+    evidence = episode.fault("g1-straggler-1", 0).evidence
     assert evidence.count("rank ") == 8 and "rank 50 900.0 ms" in evidence and evidence.endswith(" and 92 more")
 
 

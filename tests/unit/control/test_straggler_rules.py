@@ -57,7 +57,7 @@ def test_a_straggler_is_told_once_when_it_has_been_slow_for_long_enough():
     (found,) = group.windows(5, SLOW)
     assert (found.rank, found.over, found.number) == (2, False, 1)
     assert found.factor == pytest.approx(1.6) and found.usual_s == pytest.approx(0.05)
-    fault = found.fault("g1-straggler-1", procs_per_node=2, members=range(9))
+    fault = found.fault("g1-straggler-1", node=1)
     assert (fault.kind, fault.ranks, fault.nodes) == ("straggler", (2,), (1,))
     assert "rank 2 on node 1 needs 1.60 times as long" in fault.detail and "last 10 steps" in fault.detail
     assert fault.evidence == "own time of a step: rank 0 50.0 ms, rank 1 50.0 ms, rank 2 80.0 ms, rank 3 50.0 ms"

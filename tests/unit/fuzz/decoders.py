@@ -6,7 +6,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ def decoders(directory: Path) -> list[Decoder]:
         *_slurm(directory),
         *_node(directory),
         *_data(directory),
+        *_foreign(directory / "foreign"),
     ]
 
 
@@ -189,7 +190,7 @@ def _checkpoints(directory: Path) -> list[Decoder]:
     common.mkdir(exist_ok=True)
     digest = blueprint.arrays_digest(_ARRAYS)
     blueprint.write_arrays(common, _ARRAYS, documents)
-    blueprint.write_slots(common, 0, 1, digest, {"model/weight/c.0.0": [0, 1]})
+    blueprint.write_slots(common, 0, 1, digest, {"model/weight/c.0.0": [0, 1]}, (0, 2))
     arrays_text, slots_text = blueprint.arrays_path(common, digest).read_bytes(), mine.read_bytes()
     held = {
         "tier": "ram",
@@ -538,6 +539,9 @@ for n in $(hostname); do srun -w "$n" bash -c "python a.py ${ARGS[@]:-x} (" 2>&1
 wait $!
 """
 _SCONTROL = b"""JobId=17 JobName=x Requeue=1 JobState=RUNNING Reason=None NodeList=n[1-3,07],m1 BatchHost=n1 NumNodes=5"""
+_RESERVATIONS = b"""ReservationName=a StartTime=2026-11-23T10:00:00 EndTime=2026-11-24T10:00:00 Nodes=n[1-3],m Flags=MAINT
+ReservationName=b StartTime=2026-11-25T10:00:00 EndTime=2026-11-26T10:00:00 Nodes=n2 NodeCnt=1 Flags=MAINT State=INACTIVE
+"""
 _SQUEUE = b"""17                              RUNNING                 2026-11-23T10:00:00     N/A                     None
 18                              PENDING                 N/A                     2026-11-23T10:00:00     Dependency, and more
 """
@@ -556,7 +560,7 @@ def _slurm(directory: Path) -> list[Decoder]:
     from resilient.batch.job import read as read_job
     from resilient.batch.traps import traps
     from resilient.exits import EnvironmentUnusable
-    from resilient.slurm import badnodes, chain, history, hosts, queue, roster
+    from resilient.slurm import badnodes, chain, history, hosts, maintenance, queue, roster
     from resilient.slurm.allocation import Allocation
 
     def records(path: Path) -> None:
@@ -606,6 +610,7 @@ def _slurm(directory: Path) -> list[Decoder]:
         Decoder("batch script", lambda: [_SCRIPT], lambda data: traps(read_job(data.decode(errors="replace")))),
         Decoder("squeue", lambda: [_SQUEUE], lambda data: queue.parse_queue(text(data))),
         Decoder("scontrol", lambda: [_SCONTROL], lambda data: queue.parse_allotted(text(data)), (queue.SlurmSilent,)),
+        Decoder("scontrol show reservation", lambda: [_RESERVATIONS], lambda data: list(maintenance.parse(text(data)))),
         Decoder(
             "scontrol show config",
             lambda: [b"x = 1\nKillWait               = 30 sec\n"],
@@ -691,6 +696,7 @@ def _node(directory: Path) -> list[Decoder]:
 
 
 def _data(directory: Path) -> list[Decoder]:
+    from trainer import kernels
     from trainer.data import documents, indexed
     from trainer.data.errors import DataError
     from trainer.evaluation.records import FILE, Records
@@ -735,7 +741,15 @@ def _data(directory: Path) -> list[Decoder]:
     def evaluated(_: Path) -> object:
         return Records(directory).steps("valid")
 
+    work = kernels.Work("cpu", "2", "bfloat16", 4, 8, 8, 64, 512, False, 0.0, False, False)
+    choice = {"work": asdict(work), "kernel": "sdpa_flash", "seconds": {"sdpa_flash": 1e-3}}
+
     return [
+        Decoder(
+            "attention.json",
+            lambda: [json.dumps(choice).encode()],
+            _in_file(directory / kernels.FILE, lambda path: kernels.remembered(path, work)),
+        ),
         Decoder("evaluations.jsonl", lambda: [json.dumps(line).encode() + b"\n"], _in_file(directory / FILE, evaluated)),
         Decoder("index of a dataset", index, _in_file(indexed.idx_path(prefix), opened), (DataError,)),
         Decoder(
@@ -750,4 +764,93 @@ def _data(directory: Path) -> list[Decoder]:
             lambda data: documents.text_of(documents.Piece("x.jsonl", 2, "text", data, True)),
             (DataError,),
         ),
+    ]
+
+
+# -- checkpoints of others -------------------------------------------------------------------------------------------------
+
+
+def _foreign(directory: Path) -> list[Decoder]:
+    """Files of Megatron-LM and of torch.distributed.checkpoint."""
+    import argparse
+    import pickle
+
+    import torch
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
+    from trainer.conversion.dcp_files import DCPFiles
+    from trainer.conversion.families import ImportRefused
+    from trainer.conversion.megatron_args import model_of
+    from trainer.conversion.pickled import load_part
+    from trainer.conversion.rank_files import RankFiles
+
+    matrix, vector = torch.arange(12.0).reshape(3, 4), torch.ones(4)
+
+    def saved(value: object) -> bytes:
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        return buffer.getvalue()
+
+    def of_rank() -> list[bytes]:
+        args = argparse.Namespace(hidden_size=4, swiglu=False, params_dtype=torch.bfloat16)
+        model = {"decoder.layers.0.input_layernorm.weight": vector, "embedding.word_embeddings.weight": matrix}
+        moments = {0: {"exp_avg": matrix + 1, "exp_avg_sq": matrix + 2}, 1: {"exp_avg": vector, "exp_avg_sq": vector * 2}}
+        optimizer = {"state": moments, "param_groups": [{"params": [0]}, {"params": [1]}]}
+        common = {"args": args, "iteration": 3, "checkpoint_version": 3.0}
+        old = {"language_model": {"encoder": {"layers.0.input_norm.weight": vector}}}
+        return [saved({**common, "model": model, "optimizer": optimizer}), saved({**common, "model": old})]
+
+    def ranks(path: Path) -> None:
+        opened = RankFiles(path.parents[1])
+        for name in opened.names:
+            for kind in ("weight", *opened.kinds):
+                assert opened.read(name, kind).sum() is not None
+
+    chunks = [saved(matrix[:1].clone()), saved(matrix[1:].clone())]
+    distributed = directory / "dcp"
+
+    def description() -> list[bytes]:
+        blocks = [ChunkStorageMetadata(torch.Size([start, 0]), torch.Size([rows, 4])) for start, rows in ((0, 1), (1, 2))]
+        tensor = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([3, 4]), blocks)
+        places = {
+            MetadataIndex("a", block.offsets, number): _StorageInfo("__0_0.distcp", number * len(chunks[0]), len(chunks[number]))
+            for number, block in enumerate(blocks)
+        }
+        return [pickle.dumps(Metadata({"a": tensor}, {"a": ("a",)}, places)), pickle.dumps(Metadata({}, None, {}), 2)]
+
+    def described(path: Path) -> None:
+        (distributed / "__0_0.distcp").write_bytes(b"".join(chunks))
+        opened = DCPFiles(path.parent)
+        for name in opened.tensors:
+            assert opened.read(name).sum() is not None
+
+    def part(path: Path) -> None:
+        load_part(path, 0, max(1, path.stat().st_size))
+
+    def arguments(data: bytes) -> object:
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            return None
+        return model_of(found) if isinstance(found, dict) else None
+
+    gpt = {
+        **{"num_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "ffn_hidden_size": 24, "kv_channels": 4},
+        **{"max_position_embeddings": 8, "padded_vocab_size": 64, "vocab_size": 61, "make_vocab_size_divisible_by": 64},
+        **{"swiglu": True, "normalization": "RMSNorm", "position_embedding_type": "rope", "num_query_groups": 2},
+        **{"group_query_attention": True, "add_bias_linear": False, "rotary_base": 10000, "norm_epsilon": 1e-5},
+    }
+    rank = directory / "iter_0000003" / "mp_rank_00" / "model_optim_rng.pt"
+    return [
+        Decoder("file of a rank of Megatron-LM", of_rank, _in_file(rank, ranks), (ImportRefused, OSError)),
+        Decoder("description of DCP", description, _in_file(distributed / ".metadata", described), (ImportRefused, OSError)),
+        Decoder("chunk of DCP", lambda: chunks, _in_file(directory / "part", part), (ImportRefused, OSError)),
+        Decoder("arguments of Megatron-LM", lambda: [json.dumps(gpt).encode()], arguments, (ImportRefused,)),
     ]

@@ -25,9 +25,10 @@ DECODERS = (
     "evacuate.json", "archive of logs", "report: events.jsonl", "report: metrics.jsonl", "watch", "batch script",
     "config", "override", "experiment", "injection request", "chaos.jsonl",
     "chain.jsonl", "host list", "CPU counts", "roster", "roster variable", "allocation", "squeue", "scontrol",
-    "scontrol show config", "bad_nodes.json",
+    "scontrol show reservation", "scontrol show config", "bad_nodes.json",
     "heartbeat region", "standing of a rank", "agent record",
-    "index of a dataset", "tokenizer.json", "line of text", "evaluations.jsonl",
+    "index of a dataset", "tokenizer.json", "line of text", "evaluations.jsonl", "attention.json",
+    "file of a rank of Megatron-LM", "description of DCP", "chunk of DCP", "arguments of Megatron-LM",
 )  # fmt: skip
 
 

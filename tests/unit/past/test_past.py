@@ -301,6 +301,15 @@ def test_what_a_start_needs_of_earlier_jobs(tmp_path: Path):
     assert found.skip == [(13, 17), (50, 52)]
 
 
+def test_a_step_that_a_lost_node_is_late_to_tell_of_is_not_the_last_one():
+    steps = [{"t": 2.0 + n, "step": n, "generation": 2, "loss": 1.0 * n, "step_s": 1.0, "tokens_per_s": 5.0} for n in (1, 2, 3)]
+    late = {**steps[0], "t": 2.5, "generation": 1, "loss": 9.0, "step_s": 99.0}
+    found = past_of([event(1.0, "run_started", 0, name="x", target_step=9)], [*steps, late])
+    assert (found.step, found.loss, found.step_s) == (3, 3.0, 1.0)
+    gone_on = past_of([event(1.0, "run_started", 0, name="x", target_step=9)], [late, steps[0]])
+    assert (gone_on.step, gone_on.loss) == (1, 1.0)
+
+
 def test_the_newest_lines_that_a_person_reads_are_kept():
     link = {"node": 0, "interface": "eth0", "detail": "", "down_s": 1.0}
     samples = [event(float(n), "link", **link, state="up") for n in range(20)]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from resilient.campaign import machine_layout, places_in
 from resilient.config import Config, ConfigError
 from resilient.control.membership import Membership
+from resilient.control.shares import whole_nodes
 from resilient.placement.fabric import addresses_in, failure_domains, ordered
 from resilient.slurm.hosts import expand
 from resilient.snapshots.replication import buddies
@@ -119,7 +120,7 @@ def test_what_is_no_such_file_is_refused(text: str, words: str):
 
 
 def members(places: Sequence[str], stage_nodes: int, spares: int = 0) -> Membership:
-    found = Membership([len(places) - spares], spares, 30.0, stage_nodes)
+    found = Membership(whole_nodes([len(places) - spares]), spares, 30.0, stage_nodes)
     found.begin(0.0)
     for index, place in enumerate(places):
         found.hello(index, f"n{index}", f"10.0.0.{index}", 0.0, place=place)

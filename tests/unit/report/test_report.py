@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import DOWN_S, HOSTS, made
+from reported import agreed, drawn, figures
+from runs import DOWN_S, HOSTS, KINDS, made
 
 from resilient import ledger, page
 from resilient.account import PARTS
@@ -34,26 +35,9 @@ from resilient.status import inspect
 ROOT = Path(__file__).parents[3]
 
 
-def drawn(text: str) -> ET.Element:
-    return ET.fromstring(text.removeprefix("<!DOCTYPE html>"))
-
-
 def written(run_dir: Path) -> str:
     command.write(run_dir, None)
     return (run_dir / command.FILE).read_text()
-
-
-def figures(root: ET.Element) -> dict[str, tuple[Any, str]]:
-    return {each.get("data-key", ""): (json.loads(each.get("value", "")), each.text or "") for each in root.iter("data")}
-
-
-def looked_up(summary: dict[str, Any], key: str) -> Any:
-    if key.startswith("incidents."):
-        _, name, _, part = key.split(".")
-        return next(each for each in summary["incidents"] if each["fault_id"] == name)["seconds"][part]
-    if key.startswith("rank_seconds."):
-        return summary["rank_seconds"][key.partition(".")[2]]
-    return summary[key]
 
 
 def counted(root: ET.Element, kind: str) -> int:
@@ -62,15 +46,13 @@ def counted(root: ET.Element, kind: str) -> int:
 
 def test_every_figure_of_the_page_is_that_of_status(tmp_path: Path):
     run_dir = made(tmp_path / "run", steps=400, faults=12, jobs=4)
-    found = figures(drawn(written(run_dir)))
+    found = agreed(run_dir, tmp_path / "page.html")
     summary = asdict(inspect(run_dir))
-    ages = {"checkpoint_age_s"}  # which goes on
-    assert {key: value for key, (value, _) in found.items() if key not in ages} == {
-        key: looked_up(summary, key) for key in found if key not in ages
-    }
     assert {"step", "target_step", "loss", "goodput", "wall_s", "faults", "recovered", "downtime_s", "lost_steps"} <= set(found)
     assert {f"rank_seconds.{name}" for name, spent in summary["rank_seconds"].items() if spent} <= set(found)
     assert sum(key.startswith("incidents.") for key in found) >= 12
+    assert {key for key in found if key.startswith("kinds.")} == {f"kinds.{kind}.faults" for kind in KINDS}
+    assert {f"runs.{job}.{name}" for job in range(4) for name in ("step", "faults", "lost_steps", "exit_code")} <= set(found)
     assert found["goodput"][1] == f"{summary['goodput']:.1%}" and found["step"][1] == "400" and found["faults"][1] == "12"
 
 

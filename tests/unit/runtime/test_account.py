@@ -151,6 +151,30 @@ def test_a_tier_in_trouble_costs_no_time():
     events = [event(0.0, "run_started"), started(0.0), fault(1.5, 0.0, kind="storage"), event(2.0, "run_finished")]
     found = account(events, [step(1.0, 1), step(2.0, 2)])
     assert not found.incidents and found.goodput == 1.0
+    assert found.kinds["storage"].faults == found.runs[0].faults == 1 and found.kinds["storage"].recovered == 0
+    over = event(1.7, "recovered", fault_id="f1", lost_steps=0, downtime_s=0.0, step=1)
+    assert account([*events[:3], over, events[3]], []).kinds["storage"].recovered == 1
+
+
+def test_steps_that_were_lost_by_faults_that_met_are_counted_once():
+    def recovered(number: int, lost_steps: int, incident: int) -> dict[str, Any]:
+        about = {"lost_steps": lost_steps, "downtime_s": 1.0, "step": 2, "incident_id": f"f{incident}"}
+        return event(6.0, "recovered", 2, fault_id=f"f{number}", **about)
+
+    met = [fault(3.7, 0.3), action(3.7, "restart_workers"), fault(3.8, 0.3, 2, "hang"), action(3.8, "restart_workers", 2)]
+    later = [fault(8.0, 0.3, 3, generation=2), action(8.0, "restart_workers", 3), recovered(3, 4, 3) | {"t": 9.0}]
+    events = [event(0.0, "run_started"), started(0.0), *met, started(4.0, 2), recovered(1, 5, 1), recovered(2, 7, 1), *later]
+    found = account(events, [])
+    assert [each.lost_steps for each in found.incidents] == [5, 7, 4]
+    assert found.runs[0].lost_steps == sum(kind.lost_steps for kind in found.kinds.values()) == 7 + 4
+
+
+def test_a_step_that_a_lost_node_is_late_to_tell_of_is_not_the_last_one():
+    events = [event(0.0, "run_started"), started(0.0), started(4.0, 2), event(8.0, "run_finished", 2)]
+    metrics = [step(2.0, 1), step(6.0, 2, generation=2), step(7.0, 3, generation=2), step(3.9, 2)]
+    found = account(events, metrics)
+    assert found.runs[0].step == 3
+    assert found.seconds == account(events, metrics[:3]).seconds
 
 
 @pytest.mark.parametrize("name", ["report", "recompute_batch"])

@@ -415,3 +415,10 @@ def test_good_rows_of_ranks_are_shown_as_one_and_bad_ones_by_themselves():
     rows = [finding("matmul 0", "ok"), finding("all-reduce 0", "ok"), finding("matmul 1", "fail"), finding("matmul 2", "ok")]
     assert [each.check for each in merged(rows)] == ["matmul 0-2", "all-reduce 0", "matmul 1"]
     assert not Report(tuple(rows), 1.0).ok
+
+
+def test_of_gpus_that_are_left_out_nothing_is_said_and_one_that_fails_is_named():
+    sick = Gpu(1, "GPU-1", "A100", uncorrected=2)
+    found = [Gpu(0, "GPU-0", "A100", uncorrected=0), sick, Gpu(2, "GPU-2", "A100", uncorrected=0)]
+    assert [(each.verdict, each.device) for each in gpus.judge(found, 3)] == [("fail", 1), ("ok", None)]
+    assert [each.verdict for each in gpus.judge(found, 3, (0, 2))] == ["ok"]

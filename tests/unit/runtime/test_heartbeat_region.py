@@ -66,6 +66,14 @@ def test_reports_arrive_whole_and_in_order_however_often_the_ring_wraps(regions)
     assert {record.event for record in got} == {None, "snapshot"}
 
 
+def test_the_time_for_which_a_gpu_computes_adds_up(regions):
+    agent, region = regions
+    assert agent.activity().device_s == 0.0
+    region.computed(0.25)
+    region.computed(0.5)
+    assert agent.activity().device_s == 0.75
+
+
 def test_the_time_that_samples_take_adds_up(regions, monkeypatch: pytest.MonkeyPatch):
     agent, region = regions
     clock = iter([100.0, 101.0, 103.0, 110.0, 111.0, 111.5])

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilient import ledger
-from resilient.chart import Scale
+from resilient.chart import Scale, value_scale
 from resilient.exits import EnvironmentUnusable
 from resilient.picture import LISTED, WIDTH, cut, picture, width
 from resilient.processes import local_pid, local_pids
@@ -185,6 +186,13 @@ def test_a_long_run_stays_small_and_loses_no_fault():
     root = drawn(out)
     assert all(f"g{number}-1 at" in titles(root) for number in range(1, 901))
     assert f"and {900 - LISTED} incidents: {900 - LISTED} exit" in texts(root)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.5, 1e299, 1.7e308, -1.7e308])
+def test_a_level_curve_is_drawn_whatever_its_value(value: float):
+    y = value_scale([value, value], 100.0, 50.0, from_zero=False)
+    assert math.isfinite(y.low) and math.isfinite(y.high) and 100.0 <= y(value) <= 150.0
+    assert abs(value) > 1e300 or 110.0 < y(value) < 140.0
 
 
 def test_ten_thousand_faults_are_counted():

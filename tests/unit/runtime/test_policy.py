@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from resilient.faults import Fault
-from resilient.policy import TABLE, UNFIT, Budget, Situation, decide, pause_s, stretch
+from resilient.policy import ILL, TABLE, UNFIT, Budget, Situation, decide, pause_s, stretch
 from resilient.rollback import RollBack
 
 BUDGET = Budget(max_restarts_per_hour=7, give_up_after_same_step=3)
@@ -49,6 +49,7 @@ def spoilt(times: int, *checkpoints: int, fault: Fault = bad) -> Situation:
 ROWS = [
     (situation(replace(FAULT, kind="storage", cause="run directory", ranks=()), draining=True), "degrade"),
     (situation(replace(lost, cause=UNFIT), draining=True), "exclude_node"),
+    (situation(replace(lost, cause=ILL)), "exclude_node"),
     (situation(replace(lost, ranks=()), draining=True), "restart_agent"),
     (situation(draining=True), "finish_drain"),
     (situation(replace(FAULT, final=70)), "give_up"),

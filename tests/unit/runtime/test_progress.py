@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from resilient.heartbeat_region import AgentRegion, WorkerRegion
-from resilient.progress import Progress, Stopped
+from resilient.progress import LINES_S, Progress, Stopped
 from resilient.script_files import SavedFile
 
 
@@ -39,6 +39,24 @@ class Watched:
         return [dict(record.fields) for record in self.agent.drain() if record.event == event]
 
 
+class Time:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def passes(self) -> None:
+        """So much that the next step has a line of its own."""
+        self.now += LINES_S + 0.1
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> Time:
+    made = Time()
+    monkeypatch.setattr("resilient.clock.now", lambda: made.now)
+    return made
+
+
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[Watched]:
     made = Watched(tmp_path / "region")
@@ -57,14 +75,15 @@ def test_each_optimizer_step_is_a_beat(watched: Watched):
         assert (seen.step, seen.phase, seen.observed) == (step, "step", True)
 
 
-def test_the_first_step_of_a_script_without_a_loader_has_no_time_of_its_own(watched: Watched):
+def test_the_first_step_of_a_script_without_a_loader_has_no_time_of_its_own(watched: Watched, passing: Time):
     optimizer = watched.optimizer()
     for _ in range(4):
         watched.step(optimizer)
-        time.sleep(0.06)
+        passing.passes()
     lines = watched.told(None)
     assert [line["step"] for line in lines] == [2, 3, 4] and [line.get("steps", 1) for line in lines] == [2, 1, 1]
-    assert all(line["steps_per_s"] < 1 / 0.05 and line["step_s"] > 0.05 for line in lines)
+    assert all(line["step_s"] == pytest.approx(LINES_S + 0.1) for line in lines)
+    assert [line["steps_per_s"] * (LINES_S + 0.1) for line in lines] == pytest.approx([1, 1, 1])
 
 
 def test_optimizers_that_take_turns_count_once_for_each_iteration(watched: Watched):
@@ -173,16 +192,17 @@ def test_what_the_script_says_itself_wins(watched: Watched):
     assert (watched.agent.activity().step, watched.agent.activity().observed) == (-1, False)
 
 
-def test_steps_of_a_script_that_beats_are_told_by_its_beats(watched: Watched):
+def test_steps_of_a_script_that_beats_are_told_by_its_beats(watched: Watched, passing: Time):
     optimizer = watched.optimizer()
     watched.progress.expect_words()
     for step in range(41, 45):
         watched.step(optimizer)
         watched.progress.stand_back(step)
-        time.sleep(0.06)
+        passing.passes()
     lines = watched.told(None)
     assert [(line["step"], line.get("steps", 1)) for line in lines] == [(42, 2), (43, 1), (44, 1)]
-    assert all(line["step_s"] > 0.05 and line["steps_per_s"] < 1 / 0.05 for line in lines)
+    assert all(line["step_s"] == pytest.approx(LINES_S + 0.1) for line in lines)
+    assert [line["steps_per_s"] * (LINES_S + 0.1) for line in lines] == pytest.approx([1, 1, 1])
 
 
 def test_short_steps_of_a_script_that_beats_are_told_together_and_the_last_at_its_end(watched: Watched):
@@ -194,19 +214,19 @@ def test_short_steps_of_a_script_that_beats_are_told_together_and_the_last_at_it
     assert sum(line.get("steps", 1) for line in lines) == 2000
 
 
-def test_a_script_that_reports_metrics_has_no_lines_of_its_beats(watched: Watched):
+def test_a_script_that_reports_metrics_has_no_lines_of_its_beats(watched: Watched, passing: Time):
     for step in range(1, 4):
         watched.progress.stand_back(step)
         watched.progress.leave_lines()
-        time.sleep(0.06)
+        passing.passes()
     watched.progress.ends()
     assert watched.told(None) == []
 
 
-def test_a_script_whose_beats_go_back_is_told_from_there_on(watched: Watched):
+def test_a_script_whose_beats_go_back_is_told_from_there_on(watched: Watched, passing: Time):
     for step in (7, 8, 3, 4):
         watched.progress.stand_back(step)
-        time.sleep(0.06)
+        passing.passes()
     assert [line["step"] for line in watched.told(None)] == [8, 4]
 
 

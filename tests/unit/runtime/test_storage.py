@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from resilient.config import Config
-from resilient.storage import arrange, cost_of_a_kill, lies_in_ram, storage_of
+from resilient.storage import arrange, cost_of_a_kill, lies_in_ram, needed, storage_of
 
 
 def config(*tiers: dict[str, Any], **more: Any) -> Config:
@@ -52,6 +52,18 @@ def test_a_first_tier_in_ram_is_the_memory_and_is_due_at_every_step() -> None:
     ]
     assert [tier.keep_last for tier in found.tiers] == [1, 2, 3]
     assert found.buffers == 3
+
+
+def test_replicas_that_are_left_open_are_kept_in_ram_alone() -> None:
+    tiers = [{**each, "replicas": "auto"} for each in (RAM, NVME, DURABLE)]
+    assert [tier.replicas for tier in arrange(config(*tiers), 2, "id", WHERE).tiers] == [True, False, False]
+
+
+def test_where_nodes_hold_the_same_each_needs_room_for_its_share_and_in_ram_for_no_copy() -> None:
+    found = arrange(config({**RAM, "replicas": 1}, NVME, DURABLE), 4, "id", WHERE)
+    memory, disk, durable = found.tiers
+    assert [needed(found, tier, 4, (400, 10))[0] for tier in (memory, disk, durable)] == [600, 600, 1600]
+    assert [needed(found, tier, 4, (400, 10), same=2)[0] for tier in (memory, disk, durable)] == [600, 1200, 1600]
 
 
 def test_nodes_keep_out_of_each_others_way() -> None:

@@ -116,6 +116,13 @@ def line(t: float, event: str, **fields: Any) -> dict[str, Any]:
     return {"t": t, "event": event, **fields}
 
 
+def test_a_node_that_is_excluded_and_was_never_gone_tells_nothing_of_how_soon_nodes_come_back():
+    lost = line(10.0, "fault", kind="node_lost", nodes=[2])
+    ill = [line(11.0, "fault", kind="node_lost", nodes=[1]), line(11.0, "action", name="exclude_node")]
+    back = line(40.0, "generation_started", members=[0, 1, 2])
+    assert measured([line(0.0, "run_started"), lost, *ill, back]).returns_s == (30.0,)
+
+
 def test_the_ledger_tells_what_nodes_jobs_and_restarts_have_taken():
     found = measured(
         [

@@ -59,6 +59,12 @@ def test_a_fault_that_a_reset_must_heal_keeps_the_node_out_and_others_do_not():
     assert {verdicts[number] for number in (13, 31, 43, 45, 63, 94)} == {"warn"}
 
 
+def test_a_fault_that_needs_a_reset_names_one_of_the_nodes_own_devices():
+    faults = list(parse([BUS, FAULT, BUS.replace("3b", "99")]))
+    found = judge_faults(faults, ("0000:86:00.0", "", "0000:3b:00.0"))
+    assert [(each.verdict, each.device) for each in found] == [("fail", 2), ("warn", None), ("fail", None)]
+
+
 def test_an_xid_in_the_kernel_log_says_why_a_gpu_failed():
     raised = Raised("AcceleratorError", "CUDA error: unspecified launch failure", "Traceback", 1.0)
     end = WorkerEnd(0, 0, 7, 1, 1.0, 5, "step", raised, log=f"loss 2.3\n{BUS.partition(';')[2].strip()}")
@@ -101,6 +107,38 @@ def test_an_agent_reads_the_kernel_log_all_the_time(tmp_path: Path, monkeypatch:
     assert (health.generation, health.findings[0].verdict, health.findings[0].check) == (3, "warn", "GPU 0000:86:00")
     assert [each.number for each in events.take_gpu_faults()] == [31]
     assert not events.take_gpu_faults()
+    events.hush()
+    events.close()
+    loop.close()
+
+
+@pytest.mark.usefixtures("undisturbed")
+@pytest.mark.parametrize(
+    ("number", "gpus", "device"),
+    [
+        (95, ("0000:3b:00.0", "00000000:86:00.0"), 1),
+        (79, ("", "0000:86:00.0"), 1),
+        (31, ("0000:3b:00.0", "0000:86:00.0"), None),  # the program's doing
+        (95, ("0000:3b:00.0", "0000:87:00.0"), None),  # somebody else's
+        (95, (), None),
+    ],
+)
+def test_a_fault_that_needs_a_reset_names_the_device_of_the_rank_that_computes_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, gpus: tuple[str, ...], device: int | None
+):
+    log = tmp_path / "kmsg"
+    log.touch()
+    monkeypatch.setattr(node_events, "KernelLog", lambda **options: KernelLog(log, **options))
+    monkeypatch.setattr(node_events, "TURN_S", 0.0)
+    sent: list[AgentMessage] = []
+    loop = Loop()
+    events = node_events.NodeEvents(loop, "127.0.0.1", sent.append, lambda: 3, gpus)
+    with log.open("a") as file:
+        file.write(f"4,1235,9877,-;NVRM: Xid (PCI:0000:86:00): {number}, pid=4242, x\n")
+    until = time.monotonic() + 30.0
+    while not (found := [each for each in sent if isinstance(each, Health)]) and time.monotonic() < until:
+        loop.turn(0.05)
+    assert [finding.device for health in found for finding in health.findings] == [device]
     events.hush()
     events.close()
     loop.close()

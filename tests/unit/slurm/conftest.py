@@ -29,6 +29,10 @@ class Slurm:
     def deaf(self, calls: int) -> None:
         (self.directory / "deaf").write_text(str(calls))
 
+    def reserved(self, lines: list[str]) -> None:
+        """What `scontrol --oneliner show reservation` answers."""
+        (self.directory / "reservations").write_text("\n".join(lines) + "\n")
+
     def lossy(self) -> None:
         (self.directory / "lossy").touch()
 

@@ -117,6 +117,25 @@ def test_a_limit_that_is_changed_while_the_job_runs_is_heard_of(slurm, monkeypat
     assert play.faults() == ["time_limit"]
 
 
+@pytest.mark.parametrize(("start_s", "kinds"), [(20.0, ["time_limit"]), (3600.0, [])])
+def test_the_run_is_stopped_ahead_of_a_maintenance_that_comes_before_the_end(slurm, start_s: float, kinds: list[str]):
+    play = Play(slurm, 1800.0)
+    start_t = time.time() + start_s
+    play.stops.wanted_back(start_t, "all")
+
+    async def work() -> None:
+        task = asyncio.create_task(play.stops.watch())
+        while play.stops.end_t is None or (kinds and not play.coordinator.draining):
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+    assert play.faults() == kinds
+    if kinds:
+        assert play.drain.deadline_t == pytest.approx(start_t - END_S, abs=0.1)
+        assert any("until the maintenance all" in note for note in play.notes)
+
+
 def test_a_signal_ahead_of_the_limit_that_comes_early_stops_nothing(slurm):
     play = Play(slurm, 100.0, asked_lead_s=20.0)
     play.signal("SIGUSR1")

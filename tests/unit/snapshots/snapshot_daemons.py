@@ -114,7 +114,7 @@ class Daemon:
         if left_out or len(own) >= BUFFERS:
             self._say(Skipped(generation=self.generation, step=self.step, reason="no buffer"))
             return
-        place = (RAM, SnapshotKey(self.step, self.generation), self.rank, False)
+        place = (RAM, SnapshotKey(self.step, self.generation), self.rank % self.durable.shards, False)
         self._put(place)
         self._say(Held(generation=self.generation, shard=self.shard(place), wants=wants))
 
@@ -122,7 +122,7 @@ class Daemon:
         """Workers take the present step once more, for a node has left it out; whether there was a buffer."""
         assert self.rank is not None
         key = self.again = SnapshotKey(self.step, self.generation)
-        place = (RAM, key, self.rank, False)
+        place = (RAM, key, self.rank % self.durable.shards, False)
         if len([each for each in self.held if each[0] == RAM and not each[3] and each != place]) >= BUFFERS:
             self._say(Skipped(generation=self.generation, step=self.step, reason="no buffer", again=True))
             return False

@@ -27,13 +27,21 @@ moves = st.lists(st.tuples(nodes, st.integers(0, 4), st.integers(0, 4), st.integ
 
 
 class Campaign(RuleBasedStateMachine):
-    """A driver's snapshot core, four nodes of which three are members, and what lies between them."""
+    """A driver's snapshot core, four nodes of which three are members, and what lies between them.
+
+    Attributes:
+        wanted: members.
+        shards: of a snapshot; members whose ranks are as many apart hold the same.
+    """
+
+    wanted = MEMBERS
+    shards = MEMBERS
 
     def __init__(self) -> None:
         super().__init__()
         plan = StoragePlan(TierPlan(RAM, 1, True), (TierPlan(NVME, 2, True),), TierPlan(DURABLE, 3), BUFFERS)
         self.core = Snapshots(plan)
-        self.durable = DurableTier(MEMBERS)
+        self.durable = DurableTier(self.shards)
         self.daemons = [Daemon(node, self.durable) for node in range(NODES)]
         self.state = "gathering"
         self.ready: set[int] = set()
@@ -83,12 +91,12 @@ class Campaign(RuleBasedStateMachine):
             case "snapshot" if event.fields["tier"] != DURABLE:
                 key = SnapshotKey(event.fields["step"], event.generation)  # type: ignore[arg-type]
                 held = self.places(str(event.fields["tier"]), key)
-                missing = set(range(MEMBERS)) - {number for _, number, _ in held}
+                missing = set(range(self.shards)) - {number for _, number, _ in held}
                 assert not missing, f"{key} is told as complete, and nobody has its shards {missing}"
             case "replicated":
                 key = SnapshotKey(event.fields["step"], event.generation)  # type: ignore[arg-type]
                 held = self.places(str(event.fields["tier"]), key)
-                alone = [number for number in range(MEMBERS) if len({node for node, each, _ in held if each == number}) < 2]
+                alone = [number for number in range(self.shards) if len({node for node, each, _ in held if each == number}) < 2]
                 assert not alone, f"{key} is told as replicated, and only one node has its shards {alone}"
                 if self.protected is None or key > self.protected:
                     self.protected = key
@@ -133,7 +141,7 @@ class Campaign(RuleBasedStateMachine):
 
     def maybe_begin(self) -> None:
         """All members that are wanted are there."""
-        if self.state != "gathering" or len(self.ready) < MEMBERS:
+        if self.state != "gathering" or len(self.ready) < self.wanted:
             return
         self.durable.fence = self.generation + 1
         if due := self.core.invalidated_due():
@@ -141,7 +149,7 @@ class Campaign(RuleBasedStateMachine):
                 if any(each.covers(key.step, key.generation) for each in due):
                     del self.durable.committed[step]
         self.generation += 1
-        self.members = sorted(self.ready)[:MEMBERS]
+        self.members = sorted(self.ready)[: self.wanted]
         self.outstanding = {}
         self.do("begin", self.generation, self.members)
         self.do("quarantine_done")
@@ -229,13 +237,18 @@ class Campaign(RuleBasedStateMachine):
             for _ in range(news):
                 self.news_arrive(node)
 
+    @property
+    def newest(self) -> SnapshotKey | None:
+        """The newest snapshot that is let go only for a newer one."""
+        return self.core.newest
+
     def news_arrive(self, node: int) -> None:
         daemon = self.daemons[node]
         if not daemon.outbox:
             return
         news, asked = daemon.outbox.popleft()
         self.now += 0.01
-        newest, durable_step = self.core.newest, self.core.durable_step
+        newest, durable_step = self.newest, self.core.durable_step
         self.answered(node, None if isinstance(news, Inventory) else news)
         if isinstance(news, Inventory) and asked:
             self.core.inventory(node, news)
@@ -317,7 +330,7 @@ class Campaign(RuleBasedStateMachine):
         """Whether a newer snapshot than this, of after the step, is whole: then this one may have been let go of."""
         there = {place[1:3] for daemon in self.daemons if daemon.alive for place in daemon.will_hold()}
         newer = {each for each, _ in there if each > key and each.step > step}
-        return any(all((each, number) in there for number in range(MEMBERS)) for each in newer)
+        return any(all((each, number) in there for number in range(self.shards)) for each in newer)
 
     @rule(steps=st.integers(1, 4))
     def undisturbed(self, steps: int) -> None:
@@ -353,7 +366,7 @@ class Campaign(RuleBasedStateMachine):
     @invariant()
     def what_is_promised_is_there(self) -> None:
         for candidate in unpack(self.core.candidates()):
-            assert len(candidate.shards) == MEMBERS and all(candidate.shards), f"{candidate.key} is not whole"
+            assert len(candidate.shards) == self.shards and all(candidate.shards), f"{candidate.key} is not whole"
             assert not any(each.covers(candidate.key.step, candidate.key.generation) for each in self.invalid)
             for number, holders in enumerate(candidate.shards):
                 for holder in holders:
@@ -371,7 +384,7 @@ class Campaign(RuleBasedStateMachine):
         for lost in range(NODES):
             there = set().union(*(each for node, each in enumerate(held) if node != lost))
             keys = {key for key, _ in there if key >= self.protected}
-            whole = [key for key in keys if all((key, number) in there for number in range(MEMBERS))]
+            whole = [key for key in keys if all((key, number) in there for number in range(self.shards))]
             assert whole, f"{self.protected} was replicated, but with node {lost} nothing would be left that is as new"
 
     @invariant()
@@ -408,3 +421,15 @@ class Campaign(RuleBasedStateMachine):
             self.settle()
         assert not self.core.behind, f"{newest} does not become durable"
         assert newest is None or self.core.durable_step >= newest.step
+
+
+class HybridCampaign(Campaign):
+    """Four members, of which two and two have the same shards."""
+
+    wanted = 4
+    shards = 2
+
+    @property
+    def newest(self) -> SnapshotKey | None:
+        """One that some members left out may be whole by those that have the same shards, and is forgotten as if it were not."""
+        return max((key for keys in self.core._catalog.complete.values() for key in keys), default=None)

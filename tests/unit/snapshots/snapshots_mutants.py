@@ -4,10 +4,10 @@ from mutation import Mutant
 
 MUTANTS = (
     Mutant(
-        "a step is complete on a tier although a shard is missing",
-        "resilient.snapshots.catalog",
-        "return len(self.tiers.get(tier, ())) == self.shards",
-        "return len(self.tiers.get(tier, ())) >= self.shards - 1",
+        "a step is complete in memory although a node has not taken it",
+        "resilient.snapshots.snapshots",
+        "snapshot.owners.get(memory) == len(self._members)",
+        "snapshot.owners.get(memory, 0) >= len(self._members) - 1",
     ),
     Mutant(
         "a step is whole as soon as there are as many copies as shards, whatever they are of",

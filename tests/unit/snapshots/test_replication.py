@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
-from snapshot_course import Course, address, failed, replicated, shard
+from snapshot_course import Course, address, done, failed, replicated, shard
 
-from checkpoint.protocol import Cancel, Replicate, Retain, SnapshotKey
+from checkpoint.protocol import Cancel, Held, Replicate, Retain, SnapshotKey, StartJob
 from resilient.outbox import Effect, Outbox
+from resilient.snapshots import StoragePlan, TierPlan
+from resilient.snapshots.catalog import Catalog
 from resilient.snapshots.replication import buddies
 
 
@@ -184,3 +186,87 @@ def test_what_is_newer_than_the_step_that_was_gone_on_from_is_not_retained_for_i
     course.stopped(held)
     course.begin(6)
     assert {each.steps for _, each in course.requests(Retain, course.resumed(1))} == {(1,)}
+
+
+# -- nodes that hold the same --------------------------------------------------------------------------------------------
+
+
+class Hybrid(Course):
+    """Of the nodes, those that are `shards` apart hold the same."""
+
+    def __init__(self, nodes: int, shards: int, **options: Any) -> None:
+        self.shards = shards
+        super().__init__(nodes, buffers=3, replicas=True, **options)
+        self.resumed()
+
+    def taken(self, node: int, step: int, *, wants: tuple[str, ...] = (), again: bool = False) -> list[Effect]:
+        number = self.members.index(node) % self.shards
+        held = shard(step, number, of=self.shards, generation=self.generation)
+        return self.deliver(node, Held(generation=self.generation, shard=held, wants=wants, again=again))
+
+
+def test_no_copy_is_made_of_what_another_node_holds_and_the_ledger_says_that_it_is_there_twice() -> None:
+    course = Hybrid(4, 2)
+    assert not course.requests(Replicate, course.all_take(1))
+    assert [each["step"] for each in course.events("replicated")] == [1]
+
+
+def test_a_step_that_one_of_two_nodes_has_taken_is_not_complete_but_can_be_gone_on_from() -> None:
+    course = Hybrid(4, 2)
+    course.all_take(1)
+    for node in (0, 1, 2):
+        course.taken(node, 2)
+    assert [each["step"] for each in course.events("snapshot")] == [1]
+    course.do("lost", 3)
+    assert course.core.newest == SnapshotKey(2, course.generation)
+
+
+def test_the_loss_of_a_node_leaves_all_to_the_one_that_holds_the_same() -> None:
+    course = Hybrid(4, 2)
+    course.all_take(1)
+    course.do("lost", 0)
+    assert course.core.newest == SnapshotKey(1, course.generation)
+    course.do("lost", 2)
+    assert course.core.newest is None
+
+
+def test_a_snapshot_of_nodes_that_hold_the_same_is_flushed_once() -> None:
+    course = Hybrid(4, 2)
+    requests = course.requests(StartJob, course.all_take(1, wants=("scratch",)))
+    assert [(node, each.shard) for node, each in requests] == [(0, 0), (1, 1)]
+
+
+def test_with_one_group_left_buddies_make_copies_again() -> None:
+    course = Hybrid(4, 2)
+    course.all_take(1)
+    course.do("lost", 2)
+    course.do("lost", 3)
+    course.begin(course.generation + 1, [0, 1])
+    course.resumed(1)
+    requests = course.requests(Replicate, course.all_take(2))
+    assert [(node, each.shard) for node, each in requests] == [(1, 0), (0, 1)]
+
+
+def test_on_a_slower_tier_a_buddy_copies_what_one_node_has_written() -> None:
+    course = Hybrid(4, 2, others=(TierPlan("nvme", 2, replicas=True),))
+    copies = course.requests(StartJob, course.all_take(1, wants=("nvme",)))
+    effects = [effect for node, each in copies for effect in course.deliver(node, done(each))]
+    assert [(node, each.shard, each.tier) for node, each in course.requests(Replicate, effects)] == [(1, 0, "nvme"), (2, 1, "nvme")]
+
+
+def test_owners_are_counted_as_they_come_and_go() -> None:
+    plan = StoragePlan(TierPlan("ram", 1), (), TierPlan("scratch", 3), 2)
+    catalog = Catalog(plan)
+    counts = []
+    for change in (
+        lambda: catalog.add(0, shard(1, 0)),
+        lambda: catalog.add(1, shard(1, 0)),
+        lambda: catalog.add(1, shard(1, 0)),  # once more
+        lambda: catalog.add(1, shard(1, 0, replica=True)),  # for another one by now
+        lambda: catalog.add(2, shard(1, 1)),
+        lambda: catalog.lose(1),
+        lambda: catalog.lose(0),
+    ):
+        change()
+        counts.append(catalog.snapshots[SnapshotKey(1, 5)].owners["ram"])
+    assert counts == [1, 2, 2, 1, 2, 2, 1]

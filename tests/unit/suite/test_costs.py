@@ -8,6 +8,7 @@ from pathlib import Path
 
 import costs
 import pytest
+from soak import soaked
 
 ROOT = Path(__file__).parents[3]
 
@@ -86,11 +87,11 @@ def test_a_test_far_above_the_limit_fails_the_run_and_is_named(tmp_path: Path, o
     assert named(output, "FAILED") == DEAR
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "xdist"])
+@pytest.mark.parametrize("options", [(), soaked(("-n", "2"))], ids=["one process", "xdist"])
 def test_a_test_a_little_above_the_limit_is_named_and_fails_nothing(tmp_path: Path, options: tuple[str, ...]):
-    # 1.2 s by each, and the start of Python where a test starts one; the processor counts as one of the limit's speed.
+    # 2.4 s by each, and the start of Python where a test starts one; the processor counts as one of the limit's speed.
     (tmp_path / "conftest.py").write_text("import costs\ncosts.WORK_S = costs.START_S = 1e9")
-    code, output = run(tmp_path, TESTS, "--cost-limit-s", "1.1", *options)
+    code, output = run(tmp_path, TESTS.replace("1.2", "2.4"), "--cost-limit-s", "2.2", *options)
     assert code == 0, output
     assert named(output, "WARNING") == DEAR
     assert not named(output, "FAILED")

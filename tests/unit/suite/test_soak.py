@@ -50,7 +50,7 @@ def test_over_many_commits_every_slice_has_its_turn_about_as_often():
     assert any(one != other for one, other in pairwise(turns))
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "xdist"])
+@pytest.mark.parametrize("options", [(), soak.soaked(("-n", "2"))], ids=["one process", "xdist"])
 def test_a_slice_is_printed_with_its_tests_and_can_be_run_again(tmp_path: Path, options: tuple[str, ...]):
     words = ["-m", "soak", "--soak-budget-s", str(3 * soak.UNKNOWN_S), "--costs-to", str(tmp_path / "costs"), *options]
     found = []

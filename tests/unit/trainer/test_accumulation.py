@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -203,3 +204,63 @@ def test_parameters_are_gathered_once_a_step_whatever_the_accumulation(
     small = merged(SMALL, {"train": {"precision": "bf16", "steps": 2}}, spread(1, pp), sections)
     for counts in run_ranks(2 * pp, exchanged, write_config(tmp_path, dataset, **small)):
         assert counts[1:] == [(gathers, reductions)]  # in the first step, a pipeline also tries out what its stages hand on
+
+
+def reduced(config: Path) -> list[tuple[int, int]]:
+    """On this rank of a pipeline, of each step: reductions of gradients, and those of them that begin within a backward pass."""
+    from torch.distributed.pipelining import PipelineStage
+
+    from trainer.engine import Pipelined
+
+    found: list[tuple[int, int]] = []
+    whole, reduce = Pipelined.train, dist.reduce_scatter_single
+    passes = ("backward_one_chunk", "backward_weight_one_chunk")
+    inside, begun = 0, []
+
+    def within(run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal inside
+            inside += 1
+            result = run(*args, **options)
+            inside -= 1
+            return result
+
+        return call
+
+    def counted(*args: Any, **options: Any) -> Any:
+        begun.append(inside > 0)
+        return reduce(*args, **options)
+
+    def step(self: Pipelined, *args: Any) -> Any:
+        begun.clear()
+        result = whole(self, *args)
+        found.append((len(begun), sum(begun)))
+        return result
+
+    with ExitStack() as patches:
+        for name in passes:
+            patches.enter_context(mock.patch.object(PipelineStage, name, within(getattr(PipelineStage, name))))
+        patches.enter_context(mock.patch.object(dist, "reduce_scatter_single", counted))
+        patches.enter_context(mock.patch.object(Pipelined, "train", step))
+        train(config)
+    return found
+
+
+OVERLAPPED = [
+    (how("last", schedule="1f1b"), 1),
+    (how("last", schedule="zero_bubble", stage=2), 1),
+    soaked(how("last", schedule="interleaved_1f1b"), 1),
+    soaked(how("last", schedule="interleaved_1f1b", stage=3), 1),
+    soaked(how("last", schedule="gpipe"), 1),
+    soaked(how("every", schedule="zero_bubble"), PASSES),
+]
+
+
+@pytest.mark.parametrize(("sections", "passes"), OVERLAPPED, ids=name_of)
+def test_under_a_pipeline_reductions_begin_within_the_last_backward_pass(
+    dataset: Path, tmp_path: Path, sections: Sections, passes: int
+):
+    model: Sections = {"model": {"layers": 4}, "train": {"steps": 2}}
+    config = write_config(tmp_path, dataset, **merged(SMALL, model, spread(1, 2), sections))
+    times = passes * 3  # of each of a rank's two layers, and of the embedding or the head
+    assert run_ranks(4, reduced, config) == [[(times, times)] * 2] * 4

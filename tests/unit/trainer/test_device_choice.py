@@ -1,5 +1,6 @@
 """What ranks compute on: one decision for all of them, and a rank that cannot is a fault of its node."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from resilient.driver.agents import agent_command
 from resilient.faults import Raised, WorkerEnd, from_ends
 from trainer import device, loop, state
 from trainer.batches import Batches
+from trainer.device import onto
 
 
 def context(local_rank: int = 0, decided: str | None = None) -> worker.Context:
@@ -97,12 +99,14 @@ def test_batches_reach_a_gpu_by_page_locked_memory_and_nobody_waits(monkeypatch:
         locked.add(copy.data_ptr())
         return copy
 
-    def to(data: torch.Tensor, onto: torch.device | torch.dtype, non_blocking: bool = False) -> torch.Tensor:
-        if isinstance(onto, torch.dtype):
-            return data.type(onto)
-        asked.append((onto, data.data_ptr() in locked, non_blocking))
+    def to(data: torch.Tensor, where: torch.device | torch.dtype, non_blocking: bool = False) -> torch.Tensor:
+        if isinstance(where, torch.dtype):
+            return data.type(where)
+        asked.append((where, data.data_ptr() in locked, non_blocking))
         return data
 
+    devices: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(devices.append(device)))
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     monkeypatch.setattr(torch.Tensor, "to", to)
     gpu, documents = torch.device("cuda", 0), {"mask_documents": True, "mask_end_of_text": True}
@@ -111,5 +115,8 @@ def test_batches_reach_a_gpu_by_page_locked_memory_and_nobody_waits(monkeypatch:
     )
     ranks = SimpleNamespace(layout=SimpleNamespace(dp=1, cp=1), dp_rank=0)
     samples = SimpleNamespace(get=lambda numbers: np.arange(5 * len(numbers)).reshape(len(numbers), 5))
-    Batches(config, ranks, gpu, 3).read(samples, 0, 1)
+    batch, counted = Batches(config, ranks, gpu, 3).read(samples, 0, 1)
+    assert not asked and devices == [gpu] * 5, "a thread of its own must not begin to use another GPU"
+    batch.to(gpu)
+    onto(counted, gpu)
     assert asked == [(gpu, True, True)] * 5, "tokens, targets, their number, and the documents' numbers and bounds"

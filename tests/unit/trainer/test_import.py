@@ -21,8 +21,10 @@ from checkpoint import CheckpointMismatch
 from checkpoint.cli import app
 from checkpoint.tools.importing import IMPORTERS
 from resilient.worker import load_config
+from trainer.conversion.beginning import MODEL_FILE
 from trainer.conversion.families import ImportRefused, described
-from trainer.conversion.importing import MODEL_FILE, import_checkpoint
+from trainer.conversion.importing import import_checkpoint
+from trainer.conversion.megatron import import_megatron
 from trainer.export import export
 from trainer.restore import find, restore
 from trainer.state import WEIGHTS_ONLY
@@ -246,6 +248,7 @@ def test_a_config_must_have_the_model_of_the_source_and_may_have_room_for_more_t
 def test_the_command_imports_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     points = tomllib.loads((Path(trainer.__file__).parents[1] / "pyproject.toml").read_text())["project"]["entry-points"]
     assert EntryPoint("hf", points[IMPORTERS]["hf"], IMPORTERS).load() is import_checkpoint
+    assert EntryPoint("megatron", points[IMPORTERS]["megatron"], IMPORTERS).load() is import_megatron
     installed = tmp_path / "packages" / "importing-1.dist-info"
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: importing\nVersion: 1\n")

@@ -76,7 +76,7 @@ SAMPLE = [
     ((2, 1, 2), variant("1f1b", 1, "none")),
     ((1, 2, 1), variant("gpipe", 1, "full")),
     ((2, 2, 1), variant("1f1b", 1, "full", 2)),
-    ((1, 2, 2), variant("zero_bubble", 2, "none")),
+    ((1, 2, 2), variant("zero_bubble", 2, "selective")),
     ((1, 2, 2), variant("interleaved_1f1b", 3, "selective")),
     ((2, 2, 2), variant("interleaved_1f1b", 2, "full")),
 ]

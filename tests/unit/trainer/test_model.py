@@ -11,13 +11,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from resilient.worker import Config, ConfigError
-from trainer import attention
+from trainer import attention, kernels
 from trainer.attention import Apart, Kernel, alibi_bias, alibi_slopes
 from trainer.data.bounds import Documents
 from trainer.main import plan
-from trainer.model import GPT, Block, rotary_table, rotate
+from trainer.model import GPT, Block, attended, rotary_table, rotate
 from trainer.optimizer import make_optimizer, set_learning_rate
 from trainer.parallel import recompute
+from trainer.parallel.tensor import kv_shares
 from trainer.shape import GPTShape, flops_per_token, peak_flops, shape_of
 from trainer.weights import initialize
 
@@ -197,6 +198,14 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class NoIndex(TorchDispatchMode):
+    """An index, which is copied to a GPU from the CPU, is an error."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert "index" not in func.overloadpacket.__name__, func
+        return func(*args, **(kwargs or {}))
+
+
 def test_attention_to_documents_waits_for_no_gpu(monkeypatch):
     def varlen(q, k, v, bounds, bounds_k, longest, longest_k, **options):
         assert type(longest) is int
@@ -224,6 +233,18 @@ def test_what_keeps_documents_apart_is_made_once_for_all_layers(monkeypatch, ker
     documents = Documents.of(torch.arange(32).expand(2, 32) // 9)
     torch.autograd.backward(built(torch.arange(64).reshape(2, 32), documents=documents).sum())
     assert made == ["bounds" if kernel is Kernel.FLASH_ATTN else "_blocked"]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 1, 2), (8, 2, 4), (12, 4, 3), (12, 4, 6)])
+def test_ranks_take_the_keys_of_their_queries_without_an_index(heads, kv_heads, size):
+    shape = GPTShape(64, 1, 8 * heads, heads, kv_heads, 64, 16)
+    keys = torch.randn(2, kv_heads, 16, 8)
+    group, count = heads // kv_heads, heads // size
+    for rank in range(size):
+        with NoIndex():
+            found = attended(keys, kv_shares(shape, size, rank))
+        expected = keys[:, [head // group for head in range(rank * count, (rank + 1) * count)]]
+        assert torch.equal(found.repeat_interleave(count // found.shape[1], 1), expected)
 
 
 def test_bounds_of_parts_are_those_of_their_samples():
@@ -391,13 +412,13 @@ def test_asking_for_flash_where_it_does_not_run_is_an_error_and_auto_falls_back(
         raise RuntimeError("No available kernel. Aborting execution.")
 
     cpu, shape = torch.device("cpu"), shape_of(config(), 100)
-    assert attention.choose("auto", shape, cpu, torch.bfloat16) is Kernel.SDPA_FLASH
+    assert kernels.choose("auto", shape, cpu, torch.bfloat16) is Kernel.SDPA_FLASH
     dropping = shape_of(config(model={"attention_dropout": 0.1}), 100)
-    assert attention.choose("auto", dropping, cpu, torch.bfloat16) is Kernel.MATH
+    assert kernels.choose("auto", dropping, cpu, torch.bfloat16) is Kernel.MATH
     with pytest.raises(ConfigError, match=r"model\.attention = flash_attn: .*CUDA"):
-        attention.choose("flash_attn", shape, cpu, torch.bfloat16)
+        kernels.choose("flash_attn", shape, cpu, torch.bfloat16)
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", broken)
-    assert attention.choose("auto", shape, cpu, torch.bfloat16) is Kernel.MATH
-    assert attention.choose("math", shape, cpu, torch.bfloat16) is Kernel.MATH
+    assert kernels.choose("auto", shape, cpu, torch.bfloat16) is Kernel.MATH
+    assert kernels.choose("math", shape, cpu, torch.bfloat16) is Kernel.MATH
     with pytest.raises(ConfigError, match=r"model\.attention = sdpa_flash"):
-        attention.choose("sdpa_flash", shape, cpu, torch.bfloat16)
+        kernels.choose("sdpa_flash", shape, cpu, torch.bfloat16)

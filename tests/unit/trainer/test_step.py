@@ -160,8 +160,8 @@ def test_switches_leave_out_what_nobody_asked_for(dataset: Path, tmp_path: Path)
 
 def captured(config: Path) -> list[dict[str, Any]]:
     """Train on this rank with graphs that are captured and differentiated, but run without kernels of their own."""
-    whole = nn.Module.compile
-    with mock.patch.object(nn.Module, "compile", lambda module, fullgraph: whole(module, backend="aot_eager", fullgraph=fullgraph)):
+    whole = torch.compile
+    with mock.patch.object(torch, "compile", lambda given, fullgraph: whole(given, backend="aot_eager", fullgraph=fullgraph)):
         return train(config)
 
 

@@ -18,7 +18,8 @@ from trainer.gradients import Measured, excess
 from trainer.guard import judge, limits
 from trainer.update import Update
 
-WAITS = frozenset({"item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "nonzero", "__contains__"})
+READS = frozenset({"item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "nonzero", "__contains__"})
+MADE = frozenset({"tensor", "as_tensor", "asarray", "from_numpy"})  # of the host's numbers, which are then copied to the device
 NORM_KERNELS = 10
 
 
@@ -27,16 +28,19 @@ class Waited(Exception):
 
 
 class _Methods(TorchFunctionMode):
-    """Refuses what reads a tensor."""
+    """Refuses what reads a tensor, and what makes one of the host's numbers."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in WAITS:
+        if getattr(func, "__name__", "") in READS | MADE:
             raise Waited(func.__name__)
         return func(*args, **(kwargs or {}))
 
 
 class _Kernels(TorchDispatchMode):
-    """Refuses what reads a tensor, too, and notes all others but views, for which nothing is launched."""
+    """Refuses what reads a tensor, too, and what copies between devices.
+
+    Notes all others but views, for which nothing is launched.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,11 +48,20 @@ class _Kernels(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name()
-        if "_local_scalar_dense" in name or "nonzero" in name:
+        if "_local_scalar_dense" in name or "nonzero" in name or _crosses(name, args, kwargs or {}):
             raise Waited(name)
         if not any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns):
             self.seen.append(name)
         return func(*args, **(kwargs or {}))
+
+
+def _crosses(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether an operation copies from one device to another, or would where this one were a GPU."""
+    if name == "aten::lift_fresh":  # of an index that is a list; one number is handed to the kernel as it is
+        return bool(args[0].dim())
+    if name == "aten::_to_copy":
+        return kwargs.get("device") not in (None, args[0].device)
+    return name == "aten::copy_" and args[0].device != args[1].device
 
 
 @contextmanager
@@ -66,6 +79,10 @@ def test_what_waits_is_refused():
         lambda: bool(ones[0]),
         ones.numpy,
         ones.cpu,
+        lambda: torch.tensor([1, 2]),
+        lambda: ones[[0, 1]],
+        lambda: ones.to("meta"),
+        lambda: torch.ones(2, device="meta").copy_(ones),
     ):
         with pytest.raises(Waited), no_waits():
             wait()
@@ -111,7 +128,14 @@ def watched(config: Path, overrides: tuple[str, ...]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "layout"), [(1, ()), (2, ("parallel.dp=2", "parallel.zero_stage=2")), (2, ("parallel.tp=2", "parallel.dp=1"))]
+    ("ranks", "layout"),
+    [
+        (1, ("data.mask_documents=true", "data.mask_end_of_text=true", "data.end_of_text=7")),
+        (2, ("parallel.dp=2", "parallel.zero_stage=1", "train.micro_batch_size=3")),
+        (2, ("parallel.dp=2", "parallel.zero_stage=2")),
+        (2, ("parallel.dp=2", "parallel.zero_stage=3")),
+        (2, ("parallel.tp=2", "parallel.dp=1")),
+    ],
 )
 def test_from_the_passes_to_the_optimizers_step_nothing_waits_for_the_device(tmp_path: Path, ranks: int, layout: tuple[str, ...]):
     dataset = write_dataset(tmp_path / "walks")

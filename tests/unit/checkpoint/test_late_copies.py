@@ -1,0 +1,166 @@
+"""Snapshots that a GPU copies while training goes on: a real daemon, and a stand-in for the GPU whose copies are late."""
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from lone_daemon import LoneDaemon
+
+from checkpoint import LocalShard, Snapshots, restore
+from checkpoint.device import OrderOfUseError, StandIn
+from checkpoint.protocol import Committed, Flushed, Held, Retain, SnapshotKey, StartJob
+from checkpoint.tiers.affordable import Affordable
+
+RAM = frozenset(["ram"])
+
+
+class Training:
+    """A rank with weights and a buffer on a GPU, and a number on the CPU; all of them are the number of the step."""
+
+    def __init__(self, base: Path) -> None:
+        self.daemon = LoneDaemon(base)
+        self.gpu = StandIn()
+        self.weights, self.running = torch.zeros(64, 256), torch.zeros(16)
+        self.daemon.start()
+        self.snapshots = Snapshots(self.daemon.begin(1))
+        self.snapshots.start(self.shards(), self.gpu)
+        assert self.snapshots.ready()
+        self.step = 0
+
+    def shards(self) -> list[LocalShard]:
+        return [
+            LocalShard("model/w", (64, 256), (0, 0), self.weights, (64, 256)),
+            LocalShard("model/running", (16,), (0,), self.running, (16,)),
+            LocalShard("count", (), (), torch.tensor(float(self.weights[0, 0])), ()),
+        ]
+
+    def compute(self, *, told: bool = True) -> None:
+        """The next step: the buffer changes in the forward pass, weights in the optimizer's step."""
+        self.running += 1
+        if told:
+            self.snapshots.before_change()
+        self.weights += 1
+        self.step += 1
+
+    def snapshot(self, wait_s: float = 0.0, *, running_is_late: bool = False) -> bool:
+        """Take one, of which the caller says that weights change only where it is told."""
+        late = [True, running_is_late, False]
+        return self.snapshots.take(self.step, self.shards(), {"step": self.step}, RAM, wait_s=wait_s, late=late).copied
+
+    def told(self) -> list[str]:
+        """What the daemon has said by now."""
+        self.daemon.sync(1)
+        return [type(each).__name__ for each in self.daemon.news]
+
+    def sealed(self) -> int:
+        """The step of the next snapshot that is whole, after which the one before may be forgotten."""
+        step = self.daemon.wait_for(Held).shard.key.step
+        self.daemon.send(Retain(generation=1, tier="ram", steps=(step,), upto=step))
+        return step
+
+    def saved(self, step: int) -> set[float]:
+        """The numbers in a snapshot."""
+        for kind, end in (("flush", Flushed), ("commit", Committed)):
+            self.daemon.send(StartJob(kind=kind, tier="durable", key=SnapshotKey(step, 1), generation=1, job_id=step, shard=0))
+            self.daemon.wait_for(end)
+        self.weights, self.running, count = torch.empty(64, 256), torch.empty(16), torch.empty(())
+        into = [*self.shards()[:2], LocalShard("count", (), (), count, ())]
+        found = restore(self.daemon.durable, lambda state: into)
+        assert found is not None and found.step == step
+        return set(torch.cat([self.weights.flatten(), self.running, count.view(1)]).tolist())
+
+
+@pytest.fixture
+def training() -> Iterator[Training]:
+    base = Path(f"/tmp/late-{os.getpid()}-{random.randrange(1 << 30)}")
+    made = Training(base)
+    with made.daemon:
+        yield made
+        made.gpu.moving.set()
+        made.snapshots.close()
+    shutil.rmtree(base, ignore_errors=True)
+
+
+def test_training_goes_on_while_a_gpu_copies_and_the_snapshot_is_of_its_step(training: Training):
+    training.compute()
+    training.gpu.moving.clear()
+    training.daemon.wait_for_lease()
+    assert training.snapshot(), "and nothing has waited"
+    training.compute()
+    training.compute()
+    assert not training.snapshot(), "there is no other buffer before the daemon has this one"
+    assert "Held" not in training.told(), "nobody is told of a copy that is not there"
+    training.gpu.moving.set()
+    assert training.sealed() == 1
+    assert training.saved(1) == {1.0}
+
+
+def test_an_optimizer_that_does_not_wait_for_the_copy_is_an_error(training: Training):
+    training.compute()
+    training.gpu.moving.clear()
+    training.daemon.wait_for_lease()
+    training.snapshot()
+    training.compute(told=False)
+    training.gpu.moving.set()
+    with pytest.raises(OrderOfUseError, match="held back"):
+        training.snapshots.finish()
+    assert "Held" not in training.told()
+
+
+def test_a_tensor_that_changes_at_any_time_must_not_be_called_late(training: Training):
+    training.compute()
+    training.gpu.moving.clear()
+    training.daemon.wait_for_lease()
+    training.snapshot(running_is_late=True)
+    with pytest.raises(OrderOfUseError, match="held back"):
+        training.compute()  # its forward pass tells nobody
+
+
+def test_the_last_snapshot_is_waited_for(training: Training):
+    training.compute()
+    assert training.snapshot(wait_s=20.0)
+    training.running += 7  # nothing of it is under way any more
+    training.weights += 7
+    assert training.sealed() == 1
+    training.gpu.moving.clear()
+    training.daemon.wait_for_lease()
+    training.step = 2
+    assert training.snapshot()
+    training.gpu.moving.set()
+    assert not training.snapshots.left_out(copied=True)
+    assert training.sealed() == 2, "the process may end now"
+
+
+def test_a_gpu_that_fails_while_it_copies_leaves_no_snapshot(training: Training):
+    training.compute()
+    training.gpu.moving.clear()
+    training.daemon.wait_for_lease()
+    training.snapshot()
+    training.gpu.fails = True
+    training.gpu.moving.set()
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        training.snapshots.left_out(copied=True)
+    assert "Held" not in training.told()
+
+
+def test_what_the_gpu_was_held_back_is_a_cost_of_snapshots(training: Training):
+    told: list[float] = []
+
+    class Told(Affordable):
+        def taken(self, cost_s: float) -> None:
+            told.append(cost_s)
+
+    training.snapshots._affordable = {"ram": Told(0.01)}
+    training.compute()
+    training.daemon.wait_for_lease()
+    training.snapshots.due(1)
+    training.snapshot()
+    assert not told, "the GPU has yet to say"
+    training.compute()
+    training.gpu.held_back_s = 1000.0
+    training.snapshots.due(2)
+    assert len(told) == 1 and 1000.0 <= told[0] < 1500.0

@@ -1,0 +1,137 @@
+"""Which nodes are left, because Slurm drains them, a maintenance takes them, or a person says so."""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from resilient.driver.departures import Departures, drained_of
+from resilient.evacuate import FILE, Request
+from resilient.slurm.allocation import Allocation
+
+IDLE, DOWN = frozenset({"ALLOCATED"}), frozenset({"DOWN", "NOT_RESPONDING"})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "drained", "left"),
+    [
+        (4, [], []),
+        (1, [0], [0]),
+        (2, [1], [1]),
+        (2, [0, 1], []),
+        (4, [2], [2]),
+        (4, [1, 2], []),
+        (6, [0, 5], [0, 5]),
+        (6, [0, 4, 5], []),
+        (100, range(33), range(33)),
+        (100, range(34), []),
+    ],
+)
+@pytest.mark.parametrize("state", ["DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"])
+def test_a_few_drained_nodes_are_left_and_a_machine_that_is_drained_as_a_whole_is_not(hosts, drained, left, state: str):
+    names = [f"n{number}" for number in range(hosts)]
+    states = {name: frozenset({"ALLOCATED", state}) if number in drained else IDLE for number, name in enumerate(names)}
+    assert drained_of(names, states) == (frozenset(drained), frozenset(left))
+
+
+def test_nodes_that_are_down_or_that_slurm_says_nothing_of_are_not_drained():
+    assert drained_of(["a", "b"], {"a": DOWN}) == (frozenset(), frozenset())
+
+
+class Core:
+    """Stands for the coordinator: what it is told to leave, and to take back."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self.membership = SimpleNamespace(nodes=[SimpleNamespace(host=host) for host in hosts])
+        self.told: list[tuple[Mapping[int, str], Collection[int]]] = []
+
+    def evacuate(self, nodes: Mapping[int, str], resumed: Collection[int]) -> None:
+        self.told.append((nodes, resumed))
+
+
+def turn(handler: Callable[..., None], *news: object) -> None:
+    handler(*news)
+
+
+class Ends:
+    """Stands for the job's stops."""
+
+    end_t = None
+    answered = True
+
+    def __init__(self) -> None:
+        self.wanted: list[float | None] = []
+
+    def wanted_back(self, start_t: float | None, name: str = "") -> None:
+        self.wanted.append(start_t)
+
+
+def watched(core: Core, run_dir: Path, allocation: Allocation | None, until: Callable[[], bool], ends: Any = None) -> list[str]:
+    """What a person is told, until the condition holds."""
+    notes: list[str] = []
+    departures = Departures(core, run_dir, "token", allocation, ends, turn=turn, note=notes.append)  # type: ignore[arg-type]
+
+    async def work() -> None:
+        task = asyncio.create_task(departures.watch())
+        while not until():
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+    return notes
+
+
+def reservation(name: str, start_t: float, nodes: str, flags: str = "MAINT,IGNORE_JOBS") -> str:
+    start, end = (datetime.fromtimestamp(t).isoformat(timespec="seconds") for t in (start_t, start_t + 3600))
+    return f"ReservationName={name} StartTime={start} EndTime={end} Nodes={nodes} NodeCnt=1 Flags={flags} State=INACTIVE"
+
+
+def allocation(hosts: Sequence[str]) -> Allocation:
+    return Allocation("7", tuple(hosts), (1,) * len(hosts), 0)
+
+
+def test_a_node_that_a_maintenance_takes_soon_is_left_and_one_that_it_takes_later_is_told(slurm: Any, tmp_path: Path):
+    hosts = ["n1", "n2", "n3"]
+    slurm.reserved([reservation("soon", time.time() + 60, "n2"), reservation("late", time.time() + 90_000, "n3")])
+    core = Core(hosts)
+    notes = watched(core, tmp_path, allocation(hosts), lambda: bool(core.told))
+    assert core.told == [({1: "the maintenance soon takes it"}, frozenset())]
+    assert [("soon takes n2" in note, "late takes n3" in note) for note in notes] == [(True, False), (False, True)]
+
+
+def test_a_maintenance_of_the_whole_machine_ends_the_job_and_leaves_no_node(slurm: Any, tmp_path: Path):
+    hosts, start_t = ["n1", "n2", "n3"], float(int(time.time()) + 60)
+    slurm.reserved([reservation("all", start_t, "n[1-9]")])
+    core, ends = Core(hosts), Ends()
+    (note,) = watched(core, tmp_path, allocation(hosts), lambda: bool(ends.wanted), ends)
+    assert (ends.wanted[0], core.told) == (start_t, [])
+    assert note.startswith("the maintenance all takes n[1-3]")
+
+
+def test_what_is_resumed_is_told_once_each_time(tmp_path: Path):
+    core = Core(["n1", "n2"])
+
+    def write(nodes: tuple[str, ...], resumed: Mapping[str, float]) -> Callable[[], bool]:
+        before = len(core.told)
+        (tmp_path / FILE).write_bytes(msgspec.json.encode(Request("token", nodes, resumed)))
+        return lambda: len(core.told) > before
+
+    departures = Departures(core, tmp_path, "token", None, turn=turn, note=lambda _: None)  # type: ignore[arg-type]
+
+    async def work() -> None:
+        task = asyncio.create_task(departures.watch())
+        for nodes, resumed in ((("n2",), {}), ((), {"1": 5.0}), ((), {"1": 6.0}), (("0",), {"1": 6.0})):
+            heard = write(nodes, resumed)
+            while not heard():
+                await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+    asked = "it was asked for"
+    assert core.told == [({1: asked}, set()), ({}, {1}), ({}, {1}), ({0: asked}, set())]
