@@ -38,14 +38,14 @@ NOT_BEATEN = -1  # position before the first finished step
 NOT_CHECKED = -2  # no step boundary reached yet
 NO_TARGET = -3
 
-_MAGIC = 0x52455349_00000003
+_MAGIC = 0x52455349_00000004
 _HEADER_BYTES = 4096
 RING_BYTES = 8 << 20  # of which nothing is taken but what was written; a driver may be away for minutes, and steps be short
 _REASON_AT, _REASON_BYTES = 2048, 128
 
 # Words of eight bytes; the comment says who writes.
-_MAGIC_WORD, _PID, _STEP, _CHECKED, _PHASE, _STOPPED, _HEAD, _DROPPED, _OBSERVED, _FIRST = range(
-    10
+_MAGIC_WORD, _PID, _STEP, _CHECKED, _PHASE, _STOPPED, _HEAD, _DROPPED, _OBSERVED, _FIRST, _TOLD = range(
+    11
 )  # worker, but for the magic number
 _TARGET, _ARMED, _TAIL = 16, 17, 18  # agent
 _BEAT_TIME, _PHASE_TIME = 32, 33  # worker; doubles, unix seconds
@@ -131,10 +131,22 @@ class _Mapped:
         )
 
     def left(self) -> list[Record]:
-        """The records that were not kept."""
+        """The records that were not kept, and the steps that were not told."""
         if self._words[_MAGIC_WORD] != _MAGIC:
             raise ValueError("not a heartbeat region of this version of resilient")
-        return self._records(self._words[_TAIL])
+        return self._records(self._words[_TAIL]) + self.untold()
+
+    def untold(self) -> list[Record]:
+        """Of a worker that has ended: a line of metrics for the steps that it has finished since its last one, if there are any.
+
+        Lines of short steps wait for each other, see `resilient.progress`. Whoever dies meanwhile has finished those steps, and the
+        next generation may go on behind them.
+        """
+        told, step = self._words[_TOLD], self._words[_STEP]
+        if told == NOT_BEATEN or step <= told:
+            return []
+        fields = {"step": step, "step_s": None, "steps_per_s": None, **({"steps": step - told} if step > told + 1 else {})}
+        return [Record(_time(self._times[_BEAT_TIME]), None, fields, self._words[_HEAD])]
 
     def _records(self, start: int) -> list[Record]:
         """The complete records from this place of the ring on; of a ring that its worker has written over, those before that."""
@@ -213,7 +225,7 @@ class AgentRegion(_Mapped):
         self._read_to = 0
         self._closed = False
         self._words[_MAGIC_WORD] = _MAGIC
-        self._words[_STEP] = self._words[_FIRST] = NOT_BEATEN
+        self._words[_STEP] = self._words[_FIRST] = self._words[_TOLD] = NOT_BEATEN
         self._words[_CHECKED] = NOT_CHECKED
         self._words[_TARGET] = NO_TARGET
 
@@ -291,6 +303,10 @@ class WorkerRegion(_Mapped):
     def computed(self, seconds: float) -> None:
         """Say for how long the device has computed, beside what was said before."""
         self._times[_DEVICE_S] += seconds
+
+    def told(self, step: int) -> None:
+        """Say up to which step lines of metrics tell, where lines follow beats; NOT_BEATEN where the script reports its own."""
+        self._words[_TOLD] = step
 
     def observe(self, observed: bool) -> None:
         """Say whether beats and phases are observed, and not the script's own words."""

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from resilient import clock, collectives
-from resilient.heartbeat_region import PHASES, WorkerRegion
+from resilient.heartbeat_region import NOT_BEATEN, PHASES, WorkerRegion
 from resilient.script_files import ScriptFiles, common_place
 
 ON_STOP_VARIABLE = "RESILIENT_ON_STOP"
@@ -98,8 +98,8 @@ class Progress:
         if not self._first_rank or not self._lines:
             return
         if self._told_t == 0.0 or step <= self._told_step:  # nobody knows when it began
-            self._told_step, self._told_t, self._untimed = step - 1, clock.now(), 1
-            self._told_data_s = self._region.data_s
+            self._told_t, self._untimed = clock.now(), 1
+            self._told(step - 1)
         self._tell_step(step)
 
     def leave_phases(self) -> None:
@@ -109,6 +109,7 @@ class Progress:
     def leave_lines(self) -> None:
         """The script reports metrics of its steps by itself."""
         self._lines = False
+        self._region.told(NOT_BEATEN)
 
     def boundary(self) -> int | None:
         """The number of the present step boundary, if it is counted here."""
@@ -172,8 +173,7 @@ class Progress:
             self._region.report("resumed", {"step": self._base, "tier": TIER})
         self._told_t = self._first_data_t or clock.now()
         self._untimed = 0 if self._first_data_t else 1
-        self._told_step = self._base + self.count - 1
-        self._told_data_s = self._region.data_s
+        self._told(self._base + self.count - 1)
         if self._phases:
             self._region.enter(_STEP)
 
@@ -205,7 +205,13 @@ class Progress:
                 "steps_per_s": timed / since_s if timed and since_s else None,
             }
             self._region.report(None, {**line, "data_s": data_s, **({"steps": steps} if steps > 1 else {})})
-        self._told_step, self._told_t, self._told_data_s, self._untimed = step, now, self._region.data_s, 0
+        self._told_t, self._untimed = now, 0
+        self._told(step)
+
+    def _told(self, step: int) -> None:
+        self._told_step, self._told_data_s = step, self._region.data_s
+        if self._lines:
+            self._region.told(step)
 
     def tell_files(self, count: int) -> None:
         """Tell of the checkpoint that was written after so many steps: whoever wrote it has gone on, so it is whole."""

@@ -128,12 +128,6 @@ _region: WorkerRegion | None = None
 _progress: Progress | None = None  # what is observed of a script that says nothing
 
 
-def last_step_done() -> None:
-    """Say that the loop over steps is over: metrics of the last ones are told, in whatever way the process ends."""
-    if _progress is not None:
-        _progress.ends()
-
-
 def observe_progress() -> Progress | None:
     """Have this rank's optimizer steps counted, for a script that does not beat by itself; called by the runtime, once."""
     global _progress

@@ -73,7 +73,7 @@ class Reports:
 
     def end(self) -> None:
         """The workers have ended, and their regions are about to go: the last records of theirs are sent."""
-        self.flush()
+        self._report({}, last=True)
         self._workers = None
 
     @property
@@ -85,8 +85,8 @@ class Reports:
         return found
 
     def collect(self) -> None:
-        """Take what the workers have left, without sending it."""
-        for _ in self._records():
+        """Take what the workers have left, without sending it. They have ended."""
+        for _ in self._records(last=True):
             pass
 
     def add_news(self, news: Sequence[DaemonNews]) -> None:
@@ -133,9 +133,9 @@ class Reports:
             _, _, region, end = self._unwritten.popleft()
             region.keep(end)
 
-    def _report(self, heartbeats: Mapping[int, Heartbeat]) -> bool:
+    def _report(self, heartbeats: Mapping[int, Heartbeat], *, last: bool = False) -> bool:
         """Whether the heartbeats were sent."""
-        *full, records = list(_in_parts(self._records())) or [()]
+        *full, records = list(_in_parts(self._records(last=last))) or [()]
         for part in full:
             self._send(Report(generation=self._generation(), records=part), False)
         news, self._news = tuple(self._news), []
@@ -147,9 +147,9 @@ class Reports:
             self._sent_t = self._clock()
         return sent
 
-    def _records(self) -> Iterator[Record]:
+    def _records(self, *, last: bool) -> Iterator[Record]:
         """The new ones; from now on they are among those that are not acknowledged."""
-        for rank, found, region in self._workers.take_records() if self._workers is not None else ():
+        for rank, found, region in self._workers.take_records(last=last) if self._workers is not None else ():
             record = record_of(rank, found)
             self._unwritten.append((record, self._generation(), region, found.end))
             yield sendable(record)

@@ -48,9 +48,13 @@ class Rank:
     raised: Raised | None = None
     end: WorkerEnd | None = None
 
-    def collect(self) -> None:
-        """Move the region's records over here; an exception is kept apart."""
-        for record in self.region.drain():
+    def collect(self, *, last: bool = False) -> None:
+        """Move the region's records over here; an exception is kept apart.
+
+        Args:
+            last: the worker has ended: with the steps of which it has not told.
+        """
+        for record in self.region.drain() + (self.region.untold() if last else []):
             if record.event == RAISED:
                 self.raised = _raised(record.fields)
             else:
@@ -233,10 +237,14 @@ class Workers:
         except OSError as error:
             log.warning("the last words of the workers could not be left in %s: %s", folder, error)
 
-    def take_records(self) -> Iterator[tuple[int, Record, AgentRegion]]:
-        """The records that came since the last call, with their rank and the region that has them until they are durable."""
+    def take_records(self, *, last: bool = False) -> Iterator[tuple[int, Record, AgentRegion]]:
+        """The records that came since the last call, with their rank and the region that has them until they are durable.
+
+        Args:
+            last: all workers have ended, and this is the last call: with the steps of which they have not told.
+        """
         for rank in self._ranks:
-            rank.collect()
+            rank.collect(last=last)
             records, rank.records = rank.records, []
             for record in records:
                 yield rank.rank, record, rank.region

@@ -163,7 +163,6 @@ class Attached:
 
     def close(self) -> None:
         """The loop is over: make sure that its last step is saved. `steps` and, when it is to stop, `should_stop` call it."""
-        worker.last_step_done()
         if self._snapshots is None or not self._started:
             return
         if self._snapshots.left_out(self._saved_step == self.step):

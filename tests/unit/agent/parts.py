@@ -106,9 +106,9 @@ class FakeWorkers:
             )
         return found
 
-    def take_records(self) -> Iterator[tuple[int, heartbeat_region.Record, AgentRegion]]:
+    def take_records(self, *, last: bool = False) -> Iterator[tuple[int, heartbeat_region.Record, AgentRegion]]:
         for rank, region in enumerate(self.regions):
-            for record in region.drain():
+            for record in region.drain() + (region.untold() if last else []):
                 yield rank, record, region
 
     def watch_from_now(self) -> None:

@@ -119,6 +119,26 @@ def test_what_was_not_kept_is_salvaged_after_the_agent(agent):
     region.close()
 
 
+def test_steps_that_no_line_tells_of_are_told_for_a_worker_that_has_ended(agent):
+    region = WorkerRegion(agent.path)
+    region.beat(3)
+    assert agent.untold() == [], "of this one nobody tells lines"
+    region.report(None, {"step": 3})
+    region.told(3)
+    assert agent.untold() == []
+    region.beat(4)
+    assert [record.fields for record in agent.untold()] == [{"step": 4, "step_s": None, "steps_per_s": None}]
+    region.beat(7)
+    (record,) = agent.untold()
+    assert (record.fields["step"], record.fields["steps"], record.t) == (7, 4, agent.activity().beat_t)
+    assert [record.fields["step"] for record in salvage(agent.path)] == [3, 7], "also if its agent has ended with it"
+    agent.keep(record.end)
+    assert agent.left() == agent.untold()
+    region.told(NOT_BEATEN)
+    assert agent.untold() == []
+    region.close()
+
+
 def test_a_page_that_is_given_back_is_gone(tmp_path: Path):
     agent = AgentRegion(tmp_path / "region")
     agent.close()

@@ -22,7 +22,8 @@ class Watched:
 
     def __init__(self, path: Path, **more: Any) -> None:
         self.agent = AgentRegion(path)
-        self.progress = Progress(WorkerRegion(path), **{"first_rank": True, "on_stop": "raise", **more})
+        self.region = WorkerRegion(path)
+        self.progress = Progress(self.region, **{"first_rank": True, "on_stop": "raise", **more})
         self.model = torch.nn.Linear(4, 4)
 
     def optimizer(self, kind: type[torch.optim.Optimizer] = torch.optim.AdamW) -> torch.optim.Optimizer:
@@ -212,6 +213,22 @@ def test_short_steps_of_a_script_that_beats_are_told_together_and_the_last_at_it
     lines = watched.told(None)
     assert len(lines) < 200 and lines[-1]["step"] == 2000
     assert sum(line.get("steps", 1) for line in lines) == 2000
+
+
+@pytest.mark.parametrize("beats", [True, False], ids=["beats", "silent"])
+def test_whenever_a_worker_is_killed_each_step_is_told_once(watched: Watched, beats: bool):
+    optimizer = watched.optimizer()
+    lines: list[dict[str, Any]] = []
+    for step in range(1, 301):
+        if beats:
+            watched.region.beat(step)
+            watched.progress.stand_back(step)
+        else:
+            watched.step(optimizer)
+        lines += watched.told(None)
+        untold = [dict(record.fields) for record in watched.agent.untold()]
+        told = [number for line in lines + untold for number in range(line["step"] - line.get("steps", 1) + 1, line["step"] + 1)]
+        assert told == list(range(1, step + 1))
 
 
 def test_a_script_that_reports_metrics_has_no_lines_of_its_beats(watched: Watched, passing: Time):
