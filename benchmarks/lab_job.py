@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,14 +62,20 @@ class LabJob:
         self._path.write_text(yaml.safe_dump(self.config))
         self._job_id = ""
 
-    def submit(self) -> None:
-        """The next job; returns once a step of it is finished."""
+    def submit(self, *, nodes: str = "", options: Sequence[str] = ()) -> None:
+        """The next job; returns once a step of it is finished.
+
+        Args:
+            nodes: that are asked for; those of the config and its spares, unless it is said.
+            options: further words for sbatch.
+        """
         script = self.directory / "job.sh"
         code = f"{_HERE.parent}:{_HERE}"
         lines = ["#!/bin/sh", f"export PYTHONPATH={code} OMP_NUM_THREADS=1", f"cd {self.directory}"]
         script.write_text("\n".join([*lines, f"exec {sys.executable} -m resilient run {self._path}"]) + "\n")
         cluster = self.config["cluster"]
-        asked = [f"--nodes={cluster['nodes'] + cluster.get('spares', 0)}", "--no-kill", "--exclusive", "--open-mode=append"]
+        nodes = nodes or str(cluster["nodes"] + cluster.get("spares", 0))
+        asked = [f"--nodes={nodes}", "--no-kill", "--exclusive", "--open-mode=append", *options]
         began = time.time()
         self._job_id = self.on("ctl", "sbatch", "--parsable", *asked, f"--output={self.directory / 'output'}", str(script)).strip()
         until(lambda: (self.last() or {"t": 0.0})["t"] > began, lambda: f"a first step\n{self.told()}")
@@ -93,6 +99,14 @@ class LabJob:
         """Stop the job as `scancel` does; returns when it has ended."""
         self.on("ctl", "scancel", "--batch", f"--signal={signal.SIGTERM.name.removeprefix('SIG')}", self._job_id)
         until(lambda: self._state() in ENDED, lambda: f"the end of the job, which is {self._state()}\n{self.told()}")
+
+    def is_queued(self) -> bool:
+        """Whether the job waits in the queue."""
+        return self._state() == "PENDING"
+
+    def start_now(self) -> None:
+        """Have a job that was put back into the queue start at once, and not after the minutes for which Slurm lets it wait."""
+        self.scontrol("update", f"jobid={self._job_id}", "starttime=now")
 
     def _state(self) -> str:
         told = self.lab.controller.ask("scontrol", "--oneliner", "show", "job", self._job_id) or ""

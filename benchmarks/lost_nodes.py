@@ -1,15 +1,18 @@
 """Nodes lost in a lab with a real Slurm, and none to spare: what a crash, a link that flaps and a drain cost.
 
-    python benchmarks/lost_nodes.py [--part PART...] [--crashes 20] [--flaps 50] [--drains 10] [--seed 0] [--json FILE]
+    python benchmarks/lost_nodes.py [--part PART...] [--crashes 20] [--driver-crashes 5] [--flaps 50] [--drains 10] [--seed 0]
+        [--json FILE]
 
 Each host is a set of namespaces of this machine ([lab](../docs/lab.md)); needed are root, iproute2, Slurm, munge (not for `hour`).
 The trainer's model takes a fixed time more for each micro batch, because all hosts share the same processors.
 
 crashes: one of four hosts, each but the driver's in turn, is gone and Slurm calls it down (SlurmdTimeout 5 s, MessageTimeout 1 s);
-three go on. Slurm takes it from the job, so that it is back with the next one. flaps: the link of a living host is down for 5 to
-20 s (SlurmdTimeout 30 s); no host may be taken for lost. drains, drains-spare: Slurm drains a host, without and with a spare;
-nothing may be computed again. hour: in virtual time, a node fails every 20 minutes and is back after 10; uneven layouts beside
-those in which replicas have equally many micro batches. Exit status 1 if a host was lost wrongly, or a step computed twice.
+three go on. Slurm takes it from the job, so that it is back with the next one. driver-crashes: the driver's host is gone, and the
+job's batch script with it: the job is queued again, and three go on in it from the newest checkpoint on disk. flaps: the link of a
+living host is down for 5 to 20 s (SlurmdTimeout 30 s); no host may be taken for lost. drains, drains-spare: Slurm drains a host,
+without and with a spare; nothing may be computed again. hour: in virtual time, a node fails every 20 minutes and is back after 10;
+uneven layouts beside those in which replicas have equally many micro batches. Exit status 1 if a host was lost wrongly, or a step
+computed twice.
 """
 
 import argparse
@@ -38,12 +41,14 @@ HOSTS = 4
 MICRO_S = 0.2
 GLOBAL_BATCH = 8
 STEPS = 8  # whose time is a figure
-PARTS = ("crashes", "flaps", "drains", "drains-spare", "hour")
+PARTS = ("crashes", "driver-crashes", "flaps", "drains", "drains-spare", "hour")
 HOUR_S = 3600.0
 HOURS = 1000
 # In the first of these Slurm calls a host down within some seconds, in the other it waits for one whose link is down for 20 s.
 SOON = SlurmTimes(slurmd_timeout_s=5, kill_wait_s=5, grace_s=2, message_timeout_s=1)
 PATIENT = SlurmTimes(slurmd_timeout_s=30, kill_wait_s=5, grace_s=2)
+DURABLE_STEPS = 4  # between two checkpoints on disk, where the job of the driver's host begins anew
+FENCE_S = 10.0  # without a word of the driver, before Slurm is asked about its host
 PAUSE_S = 15.0  # for which all stand still when a node is lost or is back
 FIT = "health check: "  # in the log of an agent that may take part
 MEANING = "What a node costs that is lost, cut off or drained where none is to spare, with a real Slurm over hosts of a lab."
@@ -55,6 +60,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--crashes", type=int, default=20)
+    parser.add_argument("--driver-crashes", type=int, default=5)
     parser.add_argument("--flaps", type=int, default=50)
     parser.add_argument("--drains", type=int, default=10, help="of each of the two kinds")
     parser.add_argument("--seed", type=int, default=0)
@@ -77,6 +83,8 @@ def measured(part: str, directory: Path, args: argparse.Namespace, chance: rando
     match part:
         case "crashes":
             return crashes(directory, args.crashes)
+        case "driver-crashes":
+            return driver_crashes(directory, args.driver_crashes, wrong)
         case "flaps":
             return flaps(directory, args.flaps, chance, wrong)
         case "drains" | "drains-spare":
@@ -89,7 +97,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def settings(nodes: int = HOSTS, *, spares: int = 0) -> dict[str, Any]:
+def settings(nodes: int | str = HOSTS, *, spares: int = 0) -> dict[str, Any]:
     """The config of a campaign: snapshots in memory at every step with a copy on another host, on disk at the end of a job."""
     ram = {"name": "ram", "path": "/dev/shm", "every_steps": 1, "keep_last": 2, "replicas": 1}
     durable = {"name": "durable", "path": "${run_dir}/checkpoints", "keep_last": 2}
@@ -216,6 +224,56 @@ def show(what: str, seconds: Sequence[float]) -> None:
 
 def spread(values: Sequence[float]) -> str:
     return f"median {statistics.median(values):.2f}, {min(values):.2f} to {max(values):.2f}"
+
+
+# -- the driver's host ---------------------------------------------------------------------------------------------------
+
+
+def driver_crashes(directory: Path, count: int, wrong: list[str]) -> list[figures.Figure]:
+    """A job for each, of as many nodes as there are; Slurm puts it back into the queue when its batch host is lost."""
+    config = settings("auto")
+    config["checkpoint"]["tiers"][1]["every_steps"] = DURABLE_STEPS
+    config |= {"slurm": {"requeue": True}, "resilience": {**config["resilience"], "fence_s": FENCE_S, "link_grace_s": FENCE_S}}
+    found: list[Line] = []
+    with lab_of(HOSTS, SOON) as lab:
+        run = LabJob(lab, directory / "driver", config)
+        for _ in range(count):
+            run.submit(nodes=f"{HOSTS - 1}-{HOSTS}", options=["--requeue"])
+            found.append(driver_crash(run))
+            lab.boot("n1")
+            run.end()
+            until(lambda: [each.state for each in lab.controller.nodes()] == ["idle"] * HOSTS, "Slurm to take the host back")
+    if any("n1" in each["members"] or len(each["members"]) != HOSTS - 1 for each in found):
+        wrong.append("others than the three hosts that were left went on")
+    show("driver's host gone, to the next step on three in the job's next start", [each["step_s"] for each in found])
+    say(f"  steps computed again: {sorted(each['lost'] for each in found)}")
+    return [
+        figures.figure(
+            "driver",
+            "driver's host crashed, to the next step on three of four in the same job",
+            "s",
+            [each["step_s"] for each in found],
+        ),
+        figures.figure("driver/lost", "steps computed again after that", "steps", [each["lost"] for each in found]),
+    ]
+
+
+def driver_crash(run: LabJob) -> Line:
+    """Crash the batch host once all go on, and see the others go on without it."""
+    until(lambda: len(run.members()) == HOSTS, lambda: f"four hosts\n{run.told()}")
+    run.goes_on(2 * DURABLE_STEPS)
+    last, began = run.step(), time.time()
+    run.lab.crash("n1")
+    until(run.is_queued, lambda: f"the job to be in the queue again\n{run.told()}")
+    queued_s = time.time() - began
+    run.start_now()
+    fewer = until(lambda: next(starts(run, began, HOSTS - 1), None), lambda: f"three hosts\n{run.told()}")
+    first = until(lambda: first_of(run, fewer["generation"]), lambda: f"a step on three hosts\n{run.told()}")
+    run.goes_on(STEPS)
+    took: Line = {"step_s": round(first["t"] - began, 2), "queued_s": round(queued_s, 2), "members": fewer["nodes"]}
+    took |= {"lost": max(0, last - fewer["resumed_step"]), "tier": fewer["tier"]}
+    say(f"  n1: {took}")
+    return took
 
 
 # -- a host that lives ---------------------------------------------------------------------------------------------------
