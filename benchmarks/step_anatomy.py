@@ -48,6 +48,7 @@ SMALL: dict[str, dict[str, object]] = {
 }
 WARM_UP = 2  # steps: lazy parts, the optimizer's state, what a pipeline tries out
 TOKENS = 256  # that the random text has
+MADE = "made in the step, at most, bytes"
 RANK = "STEP_ANATOMY"  # in the environment of a rank: where its counts go
 
 LLAMA = ("rope", "rmsnorm", "swiglu")  # positions, norms and MLP that torchtitan's has
@@ -134,7 +135,7 @@ def counted(step: Callable[[], object]) -> Counts:
     """Of one step."""
     with Reads() as reads, Counted(reads) as counts:
         step()
-    most = {"made in the step, at most, bytes": counts.most}
+    most = {MADE: counts.most}
     return {"operations": counts.operations, "waits of the host": reads.count + counts.waits, **counts.collectives, **most}
 
 

@@ -2,7 +2,8 @@
 
     python benchmarks/trainer.py [--part model|attention|products|layouts|replicas ...] [--rounds 3] [--json FILE]
 
-- model: this trainer at world 1, eager and compiled, against a plain PyTorch GPT script of the same size (below, in this file);
+- model: this trainer at world 1, eager and compiled, against a plain PyTorch GPT script of the same size (below, in this file):
+  speed, and the memory of what a step makes beside weights and moments, which both have in fp32;
 - attention: flash against math, forward and backward, at 512 to 4096 tokens: speed and peak memory;
 - products: one product for queries, keys and values, or gate and up, of weights put together in the pass, against one each;
 - layouts: each 3D layout at world 4 against dp 4;
@@ -27,11 +28,9 @@ from itertools import product
 from pathlib import Path
 
 import figures
-
-sys.path.remove(str(Path(__file__).parent))  # where this file would be the package `trainer`
-
 import torch
 import torch.nn.functional as F
+from step_anatomy import MADE, counted  # which takes this folder off the path, where this file would be the package `trainer`
 from torch import Tensor, nn
 
 from resilient.throughput import passes_of_a_step
@@ -208,18 +207,24 @@ def part_model(rounds: int) -> list[figures.Figure]:
             for name, step in contestants.items():
                 speeds[name].append(timed(step, 3))
         rate = matmul_rate()
+        made_mib = {name: counted(step)[MADE] / 2**20 for name, step in contestants.items() if not name.endswith("compiled")}
     base = speeds["plain script, eager"]
     print(f"\nmodel: {shape.parameters:,} parameters, bf16, {torch.get_num_threads()} threads, {DEVICE}")
     for name, found in speeds.items():
         ratio = statistics.median(a / b for a, b in zip(found, base, strict=True))
         used = statistics.median(found) * flops_per_token(shape) / rate
         print(f"  {name:24} {statistics.median(found):9,.0f} tokens/s  {ratio:5.2f}x  {100 * used:4.0f} % of the matmul rate")
+    for name, size in made_mib.items():
+        print(f"  {name:24} {size:9,.0f} MiB of tensors made in a step, at most")
     what = f"of a GPT of {shape.parameters / 1e6:.0f} million parameters, bf16, {DEVICE.type}"
-    return [
+    plain, ours = made_mib.values()
+    words = f"tensors made in a step at most, eager, {what}"
+    told = [
         figures.figure(f"model/{name}", f"{name}, {what}", "tokens/s", speeds[name], "a plain script, eager", base, paired=True)
         for name in contestants
         if name != "plain script, eager"
     ]
+    return [*told, figures.figure("model/memory", words, "MiB", [ours], "a plain script, eager", [plain])]
 
 
 def part_attention(rounds: int) -> list[figures.Figure]:

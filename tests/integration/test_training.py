@@ -370,7 +370,9 @@ def test_plan_and_status_and_ckpt_say_what_there_is(reference_runs):
     told = json.loads(command("status", run.run_dir, "--json").stdout)
     assert (told["state"], told["step"], told["checkpoint_step"], told["faults"]) == ("reached", 40, 40, 0)
     listed = command("ckpt", "ls", run.run_dir)
-    assert [line.split()[:2] for line in listed.stdout.splitlines()[1:]] == [["durable", step] for step in ("30", "35", "40")]
+    committed = sorted({event["step"] for event in run.events("committed") if event["tier"] == "durable"})  # a slow disk has fewer
+    assert [line.split()[:2] for line in listed.stdout.splitlines()[1:]] == [["durable", str(step)] for step in committed[-3:]]
+    assert committed[-1] == 40
     verified = command("ckpt", "verify", run.run_dir / "checkpoints")
     assert verified.returncode == 0
     assert command("status", run.directory).returncode == 69

@@ -77,7 +77,7 @@ def test_a_report_is_read_in_any_window_without_an_error(browser: Browser, tmp_p
          "beyond its drawing: far out"),
         ('<svg viewBox="0 0 900 90"><text y="50">one</text><text y="52" x="3">two</text></svg>', "drawn over: one and two"),
         ('<p style="width: 2000px">wide</p>', "the page is"),
-        ('<p style="width: 20px; overflow: hidden">cut off</p>', "cut: cut off"),
+        ('<p style="width: 20px; overflow: hidden; white-space: nowrap">cut off</p>', "cut: cut off"),
         ("<script>console.error('no')</script><p>text</p>", "error: "),
         ('<img src="away.png"/><p>text</p>', "asks for file:"),
         ("", "nothing is shown"),
