@@ -4,6 +4,7 @@ Pure: turns the ways in which workers ended into one `Fault` that names the culp
 work, deciding what to do is `resilient.policy`.
 """
 
+import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,8 @@ class Raised:
     """An exception that ended a worker: its type's name, its text, the whole traceback, when (unix seconds).
 
     `final` is the exit code of the run where trying again cannot help, else None. Of bad numbers `kind` is what they are and
-    `since` the first step that had them.
+    `since` the first step that had them. `causes` are the exceptions that it was raised from, or while they were handled: each as
+    "type: text", the nearest first.
     """
 
     type: str
@@ -49,6 +51,12 @@ class Raised:
     final: int | None = None
     kind: Literal["not_finite", "loss_spike"] | None = None
     since: int | None = None
+    causes: str = ""
+
+    @property
+    def words(self) -> str:
+        """What it says, and what its causes say."""
+        return f"{self.message}\n{self.causes}" if self.causes else self.message
 
 
 @dataclass(frozen=True)
@@ -148,15 +156,18 @@ class Fault:
 
 # A rank that raised one of these, or what the table of symptoms has of lost peers, is a victim as long as there is anyone else to
 # blame.
-_PEER_GONE_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
+_PEER_GONE = re.compile(r"^(DistBackendError|DistNetworkError|DistStoreError|DistError):", re.MULTILINE)
 
 
 def blames_a_peer(raised: Raised | None) -> bool:
-    """Whether this exception is what a rank raises when another rank, or the link to it, has gone."""
+    """Whether this exception, or one that it was raised from, is what a rank raises when another rank, or the link to it, has gone.
+
+    Libraries wrap it: torch's pipeline raises an error of its stage from it, and a script's clean-up may fail after it.
+    """
     if raised is None:
         return False
-    found = symptoms.read(raised.message)
-    return found.symptom.blames_a_peer if found is not None else raised.type in _PEER_GONE_TYPES
+    found = symptoms.read(raised.words)
+    return found.symptom.blames_a_peer if found is not None else _PEER_GONE.search(f"{raised.type}:\n{raised.causes}") is not None
 
 
 def is_victim(end: WorkerEnd) -> bool:
@@ -174,7 +185,8 @@ def _aborted(end: WorkerEnd) -> bool:
 def _diagnose(end: WorkerEnd) -> symptoms.Finding | None:
     """What the end of a worker says of its cause."""
     if end.raised is not None:
-        return symptoms.diagnose(f"{end.raised.type}: {end.raised.message}", end.log)
+        found = symptoms.diagnose(f"{end.raised.type}: {end.raised.message}", end.log)
+        return found or (symptoms.diagnose(end.raised.causes, end.log) if end.raised.causes else None)
     found = symptoms.diagnose(None, end.log)
     # What was killed from outside, or left by itself, did not end of a peer that it had lost.
     return None if found is not None and found.symptom.blames_a_peer and not _aborted(end) else found
@@ -219,10 +231,10 @@ def from_ends(
     first = culprit(ends)
     found = _diagnose(first) if first.raised is None or first.raised.final is None else None
     if first.raised is not None:
-        kind: Kind = "collective_timeout" if symptoms.waited_in_vain(first.raised.message) else "exception"
+        kind: Kind = "collective_timeout" if symptoms.waited_in_vain(first.raised.words) else "exception"
         kind = first.raised.kind or kind
         cause = first.raised.type
-        detail = f"{cause}: {first.raised.message.partition(chr(10))[0]}"
+        detail = f"{cause}: {first.raised.message.strip().partition(chr(10))[0]}"
         evidence = first.raised.traceback if first.raised.final is None else first.raised.message
         since = first.raised.t
     else:

@@ -22,6 +22,9 @@ from resilient.exits import Exit
 from resilient.heartbeat_region import RAISED
 from resilient.placement.applied import take_place
 
+_CAUSES = 8  # of the exceptions that one was raised from, the nearest
+_CAUSE_CHARACTERS = 2000
+
 _SHIELDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -78,17 +81,16 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is evidence
         if progress is not None:
             progress.ends()
-        if isinstance(error, SystemExit):
-            status = _status(error)
-            if status == 0 and entry.parse(spec.entrypoint).is_script:
-                _as_the_interpreter_ends()
-            _leave(status)
-        text = traceback.format_exc()
-        record = {"type": type(error).__name__, "message": str(error), "traceback": text, "t": clock.now()}
-        numbers = {"kind": error.kind, "since": error.since} if isinstance(error, worker.BadNumbersError) else {}
-        worker.report({**record, **numbers, "final": _final(error)}, event=RAISED)
-        sys.stderr.write(text)
-        _leave(1)
+        status = _status(error) if isinstance(error, SystemExit) else 1
+        if status == 0 and entry.parse(spec.entrypoint).is_script:
+            _as_the_interpreter_ends()
+        # A script that catches what ends it and leaves by `sys.exit` ends of what it has caught.
+        ended_by = _origin(error) if isinstance(error, SystemExit) else error
+        if status != 0 and ended_by is not None:
+            worker.report(_raised(ended_by), event=RAISED)
+        if not isinstance(error, SystemExit):
+            traceback.print_exc()
+        _leave(status)
     if progress is not None:
         progress.ends()
     if entry.parse(spec.entrypoint).is_script:
@@ -108,6 +110,35 @@ def _status(error: SystemExit) -> int:
         return error.code or 0
     sys.stderr.write(f"{error.code}\n")
     return 1
+
+
+def _raised(error: BaseException) -> dict[str, object]:
+    """The fields of `resilient.faults.Raised`."""
+    numbers = {"kind": error.kind, "since": error.since} if isinstance(error, worker.BadNumbersError) else {}
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "t": clock.now(),
+        "final": _final(error),
+        "causes": "\n".join(f"{type(each).__name__}: {str(each)[:_CAUSE_CHARACTERS]}" for each in _origins(error)),
+        **numbers,
+    }
+
+
+def _origin(error: BaseException) -> BaseException | None:
+    """What an exception was raised from, or while it was handled."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _origins(error: BaseException) -> list[BaseException]:
+    """The nearest first; not all of a chain that has no end."""
+    found: list[BaseException] = []
+    origin = _origin(error)
+    while origin is not None and len(found) < _CAUSES and origin is not error and origin not in found:
+        found.append(origin)
+        origin = _origin(origin)
+    return found
 
 
 def _final(error: BaseException) -> int | None:

@@ -81,6 +81,14 @@ def test_the_rank_that_was_killed_is_the_one_that_is_named(counting: Counting):
     assert [fault["ranks"] for fault in run.events("fault")] == [[1], [0]]
 
 
+@pytest.mark.parametrize("ends", ["wraps", "cleans up", "exits"])
+def test_a_rank_that_lost_its_peer_is_not_blamed_however_it_ends(counting: Counting, ends: str):
+    """As torch's pipeline wraps the error, as a script's clean-up fails after it, as a script that catches it leaves."""
+    run = counting("bereft", steps=6, args={"ends": ends})
+    assert run.run() == 0, run.output + run.logs()
+    assert [(fault["kind"], fault["ranks"], fault["detail"]) for fault in run.events("fault")] == [("exit", [1], "SIGKILL")]
+
+
 def test_both_workers_killed_at_once_is_survived(counting: Counting):
     run = counting().start()
     run.reach(15)

@@ -1,11 +1,15 @@
 """Small entry points for tests of the runtime: real ranks and real collectives, a state of one number."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -220,3 +224,33 @@ def own_checkpoints(config: worker.Config) -> None:
             (ctx.run_dir / f"own.{step}").touch()
         dist.barrier()
     dist.destroy_process_group()
+
+
+def bereft(config: worker.Config) -> None:
+    """Rank 1 hangs up in the third step and is killed a moment later; rank 0 has ended by then: `args.ends` says how."""
+    ctx = worker.init()
+    dist.init_process_group("gloo")
+    for step in range(1, config.train.steps + 1):
+        if ctx.generation == 1 and step == 3 and ctx.rank == 1:
+            for each in psutil.Process().net_connections("tcp"):
+                if each.status != psutil.CONN_ESTABLISHED:
+                    continue
+                with socket.socket(fileno=os.dup(each.fd)) as connection, contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        _meet(config.args["ends"])
+        worker.beat(step)
+        if ctx.rank == 0:
+            worker.report({"step": step})
+
+
+def _meet(ends: str) -> None:
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        if ends == "wraps":
+            raise ValueError("\n  [Stage 1] failed to run forward") from error
+        if ends == "cleans up":
+            Path("/no/such/file").unlink()
+        sys.exit(3)

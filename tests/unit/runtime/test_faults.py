@@ -59,6 +59,29 @@ def test_the_rank_with_its_own_failure_is_the_culprit_even_if_heard_of_last():
     assert culprit([victim, first]) is first
 
 
+@pytest.mark.parametrize(
+    "causes",
+    [
+        "RuntimeError: [/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:4994: Connection reset by peer",
+        "KeyError: 'x'\nDistBackendError: ",
+        "RuntimeError: the forward pass failed\nRuntimeError: Connection closed by peer [10.0.0.1]:4711",
+    ],
+)
+def test_an_exception_that_comes_from_a_lost_peer_blames_the_peer(causes):
+    wrapped = replace(raised("RuntimeError", "\n  [Stage 1] failed to run forward:"), causes=causes)
+    assert blames_a_peer(wrapped)
+    assert not blames_a_peer(replace(wrapped, causes="ValueError: boom\nKeyError: 'DistBackendError:'"))
+
+
+def test_an_exception_is_told_by_its_first_words_and_by_the_meaning_of_its_cause():
+    wrapped = replace(
+        raised("RuntimeError", "\n  [Stage 1] failed to run:\n  x"), causes="OSError: [Errno 28] No space left on device"
+    )
+    fault = from_ends("x", [end(0, why=wrapped)], resumed_step=0, now=10.0)
+    assert fault.detail == "RuntimeError: [Stage 1] failed to run:; a file system is full or over its quota"
+    assert fault.verdict == "node"
+
+
 def test_a_killed_rank_is_the_culprit_before_ranks_that_lost_their_peer():
     victim = end(0, t=10.0, why=raised(*PEER_GONE[1], t=9.9))
     killed = end(1, exitcode=-9, t=10.1)
