@@ -179,14 +179,19 @@ def test_a_worker_killed_while_a_spare_takes_over_costs_one_more_generation(
 
 
 def test_a_spare_that_dies_is_started_again_and_disturbs_nobody(training: Training, reference_runs, ram: Path, tmp_path: Path):
+    go_on = tmp_path / "go-on"
     run = training(
+        entrypoint="paced:train",
+        args={"step_s": 0.0, "holds": [10, str(go_on)]},
         cluster={"nodes": 1, "procs_per_node": 2, "spares": 1, "device": "cpu"},
         checkpoint={"every_steps": EVERY},
+        resilience={"hang_floor_s": 240.0},
     ).start()
     run.reach(5)
     first = wait_for(lambda: run.agents().get(1), "the spare's agent")
     first.kill()
     wait_for(lambda: (found := run.agents().get(1)) and found.pid != first.pid, "another one")
+    go_on.touch()
     assert run.wait() == 0, run.output + run.logs()
     (fault,) = run.events("fault")
     assert (fault["kind"], fault["ranks"], fault["nodes"]) == ("node_lost", [], [1])

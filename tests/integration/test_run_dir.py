@@ -14,6 +14,7 @@ import pytest
 from campaigns import MOUNTS, Campaign, wait_for
 from injectors import strike
 from keeping import advance, beginning
+from mounts import make_read_only
 from soak import soaked
 
 pytestmark = [MOUNTS, pytest.mark.alone]
@@ -46,12 +47,6 @@ def fill(path: Path) -> None:
 
 def empty(path: Path) -> None:
     (path / "filling").unlink()
-
-
-def make_read_only(path: Path) -> None:
-    """For all that is opened from now on: a remount is refused while files are open for writing."""
-    command("mount", "--bind", path, path)
-    command("mount", "-o", "remount,bind,ro", path)
 
 
 def unmount(path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mounts import make_read_only
 
 from resilient import ledger
 from resilient.driver.lease import RunLease
@@ -63,9 +64,7 @@ class Volume:
         (self.path / "filling").unlink()
 
     def read_only(self) -> None:
-        """Read-only for all that is opened from now on. A remount is refused while files are open for writing."""
-        command("mount", "--bind", self.path, self.path)
-        command("mount", "-o", "remount,bind,ro", self.path)
+        make_read_only(self.path)
 
     def gone(self) -> None:
         command("umount", "-l", self.path)
