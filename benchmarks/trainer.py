@@ -2,8 +2,9 @@
 
     python benchmarks/trainer.py [--part model|attention|products|layouts|replicas ...] [--rounds 3] [--json FILE]
 
-- model: this trainer at world 1, eager and compiled, against a plain PyTorch GPT script of the same size (below, in this file):
-  speed, and the memory of what a step makes beside weights and moments, which both have in fp32;
+- model: this trainer at world 1, eager and compiled, against a plain PyTorch GPT script of the same size (below, in this file),
+  each a process of one thread: speed, the memory of the process, and that of what a step makes beside weights and moments,
+  which both have in fp32;
 - attention: flash against math, forward and backward, at 512 to 4096 tokens: speed and peak memory;
 - products: one product for queries, keys and values, or gate and up, of weights put together in the pass, against one each;
 - layouts: each 3D layout at world 4 against dp 4;
@@ -158,7 +159,7 @@ def trainer_script(directory: Path, *, compiled: bool) -> Callable[[], None]:
         )
     import trainer.loop
 
-    trainer.loop._join = lambda *_: None  # one group for all contestants of this process
+    trainer.loop._join = lambda *_: None  # a rank without a rendezvous
     made = Trainer(config, init())
     return made._step
 
@@ -190,41 +191,92 @@ def matmul_rate() -> float:
     return best
 
 
-def part_model(rounds: int) -> list[figures.Figure]:
+PLAIN, EAGER, COMPILED = "plain script, eager", "this trainer, eager", "this trainer, compiled"
+
+
+def contestant_once(name: str) -> None:
+    """In a process of its own: for each line of stdin that says how many, run so many steps and say how fast; then what it took."""
     with tempfile.TemporaryDirectory() as place:
         write_tokens(Path(place))
+        step = plain_script() if name == PLAIN else trainer_script(Path(place), compiled=name == COMPILED)
+        step()
+        step()
+        print("ready", flush=True)
+        for line in sys.stdin:
+            print(timed(step, int(line)), flush=True)
+        peak = torch.cuda.max_memory_allocated() if DEVICE.type == "cuda" else resident_peak()
+        print(json.dumps({"peak": peak, "made": counted(step)[MADE] if name != COMPILED else None}))
+
+
+def resident_peak() -> int:
+    """Bytes that this process had in RAM at its most. (`ru_maxrss` of a process starts at that of its parent.)"""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+
+class Contestant:
+    """A process that runs steps when it is told to, with as many threads as a rank has, and waits otherwise."""
+
+    def __init__(self, name: str) -> None:
+        environ = {"OMP_NUM_THREADS": "1", **os.environ}
+        command = [sys.executable, str(Path(__file__)), "--contestant", name]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
+        self._answer("ready")
+
+    def speed(self, steps: int) -> float:
+        """Tokens per second."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        return float(self._answer())
+
+    def took(self) -> tuple[float, float | None]:
+        """MiB of memory at its most, and of the tensors that a step made; the process ends."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        found = json.loads(self._answer())
+        self._process.wait()
+        return found["peak"] / 2**20, found["made"] and found["made"] / 2**20
+
+    def _answer(self, awaited: str | None = None) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if awaited is None or line.strip() == awaited:
+                return line
+        raise SystemExit(f"a contestant ended with {self._process.wait()}")
+
+
+def part_model(rounds: int) -> list[figures.Figure]:
+    with tempfile.TemporaryDirectory() as place:
         shape = shape_of(config_of(Path(place)), VOCAB)
-        contestants = {
-            "plain script, eager": plain_script(),
-            "this trainer, eager": trainer_script(Path(place), compiled=False),
-            "this trainer, compiled": trainer_script(Path(place), compiled=True),
-        }
-        for step in contestants.values():
-            step()
-            step()
-        speeds: dict[str, list[float]] = {name: [] for name in contestants}
-        for _ in range(rounds):
-            for name, step in contestants.items():
-                speeds[name].append(timed(step, 3))
-        rate = matmul_rate()
-        made_mib = {name: counted(step)[MADE] / 2**20 for name, step in contestants.items() if not name.endswith("compiled")}
-    base = speeds["plain script, eager"]
+    contestants = {name: Contestant(name) for name in (PLAIN, EAGER, COMPILED)}
+    speeds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, contestant in contestants.items():
+            speeds[name].append(contestant.speed(3))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    rate = matmul_rate()
+    took = {name: contestant.took() for name, contestant in contestants.items()}
+    base = speeds[PLAIN]
     print(f"\nmodel: {shape.parameters:,} parameters, bf16, {torch.get_num_threads()} threads, {DEVICE}")
     for name, found in speeds.items():
         ratio = statistics.median(a / b for a, b in zip(found, base, strict=True))
         used = statistics.median(found) * flops_per_token(shape) / rate
-        print(f"  {name:24} {statistics.median(found):9,.0f} tokens/s  {ratio:5.2f}x  {100 * used:4.0f} % of the matmul rate")
-    for name, size in made_mib.items():
-        print(f"  {name:24} {size:9,.0f} MiB of tensors made in a step, at most")
-    what = f"of a GPT of {shape.parameters / 1e6:.0f} million parameters, bf16, {DEVICE.type}"
-    plain, ours = made_mib.values()
-    words = f"tensors made in a step at most, eager, {what}"
-    told = [
-        figures.figure(f"model/{name}", f"{name}, {what}", "tokens/s", speeds[name], "a plain script, eager", base, paired=True)
-        for name in contestants
-        if name != "plain script, eager"
-    ]
-    return [*told, figures.figure("model/memory", words, "MiB", [ours], "a plain script, eager", [plain])]
+        peak, made = took[name]
+        memory = f"{peak:5,.0f} MiB" + (f", {made:,.0f} made in a step" if made else "")
+        fast = f"{statistics.median(found):9,.0f} tokens/s  {ratio:5.2f}x  {100 * used:4.0f} % of the matmul rate"
+        print(f"  {name:24} {fast}  {memory}")
+    of = f"of a GPT of {shape.parameters / 1e6:.0f} million parameters, bf16, {DEVICE.type}"
+    peer = "a plain script, eager"
+    ours = [name for name in contestants if name != PLAIN]
+    told = [figures.figure(f"model/{name}", f"{name}, {of}", "tokens/s", speeds[name], peer, base, paired=True) for name in ours]
+    for name in ours:
+        what = f"memory of the process at its most, {name}, {of}"
+        told.append(figures.figure(f"model/{name}/peak", what, "MiB", [took[name][0]], peer, [took[PLAIN][0]]))
+    plain_made, our_made = took[PLAIN][1], took[EAGER][1]
+    assert plain_made is not None and our_made is not None
+    what = f"tensors made in a step at most, eager, {of}"
+    return [*told, figures.figure("model/memory", what, "MiB", [our_made], peer, [plain_made])]
 
 
 def part_attention(rounds: int) -> list[figures.Figure]:
@@ -432,9 +484,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     figures.add_option(parser)
     parser.add_argument("--attention", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--contestant", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.attention:
         attention_once(Kernel(arguments.attention[0]), int(arguments.attention[1]))
+        return
+    if arguments.contestant:
+        contestant_once(arguments.contestant)
         return
     found = [figure for part in arguments.part or PARTS for figure in PARTS[part](arguments.rounds)]
     figures.save(arguments.json, MEANING, found)

@@ -119,7 +119,7 @@ def record(costs: Path) -> None:
         cost = json.loads(line)
         if cost["soak"]:
             known_s[cost["name"]] = round(cost["wall_s"], 1)
-    COSTS.write_text(json.dumps(known_s, indent=0, sort_keys=True) + "\n")
+    COSTS.write_text(json.dumps(known_s, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

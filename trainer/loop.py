@@ -25,6 +25,7 @@ from trainer.engine import Batch, make_engine
 from trainer.garbage import collected_at_steps
 from trainer.guard import Bad, BadBatch
 from trainer.guard import limits as guard_limits
+from trainer.heap import keep_freed_memory
 from trainer.inspection import Inspection
 from trainer.instruments import Instruments
 from trainer.memory import most
@@ -76,6 +77,8 @@ class Trainer:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         self.device = device_of(config, context)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         _join(self.device, context)
         self.ranks = make_ranks(self.device, layout)
         seed_random(config.seed, self.ranks, config)

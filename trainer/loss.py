@@ -92,7 +92,7 @@ class CrossEntropy:
     def _losses(self, logits: Tensor, targets: Tensor, part: _Part, *, differentiate: bool) -> Tensor:
         """Losses (tokens) of logits (tokens, this rank's vocabulary), which become the gradient of their sum."""
         count = logits.shape[1]
-        rows = len(logits) if self._compiled else block_rows(count, self._limit_bytes)
+        rows = len(logits) if self._compiled else block_rows(count, self._limit_bytes, cpu=logits.device.type == "cpu")
         blocks = [slice(first, first + rows) for first in range(0, len(logits), rows)]
         here = (targets >= part.first) & (targets < part.first + count)
         place = torch.where(here, targets - part.first, 0)[:, None]

@@ -128,7 +128,8 @@ def _activations(config: Config, shape: GPTShape, spread: Layout, parts: list[St
     vocab = -(-shape.vocab // spread.tp)
     left = (vocab + tokens) * shape.hidden * compute
     waiting = in_flight(config, spread, pp_rank) if config.parallel.schedule == "gpipe" else 1
-    return round(tokens * held + loss_bytes(tokens, vocab, compute) + left * waiting)
+    loss = loss_bytes(tokens, vocab, compute, cpu=config.cluster.device == "cpu")
+    return round(tokens * held + loss + left * waiting)
 
 
 def layer_bytes(config: Config, shape: GPTShape, spread: Layout, compute: int) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from campaigns import ROOT, Campaign, loses_no_snapshot, wait_for, weights
 from scripts import PACED, said, torchrun
+from soak import soaked
 
 ODD = Path(__file__).with_name("ends_oddly.py")
 EXAMPLES = ["ddp", "fsdp2", "tensor_parallel"]
@@ -41,7 +42,7 @@ def attached(campaign: Callable[..., Campaign], tmp_path: Path) -> Iterator[Atta
     shutil.rmtree(ram, ignore_errors=True)
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", ["ddp", soaked("fsdp2"), soaked("tensor_parallel")])
 def test_after_a_kill_losses_are_those_of_torchrun_to_the_last_bit(attached: Attached, example: str):
     script = ROOT / f"examples/{example}.py"
     run = attached(f"{script} 30", step_s=0.05).start()
@@ -70,7 +71,7 @@ def test_with_three_ranks_ddp_adds_in_the_same_order_if_it_leaves_its_buckets(at
     assert {step: {loss} for step, loss in torchrun(3, str(script), "30").items()} == run.losses()
 
 
-@pytest.mark.parametrize("example", ["fsdp2", "tensor_parallel"])
+@pytest.mark.parametrize("example", ["fsdp2", soaked("tensor_parallel")])
 def test_a_script_goes_on_with_more_ranks_and_with_fewer(attached: Attached, example: str):
     script = ROOT / f"examples/{example}.py"
     run = attached(f"{script} 4")
@@ -104,7 +105,7 @@ def test_a_rank_that_ends_within_its_snapshot_holds_up_nobody(attached: Attached
     assert run.events("committed")[-1]["step"] == 5
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", ["tensor_parallel", soaked("ddp"), soaked("fsdp2")])
 def test_python_torchrun_and_resilient_run_give_the_same_losses(attached: Attached, example: str):
     script = ROOT / f"examples/{example}.py"
     run = attached(f"{script} 8", cluster={"procs_per_node": 1})

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from campaigns import Campaign, alive, wait_for
+from soak import soaked
 
 from resilient.account import account
 from resilient.agent.memory import region_directory
@@ -139,7 +140,7 @@ def test_the_restart_budget_ends_the_run(counting: Counting):
     assert "max_restarts_per_hour" in run.output
 
 
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("sig", [signal.SIGTERM, soaked(signal.SIGINT), signal.SIGUSR1])
 def test_a_stop_signal_stops_all_ranks_at_one_step_and_the_next_run_goes_on_there(counting: Counting, sig):
     run = counting(steps=80, every_steps=1000).start()
     run.reach(12)
@@ -490,7 +491,7 @@ def test_agents_that_wait_for_the_preparation_are_not_taken_for_dead(counting: C
     assert not run.events("fault")
 
 
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("sig", [signal.SIGTERM, soaked(signal.SIGUSR1)])
 def test_a_stop_that_also_reaches_the_processes_of_a_node_that_starts_up_is_no_failure(counting: Counting, sig: signal.Signals):
     run = counting(steps=5, args={"prepare_s": 3.0}).start()
     hit: set[str] = set()

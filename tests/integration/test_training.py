@@ -16,11 +16,12 @@ import crc32c
 import numpy as np
 import pytest
 from campaigns import EVERY, MODEL, OPTIMIZER, STEPS, TRAIN, Campaign, Training, same, wait_for, weights
+from soak import soaked
 
 from checkpoint import manifest
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("precision", ["bf16", soaked("fp32")])
 def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training, reference_runs, precision: str, rounds: int):
     run = training(train={"precision": precision}, resilience={"give_up_after_same_step": 9}).start()
     chance = random.Random(rounds)
@@ -164,7 +165,16 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Camp
     return run
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+OF_EACH_KIND = {  # a byte, a file, another's bytes, a lie; the second tier has all
+    "a byte of the weights",
+    "a byte of the manifest",
+    "a missing shard",
+    "shards exchanged",
+    "a forged manifest that names a file elsewhere",
+}
+
+
+@pytest.mark.parametrize("damage", [damage if damage in OF_EACH_KIND else soaked(damage) for damage in DAMAGE])
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
     training: Training, interrupted: Campaign, reference_runs, damage: str
 ):

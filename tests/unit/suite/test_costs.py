@@ -79,7 +79,7 @@ def named(output: str, severity: str) -> set[str]:
     return {line.split()[1].split("::")[-1] for line in lines}
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "xdist"])
+@pytest.mark.parametrize("options", [soaked(()), ("-n", "2")], ids=["one process", "xdist"])
 def test_a_test_far_above_the_limit_fails_the_run_and_is_named(tmp_path: Path, options: tuple[str, ...]):
     code, output = run(tmp_path, TESTS, "--cost-limit-s", "0.1", *options)
     assert code == 1, output

@@ -161,18 +161,18 @@ def test_every_layout_trains_like_one_process_in_bf16(run: Run, bf16_lines: Line
     assert found == [pytest.approx(line, rel=1e-2) for line in bf16_lines]
 
 
-MODELS: list[Sections] = [
+MODELS: list[Any] = [
     {"model": {"tie_embeddings": True, "kv_heads": 2, "bias": True, "norm": "layernorm", "mlp": "gelu"}},
     {"model": {"position": "learned", "kv_heads": 1}, "data": {"mask_documents": True, "mask_end_of_text": True, "end_of_text": 7}},
-    {"model": {"position": "alibi"}, "data": {"mask_documents": True, "end_of_text": 7}},
-    {"model": {"mup_base_hidden": 16, "position": "none"}},
+    soaked({"model": {"position": "alibi"}, "data": {"mask_documents": True, "end_of_text": 7}}),
+    soaked({"model": {"mup_base_hidden": 16, "position": "none"}}),
     {"optimizer": {"name": "adan"}, "model": {"attention": "auto"}},
     {
         "train": {"batch_rampup": {"start": 8, "increment": 4, "samples": 60}, "micro_batch_size": 2, "steps": 8},
         "optimizer": {"schedule": "wsd"},
     },
-    {"parallel": {"sequence_parallel": False}, "model": {"kv_heads": 1, "tie_embeddings": True}},
-    {"parallel": {"schedule": "interleaved_1f1b", "virtual_stages": 3}, "model": {"layers": 7, "tie_embeddings": True}},
+    soaked({"parallel": {"sequence_parallel": False}, "model": {"kv_heads": 1, "tie_embeddings": True}}),
+    soaked({"parallel": {"schedule": "interleaved_1f1b", "virtual_stages": 3}, "model": {"layers": 7, "tie_embeddings": True}}),
     {"parallel": {"schedule": "zero_bubble", "virtual_stages": 2, "pp_layers": [1, 3, 2, 1]}, "model": {"layers": 7}},
 ]
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from trainer_ranks import run_ranks, steps, textbook, train, write_config, write_dataset
 
 from resilient.worker import Config, load_config, settle
-from trainer.chunks import chunk_rows, loss_bytes
+from trainer.chunks import block_rows, chunk_rows, loss_bytes
 from trainer.loss import IGNORED, CrossEntropy
 from trainer.memory import memory
 from trainer.shape import shape_of
@@ -145,7 +145,7 @@ def test_a_large_vocabulary_takes_the_memory_of_one_chunk_and_what_the_plan_says
             torch.autograd.backward(loss)
     left = weight.nbytes + x.nbytes if differentiated else 0
     assert held.most - left <= 1.5 * rows * VOCABULARY * 2
-    assert held.most == pytest.approx(left + loss_bytes(targets.numel(), VOCABULARY, 2, limit_bytes), rel=0.02)
+    assert held.most == pytest.approx(left + loss_bytes(targets.numel(), VOCABULARY, 2, limit_bytes, cpu=True), rel=0.02)
 
 
 def test_chunks_follow_from_sizes_alone():
@@ -154,6 +154,13 @@ def test_chunks_follow_from_sizes_alone():
     assert chunk_rows(8192, VOCABULARY // 2, 2) == 4096
     assert chunk_rows(1000, 1 << 40, 2) == 1
     assert chunk_rows(0, VOCABULARY, 2) == 0
+
+
+def test_a_cpu_has_no_more_logits_in_fp32_at_a_time_than_its_cache_holds():
+    assert block_rows(4096, cpu=True) * 4096 * 4 == 1 << 20
+    assert block_rows(4096, cpu=False) * 4096 * 4 == 64 << 20
+    assert block_rows(VOCABULARY * 2, cpu=True) == 1
+    assert block_rows(61, 6 * 61 * 4 * 16, cpu=True) == 6
 
 
 @pytest.mark.parametrize(("schedule", "waiting"), [("1f1b", 1), ("gpipe", 8)])
@@ -167,4 +174,4 @@ def test_the_plan_counts_one_chunk_of_logits_and_the_gradients_that_wait(schedul
     assert layout.accumulation == 8
     vocab = shape_of(config, VOCABULARY).vocab // 2
     head = (vocab - 64) * 64 * 2 * waiting
-    assert large - small == head + loss_bytes(8192, vocab, 2) - loss_bytes(8192, 64, 2)
+    assert large - small == head + loss_bytes(8192, vocab, 2, cpu=False) - loss_bytes(8192, 64, 2, cpu=False)

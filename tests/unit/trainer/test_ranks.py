@@ -95,9 +95,9 @@ def test_weights_at_the_start_are_the_same_bits_on_any_number_of_ranks(made: Mad
             assert found == expected
 
 
-VARIANTS = [
+VARIANTS: list[Any] = [
     {"train": {"precision": "bf16"}},
-    {"train": {"precision": "fp32"}},
+    soaked({"train": {"precision": "fp32"}}),
     {"model": {"tie_embeddings": True, "mlp": "gelu", "norm": "layernorm", "kv_heads": 2}},
 ]
 
