@@ -12,6 +12,7 @@ from campaigns import MODEL, ROOT, STEPS, Campaign, same, wait_for
 from lab_jobs import HOSTS, TIMES, LabJob
 from listening import listeners
 from scripts import PACED, torchrun
+from soak import soaked
 
 from chaos.lab.lab import Lab
 from chaos.lab.shape import address
@@ -108,7 +109,7 @@ def test_one_job_computes_on_three_hosts_what_one_machine_does(lab: Lab, job: Jo
     wait_for(lambda: not any(running(lab, host) for host in (*HOSTS.values(), "n4")), "the end of what ran on the hosts")
 
 
-@pytest.mark.parametrize("script", ["srun $RUN", "exec srun --nodes=1 --ntasks=1 $RUN"])
+@pytest.mark.parametrize("script", [soaked("srun $RUN"), "exec srun --nodes=1 --ntasks=1 $RUN"])
 def test_srun_put_before_the_command_makes_no_difference(job: Jobs, reference: Campaign, script: str):
     run = job(cluster={"spares": 1})
     run.script = script

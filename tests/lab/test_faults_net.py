@@ -13,6 +13,7 @@ import psutil
 import pytest
 from campaigns import ROOT, wait_for
 from lab_jobs import HOSTS, TIMES, TOYS, LabJob, on
+from soak import soaked
 
 from chaos.lab.lab import Lab
 from chaos.lab.shape import Shape
@@ -200,8 +201,8 @@ def test_all_is_undone_at_whatever_moment_the_injectors_are_killed(run: Toy, sin
     ("fault", "params"),
     [
         ("link_down", {"seconds": 15}),
-        ("coordinator_unreachable", {"seconds": 15}),
-        ("one_way_drop", {"seconds": 15, "lost": "out"}),
+        soaked("coordinator_unreachable", {"seconds": 15}),
+        soaked("one_way_drop", {"seconds": 15, "lost": "out"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -13,6 +13,7 @@ from browser import looked_at
 from campaigns import STEPS, Campaign, same, wait_for
 from lab_jobs import CODE, LabJob, on
 from reported import agreed
+from soak import soaked
 
 from chaos.lab.lab import Lab
 
@@ -238,7 +239,7 @@ def test_two_that_submit_a_campaign_at_once_make_one_chain(jobs: Callable[..., A
     same(run, long)
 
 
-@pytest.mark.parametrize("requeue", [False, True], ids=["its successor", "itself"])
+@pytest.mark.parametrize("requeue", [False, soaked(True)], ids=["its successor", "itself"])
 def test_a_job_whose_batch_host_is_gone_is_followed_by(jobs: Callable[..., Any], long: Campaign, requeue: bool):
     run = jobs(
         Chain, 0.5, **exclusive(requeue=requeue), checkpoint={"every_steps": 5}, resilience={"fence_s": 10, "link_grace_s": 10}
