@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from chaos import experiment, faults
 from chaos.fault import Fault, Inside, parameters
 from chaos.orchestration.volumes import Volume
-from resilient.config.source import allowed
+from resilient.config.annotations import allowed
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "the whole": experiment.Experiment,

@@ -51,20 +51,15 @@ def settled(config: Config) -> tuple[Config, Choice | None]:
     """
     if config.train.compile != "auto":
         return config, None
-    choice = recorded(config.run_dir / "config.yaml") or _chosen_here(config)
+    choice = _kept(config.run_dir) or _chosen_here(config)
     if choice.compile and (refusal := against_compiling(config)) is not None:  # kept from another layout
         choice = Choice(False, refusal)
     return config.model_copy(update={"train": config.train.model_copy(update={"compile": choice.compile})}), choice
 
 
-def recorded(path: Path) -> Choice | None:
-    """What the config of a run directory says; None where there is none to be read."""
-    try:
-        found = document.read(path)
-    except document.NotADocument:
-        return None
-    match found:
-        case {"train": {"compile": bool() as compiled}}:
+def _kept(run_dir: Path) -> Choice | None:
+    match document.value_at(run_dir / "config.yaml", "train", "compile"):
+        case bool() as compiled:
             return Choice(compiled, "kept from the run directory")
         case _:
             return None

@@ -88,18 +88,13 @@ def settled(config: Config) -> tuple[Config, Choice | None]:
     """
     if config.train.precision != "auto":
         return config, None
-    choice = recorded(config.run_dir / "config.yaml") or _chosen_here(config)
+    choice = _kept(config.run_dir) or _chosen_here(config)
     return config.model_copy(update={"train": config.train.model_copy(update={"precision": choice.precision})}), choice
 
 
-def recorded(path: Path) -> Choice | None:
-    """The precision in the config of a run directory; None where there is none to be read."""
-    try:
-        found = document.read(path)
-    except document.NotADocument:
-        return None
-    match found:
-        case {"train": {"precision": "bf16" | "fp32" as precision}}:
+def _kept(run_dir: Path) -> Choice | None:
+    match document.value_at(run_dir / "config.yaml", "train", "precision"):
+        case "bf16" | "fp32" as precision:
             return Choice(precision, "kept from the run directory")
         case _:
             return None

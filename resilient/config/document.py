@@ -47,6 +47,17 @@ def read(path: Path) -> Any:
     return construct(compose(text_of(path)))
 
 
+def value_at(path: Path, *key: str) -> object:
+    """What a document, such as the config that a run directory keeps, has at a key; None where there is none to be read."""
+    try:
+        found = read(path)
+    except NotADocument:
+        return None
+    for part in key:
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
 def text_of(path: Path) -> str:
     """The text of a file; of the null device, none. What is no regular file is not waited for. Raises NotADocument."""
     if str(path) == os.devnull:

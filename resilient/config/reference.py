@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from resilient.config.annotations import allowed
 from resilient.config.fields import Section
 from resilient.config.schema import Config, Container, Tier, WeightedPath
 from resilient.config.sinks import SINKS, Sinks
-from resilient.config.source import allowed
 from resilient.identity.classes import CLASSES, Kind
 
 _HEAD = """# The config

@@ -1,32 +1,25 @@
-"""Reading a config: YAML with the line of every key, overrides, variables in paths, and pydantic's findings in plain words.
+"""Reading a config: YAML with the line of every key, overrides, and pydantic's findings in plain words.
 
 Owns the way from text to a checked `Config` and from an error back to the line that caused it.
 """
 
 import difflib
 import os
-import re
-import shlex
-import types
-import typing
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 
-from resilient.config import checks, document, profile, warmup
+from resilient.config import checks, document, paths, profile, warmup
+from resilient.config.annotations import Key, allowed, section_of, walk
 from resilient.config.document import NotADocument
 from resilient.config.errors import COMMAND_LINE, ConfigError, Problem, shown
-from resilient.config.fields import Section
 from resilient.config.schema import Config
-
-Key = tuple[str, ...]
 
 LENGTH: tuple[Key, Key] = (("train", "steps"), ("train", "samples"))  # two ways to say how long a run is
 TOLD = 50  # problems at once
@@ -128,7 +121,7 @@ def load(path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] |
     written = _written(source, overrides)
     if written is not None:
         config = warmup.fitted(config, written)
-    config, problems = _expand(config, os.environ if environ is None else environ)
+    config, problems = paths.expanded(config, os.environ if environ is None else environ)
     problems += checks.check(config)
     if problems:
         raise ConfigError(_ordered([_attributed(source, problem) for problem in problems]))
@@ -281,10 +274,10 @@ def _number(part: str) -> int | None:
 
 def _in_words(source: Source, found: dict[str, Any]) -> Problem:
     """One of pydantic's findings as a problem that a person can act on."""
-    key, annotation, field = _walk(found["loc"])
+    key, annotation, field = walk(found["loc"])
     value = _lookup(source.values, key)
     if found["type"] == "extra_forbidden":
-        section = _section_of(key[:-1])
+        section = section_of(key[:-1])
         names = list(section.model_fields) if section is not None else []
         near = difflib.get_close_matches(key[-1], names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -292,55 +285,6 @@ def _in_words(source: Source, found: dict[str, Any]) -> Problem:
     if found["type"] == "missing":
         return source.problem(key, None, "is missing")
     return source.problem(key, value, f"allowed: {allowed(annotation, field)}")
-
-
-def _walk(loc: Sequence[str | int]) -> tuple[Key, Any, FieldInfo | None]:
-    """The key of a finding without the names of union branches, its annotation and its field."""
-    key: list[str] = []
-    annotation: Any = Config
-    field: FieldInfo | None = None
-    for part in loc:
-        models = [option for option in _options(annotation) if isinstance(option, type) and issubclass(option, BaseModel)]
-        lists = [option for option in _options(annotation) if typing.get_origin(option) in (list, tuple)]
-        if isinstance(part, int) and lists:
-            key.append(str(part))
-            arguments = typing.get_args(lists[0])
-            annotation, field = arguments[min(part, len(arguments) - 1)], None
-        elif models and (annotation is Config or isinstance(part, str)):
-            if part in models[0].model_fields:
-                field = models[0].model_fields[str(part)]
-                annotation = field.annotation
-            elif part != loc[-1]:
-                continue  # the name of a branch of a union
-            key.append(str(part))
-        elif annotation is Any or typing.get_origin(annotation) is dict:
-            key.append(str(part))
-    return tuple(key), annotation, field
-
-
-def _options(annotation: Any) -> list[Any]:
-    """The branches of a union, without Annotated."""
-    if typing.get_origin(annotation) is Annotated:
-        annotation = typing.get_args(annotation)[0]
-    if typing.get_origin(annotation) in (Union, types.UnionType):
-        return [branch for option in typing.get_args(annotation) for branch in _options(option)]
-    return [annotation]
-
-
-def _section_of(key: Key) -> type[Section] | None:
-    annotation: Any = Config
-    for part in key:
-        options = _options(annotation)
-        models = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
-        lists = [option for option in options if typing.get_origin(option) is list]
-        if part.isdigit() and lists:
-            annotation = typing.get_args(lists[0])[0]
-        elif models and part in models[0].model_fields:
-            annotation = models[0].model_fields[part].annotation
-        else:
-            return None
-    found = [option for option in _options(annotation) if isinstance(option, type) and issubclass(option, Section)]
-    return found[0] if found else None
 
 
 def _lookup(values: Any, key: Key) -> object:
@@ -352,113 +296,6 @@ def _lookup(values: Any, key: Key) -> object:
         else:
             return None
     return "null" if values is None else values
-
-
-_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
-
-
-def allowed(annotation: Any, field: FieldInfo | None = None) -> str:
-    """What a key may be, in words."""
-    limits = list(field.metadata) if field is not None else []
-    words = []
-    for option in _union_parts(annotation):
-        base, extra = (option, []) if typing.get_origin(option) is not Annotated else _unpack(option)
-        words.append(_word(base, [*limits, *extra]))
-    return " or ".join(dict.fromkeys(words))
-
-
-def _union_parts(annotation: Any) -> list[Any]:
-    if typing.get_origin(annotation) in (Union, types.UnionType):
-        return [part for option in typing.get_args(annotation) for part in _union_parts(option)]
-    return [annotation]
-
-
-def _unpack(option: Any) -> tuple[Any, list[Any]]:
-    base, *metadata = typing.get_args(option)
-    return base, [entry for item in metadata for entry in (item.metadata if isinstance(item, FieldInfo) else [item])]
-
-
-def _word(base: Any, limits: list[Any]) -> str:
-    origin = typing.get_origin(base)
-    if origin is Literal:
-        return ", ".join(str(choice) for choice in typing.get_args(base))
-    if base is type(None):
-        return "null"
-    if origin is list:
-        return f"a list (of {allowed(typing.get_args(base)[0])})"
-    if origin is tuple:
-        arguments = typing.get_args(base)
-        return f"a list of {len(arguments)} (each {allowed(arguments[0])})"
-    if origin is dict or (isinstance(base, type) and issubclass(base, BaseModel)):
-        fields: dict[str, FieldInfo] | None = getattr(base, "model_fields", None)
-        names = [field.alias or name for name, field in fields.items()] if fields else []
-        return f"a mapping with the keys {', '.join(names)}" if names else "a mapping"
-    bounds = []
-    for limit in limits:
-        for attribute_name, text in (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below")):
-            bound = getattr(limit, attribute_name, None)
-            if bound is not None:
-                bounds.append(f"{text} {bound}")
-        pattern = getattr(limit, "pattern", None)
-        if pattern is not None:
-            bounds.append(f"of the form {pattern}")
-    name = _NAMES.get(base, str(base))
-    return f"{name}, {' and '.join(bounds)}" if bounds else name
-
-
-# -- paths -------------------------------------------------------------------------------------------------------------
-
-_VARIABLE = re.compile(r"\$(?:\{([^}]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
-
-
-def _expand(config: Config, environ: Mapping[str, str]) -> tuple[Config, list[Problem]]:
-    """The config with variables in paths replaced and paths made absolute."""
-    problems: list[Problem] = []
-
-    def expanded(key: str, path: Path, own: Mapping[str, str]) -> Path:
-        def value(match: re.Match[str]) -> str:
-            name = match[1] if match[1] is not None else match[2]
-            found = own.get(name, environ.get(name))
-            if found is None:
-                problems.append(Problem(key, path, f"the environment variable {shown(name)} is not set"))
-                return match[0]
-            return found
-
-        text = _VARIABLE.sub(value, str(path))
-        return Path(text).expanduser().absolute()
-
-    own = {"name": config.name}
-    run_dir = expanded("run_dir", config.run_dir, own)
-    own["run_dir"] = str(run_dir)
-    if config.is_script:  # words of a command: `$` is theirs, but for these two
-        words = config.entrypoint
-        for name, value in own.items():
-            words = words.replace(f"${{{name}}}", shlex.quote(value))
-        config = config.model_copy(update={"entrypoint": words})
-
-    def walk(model: BaseModel, at: str) -> dict[str, Any]:
-        changes: dict[str, Any] = {}
-        for name in type(model).model_fields:
-            if (at, name) == ("", "run_dir"):
-                changes[name] = run_dir
-                continue
-            value, key = getattr(model, name), f"{at}{name}"
-            new = one(value, key)
-            if new is not value:
-                changes[name] = new
-        return changes
-
-    def one(value: Any, key: str) -> Any:
-        if isinstance(value, Path):
-            return expanded(key, value, own)
-        if isinstance(value, BaseModel):
-            changes = walk(value, f"{key}.")
-            return value.model_copy(update=changes) if changes else value
-        if isinstance(value, list):
-            return [one(entry, f"{key}.{number}") for number, entry in enumerate(value)]
-        return value
-
-    return config.model_copy(update=walk(config, "")), problems
 
 
 def _attributed(source: Source, problem: Problem) -> Problem:

@@ -477,8 +477,7 @@ def _configs(directory: Path) -> list[Decoder]:
     from chaos import experiment
     from chaos.injectors.injector import InjectionRequest
     from chaos.verdict import record
-    from resilient import precision
-    from resilient.config import ConfigError, load
+    from resilient.config import ConfigError, document, load
 
     def config(path: Path) -> None:
         try:
@@ -487,7 +486,7 @@ def _configs(directory: Path) -> list[Decoder]:
             assert all(line.isprintable() for line in str(error).split("\n")), error
             raise
         finally:
-            precision.recorded(path)
+            document.value_at(path, "train", "precision")
 
     def override(data: bytes) -> None:
         name, _, value = os.fsdecode(data).partition("\n")

@@ -1,0 +1,117 @@
+"""What the schema allows at a key, in words: its type annotations, walked and told. Pure."""
+
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from resilient.config.fields import Section
+from resilient.config.schema import Config
+
+Key = tuple[str, ...]
+
+
+def walk(loc: Sequence[str | int]) -> tuple[Key, Any, FieldInfo | None]:
+    """The key of a finding without the names of union branches, its annotation and its field."""
+    key: list[str] = []
+    annotation: Any = Config
+    field: FieldInfo | None = None
+    for part in loc:
+        models = [option for option in _options(annotation) if isinstance(option, type) and issubclass(option, BaseModel)]
+        lists = [option for option in _options(annotation) if typing.get_origin(option) in (list, tuple)]
+        if isinstance(part, int) and lists:
+            key.append(str(part))
+            arguments = typing.get_args(lists[0])
+            annotation, field = arguments[min(part, len(arguments) - 1)], None
+        elif models and (annotation is Config or isinstance(part, str)):
+            if part in models[0].model_fields:
+                field = models[0].model_fields[str(part)]
+                annotation = field.annotation
+            elif part != loc[-1]:
+                continue  # the name of a branch of a union
+            key.append(str(part))
+        elif annotation is Any or typing.get_origin(annotation) is dict:
+            key.append(str(part))
+    return tuple(key), annotation, field
+
+
+def _options(annotation: Any) -> list[Any]:
+    """The branches of a union, without Annotated."""
+    if typing.get_origin(annotation) is Annotated:
+        annotation = typing.get_args(annotation)[0]
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return [branch for option in typing.get_args(annotation) for branch in _options(option)]
+    return [annotation]
+
+
+def section_of(key: Key) -> type[Section] | None:
+    """The section that a key names; None where it names none."""
+    annotation: Any = Config
+    for part in key:
+        options = _options(annotation)
+        models = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+        lists = [option for option in options if typing.get_origin(option) is list]
+        if part.isdigit() and lists:
+            annotation = typing.get_args(lists[0])[0]
+        elif models and part in models[0].model_fields:
+            annotation = models[0].model_fields[part].annotation
+        else:
+            return None
+    found = [option for option in _options(annotation) if isinstance(option, type) and issubclass(option, Section)]
+    return found[0] if found else None
+
+
+_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+
+
+def allowed(annotation: Any, field: FieldInfo | None = None) -> str:
+    """What a key may be, in words."""
+    limits = list(field.metadata) if field is not None else []
+    words = []
+    for option in _union_parts(annotation):
+        base, extra = (option, []) if typing.get_origin(option) is not Annotated else _unpack(option)
+        words.append(_word(base, [*limits, *extra]))
+    return " or ".join(dict.fromkeys(words))
+
+
+def _union_parts(annotation: Any) -> list[Any]:
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return [part for option in typing.get_args(annotation) for part in _union_parts(option)]
+    return [annotation]
+
+
+def _unpack(option: Any) -> tuple[Any, list[Any]]:
+    base, *metadata = typing.get_args(option)
+    return base, [entry for item in metadata for entry in (item.metadata if isinstance(item, FieldInfo) else [item])]
+
+
+def _word(base: Any, limits: list[Any]) -> str:
+    origin = typing.get_origin(base)
+    if origin is Literal:
+        return ", ".join(str(choice) for choice in typing.get_args(base))
+    if base is type(None):
+        return "null"
+    if origin is list:
+        return f"a list (of {allowed(typing.get_args(base)[0])})"
+    if origin is tuple:
+        arguments = typing.get_args(base)
+        return f"a list of {len(arguments)} (each {allowed(arguments[0])})"
+    if origin is dict or (isinstance(base, type) and issubclass(base, BaseModel)):
+        fields: dict[str, FieldInfo] | None = getattr(base, "model_fields", None)
+        names = [field.alias or name for name, field in fields.items()] if fields else []
+        return f"a mapping with the keys {', '.join(names)}" if names else "a mapping"
+    bounds = []
+    for limit in limits:
+        for attribute_name, text in (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below")):
+            bound = getattr(limit, attribute_name, None)
+            if bound is not None:
+                bounds.append(f"{text} {bound}")
+        pattern = getattr(limit, "pattern", None)
+        if pattern is not None:
+            bounds.append(f"of the form {pattern}")
+    name = _NAMES.get(base, str(base))
+    return f"{name}, {' and '.join(bounds)}" if bounds else name
