@@ -34,7 +34,6 @@ CASES = [
     (3, {"model": {"heads": 12, "hidden": 48, "kv_heads": 4, "ffn_hidden": 96, "seq_len": 18, "bias": True}}, beside(3)),
     soaked(4, OTHER, beside(4)),
     soaked(4, {}, beside(2, zero_stage=3)),
-    soaked(4, {}, beside(2, cp=2)),
     soaked(4, OTHER, beside(2, 2)),
     soaked(8, {"model": {"layers": 4}}, beside(2, 2, schedule="interleaved_1f1b")),
     soaked(2, {"train": {"recompute": "full"}}, beside(2)),
