@@ -3,12 +3,13 @@
 import math
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from resilient import worker
+from resilient import ledger, worker
 from trainer.main import PRELOAD, prepare
 
 __all__ = ["PRELOAD", "prepare", "train"]
@@ -19,11 +20,12 @@ def train(config: worker.Config) -> None:
 
     args: bad: steps whose gradients are no numbers, whenever they are computed; corrupt: after this step some weights are no
     numbers, in the first `times` generations that finish it; poison: at this step the rank ends by a signal, whenever it comes
-    there; die_at: after a roll-back it is killed at that step, once.
+    there; die_at: after a roll-back it is killed at that step, once. step_s: how long it waits before each step, so that snapshots
+    keep up; committed: behind this step it waits until the ledger has told of its durable checkpoint.
     """
     from trainer.loop import Trainer, run
 
-    args = {"bad": [], "corrupt": 0, "times": 1, "poison": 0, "die_at": 0, **config.args}
+    args = {"bad": [], "corrupt": 0, "times": 1, "poison": 0, "die_at": 0, "step_s": 0.0, "committed": 0, **config.args}
     ctx = worker.init()
     assert ctx.run_dir is not None
     last = ctx.rank == ctx.world_size - 1
@@ -31,6 +33,10 @@ def train(config: worker.Config) -> None:
 
     def step(self: Trainer) -> None:
         number = self.state.progress.step + 1
+        if last:
+            time.sleep(args["step_s"])
+        if last and number == args["committed"] + 1 > 1:
+            _await_commit(ctx, args["committed"])
         if last and number == args["poison"]:
             os.kill(os.getpid(), signal.SIGSEGV)
         if last and number == args["die_at"] and ctx.go_back_to is not None and _marks(ctx.run_dir / "died", ctx) == 1:
@@ -63,6 +69,16 @@ def train(config: worker.Config) -> None:
 def _local(tensor: Any) -> torch.Tensor:
     found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return found
+
+
+def _await_commit(ctx: worker.Context, step: int) -> None:
+    """Not as long as a rank may be silent."""
+    assert ctx.run_dir is not None
+    deadline = time.monotonic() + 8.0
+    while time.monotonic() < deadline:
+        if any(line["event"] == "committed" and line["step"] == step for line in ledger.read(ctx.run_dir / ledger.EVENTS)):
+            return
+        time.sleep(0.05)
 
 
 def _marks(path: Path, ctx: worker.Context) -> int:

@@ -14,6 +14,7 @@ from checkpoint import verify
 from resilient import ledger
 
 BAD_AT_ONCE = {"guard": {"max_skips": 0}}
+PACED = {"step_s": 0.1, "committed": 10}  # a busy disk is waited for, so that RAM and the durable tier have what they would have
 
 
 @pytest.fixture
@@ -58,7 +59,10 @@ def test_weights_that_go_bad_are_rolled_back_past_every_checkpoint_that_has_them
     # The weights are no numbers after step 10, which RAM and the durable tier save so. The way back is what RAM has of before:
     # step 9, unless the machine was so busy that its snapshot was left out.
     run = training(
-        entrypoint="spoilt:train", args={"corrupt": 10}, train=BAD_AT_ONCE, checkpoint=tiers(ram, tmp_path / "disturbed/run")
+        entrypoint="spoilt:train",
+        args={"corrupt": 10, **PACED},
+        train=BAD_AT_ONCE,
+        checkpoint=tiers(ram, tmp_path / "disturbed/run"),
     )
     assert run.run() == 0, run.output + run.logs()
     back = actions(run)[-1]["step"]
@@ -80,7 +84,7 @@ def test_a_killed_worker_in_the_middle_of_a_roll_back_brings_back_nothing_that_i
 ):
     run = training(
         entrypoint="spoilt:train",
-        args={"corrupt": 12, "die_at": 12},
+        args={"corrupt": 12, "die_at": 12, **PACED},
         train=BAD_AT_ONCE,
         checkpoint=tiers(ram, tmp_path / "disturbed/run"),
     )
@@ -94,7 +98,7 @@ def test_a_killed_worker_in_the_middle_of_a_roll_back_brings_back_nothing_that_i
 def test_data_that_is_bad_whatever_the_weights_is_left_out_and_the_run_reaches_its_end(training: Training, ram, tmp_path):
     run = training(
         entrypoint="spoilt:train",
-        args={"bad": [13, 14]},
+        args={"bad": [13, 14], **PACED},
         train={"guard": {"max_skips": 1}},
         checkpoint=tiers(ram, tmp_path / "disturbed/run"),
     )
