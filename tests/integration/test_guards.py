@@ -132,7 +132,7 @@ def written_before(run: Campaign, step: int, skip: list[list[int]]) -> None:
 def test_a_run_after_a_driver_that_died_in_the_middle_of_a_roll_back_completes_it(
     training: Training, reference_runs, ram, tmp_path
 ):
-    run = training(checkpoint=tiers(ram, tmp_path / "disturbed/run")).start()
+    run = training(entrypoint="spoilt:train", args=PACED, checkpoint=tiers(ram, tmp_path / "disturbed/run")).start()
     run.reach(12)
     run.kill()
     wait_for(lambda: not run.processes(), "the processes' end")
