@@ -14,12 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from resilient import clock, entries
 
 EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
 LINE_BYTES = 16 << 20  # of a line that is read; what is longer is none of the project's
 _SURROGATE = b"\\u"
+_decoder = msgspec.json.Decoder()
 SINCE_BYTES = 1 << 20
 TAIL_BYTES = 8 << 20  # of a file that is opened: lines that a writer before this one may have left are looked for in it
 
@@ -287,12 +290,15 @@ def parts(path: Path) -> list[Path]:
 def parsed(line: bytes) -> dict[str, Any] | None:
     """The JSON object of a line, if it is one."""
     try:
-        found = json.loads(line.decode(errors="replace"))
-        if isinstance(found, dict):
-            return _printable(found) if _SURROGATE in line else found
-    except (ValueError, RecursionError):  # numbers of too many digits are a ValueError, too
-        pass
-    return None
+        found = _decoder.decode(line)
+    except (ValueError, RecursionError):  # where the standard library may still read it: NaN, bytes that are no text
+        try:
+            found = json.loads(line.decode(errors="replace"))
+        except (ValueError, RecursionError):  # numbers of too many digits are a ValueError, too
+            return None
+    if not isinstance(found, dict):
+        return None
+    return _printable(found) if _SURROGATE in line else found
 
 
 def _printable(value: Any) -> Any:

@@ -132,13 +132,16 @@ class Clerk:
     def _spend(self, until: float, part: str) -> None:
         """Everything up to this moment that has no name yet gets this one."""
         assert self.cursor is not None
-        seconds = max(0.0, until - self.cursor)
+        seconds = until - self.cursor
+        if seconds <= 0:
+            return
         self.cursor += seconds
         self.kept.wall_s += seconds
         self._book(part, seconds, self.ranks if self.known else None)
-        for incident in self._opened()[:1] if part not in ("productive", "data") else ():
-            for sums in (incident.seconds, self._kind(incident.kind).seconds):
-                sums[part] = sums.get(part, 0.0) + seconds
+        if self.open and part not in ("productive", "data"):
+            for incident in self._opened()[:1]:
+                for sums in (incident.seconds, self._kind(incident.kind).seconds):
+                    sums[part] = sums.get(part, 0.0) + seconds
         if self.kept.runs:
             run = self.kept.runs[-1]
             run.seconds[part] = run.seconds.get(part, 0.0) + seconds

@@ -89,12 +89,12 @@ class Past(msgspec.Struct):
     skip: list[Stretch] = []
     clerk: Clerk = msgspec.field(default_factory=lambda: Clerk(keep=KEPT))
 
-    def event(self, line: Line, at: int) -> None:
-        """The next object of the ledger, whatever it is. Args: at: where its line begins."""
+    def event(self, line: Line, at: int, *, valid: bool) -> None:
+        """The next object of the ledger, whatever it is. Args: at: where its line begins; valid: see `entries.is_event`."""
         generation = line.get("generation")
         if type(generation) is int and 0 <= generation < _NUMBERS:
             self.generation = max(self.generation, generation)
-        if not entries.is_event(line):
+        if not valid:
             return
         name = line["event"]
         if name in SAID:
@@ -135,12 +135,12 @@ class Past(msgspec.Struct):
         self.rules = [(each.generation, each.step) for each in without_implied(rules)]
         self.skip = merged([*self.skip, *((int(first), int(last)) for first, last in line["skip"])])
 
-    def metrics(self, line: Line) -> None:
-        """The next object of the metrics, whatever it is."""
+    def metrics(self, line: Line, *, valid: bool) -> None:
+        """The next object of the metrics, whatever it is. Args: valid: see `entries.is_metrics`."""
         step = line.get("step")
         if type(step) is int and 0 <= step < _NUMBERS:
             self.told_step = max(self.told_step or 0, step)
-        if not entries.is_metrics(line):
+        if not valid:
             return
         self.clerk.step(line)
         if line["generation"] < self.told_generation:
@@ -181,7 +181,7 @@ def past_of(events: Iterable[Line], metrics: Iterable[Line]) -> Past:
     past = Past()
     for is_event, line in in_order(events, metrics):
         if is_event:
-            past.event(line, 0)
+            past.event(line, 0, valid=entries.is_event(line))
         else:
-            past.metrics(line)
+            past.metrics(line, valid=entries.is_metrics(line))
     return past

@@ -79,7 +79,7 @@ class _Work:
         self._past = decoded_past(mark)
         self._mark = mark
         self._streams = events, metrics
-        self._at = [mark.events, mark.metrics]
+        self._at = [(at.offset, at.latest) for at in (mark.events, mark.metrics)]
         self._lines: tuple[Iterator[Entry], Iterator[Entry]] = events.lines(mark.events), metrics.lines(mark.metrics)
         self._torn: list[tuple[int, Entry]] = []
         self._heads = [self._next(0), self._next(1)]
@@ -130,21 +130,21 @@ class _Work:
         entry = self._heads[file]
         assert entry is not None
         self._fold(file, entry)
-        self._at[file] = Position(entry.end, entry.key[0])
+        self._at[file] = entry.end, entry.key[0]
         self._heads[file] = self._next(file)
 
     def _fold(self, file: int, entry: Entry) -> None:
         if entry.found is None:
             return
         if file == 0:
-            self._past.event(entry.found, entry.begin)
+            self._past.event(entry.found, entry.begin, valid=entry.valid)
         else:
-            self._past.metrics(entry.found)
+            self._past.metrics(entry.found, valid=entry.valid)
 
     def _marked(self, last: Key | None) -> Mark:
         return Mark(_encoder.encode(self._past), self._position(0), self._position(1), last)
 
     def _position(self, file: int) -> Position:
-        at, head = self._at[file], self._heads[file]
-        seen = at.offset if head is None else head.end
-        return Position(at.offset, at.latest, seen, self._streams[file].proof(seen))
+        (offset, latest), head = self._at[file], self._heads[file]
+        seen = offset if head is None else head.end
+        return Position(offset, latest, seen, self._streams[file].proof(seen))

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from resilient import entries, ledger
 from resilient.account import STEP, place_of
@@ -39,14 +39,20 @@ class Position:
     proof: bytes = b""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A line; `whole`: it has its end."""
+class Entry(NamedTuple):
+    """A line.
+
+    Attributes:
+        begin, end: offsets.
+        found: its JSON object, if it is one; valid: and has what such a line must have.
+        whole: the line has its end.
+    """
 
     begin: int
     end: int
     key: Key
     found: dict[str, Any] | None
+    valid: bool
     whole: bool
 
 
@@ -92,10 +98,11 @@ class Stream:
                 found, is_whole, place = ledger.parsed(line), line.endswith(b"\n"), STEP
                 if not is_whole and after < end:  # it is longer than any that is written
                     found, (after, is_whole) = None, _rest(file, after, end)
-                if found is not None and self._is_valid(found):
+                is_valid = found is not None and self._is_valid(found)
+                if found is not None and is_valid:
                     latest = max(latest, float(found["t"]))
                     place = place_of(found) if self._are_events else STEP
-                yield Entry(at, after, (latest, place), found, whole=is_whole or end != self._end)
+                yield Entry(at, after, (latest, place), found, is_valid, is_whole or end != self._end)
                 at = after
 
     def proof(self, offset: int) -> bytes:
