@@ -17,13 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
 from gpu import ROOT, Figure
+from plain_gpt import Size, plain_script
 
 from resilient.worker import Config, init, load_config
 from trainer.device import meter_of
@@ -159,24 +159,11 @@ def trained(*more: str) -> Callable[[Setting], Iterator[Figure]]:
 
 
 def plain(setting: Setting) -> Iterator[Figure]:
-    """The script of benchmarks/trainer.py: what a person writes in an hour, eager, SDPA."""
-    config, script = setting.config("speed"), _other("trainer")
+    """What a person writes in an hour, eager, SDPA."""
+    config = setting.config("speed")
     model = config.model
-    script.SIZE.update(layers=model.layers, hidden=model.hidden, heads=model.heads, seq_len=model.seq_len)
-    script.VOCAB, script.MICRO, script.ACCUMULATION, script.DEVICE = model.vocab_size, MICRO, ACCUMULATION, setting.device
-    yield from _speed(setting, script.plain_script(), config, "without biases and tied embeddings")
-
-
-def _other(name: str) -> ModuleType:
-    """A benchmark whose name is that of a package."""
-    path = Path(__file__).with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with suppress(ValueError):
-        spec.loader.exec_module(module)
-    return module
+    size = Size(model.layers, model.hidden, model.heads, model.seq_len, int(model.vocab_size), MICRO, ACCUMULATION)
+    yield from _speed(setting, plain_script(size, setting.device), config, "without biases and tied embeddings")
 
 
 def copies(setting: Setting) -> Iterator[Figure]:

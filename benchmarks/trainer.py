@@ -2,7 +2,7 @@
 
     python benchmarks/trainer.py [--part model|attention|products|layouts|replicas ...] [--rounds 3] [--json FILE]
 
-- model: this trainer at world 1, eager and compiled, against a plain PyTorch GPT script of the same size (below, in this file),
+- model: this trainer at world 1, eager and compiled, against a plain PyTorch GPT script of the same size (plain_gpt.py),
   each a process of one thread: speed, the memory of the process, and that of what a step makes beside weights and moments,
   which both have in fp32;
 - attention: flash against math, forward and backward, at 512 to 4096 tokens: speed and peak memory;
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -31,11 +31,11 @@ from pathlib import Path
 import figures
 import torch
 import torch.nn.functional as F
-from step_anatomy import MADE, counted  # which takes this folder off the path, where this file would be the package `trainer`
-from torch import Tensor, nn
+from contestants import COMPILED, DEVICE, EAGER, PLAIN, Contestant, config_of, write_tokens  # which takes this folder off the path
+from torch import Tensor
 
 from resilient.throughput import passes_of_a_step
-from resilient.worker import Config, init, load_config, settle
+from resilient.worker import load_config, settle
 from trainer.attention import Core, Kernel
 from trainer.shape import GPTShape, flops_per_token, shape_of
 
@@ -43,137 +43,6 @@ MEANING = (
     "How fast the trainer is beside a plain script of the same model, flash beside math attention, one product beside three, "
     "layouts beside plain dp, and three replicas beside what the plan says of them."
 )
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-VOCAB = 4096
-SIZE = {"layers": 6, "hidden": 512, "heads": 8, "seq_len": 512, "vocab_size": VOCAB, "norm": "layernorm", "mlp": "gelu"}
-MICRO, ACCUMULATION = 4, 4
-
-
-# -- the plain script ----------------------------------------------------------------------------------------------------
-
-
-class PlainBlock(nn.Module):
-    """What a person writes in an hour: fp32 weights, autocast."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        batch, seq, width = x.shape
-        q, k, v = (part.view(batch, seq, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).split(width, dim=2))
-        mixed = F.scaled_dot_product_attention(turn(q, cos, sin), turn(k, cos, sin), v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, seq, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
-
-
-def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.float().chunk(2, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
-
-
-class PlainGPT(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        width, heads, seq = SIZE["hidden"], SIZE["heads"], SIZE["seq_len"]
-        self.embed = nn.Embedding(VOCAB, width)
-        self.blocks = nn.ModuleList(PlainBlock(width, heads) for _ in range(SIZE["layers"]))
-        self.norm, self.head = nn.LayerNorm(width, bias=False), nn.Linear(width, VOCAB, bias=False)
-        frequency = 10000.0 ** (-torch.arange(0, width // heads, 2).float() * heads / width)
-        angle = torch.outer(torch.arange(seq).float(), frequency)
-        self.register_buffer("cos", angle.cos())
-        self.register_buffer("sin", angle.sin())
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, 0.0, 0.02)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x, self.cos, self.sin)
-        return self.head(self.norm(x))
-
-
-def plain_script() -> Callable[[], None]:
-    """A step of the plain script, on random tokens."""
-    model = PlainGPT().to(DEVICE)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    tokens = torch.randint(0, VOCAB, (MICRO * ACCUMULATION, SIZE["seq_len"] + 1), device=DEVICE)
-
-    def step() -> None:
-        for part in tokens.split(MICRO):
-            with torch.autocast(DEVICE.type, torch.bfloat16):
-                logits = model(part[:, :-1])
-            loss = F.cross_entropy(logits.float().flatten(0, 1), part[:, 1:].flatten()) / ACCUMULATION
-            loss.backward()
-        float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-# -- this trainer --------------------------------------------------------------------------------------------------------
-
-
-def config_of(directory: Path, **sections: dict[str, object]) -> Config:
-    base: dict[str, dict[str, object]] = {
-        "model": dict(SIZE),
-        "train": {
-            **{"global_batch_size": MICRO * ACCUMULATION, "micro_batch_size": MICRO},
-            **{"precision": "bf16", "steps": 10**6, "eval_interval": 0},
-        },
-        "data": {"path": str(directory / "random"), "split": [1, 0, 0]},
-        "checkpoint": {"every_steps": 10**6},
-        "logging": {"level": "error"},
-    }
-    for name, values in sections.items():
-        base[name] = {**base.get(name, {}), **values}
-    return Config.model_validate({"run_dir": str(directory / "run"), **base})
-
-
-def write_tokens(directory: Path) -> None:
-    import numpy as np
-
-    from trainer.data.indexed import IndexedWriter
-
-    with IndexedWriter(directory / "random", np.dtype("<u2")) as writer:
-        random = np.random.default_rng(0)
-        for _ in range(64):
-            writer.add(random.integers(0, VOCAB, 16384).tolist())
-        writer.commit({})
-
-
-def trainer_script(directory: Path, *, compiled: bool) -> Callable[[], None]:
-    """A step of this trainer, data and reports included."""
-    from trainer.loop import Trainer
-
-    config = config_of(directory, train={"compile": compiled})
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group(
-            "gloo" if DEVICE.type == "cpu" else "cpu:gloo,cuda:nccl", store=torch.distributed.HashStore(), rank=0, world_size=1
-        )
-    import trainer.loop
-
-    trainer.loop._join = lambda *_: None  # a rank without a rendezvous
-    made = Trainer(config, init())
-    return made._step
-
-
-def timed(step: Callable[[], None], count: int) -> float:
-    """Tokens per second of `count` steps."""
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(count):
-        step()
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-    return count * MICRO * ACCUMULATION * SIZE["seq_len"] / (time.perf_counter() - began)
 
 
 def matmul_rate() -> float:
@@ -191,64 +60,10 @@ def matmul_rate() -> float:
     return best
 
 
-PLAIN, EAGER, COMPILED = "plain script, eager", "this trainer, eager", "this trainer, compiled"
-
-
-def contestant_once(name: str) -> None:
-    """In a process of its own: for each line of stdin that says how many, run so many steps and say how fast; then what it took."""
-    with tempfile.TemporaryDirectory() as place:
-        write_tokens(Path(place))
-        step = plain_script() if name == PLAIN else trainer_script(Path(place), compiled=name == COMPILED)
-        step()
-        step()
-        print("ready", flush=True)
-        for line in sys.stdin:
-            print(timed(step, int(line)), flush=True)
-        peak = torch.cuda.max_memory_allocated() if DEVICE.type == "cuda" else resident_peak()
-        print(json.dumps({"peak": peak, "made": counted(step)[MADE] if name != COMPILED else None}))
-
-
-def resident_peak() -> int:
-    """Bytes that this process had in RAM at its most. (`ru_maxrss` of a process starts at that of its parent.)"""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) * 1024
-
-
-class Contestant:
-    """A process that runs steps when it is told to, with as many threads as a rank has, and waits otherwise."""
-
-    def __init__(self, name: str) -> None:
-        environ = {"OMP_NUM_THREADS": "1", **os.environ}
-        command = [sys.executable, str(Path(__file__)), "--contestant", name]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
-        self._answer("ready")
-
-    def speed(self, steps: int) -> float:
-        """Tokens per second."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{steps}\n")
-        self._process.stdin.flush()
-        return float(self._answer())
-
-    def took(self) -> tuple[float, float | None]:
-        """MiB of memory at its most, and of the tensors that a step made; the process ends."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        found = json.loads(self._answer())
-        self._process.wait()
-        return found["peak"] / 2**20, found["made"] and found["made"] / 2**20
-
-    def _answer(self, awaited: str | None = None) -> str:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if awaited is None or line.strip() == awaited:
-                return line
-        raise SystemExit(f"a contestant ended with {self._process.wait()}")
-
-
 def part_model(rounds: int) -> list[figures.Figure]:
     with tempfile.TemporaryDirectory() as place:
-        shape = shape_of(config_of(Path(place)), VOCAB)
+        config = config_of(Path(place))
+        shape = shape_of(config, int(config.model.vocab_size))
     contestants = {name: Contestant(name) for name in (PLAIN, EAGER, COMPILED)}
     speeds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
@@ -484,13 +299,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     figures.add_option(parser)
     parser.add_argument("--attention", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--contestant", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.attention:
         attention_once(Kernel(arguments.attention[0]), int(arguments.attention[1]))
-        return
-    if arguments.contestant:
-        contestant_once(arguments.contestant)
         return
     found = [figure for part in arguments.part or PARTS for figure in PARTS[part](arguments.rounds)]
     figures.save(arguments.json, MEANING, found)
