@@ -17,7 +17,7 @@ from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
 from chaos.injectors.context import InjectionContext, Target
-from chaos.primitives.processes import TAKES_S, continues, end, until
+from chaos.primitives.processes import TAKES_S, continues, end, is_gone, until
 from chaos.primitives.tiers import TargetTier, find_tier, find_tiers
 from checkpoint.naming import step_path, steps
 
@@ -48,16 +48,17 @@ class Damage(Outside):
     def inject(self, context: InjectionContext) -> Evidence:
         tier = find_tier(context, self.tier)
         with contextlib.ExitStack() as paused:
-            if tier.kind == "memory":
-                paused.enter_context(_workers_stopped(context, tier))
-            paused.enter_context(_daemons_stopped(context))
-            step = _newest(tier)
-            evidence = self.damage(step_path(tier.root, step), context)
+            stopped = paused.enter_context(_workers_stopped(context, tier)) if tier.kind == "memory" else []
+            with _daemons_stopped(context):
+                step = _newest(tier)
+                evidence = self.damage(step_path(tier.root, step), context)
+                if self.then_kill:
+                    end(context.worker())
+                    if tier.kind == "durable":
+                        for each in find_tiers(context):
+                            lose(each)
             if self.then_kill:
-                end(context.worker())
-                if tier.kind == "durable":
-                    for each in find_tiers(context):
-                        lose(each)
+                _wait_for_their_ends(stopped)
         return {"step": step, "tier": tier.name, **evidence}
 
     def damage(self, checkpoint: Path, context: InjectionContext) -> Evidence:
@@ -91,7 +92,7 @@ def _held(tier: TargetTier) -> set[int]:
 
 
 @contextlib.contextmanager
-def _workers_stopped(context: InjectionContext, tier: TargetTier) -> Iterator[None]:
+def _workers_stopped(context: InjectionContext, tier: TargetTier) -> Iterator[list[psutil.Process]]:
     """No snapshot is taken meanwhile, and those that were are sealed. Short enough not to be taken for a fault of its own."""
     workers = context.workers()
     for worker in workers:
@@ -103,11 +104,21 @@ def _workers_stopped(context: InjectionContext, tier: TargetTier) -> Iterator[No
             time.sleep(POLL_S)
             if (now := _held(tier)) != seen:
                 seen, since = now, time.monotonic()
-        yield
+        yield workers
     finally:
         for worker in workers:
             with contextlib.suppress(psutil.NoSuchProcess):
                 worker.resume()
+
+
+def _wait_for_their_ends(stopped: list[psutil.Process]) -> None:
+    """Return when the runtime has ended these peers of a rank that was killed, or some seconds later.
+
+    A peer that went on before could finish the snapshot of the next step, of which the killed rank had copied its part: a later
+    one than that which was damaged, and sound.
+    """
+    with contextlib.suppress(CannotInject):
+        until(lambda: all(is_gone(each) for each in stopped), "")
 
 
 @contextlib.contextmanager

@@ -13,7 +13,10 @@ NUMBERS = 8192  # of each rank: 64 KiB
 
 
 def train(config: worker.Config) -> None:
-    """Iterate a chaotic map to `train.steps`, with a snapshot after each step. args: step_s: time of a step."""
+    """Iterate a chaotic map to `train.steps`, with a snapshot after each step.
+
+    args: step_s: time of a step; late_s: by which the first rank takes its snapshot later than the others.
+    """
     ctx = worker.init()
     assert ctx.session is not None
     dist.init_process_group("gloo")
@@ -49,6 +52,7 @@ def train(config: worker.Config) -> None:
             with worker.phase("snapshot"):
                 snapshots.start([shard])
                 snapshots.ready()
+        time.sleep(config.args.get("late_s", 0.0) * (ctx.rank == 0))
         if step < config.train.steps and (tiers := snapshots.due(step)):
             keep(tiers)
     if snapshots_started and snapshots.left_out(kept == step):
