@@ -143,7 +143,7 @@ def _theirs(figure: Figure | None, row: Row, peer: str) -> str:
     if figure is None:
         return NOT_MEASURED if peer in row.figures else "–"
     if row.speed:
-        return "1"
+        return "1×"
     if figure.peer_value is None or figure.ratio is None:
         return "never" if figure.note else NOT_MEASURED
     return f"{number(figure.peer_value.median)} {figure.unit} ({number(1 / figure.ratio.median)}×)"

@@ -17,7 +17,6 @@ Contestants take turns, round after round, and medians are compared, so that a n
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -31,7 +30,16 @@ from pathlib import Path
 import figures
 import torch
 import torch.nn.functional as F
-from contestants import COMPILED, DEVICE, EAGER, PLAIN, Contestant, config_of, write_tokens  # which takes this folder off the path
+from contestants import (  # which takes this folder off the path, where this file would be the package `trainer`
+    COMPILED,
+    DEVICE,
+    EAGER,
+    PLAIN,
+    Contestant,
+    config_of,
+    resident_peak,
+    write_tokens,
+)
 from torch import Tensor
 
 from resilient.throughput import passes_of_a_step
@@ -134,11 +142,12 @@ def attention_once(kernel: Kernel, seq: int) -> None:
 
     small = [x[:, :, :16].detach().requires_grad_() for x in inputs]
     torch.autograd.backward(core(*small).float().sum())
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what there is
+    before = resident_peak()
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     once()
-    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    peak = (resident_peak() - before) / 2**20
     if DEVICE.type == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2**20
         torch.cuda.synchronize()
