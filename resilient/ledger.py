@@ -22,7 +22,6 @@ EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
 LINE_BYTES = 16 << 20  # of a line that is read; what is longer is none of the project's
 _SURROGATE = b"\\u"
-_decoder = msgspec.json.Decoder()
 SINCE_BYTES = 1 << 20
 TAIL_BYTES = 8 << 20  # of a file that is opened: lines that a writer before this one may have left are looked for in it
 
@@ -290,7 +289,7 @@ def parts(path: Path) -> list[Path]:
 def parsed(line: bytes) -> dict[str, Any] | None:
     """The JSON object of a line, if it is one."""
     try:
-        found = _decoder.decode(line)
+        found = msgspec.json.decode(line)
     except (ValueError, RecursionError):  # where the standard library may still read it: NaN, bytes that are no text
         try:
             found = json.loads(line.decode(errors="replace"))
