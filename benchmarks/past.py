@@ -1,11 +1,11 @@
-"""What a long past costs: `resilient status`, `status --watch`, and the start of a job, beside those of a campaign of ten steps.
+"""What a long past costs: `resilient status`, `report`, `status --watch`, and the start of a job, beside those of ten steps.
 
     python benchmarks/past.py [--steps 1000000] [--faults 10000] [--jobs 200] [--rounds 5] [--watch-s 30] [--json FILE]
 
 Ledger and metrics are written by `tests/long_campaign.py`, and read once as a driver does that finds nothing kept: how long that
-takes is told, too. `--watch` runs while lines are appended, 2.5 steps/s with a snapshot each. The start is from the command to
-`run_started` in the ledger, of a script that ends at once; both campaigns take turns. Exit status 1 if `status` takes more than
-150 MiB.
+takes is told, too, as is how long a report takes then. `--watch` runs while lines are appended, 2.5 steps/s with a snapshot each.
+The start is from the command to `run_started` in the ledger, of a script that ends at once; both campaigns take turns. Exit status
+1 if `status` takes more than 150 MiB.
 """
 
 import argparse
@@ -29,8 +29,9 @@ from long_campaign import STEP_S, Written, campaign, write
 
 from resilient import ledger
 from resilient.past.record import FILE, Reader
+from resilient.report.command import FILE as PAGE
 
-MEANING = "What a past of a million steps and ten thousand faults costs: status, and the start of a job."
+MEANING = "What a past of a million steps and ten thousand faults costs: report, status, and the start of a job."
 COMMAND = (sys.executable, "-m", "resilient")
 SHORT, LONG = "ten steps", "long"
 MOST_MIB = 150.0
@@ -50,12 +51,29 @@ def main() -> int:
         dirs = {name: Path(scratch) / name.replace(" ", "-") for name in (SHORT, LONG)}
         write(dirs[SHORT], campaign(10, 1, 1))
         write(dirs[LONG], campaign(args.steps, args.faults, args.jobs))
-        found = [*_read(dirs), *_status(dirs, args.rounds), *_watch(dirs[LONG], args), *_start(dirs, args.rounds)]
+        found = [
+            *_report(dirs, args.rounds),
+            *_read(dirs),
+            *_status(dirs, args.rounds),
+            *_watch(dirs[LONG], args),
+            *_start(dirs, args.rounds),
+        ]
     figures.save(args.json, MEANING, found)
     for each in found:
         beside = "" if each.peer_value is None else f", of {each.peer}: {each.peer_value.median:.3g}"
         print(f"{each.what}: {each.value.median:.3g} {each.unit} ({each.value.low:.3g} to {each.value.high:.3g}){beside}")
     return int(next(each.value.high for each in found if each.name == "memory") > MOST_MIB)
+
+
+def _report(dirs: dict[str, Path], rounds: int) -> Iterator[figures.Figure]:
+    """With nothing kept."""
+    seconds: dict[str, list[float]] = {name: [] for name in dirs}
+    for _, (name, run_dir) in itertools.product(range(rounds), dirs.items()):
+        began = time.monotonic()
+        subprocess.run([*COMMAND, "report", str(run_dir)], stdout=subprocess.DEVNULL, check=True)
+        seconds[name].append(time.monotonic() - began)
+    yield figures.figure("report", "`resilient report` where nothing was kept", "s", seconds[LONG], SHORT, seconds[SHORT])
+    yield figures.figure("page", "its page", "KiB", [(dirs[LONG] / PAGE).stat().st_size / 1024])
 
 
 def _read(dirs: dict[str, Path]) -> Iterator[figures.Figure]:

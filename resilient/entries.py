@@ -4,13 +4,16 @@ The two files hold what training scripts report besides what the driver writes, 
 Owns the fields that the project's own readers rely on; a line may have others. Pure.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from checkpoint.typed import built
+
+T = TypeVar("T")
 
 Line = Mapping[str, Any]
 Seconds = Annotated[float, Meta(ge=-1e11, le=1e11)]
@@ -174,6 +177,56 @@ class _Metrics(msgspec.Struct, kw_only=True):
     data_s: Seconds | None = None
     loss: float | None = None
     tokens_per_s: float | None = None
+
+
+class StepMetrics(_Metrics, kw_only=True, gc=False):
+    """A line of metrics, as far as the past of a campaign has anything of it."""
+
+    steps: Any = 1  # that it is the mean of
+    steps_per_s: Any = UNSET
+
+
+class StepEvent(_Entry, kw_only=True, gc=False):
+    """An event of which there may be one a step: a snapshot, which has `stall_s`, or its replication."""
+
+    step: Count
+    count: Annotated[int, Meta(ge=1, le=1 << 53)] = 1
+    stall_s: Seconds | None = None
+
+
+_STEP_METRICS, _STEP_EVENT = msgspec.json.Decoder(built(StepMetrics)), msgspec.json.Decoder(built(StepEvent))
+_SNAPSHOT, _REPLICATED = (
+    b'"event": "snapshot"',
+    b'"event": "replicated"',
+)  # spelled by the writer; lines that spell it otherwise only take longer
+
+
+def step_metrics(lines: Sequence[bytes]) -> list[StepMetrics | None]:
+    """Lines of metrics as they are written when all is well; None for any other, which may still be valid."""
+    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+        return list(map(_STEP_METRICS.decode, lines))
+    return [_one(line, _STEP_METRICS) for line in lines]
+
+
+def step_events(lines: Sequence[bytes]) -> list[StepEvent | None]:
+    """Likewise of the ledger; None for all other events."""
+    decode = _STEP_EVENT.decode
+    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+        return [_step_event(decode(line)) if _SNAPSHOT in line or _REPLICATED in line else None for line in lines]
+    found = (_one(line, _STEP_EVENT) if _SNAPSHOT in line or _REPLICATED in line else None for line in lines)
+    return [None if each is None else _step_event(each) for each in found]
+
+
+def _step_event(found: StepEvent) -> StepEvent | None:
+    is_snapshot = found.event == "snapshot" and found.stall_s is not None
+    return found if is_snapshot or found.event == "replicated" else None
+
+
+def _one(line: bytes, decoder: msgspec.json.Decoder[T]) -> T | None:
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
 
 
 def is_event(line: Line) -> bool:

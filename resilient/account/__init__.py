@@ -7,6 +7,21 @@ long the campaign is, and can be written down (`resilient.past`).
 
 from resilient.account.clerk import Clerk, account
 from resilient.account.parts import GOES_ON, PARTS, PLANNED, Account, Incident, Kind, Run
-from resilient.account.told import STEP, in_order, place_of
+from resilient.account.told import BEFORE, BEHIND, STEP, in_order, place_of
 
-__all__ = ["GOES_ON", "PARTS", "PLANNED", "STEP", "Account", "Clerk", "Incident", "Kind", "Run", "account", "in_order", "place_of"]
+__all__ = [
+    "BEFORE",
+    "BEHIND",
+    "GOES_ON",
+    "PARTS",
+    "PLANNED",
+    "STEP",
+    "Account",
+    "Clerk",
+    "Incident",
+    "Kind",
+    "Run",
+    "account",
+    "in_order",
+    "place_of",
+]

@@ -1,14 +1,23 @@
 """Goes along the time line of a campaign and gives each stretch its name. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from resilient.account.parts import GOES_ON, PLANNED, Account, Incident, Kind, Run
-from resilient.account.told import STORAGE, Line, Told, event_told, in_order, step_told
+from resilient.account.told import (
+    STORAGE,
+    Line,
+    Told,
+    event_told,
+    in_order,
+    step_event_told,
+    step_metrics_told,
+    step_told,
+)
+from resilient.account.undisturbed import Note, noted, undisturbed
+from resilient.entries import StepEvent, StepMetrics
 
 STALLS = ("snapshot", "script_checkpoint")  # events that tell how long ranks stood still after a step
-
-NOTES = 128  # steps after which it is still known how long ranks stood still
 HELD, HELD_S = 64, 60.0  # lines, and seconds, for which a fault waits to be told what was done about it
 KINDS = 64  # of faults that are told apart
 
@@ -30,28 +39,6 @@ def account(events: Iterable[Line], metrics: Iterable[Line], *, now: float | Non
 
 
 @dataclass
-class _Note:
-    """What is known of the time after a step. Attributes: ranks: that stood still; None: how many is not known yet."""
-
-    stall_s: float = 0.0
-    evaluated: bool = False
-    gap_s: float = 0.0
-    ranks: int | None = None
-
-    @property
-    def snapshot_s(self) -> float:
-        return min(self.stall_s, self.gap_s)
-
-    @property
-    def rest(self) -> str:
-        return "evaluation" if self.evaluated else "idle"
-
-    @property
-    def idle_s(self) -> float:
-        return 0.0 if self.evaluated else self.gap_s - self.snapshot_s
-
-
-@dataclass
 class Clerk:
     """Goes along the time line; all of it is its state.
 
@@ -59,7 +46,8 @@ class Clerk:
         keep: of incidents and of jobs, the newest; None: all.
         cursor: unix seconds, up to which everything has a name; None: no job runs.
         phase: the part that the present stretch belongs to, "run" between steps.
-        ranks: that there are, once that is `known` of the present job; `unweighted` has the seconds of all of them until then.
+        ranks: that there are, once that is `known` of the present job.
+        span: seconds by part that are in no sum yet, all with the same number of ranks; `unweighted` those until it is known.
         before: generation and step of the last line of metrics.
         given_up: the generation that the last fault ended.
         open: numbers of incidents that are not over; the first of `kept.incidents` has the number `dropped`.
@@ -76,13 +64,14 @@ class Clerk:
     phase: str = "start"
     ranks: int = 1
     known: bool = True
+    span: dict[str, float] = field(default_factory=dict)
     unweighted: dict[str, float] = field(default_factory=dict)
     done: int = 0
     before: tuple[int, int] | None = None
     given_up: int = 0
     step_s: float = 0.0
     open: list[int] = field(default_factory=list)
-    notes: dict[tuple[int, int], _Note] = field(default_factory=dict)
+    notes: dict[tuple[int, int], Note] = field(default_factory=dict)
     held: list[Told] = field(default_factory=list)
     idle_s: float = 0.0
     degraded: list[str] = field(default_factory=list)
@@ -95,6 +84,20 @@ class Clerk:
     def step(self, line: Line) -> None:
         """The next line is one of metrics."""
         self._hear(step_told(line))
+
+    def steps(self, metrics: Sequence[StepMetrics], events: Sequence[StepEvent]) -> None:
+        """The next lines are these of both files, each in order: the same as line by line, in a part of the time."""
+        at = heard = 0
+        while at < len(metrics) or heard < len(events):
+            between_steps = self.phase == "run" and self.cursor is not None and self.before is not None
+            if between_steps and not self.held and not self.open:
+                at, heard = undisturbed(self, metrics, at, events, heard)
+            if heard < len(events) and (at == len(metrics) or events[heard].t < metrics[at].t):
+                self._hear(step_event_told(events[heard]))
+                heard += 1
+            elif at < len(metrics):
+                self._hear(step_metrics_told(metrics[at]))
+                at += 1
 
     def _hear(self, each: Told | None) -> None:
         if each is None:
@@ -137,25 +140,34 @@ class Clerk:
             return
         self.cursor += seconds
         self.kept.wall_s += seconds
-        self._book(part, seconds, self.ranks if self.known else None)
+        self.span[part] = self.span.get(part, 0.0) + seconds
         if self.open and part not in ("productive", "data"):
             for incident in self._opened()[:1]:
                 for sums in (incident.seconds, self._kind(incident.kind).seconds):
                     sums[part] = sums.get(part, 0.0) + seconds
         if self.kept.runs:
             run = self.kept.runs[-1]
-            run.seconds[part] = run.seconds.get(part, 0.0) + seconds
             run.until_t = max(run.until_t, self.cursor)
 
     def _book(self, part: str, seconds: float, ranks: int | None) -> None:
-        """Args: ranks: None: how many is not known yet."""
+        """Into the sums. Args: ranks: None: how many is not known yet."""
         if ranks is not None:
             self.kept.seconds[part] += seconds * ranks
         else:
             self.unweighted[part] = self.unweighted.get(part, 0.0) + seconds
+        if self.kept.runs:
+            sums = self.kept.runs[-1].seconds
+            sums[part] = sums.get(part, 0.0) + seconds
+
+    def _settle(self) -> None:
+        """What was spent since the last time, into the sums."""
+        for part, seconds in self.span.items():
+            self._book(part, seconds, self.ranks if self.known else None)
+        self.span = {}
 
     def _weigh(self, ranks: int) -> None:
         """So many ranks there are."""
+        self._settle()
         self.ranks, self.known = ranks, True
         for part, seconds in self.unweighted.items():
             self.kept.seconds[part] += seconds * ranks
@@ -174,6 +186,7 @@ class Clerk:
     def _take(self, line: Told) -> None:
         t = line.t
         if line.event == "run_started":
+            self._settle()
             self.cursor, self.phase, self.before, self.open = t, "start", None, []
             self.known, self.notes, self.idle_s = False, {}, 0.0
             self.degraded, self.counted = [], ("", 0)
@@ -234,7 +247,7 @@ class Clerk:
         elif self.phase != "run":
             self._spend(began, self.phase)
         elif self.before is not None:
-            note = self._noted(self.before)
+            note = noted(self.notes, self.before)
             note.gap_s, note.ranks = max(0.0, began - self.cursor), self.ranks if self.known else None
             self._spend(self.cursor + note.snapshot_s, "snapshot")
             self.idle_s += note.idle_s
@@ -246,17 +259,9 @@ class Clerk:
         if self.kept.runs:
             self.kept.runs[-1].step = step
 
-    def _noted(self, step: tuple[int, int]) -> _Note:
-        note = self.notes.get(step)
-        if note is None:
-            note = self.notes[step] = _Note()
-            if len(self.notes) > NOTES:
-                del self.notes[next(iter(self.notes))]
-        return note
-
     def _note(self, line: Told) -> None:
         """Ranks stood still after a step; the next one may have been finished already."""
-        note = self._noted((line.generation, line.step))
+        note = noted(self.notes, (line.generation, line.step))
         before_s, before, idle_s = note.snapshot_s, note.rest, note.idle_s
         if line.event == "validation":
             note.evaluated = True
@@ -268,22 +273,15 @@ class Clerk:
                 (note.rest, note.gap_s - note.snapshot_s),
                 ("snapshot", note.snapshot_s - before_s),
             ):
-                self._rebook(part, seconds, note.ranks)
+                self._book(part, seconds, note.ranks)
             self.idle_s = max(0.0, self.idle_s + note.idle_s - idle_s)
 
     def _sum(self, line: Told) -> None:
         """Ranks stood still after steps that are told together."""
         seconds = min(line.seconds, self.idle_s)
         self.idle_s = 0.0
-        self._rebook("idle", -seconds, self.ranks if self.known else None)
-        self._rebook("snapshot", seconds, self.ranks if self.known else None)
-
-    def _rebook(self, part: str, seconds: float, ranks: int | None) -> None:
-        """Book, in the sums of the job, too, what was booked as another part before."""
-        self._book(part, seconds, ranks)
-        if self.kept.runs:
-            run = self.kept.runs[-1]
-            run.seconds[part] = run.seconds.get(part, 0.0) + seconds
+        for part, change_s in (("idle", -seconds), ("snapshot", seconds)):
+            self._book(part, change_s, self.ranks if self.known else None)
 
     def _fault(self, line: Told, action: str) -> None:
         if self.cursor is None:

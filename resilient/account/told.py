@@ -4,6 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
+
+from resilient.entries import StepEvent, StepMetrics
 
 Line = Mapping[str, Any]
 
@@ -35,12 +38,13 @@ def _timed(lines: Iterable[Line], are_events: bool) -> Iterator[tuple[tuple[floa
             yield (latest, place_of(line) if are_events else STEP), line
 
 
-STEP = 1
+BEFORE, STEP, BEHIND = range(3)
+"""Places of lines of the same time: a step that ends at a moment belongs to what was before it."""
 
 
 def place_of(event: Line) -> int:
-    """Where an event comes among lines of the same time: a `STEP` that ends at a moment belongs to what was before it."""
-    return 0 if event.get("event") == "run_started" else 2
+    """Where an event comes among lines of the same time."""
+    return BEFORE if event.get("event") == "run_started" else BEHIND
 
 
 class Told(msgspec.Struct, array_like=True):
@@ -72,9 +76,27 @@ def step_told(line: Line) -> Told | None:
     """What a line of metrics tells, if anything."""
     if line.get("step_s") is None or "step" not in line:
         return None
-    steps = line.get("steps", 1)  # short steps are told together
-    seconds = float(line["step_s"]) * (steps if type(steps) is int and 0 < steps < 1 << 53 else 1)
+    seconds = seconds_of(float(line["step_s"]), line.get("steps", 1))
     return Told(float(line["t"]), "", line.get("generation", 0), line["step"], seconds, float(line.get("data_s") or 0.0))
+
+
+def seconds_of(step_s: float, steps: object) -> float:
+    """What a line of metrics covers. Args: steps: short ones are told together, by their mean."""
+    return step_s * steps if type(steps) is int and 0 < steps < 1 << 53 else step_s
+
+
+def step_metrics_told(line: StepMetrics) -> Told | None:
+    """Likewise."""
+    if line.step is UNSET or line.step_s is None:
+        return None
+    return Told(line.t, "", line.generation, line.step, seconds_of(line.step_s, line.steps), line.data_s or 0.0)
+
+
+def step_event_told(line: StepEvent) -> Told | None:
+    """What a line of the ledger tells that there may be of each step, if anything."""
+    if line.event != "snapshot" or line.stall_s is None:
+        return None
+    return Told(line.t, line.event, line.generation, line.step, line.stall_s, count=line.count)
 
 
 def event_told(line: Line) -> Told | None:

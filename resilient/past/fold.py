@@ -1,14 +1,16 @@
 """What ledger and metrics come to: a fold over their lines, whose state stays small however long the campaign is. Pure."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from resilient import entries
 from resilient.account import PLANNED, Account, Clerk, in_order
 from resilient.downtime import Downtime
+from resilient.entries import StepEvent, StepMetrics
 from resilient.rollback import InvalidationRule, Stretch, merged, without_implied
 from resilient.without_spare import Measuring
 
@@ -147,10 +149,32 @@ class Past(msgspec.Struct):
             return  # what a lost node had not told of a generation that is over
         self.told_generation = line["generation"]
         self.step, self.loss, self.tokens_per_s = line.get("step", 0), _number(line.get("loss")), _number(line.get("tokens_per_s"))
-        step_s = line.get("step_s")
-        if isinstance(step_s, float):
-            self.step_s = step_s if self.step_s is None else 0.9 * self.step_s + 0.1 * step_s
+        step_s = _number(line.get("step_s"))
+        self.step_s = self.step_s if step_s is None else _pace(self.step_s, step_s)
         self.counted = "steps_per_s" in line
+
+    def steps(self, metrics: Sequence[StepMetrics], events: Sequence[StepEvent]) -> None:
+        """The next lines of both files at once, between which no other lies; each in order. The same as line by line."""
+        if events:
+            newest = max([each.generation for each in events])
+            self.generation = max(self.generation, newest)
+            self.measuring.last_t = events[-1].t
+        told_step, told_generation, step_s = self.told_step, self.told_generation, self.step_s
+        newest_line = None
+        for line in metrics:
+            step = line.step
+            if step is not UNSET and (told_step is None or step > told_step):
+                told_step = step
+            if line.generation >= told_generation:
+                told_generation, newest_line = line.generation, line
+                if line.step_s is not None:
+                    step_s = line.step_s if step_s is None else 0.9 * step_s + 0.1 * line.step_s  # as `_pace`
+        self.told_step, self.told_generation, self.step_s = told_step, told_generation, step_s
+        if newest_line is not None:
+            self.step = 0 if newest_line.step is UNSET else newest_line.step
+            self.loss, self.tokens_per_s = newest_line.loss, newest_line.tokens_per_s
+            self.counted = newest_line.steps_per_s is not UNSET
+        self.clerk.steps(metrics, events)
 
     def account(self, now: float | None) -> Account:
         """Where the time went, until now; see `resilient.account.account`. Nothing may follow."""
@@ -170,6 +194,11 @@ def _devices(told: object) -> dict[str, list[int]]:
         for node, devices in found.items()
         if isinstance(node, str) and isinstance(devices, list)
     }
+
+
+def _pace(before_s: float | None, step_s: float) -> float:
+    """What a step takes lately."""
+    return step_s if before_s is None else 0.9 * before_s + 0.1 * step_s
 
 
 def _number(value: float | None) -> float | None:

@@ -6,16 +6,19 @@ between them. A `Mark` is the past up to one place of that order; `brought_up` g
 the same wherever it was read before.
 """
 
-from collections.abc import Iterator
-
 import msgspec
 
 from checkpoint.typed import built
+from resilient import entries
+from resilient.entries import StepEvent, StepMetrics
+from resilient.past.cursor import Cursor
 from resilient.past.fold import Past
 from resilient.past.stream import Entry, Key, Position, Stream
 
 AHEAD_S = 60.0  # a line that comes later than that is rare
 AHEAD_LINES = 2000
+
+AnyCursor = Cursor[StepEvent] | Cursor[StepMetrics]
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(built(Past))
@@ -79,64 +82,73 @@ class _Work:
         self._past = decoded_past(mark)
         self._mark = mark
         self._streams = events, metrics
-        self._at = [(at.offset, at.latest) for at in (mark.events, mark.metrics)]
-        self._lines: tuple[Iterator[Entry], Iterator[Entry]] = events.lines(mark.events), metrics.lines(mark.metrics)
-        self._torn: list[tuple[int, Entry]] = []
-        self._heads = [self._next(0), self._next(1)]
-
-    def _next(self, file: int) -> Entry | None:
-        entry = next(self._lines[file], None)
-        if entry is not None and not entry.whole:
-            self._torn.append((file, entry))
-            return None
-        return entry
+        self._events = Cursor(events, mark.events, are_events=True, decode=entries.step_events)
+        self._metrics = Cursor(metrics, mark.metrics, are_events=False, decode=entries.step_metrics)
 
     @property
     def nothing_between(self) -> bool:
         """Whether no line has come that belongs before the last one of what was ahead."""
         last = self._mark.last
-        return last is None or all(head is None or head.key > last for head in self._heads)
+        heads = self._events.head, self._metrics.head
+        return last is None or all(head is None or head.key > last for head in heads)
 
     def to_the_end(self, final: Mark | None) -> tuple[Marks, Past]:
         """Args: final: the mark from which on everything may be in another order, if it lies before this one."""
-        both = self._heads[0] is not None and self._heads[1] is not None
-        while (first := self._heads[0]) is not None and (second := self._heads[1]) is not None:
-            self._take(0 if first.key <= second.key else 1)
+        both = self._events.head is not None and self._metrics.head is not None
+        while (event_bound := self._events.bound()) is not None and (metrics_bound := self._metrics.bound()) is not None:
+            if self._take_steps(event_bound, metrics_bound):
+                continue
+            first, second = self._events.head, self._metrics.head
+            assert first is not None and second is not None
+            self._take(self._events if first.key <= second.key else self._metrics)
         if final is None or both:
             final = self._marked(None)
             ahead: list[tuple[float, Mark]] = []
         else:
             ahead = [(self._mark.last[0], self._mark)] if self._mark.last is not None else []
         marks = Marks(final, self._go_ahead(ahead))
-        for file, entry in self._torn:  # its writer may have written all but the line's end
-            self._fold(file, entry)
+        for cursor in (self._events, self._metrics):  # the writer may have written all but the line's end
+            if cursor.torn is not None:
+                self._fold(cursor, cursor.torn)
         return marks, self._past
+
+    def _take_steps(self, event_bound: Key | None, metrics_bound: Key | None, most: int | None = None) -> int:
+        """Take the steps of both files that come before everything else; how many lines that were."""
+        events, metrics = self._events.steps(metrics_bound, most), self._metrics.steps(event_bound, most)
+        if events:
+            self._events.skip(len(events))
+        if metrics:
+            self._metrics.skip(len(metrics))
+        if events or metrics:
+            self._past.steps(metrics, events)
+        return len(events) + len(metrics)
 
     def _go_ahead(self, ahead: list[tuple[float, Mark]]) -> Mark | None:
         """Take the rest of the file that has one; the last mark in it that is old enough."""
         count, key = 0, None
-        for file in (0, 1):
-            while (head := self._heads[file]) is not None:
+        for cursor in (self._events, self._metrics):
+            while cursor.bound() is not None:
                 if count and key is not None and count % AHEAD_LINES == 0:
                     ahead.append((key[0], self._marked(key)))
                     while len(ahead) > 1 and ahead[1][0] <= key[0] - AHEAD_S:
                         del ahead[0]
-                key, count = head.key, count + 1
-                self._take(file)
+                count += self._take_steps(None, None, AHEAD_LINES - count % AHEAD_LINES) or self._take(cursor)
+                key = cursor.key
         until = [mark for t, mark in ahead if key is None or t <= key[0] - AHEAD_S]
         return until[-1] if until else None
 
-    def _take(self, file: int) -> None:
-        entry = self._heads[file]
+    def _take(self, cursor: AnyCursor) -> int:
+        """Take the next line of a file: one."""
+        entry = cursor.head
         assert entry is not None
-        self._fold(file, entry)
-        self._at[file] = entry.end, entry.key[0]
-        self._heads[file] = self._next(file)
+        self._fold(cursor, entry)
+        cursor.take()
+        return 1
 
-    def _fold(self, file: int, entry: Entry) -> None:
+    def _fold(self, cursor: AnyCursor, entry: Entry) -> None:
         if entry.found is None:
             return
-        if file == 0:
+        if cursor is self._events:
             self._past.event(entry.found, entry.begin, valid=entry.valid)
         else:
             self._past.metrics(entry.found, valid=entry.valid)
@@ -145,6 +157,7 @@ class _Work:
         return Mark(_encoder.encode(self._past), self._position(0), self._position(1), last)
 
     def _position(self, file: int) -> Position:
-        (offset, latest), head = self._at[file], self._heads[file]
-        seen = offset if head is None else head.end
-        return Position(offset, latest, seen, self._streams[file].proof(seen))
+        cursor = (self._events, self._metrics)[file]
+        head = cursor.head
+        seen = cursor.offset if head is None else head.end
+        return Position(cursor.offset, cursor.key[0], seen, self._streams[file].proof(seen))

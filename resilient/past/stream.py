@@ -6,17 +6,16 @@ so that a file that is moved aside changes none of them.
 
 import hashlib
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
-from resilient import entries, ledger
-from resilient.account import STEP, place_of
+from resilient import ledger
 
 SAMPLE_BYTES = 4096
+BLOCK_BYTES = 1 << 20  # that are read at once
 
 Key = tuple[float, int]
 """The place of a line among those of both files: a time that never goes back within a file, and the order at the same time."""
@@ -45,7 +44,6 @@ class Entry(NamedTuple):
     Attributes:
         begin, end: offsets.
         found: its JSON object, if it is one; valid: and has what such a line must have.
-        whole: the line has its end.
     """
 
     begin: int
@@ -53,7 +51,6 @@ class Entry(NamedTuple):
     key: Key
     found: dict[str, Any] | None
     valid: bool
-    whole: bool
 
 
 class Stream:
@@ -64,8 +61,6 @@ class Stream:
     """
 
     def __init__(self, path: Path) -> None:
-        self._are_events = path.name == ledger.EVENTS
-        self._is_valid = entries.is_event if self._are_events else entries.is_metrics
         self._parts: list[tuple[int, int, BinaryIO]] = []  # begin, end
         self._stack = ExitStack()
         begin = 0
@@ -85,25 +80,27 @@ class Stream:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.close()
 
-    def lines(self, position: Position) -> Iterator[Entry]:
-        """The lines from a position on; the last one may not be whole."""
-        latest = position.latest
+    def block(self, offset: int) -> list[bytes]:
+        """Whole lines from the beginning of one on, without their ends; none where the next one is not whole, or very long."""
         for begin, end, file in self._parts:
-            if end <= position.offset:
+            if begin <= offset < end:
+                data = os.pread(file.fileno(), min(BLOCK_BYTES, end - offset), offset - begin)
+                return data.split(b"\n")[:-1]
+        return []
+
+    def line(self, offset: int) -> tuple[bytes, int, bool]:
+        """The line that begins there, where it ends, and whether it has its end; empty where it is longer than any that is written,
+        or there is none."""
+        for begin, end, file in self._parts:
+            if not begin <= offset < end:
                 continue
-            at = max(begin, position.offset)
-            file.seek(at - begin)
-            while at < end and (line := file.readline(min(ledger.LINE_BYTES, end - at))):
-                after = at + len(line)
-                found, is_whole, place = ledger.parsed(line), line.endswith(b"\n"), STEP
-                if not is_whole and after < end:  # it is longer than any that is written
-                    found, (after, is_whole) = None, _rest(file, after, end)
-                is_valid = found is not None and self._is_valid(found)
-                if found is not None and is_valid:
-                    latest = max(latest, float(found["t"]))
-                    place = place_of(found) if self._are_events else STEP
-                yield Entry(at, after, (latest, place), found, is_valid, is_whole or end != self._end)
-                at = after
+            file.seek(offset - begin)
+            line = file.readline(min(ledger.LINE_BYTES, end - offset))
+            after, is_whole = offset + len(line), line.endswith(b"\n")
+            if not is_whole and after < end:
+                line, (after, is_whole) = b"", _rest(file, after, end)
+            return line, after, is_whole or end != self._end
+        return b"", offset, True
 
     def proof(self, offset: int) -> bytes:
         """What shows that a file is the same up to an offset, if it is one that is only ever appended to: the hash of both ends."""

@@ -2,23 +2,29 @@
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
 from urllib.parse import quote
 
 from resilient.driver.display import size
 from resilient.exits import EnvironmentUnusable
+from resilient.ledger import EVENTS, METRICS, parts
 from resilient.report.html import Subject, listed, page
 from resilient.report.markdown import markdown
-from resilient.report.past import Fault
+from resilient.report.past import Fault, Past
 from resilient.report.reading import read
 from resilient.report.secrets import hidden_config
 from resilient.report.server import HOST, PageServer
-from resilient.status import inspect
+from resilient.status import Summary, inspect
 
 FILE = "report.html"
 CONFIG_BYTES = 256 << 10
+LARGE_BYTES = 32 << 20  # of ledger and metrics
 EVERY_S = 5.0  # between two looks at a campaign whose page is served
 
 
@@ -33,12 +39,25 @@ def gather(run_dir: Path, *, links_from: Path | None, every_s: float | None = No
         EnvironmentUnusable: it is no run directory, or cannot be read.
     """
     try:
-        summary = inspect(run_dir)
-        past = read(run_dir)
+        summary, past = _read(run_dir)
         stacks = {} if links_from is None else _stacks(run_dir, links_from, listed(past))
         return Subject(str(run_dir.absolute()), summary, past, time.time(), stacks, _config(run_dir), every_s)
     except OSError as error:
         raise EnvironmentUnusable(f"{run_dir} cannot be read: {error.strerror or error}") from None
+
+
+def _read(run_dir: Path) -> tuple[Summary, Past]:
+    """What `status` tells and what the page has besides; of large files by two processes at once."""
+    sizes = [part.stat().st_size for name in (EVENTS, METRICS) for part in parts(run_dir / name) if part.exists()]
+    if sum(sizes) < LARGE_BYTES:
+        return inspect(run_dir), read(run_dir)
+    with ProcessPoolExecutor(1, get_context("fork"), signal.signal, (signal.SIGINT, signal.SIG_DFL)) as beside:
+        summary = beside.submit(inspect, run_dir)
+        past = read(run_dir)
+        try:
+            return summary.result(), past
+        except BrokenProcessPool:  # it was killed
+            return inspect(run_dir), past
 
 
 def _stacks(run_dir: Path, folder: Path, faults: Sequence[Fault]) -> dict[str, str]:

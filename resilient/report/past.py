@@ -24,7 +24,7 @@ STEP_WIDTH = 1.0
 OF_LINKS = ("down", "flapped")  # states of a link that are told of its node
 
 
-class Snapshot(msgspec.Struct):
+class Snapshot(msgspec.Struct, gc=False):
     """Its line of the ledger, as far as the report tells of it."""
 
     t: Time
@@ -168,10 +168,9 @@ class Fold:
 
     def snapshots(self, found: Sequence[Snapshot]) -> None:
         """Events of which there may be one a step; all of one job, in order."""
-        by_tier: dict[str, list[Snapshot]] = {}
-        for each in found:
-            by_tier.setdefault(each.tier, []).append(each)
-        for name, own in by_tier.items():
+        names = dict.fromkeys([each.tier for each in found])
+        for name in names:
+            own = found if len(names) == 1 else [each for each in found if each.tier == name]
             tier, stalls_s = self.past.tiers.setdefault(name, Tier()), [each.stall_s for each in own]
             tier.snapshots += sum([each.count for each in own])
             tier.size_bytes += sum([each.bytes for each in own])

@@ -22,7 +22,7 @@ _SNAPSHOT = b'"event": "snapshot"'  # as the writer spells it; lines that spell 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class _Step(msgspec.Struct):
+class _Step(msgspec.Struct, gc=False):
     t: Time
     generation: Count
     step: Count | UnsetType = UNSET

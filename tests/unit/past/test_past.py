@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +49,7 @@ def append(run_dir: Path, lines: Lines) -> None:
 def told(past: Past, now: float | None = None) -> tuple[object, object]:
     """All that is in it, to the last bit."""
     account_ = copy.deepcopy(past).account(now)
-    return account_, repr(past)
+    return account_, repr(msgspec.to_builtins(past, order="sorted"))
 
 
 def scratch(run_dir: Path) -> Past:
@@ -62,11 +63,12 @@ def scratch(run_dir: Path) -> Past:
 @st.composite
 def some_lines(draw: st.DrawFn) -> Lines:
     """Lines of a campaign with times that jump, some that are damaged, and one file ahead of the other."""
-    kinds = ["step"] * 4 + ["snapshot"] * 3 + ["fault", "action", "recovered", "generation", "started", "finished", "validation"]
-    kinds += ["committed", "rejected", "roll_back", "damaged", "wrong", "spoiled", "elsewhere"]
+    kinds = ["step"] * 4 + ["steps"] * 2 + ["snapshot"] * 3 + ["replicated", "stale", "fault", "action", "recovered", "generation"]
+    kinds += ["started", "finished", "validation", "committed", "rejected", "roll_back", "damaged", "wrong", "spoiled", "elsewhere"]
+    times = st.floats(-3, 40) | st.integers(-2, 2)
     found: list[tuple[str, str]] = [line(ledger.EVENTS, event(0.0, "run_started", 0, name="x", target_step=9))]
     t, generation = 0.0, 1
-    for number, (kind, ahead_s) in enumerate(draw(st.lists(st.tuples(st.sampled_from(kinds), st.floats(-3, 40)), max_size=60))):
+    for number, (kind, ahead_s) in enumerate(draw(st.lists(st.tuples(st.sampled_from(kinds), times), max_size=60))):
         t = max(0.0, t + ahead_s)
         step = draw(st.integers(0, 9))
         base = {"generation": generation, "step": step}
@@ -76,7 +78,22 @@ def some_lines(draw: st.DrawFn) -> Lines:
                 loss = draw(st.sampled_from([1, 2.5, math.nan, math.inf, None]))
                 found.append(line(ledger.METRICS, {"t": t, **base, "loss": loss, "step_s": draw(st.floats(0, 9)), "data_s": 0.1}))
             case "snapshot":
-                found.append(line(ledger.EVENTS, event(t, kind, generation, step=step, tier="ram", stall_s=draw(st.floats(0, 5)))))
+                of = draw(st.sampled_from([{}, {"count": 3}, {"stall_s": None}]))
+                more = {"tier": "ram", "stall_s": draw(st.floats(0, 5)), **of}
+                found.append(line(ledger.EVENTS, event(t, kind, generation, step=step, **more)))
+            case "replicated":
+                found.append(line(ledger.EVENTS, event(t, kind, generation, step=step, tier="ram")))
+            case "steps":  # that nothing disturbs; a snapshot is told before the next one ends, or later
+                for number_of_step in range(step, step + draw(st.integers(2, 9))):
+                    took_s = draw(st.floats(0.1, 2))
+                    t += took_s
+                    pace = {"step_s": took_s * 0.9, "data_s": 0.01}
+                    found.append(line(ledger.METRICS, {"t": t, **base, "step": number_of_step, **pace}))
+                    late_s = draw(st.sampled_from([0.0, 0.05, 2.5]))
+                    more = {"tier": "ram", "stall_s": draw(st.sampled_from([0.01, 0.5]))}
+                    found.append(line(ledger.EVENTS, event(t + late_s, "snapshot", generation, step=number_of_step, **more)))
+            case "stale":  # of a generation that is over
+                found.append(line(ledger.METRICS, {"t": t, **base, "generation": generation - 1, "step_s": 1.0, "loss": 7}))
             case "fault":
                 name = draw(st.sampled_from(["exit", "hang", "storage", "time_limit"]))
                 found.append(line(ledger.EVENTS, event(t, kind, generation, fault_id=f"f{number}", kind=name, step=step, **where)))
@@ -143,6 +160,24 @@ def test_whenever_it_was_kept_the_past_is_that_of_all_lines(run_dir: Path, lines
         if watched is not None:
             assert told(watched, 900.0) == told(scratch(run_dir), 900.0)
     assert told(read(run_dir)) == told(scratch(run_dir))
+
+
+def one_by_one(run_dir: Path) -> Past:
+    """What the lines come to if each is decoded and folded by itself."""
+    found = past_of(ledger.read_events(run_dir / ledger.EVENTS), ledger.read_metrics(run_dir / ledger.METRICS))
+    for each in ledger.read(run_dir / ledger.EVENTS):
+        found.event(each, 0, valid=False)  # of which not even that they are events is known
+    for each in ledger.read(run_dir / ledger.METRICS):
+        found.metrics(each, valid=False)
+    return found
+
+
+@given(some_lines())
+def test_many_lines_at_once_come_to_the_same_as_one_by_one(run_dir: Path, lines: Lines):
+    append(fresh(run_dir), lines)
+    found = read(run_dir)
+    found.began_at = 0
+    assert told(found) == told(one_by_one(run_dir))
 
 
 @given(some_lines(), st.data())
@@ -228,6 +263,7 @@ def test_a_long_campaign_is_the_same_in_pieces_and_stays_small(tmp_path: Path):
         sizes.append((tmp_path / FILE).stat().st_size)
     assert told(read(tmp_path)) == told(scratch(tmp_path))
     found = read(tmp_path)
+    assert told(msgspec.structs.replace(found, began_at=0)) == told(one_by_one(tmp_path))
     every = account(ledger.read_events(tmp_path / ledger.EVENTS), ledger.read_metrics(tmp_path / ledger.METRICS))
     kept = copy.deepcopy(found).account(None)
     assert (kept.seconds, kept.wall_s, kept.kinds) == (every.seconds, every.wall_s, every.kinds)

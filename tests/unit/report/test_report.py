@@ -5,6 +5,7 @@ import math
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from resilient.report.html import LISTED
 from resilient.report.reading import read
 from resilient.report.secrets import HIDDEN, hidden, hidden_config
 from resilient.report.server import PageServer
-from resilient.status import inspect
+from resilient.status import Summary, inspect
 
 ROOT = Path(__file__).parents[3]
 
@@ -196,6 +198,31 @@ def test_a_campaign_of_a_million_steps_and_ten_thousand_faults_is_read_in_bounde
     assert (faults, last) == (10_000, 1_000_000)
     assert peak_kib < 250 << 10
     assert len(written(run_dir)) < 5 << 20
+
+
+def counted_inspect(where: Path, *, readers: Path, dies: bool, mine: int) -> Summary:
+    """As `inspect`, after a line of the process that calls it."""
+    with readers.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    if dies and os.getpid() != mine:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return inspect(where)
+
+
+def test_large_files_are_read_by_two_processes_or_by_one_where_the_other_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run_dir = made(tmp_path / "run", steps=400, faults=12, jobs=4)
+    expected = command.gather(run_dir, links_from=None).summary
+    monkeypatch.setattr(command, "LARGE_BYTES", 0)
+    readers = tmp_path / "readers"
+    for dies in (False, True):
+        readers.write_text("")
+        monkeypatch.setattr(command, "inspect", partial(counted_inspect, readers=readers, dies=dies, mine=os.getpid()))
+        assert command.gather(run_dir, links_from=None).summary == expected
+        other, *again = map(int, readers.read_text().split())
+        assert other != os.getpid() and again == [os.getpid()] * dies
+    monkeypatch.setattr(command, "inspect", inspect)
+    with pytest.raises(EnvironmentUnusable, match="is not a run directory"):
+        command.gather(tmp_path, links_from=None)
 
 
 # -- how it looks ----------------------------------------------------------------------------------------------------------
