@@ -2,12 +2,11 @@
 
 import os
 import signal
-from pathlib import Path
 
 import hypothesis
 import pytest
 
-pytest_plugins = ["costs", "soak", "browser"]
+pytest_plugins = ["costs", "soak", "order", "browser"]
 
 # Before torch is imported: tests run beside each other, and numbers do not depend on how many processors there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -34,8 +33,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("rounds", [*once, often])
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Of `-n auto`: more than there are processors, for tests wait most of the time; hosts of a lab keep them busier."""
-    processors = len(os.sched_getaffinity(0))
-    in_lab = all(Path(each).name == "lab" for each in config.args)
-    return min(6, processors + (1 if in_lab else 2))
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `-n auto`: three times as many as there are processors, for tests wait most of the time."""
+    return min(8, 3 * len(os.sched_getaffinity(0)))

@@ -38,12 +38,18 @@ MARGIN = 1.5
 LOOK_S = 2.0  # between two samples of the processor's speed
 SHOWN = 20
 KEY = "costs"
+LIMIT_MARK = "cost_limit_s"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds that a test or a shared fixture took. `slowness`: of the processor, at least 1; measured above the limit only."""
+    """Seconds that a test or a shared fixture took.
+
+    Attributes:
+        slowness: of the processor, at least 1; measured above the limit only.
+        limit_s: of its own; None: that of all.
+    """
 
     name: str
     wall_s: float
@@ -51,11 +57,16 @@ class Cost:
     soak: bool = False
     shared: bool = False
     slowness: float = 1.0
+    limit_s: float | None = None
+
+    def allowed_s(self, limit_s: float) -> float:
+        """What it may take on this processor. Args: limit_s: of all tests."""
+        return (limit_s if self.limit_s is None else self.limit_s) * self.slowness
 
 
-def over(costs: list[Cost], limit_s: float) -> list[Cost]:
-    """Those of the first tier that took more processor time than `limit_s`, in seconds of a processor that it is meant for."""
-    return [cost for cost in costs if not cost.soak and cost.cpu_s > limit_s * cost.slowness]
+def over(costs: list[Cost], limit_s: float, times: float = 1.0) -> list[Cost]:
+    """Those of the first tier that took more than `times` what they may. Args: limit_s: on a processor that it is meant for."""
+    return [cost for cost in costs if not cost.soak and cost.cpu_s > times * cost.allowed_s(limit_s)]
 
 
 def table(costs: list[Cost], shown: int = SHOWN) -> list[str]:
@@ -206,7 +217,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if call.when == "teardown":
         soak = item.get_closest_marker("soak") is not None
-        own = Cost(item.nodeid, *METER.since(item.stash[_MARK]), soak)
+        mark = item.get_closest_marker(LIMIT_MARK)
+        own = Cost(item.nodeid, *METER.since(item.stash[_MARK]), soak, limit_s=None if mark is None else float(mark.args[0]))
         taken = [own, *METER.take()]
         if over(taken, item.config.getoption("--cost-limit-s")):
             factor = max(slowness(), PACE.since(item.stash[_BEGAN]))
@@ -235,7 +247,7 @@ class Register:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.file:
             self.file.write_text("".join(f"{json.dumps(asdict(cost))}\n" for cost in self.costs))
-        if over(self.costs, MARGIN * self.limit_s) and session.exitstatus == pytest.ExitCode.OK:
+        if over(self.costs, self.limit_s, MARGIN) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -247,9 +259,9 @@ class Register:
         for line in table(self.costs):
             terminalreporter.line(line)
         terminalreporter.line(f"{whole_s:7.1f} s of processor time in all")
-        failing = over(self.costs, MARGIN * self.limit_s)
+        failing = over(self.costs, self.limit_s, MARGIN)
         for cost in over(self.costs, self.limit_s):
-            allowed = f"{self.limit_s * cost.slowness:.3g} s"
+            allowed = f"{cost.allowed_s(self.limit_s):.3g} s"
             if cost.slowness > 1:
                 allowed += f" on a processor as slow as this one was then ({cost.slowness:.2f} times the time for the same work)"
             fails = cost in failing
@@ -265,12 +277,16 @@ class Register:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--cost-limit-s", type=float, default=LIMIT_S, help="processor time that a test of the first tier may take at most"
+        "--cost-limit-s",
+        type=float,
+        default=LIMIT_S,
+        help="processor time that a test of the first tier without a mark of its own may take",
     )
     parser.addoption("--costs-to", type=Path, help="write what each test cost to this file, a JSON object a line")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"{LIMIT_MARK}(seconds): the processor time that the test may take, if not that of all")
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         PACE.watch()
     if not hasattr(config, "workerinput"):  # not a worker of xdist

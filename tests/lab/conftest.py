@@ -16,10 +16,14 @@ from chaos.lab.needs import missing
 __all__ = ["bare", "dataset", "impatient", "job", "lab", "own_lab", "patient", "reference"]
 
 
+COST_LIMIT_S = 120.0  # the daemons of four hosts included
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     absent = missing(slurm=True)
-    if absent:
-        skip = pytest.mark.skip(reason=f"NOT TESTED HERE: hosts with a real Slurm need {'; and '.join(absent)}")
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
+    skip = pytest.mark.skip(reason=f"NOT TESTED HERE: hosts with a real Slurm need {'; and '.join(absent)}")
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.cost_limit_s(COST_LIMIT_S))
+            if absent:
                 item.add_marker(skip)
