@@ -3,6 +3,6 @@
 import sys
 
 from chaos.cli import app
-from resilient.cli import guarded
+from resilient.main import guarded
 
 sys.exit(guarded(app))

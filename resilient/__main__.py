@@ -1,6 +1,6 @@
 """`python -m resilient`, the same as the console script."""
 
-from resilient.cli import main
+from resilient.main import main
 
 if __name__ == "__main__":
     main()

@@ -1,21 +1,15 @@
-"""The command line. Owns options and exit codes; what a command does stands elsewhere and is imported when it is called."""
+"""The commands and their options. What a command does stands elsewhere and is imported when it is called."""
 
 import os
-import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
-from resilient.exits import Exit, ForeseenError
-
-if TYPE_CHECKING:
-    from resilient.driver.driver_log import DriverLog
-
-COMMANDS = "resilient.commands"  # entry points by which other packages add command groups
+from resilient.exits import ForeseenError
+from resilient.main import complain, stop_early_on_signals
 
 app = typer.Typer(
     name="resilient",
@@ -97,7 +91,7 @@ def run(
     restrict("private")  # until the config is read
     log = DriverLog()
     with patient(log):
-        _stop_early_on_signals(log)
+        stop_early_on_signals(log)
         from resilient.driver.launch import AgentAhead
         from resilient.run_words import understand
 
@@ -108,7 +102,7 @@ def run(
 
                 code = run_command(told, ahead, log)
         except ForeseenError as error:
-            code = _complain(error)
+            code = complain(error)
     raise typer.Exit(code)
 
 
@@ -392,91 +386,10 @@ def doctor(
 
     With a batch script: name the traps in it (exit 78 if there are any). Nothing of it is run.
     """
-    if config is not None and security is None:
-        from resilient.batch import command
+    from resilient.health.command import doctor as examine
 
-        if command.is_script(config):
-            findings = command.examine(config)
-            command.show(config, findings, as_json=as_json)
-            raise typer.Exit(Exit.CONFIG if findings else Exit.OK)
-
-    from resilient.health.doctor import examine, show, subject
-
-    if security is not None:
-        from resilient.health.security import inspect
-
-        if config is not None:
-            raise typer.BadParameter("a config is not looked at with --security RUN_DIR", param_hint="CONFIG")
-        found = inspect(security)
-        show(found, as_json=as_json)
-        raise typer.Exit(Exit.OK if found.ok else Exit.UNUSABLE)
-
-    checked = subject(config, overrides or [])
-    report = examine(checked, limit_s, quiet=as_json)
-    show(report, as_json=as_json)
-    code = Exit.OK if report.ok else Exit.UNUSABLE
-    if report.left_behind:
+    code, left_behind = examine(config, overrides or [], security, limit_s=limit_s, as_json=as_json)
+    if left_behind:
         sys.stdout.flush()
         os._exit(code)  # the interpreter would wait for processes that do not go
     raise typer.Exit(code)
-
-
-def _stop_early_on_signals(log: "DriverLog") -> None:
-    """Until the driver takes the signals over, a stop has nothing to save: it ends the command at once, with its own status."""
-    from resilient.driver.hangup import Hangup
-    from resilient.driver.terminal import say_at_once
-
-    def stop(number: int, _: object) -> NoReturn:
-        say_at_once(f"resilient: stopped by {signal.Signals(number).name} before anything was started\n")
-        os._exit(Exit.STOPPED)
-
-    Hangup(log).install()
-
-    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(sig, stop)
-
-
-def _add_groups(words: Sequence[str]) -> None:
-    """Add the command groups of other packages: all of them where help, completion or an error may list them, else what is called.
-
-    Args:
-        words: of the command line.
-    """
-    called = words[0] if words else ""
-    if called in {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}:
-        return  # a start does without the other packages, and without a look at everything that is installed
-    from importlib.metadata import entry_points
-
-    points = sorted(entry_points(group=COMMANDS), key=lambda point: point.name)
-    for point in [point for point in points if point.name == called] or points:
-        app.add_typer(point.load(), name=point.name)
-
-
-def guarded(command: Callable[[], Any]) -> int:
-    """Run the command line; every foreseen error becomes one message and its exit code."""
-    try:
-        command()
-    except ForeseenError as error:
-        return _complain(error)
-    except BrokenPipeError:
-        # Whoever read the output has gone; nothing more can be said, and Python must not try at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return Exit.OK
-
-
-def _complain(error: ForeseenError) -> Exit:
-    prefix = "" if error.code is Exit.CONFIG else "resilient: "  # a config's problems start with file and line
-    if sys.stderr is not None:  # it may have been closed before
-        with suppress(OSError):
-            sys.stderr.write(f"{prefix}{error}\n")
-    return error.code
-
-
-def main() -> None:
-    """Entry point of the console script."""
-    from resilient.driver.terminal import keep_descriptors
-
-    keep_descriptors()
-    _add_groups(sys.argv[1:])
-    sys.exit(guarded(app))

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from resilient import ledger
-from resilient.cli import app, guarded
+from resilient.cli import app
 from resilient.logs import packing
 from resilient.logs.since import point
+from resilient.main import guarded
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -50,7 +50,7 @@ def test_help_imports_nothing_heavy(heavy: str):
     code = f"""
 import sys
 sys.argv = ["resilient", "--help"]
-from resilient.cli import main
+from resilient.main import main
 try:
     main()
 except SystemExit:
@@ -87,7 +87,7 @@ def groups_imported(*words: str) -> set[str]:
     code = f"""
 import sys
 sys.argv = ["resilient", *{words}]
-from resilient.cli import main
+from resilient.main import main
 try:
     main()
 except SystemExit:
@@ -105,7 +105,7 @@ def test_a_command_imports_no_group_and_a_group_no_other_one():
 
 
 def test_help_and_completion_list_every_group():
-    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'resilient'; from resilient.cli import main; main()"]
+    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'resilient'; from resilient.main import main; main()"]
     shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
     environ = {**os.environ, "_RESILIENT_COMPLETE": "complete_bash", "COMP_WORDS": "resilient ", "COMP_CWORD": "1"}
     completed = subprocess.run(command, capture_output=True, text=True, env=environ, check=True).stdout.split()

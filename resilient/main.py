@@ -1,0 +1,80 @@
+"""The command `resilient` as a whole: command groups of other packages, exit codes, and signals before a start."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from resilient.exits import Exit, ForeseenError
+
+if TYPE_CHECKING:
+    from typer import Typer
+
+    from resilient.driver.driver_log import DriverLog
+
+COMMANDS = "resilient.commands"  # entry points by which other packages add command groups
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    from resilient.cli import app
+    from resilient.driver.terminal import keep_descriptors
+
+    keep_descriptors()
+    _add_groups(app, sys.argv[1:])
+    sys.exit(guarded(app))
+
+
+def _add_groups(app: "Typer", words: Sequence[str]) -> None:
+    """Add the command groups of other packages: all of them where help, completion or an error may list them, else what is called.
+
+    Args:
+        words: of the command line.
+    """
+    called = words[0] if words else ""
+    if called in {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}:
+        return  # a start does without the other packages, and without a look at everything that is installed
+    from importlib.metadata import entry_points
+
+    points = sorted(entry_points(group=COMMANDS), key=lambda point: point.name)
+    for point in [point for point in points if point.name == called] or points:
+        app.add_typer(point.load(), name=point.name)
+
+
+def guarded(command: Callable[[], Any]) -> int:
+    """Run the command line; every foreseen error becomes one message and its exit code."""
+    try:
+        command()
+    except ForeseenError as error:
+        return complain(error)
+    except BrokenPipeError:
+        # Whoever read the output has gone; nothing more can be said, and Python must not try at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return Exit.OK
+
+
+def complain(error: ForeseenError) -> Exit:
+    """Say on standard error what keeps the command from going on; the exit code for it."""
+    prefix = "" if error.code is Exit.CONFIG else "resilient: "  # a config's problems start with file and line
+    if sys.stderr is not None:  # it may have been closed before
+        with suppress(OSError):
+            sys.stderr.write(f"{prefix}{error}\n")
+    return error.code
+
+
+def stop_early_on_signals(log: "DriverLog") -> None:
+    """Until the driver takes the signals over, a stop has nothing to save: it ends the command at once, with its own status."""
+    from resilient.driver.hangup import Hangup
+    from resilient.driver.terminal import say_at_once
+
+    def stop(number: int, _: object) -> NoReturn:
+        say_at_once(f"resilient: stopped by {signal.Signals(number).name} before anything was started\n")
+        os._exit(Exit.STOPPED)
+
+    Hangup(log).install()
+
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(sig, stop)
