@@ -24,7 +24,7 @@ from typing import Any
 
 import figures
 import psutil
-from simulated_agents import PROCS, own_core  # last: it takes this folder off the path
+from simulated_agents import PROCS, own_core  # which takes this folder off the path
 
 MEANING = "What the control plane costs at the size of a large machine: a real driver and simulated agents of eight ranks each."
 SETTLE_S = 5.0
