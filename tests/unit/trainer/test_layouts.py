@@ -6,7 +6,9 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import zarr
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from soak import soaked
@@ -77,8 +79,8 @@ SAMPLE = [
     ((1, 2, 1), variant("gpipe", 1, "full")),
     ((1, 2, 2), variant("zero_bubble", 2, "selective")),
     ((1, 2, 2), variant("interleaved_1f1b", 3, "selective")),
-    ((2, 2, 2), variant("1f1b", 2, "full")),
 ]
+THREE_DIMENSIONS = (2, 2, 2), variant("1f1b", 2, "full")
 EVERYTHING = [(layout, each) for layout in LAYOUTS for each in variants(layout[1])]
 
 
@@ -91,8 +93,9 @@ def test_the_sample_of_the_first_tier_has_each_value_where_it_matters():
         three = {layout for layout, _ in cases if 1 not in layout}
         return sizes | three | stages | schedules | again
 
-    assert all(case in EVERYTHING for case in SAMPLE)
-    assert values(SAMPLE) == values(EVERYTHING)
+    first = [*SAMPLE, THREE_DIMENSIONS]
+    assert all(case in EVERYTHING for case in first)
+    assert values(first) == values(EVERYTHING)
 
 
 Lines = list[tuple[int, float, float, float]]  # step, loss, gradient norm, learning rate
@@ -153,6 +156,22 @@ def test_every_layout_trains_like_one_process(run: Run, textbook_lines: Callable
     assert found == [pytest.approx(line, rel=1e-5) for line in textbook_lines(STEPS, layers)]
 
 
+@pytest.fixture(scope="module")
+def in_three_dimensions(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lines, Path]:
+    """What eight ranks get, and the checkpoint that they have written at the end."""
+    (tp, pp, dp), each = THREE_DIMENSIONS
+    directory = tmp_path_factory.mktemp("three")
+    config = write_config(directory, dataset, **merged(BASE, spread(tp, pp), each, deep(2)))
+    found = steps(trained(config, tp * pp * dp))
+    return found, directory / f"run/checkpoints/step-{STEPS:08}"
+
+
+def test_three_dimensions_together_train_like_one_process(in_three_dimensions: tuple[Lines, Path], textbook_lines):
+    found, _ = in_three_dimensions
+    assert len(found) == STEPS
+    assert found == [pytest.approx(line, rel=1e-5) for line in textbook_lines(STEPS, 2)]
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(("layout", "variant"), EVERYTHING, ids=name_of)
 def test_all_that_goes_together_trains_like_one_process_for_long(run: Run, textbook_lines, layout, variant):
@@ -194,7 +213,7 @@ MODELS: list[Any] = [
     {
         "parallel": {"schedule": "zero_bubble", "virtual_stages": 2, "pp_layers": [1, 2, 1, 1]},
         "model": {"layers": 5},
-        "train": {"global_batch_size": 12},
+        "train": {"global_batch_size": 12, "steps": 2},
     },
     soaked(TIED),
     soaked(LEARNED),
@@ -276,7 +295,7 @@ def moved(dataset: Path, directory: Path, layouts: list[tuple[int, int, int]], e
 
 TIED_ADAN: Sections = {"model": {"tie_embeddings": True, "kv_heads": 1}, "optimizer": {"name": "adan"}}
 MUON: Sections = {"optimizer": {"name": "muon", "lr": 5e-3}, "model": {"kv_heads": 1}}
-SHORTEST_WAY = [(1, 2, 2), (4, 1, 1), (1, 2, 2), (1, 1, 1), (1, 1, 1)]  # what an update was computed from shows in the next step
+SHORTEST_WAY = [(1, 1, 2), (2, 1, 1), (1, 2, 1), (1, 1, 1), (1, 1, 2), (1, 1, 1)]  # what an update takes in shows in the next step
 SHORT_WAY = [(1, 2, 2), (4, 1, 1), (1, 1, 1), (1, 2, 2)]
 LONG_WAY = [(2, 2, 2), (1, 1, 1), (2, 2, 2), (4, 1, 2), (2, 2, 2), (1, 4, 1), (2, 2, 2)]
 
@@ -297,6 +316,24 @@ def test_a_checkpoint_moves_to_other_layouts_and_back(dataset: Path, tmp_path: P
     found = moved(dataset, tmp_path / "moved", layouts, each, sections)
     assert len(found) == each * len(layouts)
     assert found == [pytest.approx(line, rel=1e-5) for line in straight]
+
+
+def test_the_checkpoint_of_a_3d_layout_is_open_to_any_zarr_client(in_three_dimensions: tuple[Lines, Path]):
+    """Plain zarr and tensorstore, with nothing of this project's, read what eight ranks have written."""
+    import tensorstore
+
+    _, path = in_three_dimensions
+    group = zarr.open_group(path, mode="r")
+    names = [name for name, member in group.members(max_depth=None) if isinstance(member, zarr.Array)]
+    assert len(names) > 20
+    assert {name.split("/")[0] for name in names} == {"model", "optimizer", "random"}
+    for name in names:
+        ours = group[name][...]
+        where = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path / name)}}
+        theirs = tensorstore.open(where, open=True).result().read().result()
+        assert np.array_equal(ours, theirs), name
+        assert ours.any() or "exp_avg" in name, name
+    assert group["model/blocks.attention.query.weight"].shape[0] == 2  # both stages' layers are one array
 
 
 @pytest.mark.parametrize(
