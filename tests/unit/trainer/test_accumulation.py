@@ -199,7 +199,7 @@ EXCHANGES = [
     (how("every", stage=1), 1, GROUPS, PASSES * GROUPS),
     soaked(how("auto", stage=2), 1, GROUPS, PASSES * GROUPS),
     soaked(how("last", "bf16", stage=1), 1, GROUPS, GROUPS),
-    (how("last", stage=1), 2, LAYERS // 2 + 1, LAYERS // 2 + 1),
+    soaked(how("last", stage=1), 2, LAYERS // 2 + 1, LAYERS // 2 + 1),
     (how("every", stage=2), 2, LAYERS // 2 + 1, PASSES * (LAYERS // 2 + 1)),
 ]
 

@@ -163,7 +163,7 @@ def _without_classes() -> Any:
     return types.SimpleNamespace(Unpickler=Lenient, load=pickle.load, __name__="pickle")
 
 
-@pytest.mark.parametrize("kind", ["ranks", "torch_dist"])
+@pytest.mark.parametrize("kind", ["ranks", soaked("torch_dist")])
 def test_training_goes_on_from_megatrons_iteration_as_if_it_had_never_been_elsewhere(tmp_path: Path, kind: str):
     dataset = write_dataset(tmp_path / "walks")
     sections: dict[str, Any] = {
