@@ -26,6 +26,7 @@ CONTEXT.set_forkserver_preload(
         *("numpy.ma", "pytest", "hypothesis"),
         # What the functions that are run are defined in or need; the server passes over what cannot be found.
         *("checkpoint_processes", "checkpoint_state", "daemon_lab", "trainer_ranks"),
+        "frozen",  # the last one
     ]
 )
 

@@ -28,7 +28,6 @@ COMMITTING = (
     "pruned_by_name",
     "unlinked",
 )
-AT_THE_WORKER = ("snapshot_acquired", "snapshot_copied", "snapshot_reported")
 
 
 @pytest.fixture
@@ -122,16 +121,36 @@ def test_dead_workers_go_on_from_memory(lab: Callable[..., Lab]) -> None:
     assert nodes.step(4)
 
 
-def each_point_once_and_both_ways_in_the_soak() -> Iterator[Any]:
-    """Parameters: each point where a daemon dies alone or with all others, in turn; what is left over is for the soak."""
-    for number, point in enumerate([*AT_THE_DAEMON, *COMMITTING]):
+# In the middle of each job: one that seals, copies, holds a replica, flushes, shares, commits or forgets.
+ONE_OF_EACH_JOB = (
+    ("seal_described", True),
+    ("half_of_copy_written", False),
+    ("replica_held", True),
+    ("flush_written", False),
+    ("finish_begun", True),
+    ("manifest_durable", False),
+    ("renamed", True),
+    ("shard_forgotten", False),
+)
+
+
+def each_point_both_ways() -> Iterator[Any]:
+    """Parameters: each point where a daemon dies, alone or with all others; one of each job, and all others in the soak."""
+    for point in [*AT_THE_DAEMON, *COMMITTING]:
         for all_die in (False, True):
             name = f"{point}-{'all' if all_die else 'it alone'}"
-            marks = () if number % 2 == all_die else pytest.mark.soak
+            marks = () if (point, all_die) in ONE_OF_EACH_JOB else pytest.mark.soak
             yield pytest.param(point, all_die, id=name, marks=marks)
 
 
-@pytest.mark.parametrize(("point", "all_die"), list(each_point_once_and_both_ways_in_the_soak()))
+def test_a_point_of_each_job_is_in_the_first_tier() -> None:
+    jobs = {point.partition("_")[0] for point in AT_THE_DAEMON} - {"sealed", "half"}
+    found = {point.removeprefix("half_of_").partition("_")[0] for point, _ in ONE_OF_EACH_JOB}
+    assert jobs < found
+    assert found - jobs <= {point.partition("_")[0] for point in COMMITTING}
+
+
+@pytest.mark.parametrize(("point", "all_die"), list(each_point_both_ways()))
 def test_a_daemon_killed_at_any_point_loses_nothing_that_was_reported(lab: Callable[..., Lab], point: str, all_die: bool) -> None:
     nodes = lab()
     nodes.begin()
@@ -170,7 +189,7 @@ def test_a_daemon_killed_at_any_point_loses_nothing_that_was_reported(lab: Calla
     assert not {name for name in left if ".tmp" in name}
 
 
-@pytest.mark.parametrize("point", AT_THE_WORKER)
+@pytest.mark.parametrize("point", [soaked("snapshot_acquired"), "snapshot_copied", "snapshot_reported"])
 def test_a_worker_killed_while_it_copies_leaves_the_step_before(lab: Callable[..., Lab], point: str) -> None:
     nodes = lab()
     nodes.begin()
@@ -186,7 +205,7 @@ def test_a_worker_killed_while_it_copies_leaves_the_step_before(lab: Callable[..
     assert nodes.step(4)
 
 
-@pytest.mark.parametrize("kills", [8, soaked(100)])
+@pytest.mark.parametrize("kills", [5, soaked(100)])
 def test_whatever_is_killed_at_random_moments_a_whole_step_is_found(lab: Callable[..., Lab], kills: int) -> None:
     seed = random.randrange(1 << 30)
     dice = random.Random(seed)

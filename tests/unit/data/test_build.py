@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from forked import forked
+from soak import soaked
 
 from trainer.data import DataError, StorageError, corpus, open_split, pool, prepare, tokenizer
 from trainer.data.build import Prepared, Progress, Vocabulary, build
@@ -241,6 +242,15 @@ def test_the_same_inputs_are_not_built_again_and_others_are(tmp_path: Path, word
     assert not again(workers=1, vocabulary=Vocabulary(290)).reused
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A text file, and the directory of a dataset `d` that was built of it."""
+    directory = tmp_path_factory.mktemp("built")
+    words = put(directory / "words.txt", PROSE * 20)
+    build(Files([words]), directory / "out" / "d", SMALL, workers=1)
+    return words, directory / "out"
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -250,10 +260,11 @@ def test_the_same_inputs_are_not_built_again_and_others_are(tmp_path: Path, word
         if (name, damage) != ("d.bin", "changed")  # the format has no checksum
     ],
 )
-def test_a_damaged_dataset_is_built_again(tmp_path: Path, words: Path, name: str, damage: str) -> None:
-    directory = tmp_path / "out"
-    build(Files([words]), directory / "d", SMALL, workers=1)
+def test_a_damaged_dataset_is_built_again(tmp_path: Path, built: tuple[Path, Path], name: str, damage: str) -> None:
+    words, whole = built
+    directory = shutil.copytree(whole, tmp_path / "out")
     good = contents(directory)
+    assert build(Files([words]), directory / "d", SMALL, workers=1).reused
     path = directory / name
     if damage == "missing":
         path.unlink()
@@ -284,13 +295,14 @@ def build_and_die(words: Path, prefix: Path, left: int) -> None:
     build(Files([words]), prefix, Vocabulary(290), workers=1)
 
 
-def test_a_builder_killed_at_any_call_that_matters_leaves_nothing_that_is_taken_for_good(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [3, soaked(1)])
+def test_a_builder_killed_at_any_call_that_matters_leaves_nothing_that_is_taken_for_good(tmp_path: Path, every: int) -> None:
     words = put(tmp_path / "words.txt", PROSE * 20)
     build(Files([words]), tmp_path / "clean" / "d", Vocabulary(290), workers=1)
     build(Files([put(tmp_path / "other.txt", PROSE.upper() * 20)]), tmp_path / "old" / "d", SMALL, workers=1)
     clean, old = contents(tmp_path / "clean"), contents(tmp_path / "old")
     seen = set()
-    for left in range(40):
+    for left in range(0, 40, every):
         directory = tmp_path / f"{left}"
         shutil.copytree(tmp_path / "old", directory)
         builder = forked(build_and_die, words, directory / "d", left, daemon=False)
@@ -396,6 +408,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return prepare("auto", tmp_path_factory.mktemp("quickstart") / "data", vocab_size=1000, workers=2)
 
 
+@pytest.mark.soak
 def test_the_corpus_is_enough_prose_for_the_quickstart(quickstart: Prepared) -> None:
     assert quickstart.vocab_size == 1000
     assert quickstart.documents > 400
@@ -407,6 +420,7 @@ def test_the_corpus_is_enough_prose_for_the_quickstart(quickstart: Prepared) -> 
     assert all(f" {word} " in text for word in ("the", "of", "statement", "returns", "object"))
 
 
+@pytest.mark.soak
 def test_what_is_prepared_is_prepared_once(quickstart: Prepared) -> None:
     before = contents(quickstart.prefix.parent)
     again = prepare("auto", quickstart.prefix.parent, vocab_size=1000, workers=2)

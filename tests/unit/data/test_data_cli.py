@@ -102,10 +102,10 @@ TRAINING, TOKENIZING = "training the tokenizer", "tokenizing"
     ("sent", "code", "stage"),
     [
         (signal.SIGINT, 130, TRAINING),
-        (signal.SIGTERM, 143, TOKENIZING),
+        (signal.SIGTERM, 143, TRAINING),
         (signal.SIGKILL, -9, TOKENIZING),
         soaked(signal.SIGINT, 130, TOKENIZING),
-        soaked(signal.SIGTERM, 143, TRAINING),
+        soaked(signal.SIGTERM, 143, TOKENIZING),
         soaked(signal.SIGKILL, -9, TRAINING),
     ],
 )

@@ -147,6 +147,7 @@ def main() -> int:
     for decoder in decoders(Path(sys.argv[3]).parent):
         if sys.argv[4:] and decoder.name not in sys.argv[4:]:
             continue
+        print(f"decoder: {decoder.name}")
         for kind, shown in run(decoder, count, seed, witness).items():
             failed = True
             print(f"== {decoder.name}: {kind}\n{shown}")

@@ -1,9 +1,10 @@
 """The model, its sizes in numbers, and its attention kernels."""
 
 import sys
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from itertools import pairwise, product
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -102,9 +103,17 @@ class Graphs:
         return graph.forward
 
 
-@pytest.mark.parametrize("recomputed", ["none", "selective", "full"])
-@pytest.mark.parametrize("documents", [False, True], ids=["one document", "documents"])
-@pytest.mark.parametrize("model", [*SHAPES, *KERNEL_MODELS[2:], {"dropout": 0.1, "attention_dropout": 0.1}], ids=str)
+def each_model_once_and_every_way_in_the_soak() -> Iterator[Any]:
+    """Parameters: models with documents and ways to compute again, of which each is in the first tier with some model."""
+    ways = list(product((False, True), ("none", "selective", "full")))
+    for number, model in enumerate([*SHAPES, *KERNEL_MODELS[2:], {"dropout": 0.1, "attention_dropout": 0.1}]):
+        for way, (documents, recomputed) in enumerate(ways):
+            name = f"{model}-{'documents' if documents else 'one document'}-{recomputed}"
+            marks = () if way == number % len(ways) else pytest.mark.soak
+            yield pytest.param(model, documents, recomputed, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("model", "documents", "recomputed"), list(each_model_once_and_every_way_in_the_soak()))
 def test_a_compiled_layer_is_one_graph_that_computes_no_rotations(model, documents, recomputed):
     built, size = gpt(config(model=model))
     initialize(built, 1)

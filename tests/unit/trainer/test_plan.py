@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from soak import soaked
-from test_layouts import BASE, Sections, merged, name_of, spread
+from test_layouts import BASE, Sections, deep, merged, name_of, spread
 from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
 
 from resilient.worker import Config, load_config, settle
@@ -59,7 +59,7 @@ def held(config: Path) -> tuple[int, int, int, int]:
 LAYOUTS: list[Any] = [
     (1, {}),
     (2, spread(1, 1, zero_stage=3)),
-    (2, spread(2, 1)),
+    soaked(2, spread(2, 1)),
     (2, spread(1, 2)),
     (4, spread(1, 1, zero_stage=2, dp_replicate=2)),
     soaked(8, spread(2, 2)),
@@ -87,12 +87,17 @@ def test_the_plan_is_what_ranks_hold(dataset: Path, tmp_path: Path, ranks: int, 
 
 @pytest.mark.parametrize(
     "sections",
-    [{}, {"optimizer": {"name": "muon"}}, {"optimizer": {"name": "adan"}, "model": {"bias": True, "position": "learned"}}],
+    [
+        {"optimizer": {"name": "adan"}, "model": {"bias": True, "position": "learned"}},
+        soaked({}),
+        soaked({"optimizer": {"name": "muon"}}),
+    ],
     ids=name_of,
 )
 def test_a_checkpoint_has_the_files_that_the_plan_says_on_any_layout(dataset: Path, tmp_path: Path, sections: Sections):
     for ranks, layout in ((1, {}), (4, spread(2, 2))):
-        path = write_config(tmp_path / str(ranks), dataset, **merged(BASE, sections, layout, {"train": {"steps": 1}}))
+        small: Sections = {"train": {"steps": 1, "global_batch_size": 8}}
+        path = write_config(tmp_path / str(ranks), dataset, **merged(BASE, sections, layout, small, deep(2)))
         trained(path, ranks)
         (step,) = (tmp_path / str(ranks) / "run" / "checkpoints").glob("step-*")
         files = [each for each in step.rglob("*") if each.is_file()]
@@ -108,7 +113,7 @@ MODELS: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: " ".join(map(str, model.values())))
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("precision", ["bf16", soaked("fp32")])
 @pytest.mark.parametrize("kernel", [Kernel.MATH, Kernel.SDPA_FLASH], ids=lambda kernel: kernel.value)
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 def test_what_layers_keep_for_their_backward_pass_is_planned(

@@ -52,8 +52,9 @@ TIED = {"tie_embeddings": True, "kv_heads": 2}
 @pytest.mark.parametrize(
     ("ranks", "micro", "model"),
     [
-        *((ranks, micro, {}) for ranks, micro in [(1, 12), (1, 2), (3, 2), (2, 6)]),
+        *((ranks, micro, {}) for ranks, micro in [(1, 2), (3, 2)]),
         (2, 2, TIED),
+        *(soaked(ranks, micro, {}) for ranks, micro in [(1, 12), (2, 6)]),
         soaked(2, 2, {}),
         *(soaked(ranks, micro, TIED) for ranks, micro in [(1, 12), (1, 2), (3, 2), (2, 6)]),
     ],
@@ -96,7 +97,7 @@ def test_weights_at_the_start_are_the_same_bits_on_any_number_of_ranks(made: Mad
 
 
 VARIANTS: list[Any] = [
-    {"train": {"precision": "bf16"}},
+    soaked({"train": {"precision": "bf16"}}),
     soaked({"train": {"precision": "fp32"}}),
     {"model": {"tie_embeddings": True, "mlp": "gelu", "norm": "layernorm", "kv_heads": 2}},
 ]
@@ -208,28 +209,3 @@ def test_any_number_of_replicas_up_to_one_for_each_sample_makes_a_layout(made: M
 def test_ranks_that_cannot_share_the_batch_all_say_so(made: Made):
     errors = run_ranks(5, train, made(train={"global_batch_size": 4}))
     assert [type(error) for error in errors] == [ConfigError] * 5
-
-
-def test_the_checkpoint_of_a_3d_layout_is_open_to_any_zarr_client(made: Made):
-    """Plain zarr and tensorstore, with nothing of this project's, read what eight ranks have written."""
-    import tensorstore
-
-    config = made(
-        parallel={"tp": 2, "pp": 2, "dp": 2, "zero_stage": 2},
-        model={"layers": 2, "heads": 4},
-        train={"steps": 2, "micro_batch_size": 1, "precision": "fp32"},
-        checkpoint={"every_steps": 2},
-    )
-    trained(config, 8)
-    path = config.parent / "run/checkpoints/step-00000002"
-    group = zarr.open_group(path, mode="r")
-    names = [name for name, member in group.members(max_depth=None) if isinstance(member, zarr.Array)]
-    assert len(names) > 20
-    assert {name.split("/")[0] for name in names} == {"model", "optimizer", "random"}
-    for name in names:
-        ours = group[name][...]
-        where = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path / name)}}
-        theirs = tensorstore.open(where, open=True).result().read().result()
-        assert np.array_equal(ours, theirs), name
-        assert ours.any() or "exp_avg" in name, name
-    assert group["model/blocks.attention.query.weight"].shape[0] == 2  # both stages' layers are one array

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from soak import soaked
 from torch import nn
 from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
 
@@ -93,7 +94,7 @@ def steps(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [(line["step"], line["loss"], line.get("skipped")) for line in told if line["event"] == "step"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [2, soaked(1)])
 def test_a_gradient_that_is_no_number_once_costs_a_second_pass_and_nothing_else(dataset: Path, tmp_path: Path, ranks: int):
     dropout = {"model": {"layers": 2, "hidden": 32, "heads": 4, "seq_len": 16, "dropout": 0.1}}
     config = write_config(tmp_path / "a", dataset, **dropout)
@@ -165,7 +166,7 @@ def captured(config: Path) -> list[dict[str, Any]]:
         return train(config)
 
 
-@pytest.mark.parametrize("with_kernels", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("with_kernels", [False, soaked(True)])
 def test_compiled_layers_train_the_same(dataset: Path, tmp_path: Path, with_kernels: bool):
     settings = {"precision": "fp32", "steps": 3, "global_batch_size": 12, "micro_batch_size": 6, "eval_interval": 0}
     eager = steps(trained(write_config(tmp_path / "a", dataset, train=settings), 1))
