@@ -5,7 +5,6 @@ import os
 import random
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from campaigns import Campaign, regions, wait_for, whole
@@ -14,54 +13,50 @@ from soak import soaked
 Counting = Callable[..., Campaign]
 
 
-@pytest.mark.parametrize("sig", [signal.SIGTERM, soaked(signal.SIGINT), signal.SIGUSR1])
-def test_a_stop_signal_stops_all_ranks_at_one_step_and_the_next_run_goes_on_there(counting: Counting, sig):
-    run = counting(steps=80, every_steps=1000).start()
-    run.reach(12)
-    run.signal(sig)
-    assert run.wait() == 75, run.output + run.logs()
-    (drain,) = run.events("drain")
-    stopped_at = json.loads((run.run_dir / "state.json").read_text())["step"]
-    assert drain["step"] == stopped_at == run.step()
-    assert drain["signal"] == sig.name
-    assert run.run() == 0
-    assert run.events("generation_started")[-1]["resumed_step"] == stopped_at
-    whole(run, 80)
-    assert len(run.metrics()) == 80  # not one step twice
+SIGNALS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
 
 
-def test_stops_at_random_moments_part_no_ranks(counting: Counting, rounds: int):
-    steps = 1000 + 1000 * rounds  # so many that it does not come to the end between two looks
-    run = counting(steps=steps, every_steps=1000, args={"step_s": 0.001})
+def test_stop_signals_at_random_moments_stop_all_ranks_at_one_step_and_the_next_run_goes_on_there(counting: Counting, rounds: int):
+    sent = SIGNALS[:2] if rounds == 1 else SIGNALS * rounds
+    steps = 1000 + 500 * len(sent)  # so many that it does not come to the end between two looks
+    run = counting(steps=steps, every_steps=10_000, args={"step_s": 0.001})
     chance = random.Random(rounds)
-    for _ in range(rounds):
+    for sig in sent:
         run.start()
         run.reach(run.step() + chance.randrange(1, 30))
-        run.signal(signal.SIGTERM)
+        run.signal(sig)
         assert run.wait() == 75, run.output + run.logs()
-    assert run.run() == 0
-    assert len(run.metrics()) == steps
+        drain = run.events("drain")[-1]
+        stopped_at = json.loads((run.run_dir / "state.json").read_text())["step"]
+        assert (drain["step"], drain["signal"]) == (stopped_at, sig.name) and stopped_at == run.step()
+    assert run.run() == 0, run.output + run.logs()
+    assert [event["resumed_step"] for event in run.events("generation_started")] == [
+        0,
+        *(each["step"] for each in run.events("drain")),
+    ]
+    whole(run, steps)
+    assert len(run.metrics()) == steps  # not one step twice
 
 
-@pytest.mark.parametrize("stage", ["its agent starts", "its agent has started"])
-def test_a_stop_during_the_start_leaves_nothing(counting: Counting, stage: str):
-    run = counting(steps=80).start()
-    started = "watching the links"
-    wait_for(lambda: bool(regions(run)) if stage == "its agent starts" else started in run.logs(), stage)
-    run.signal(signal.SIGTERM)
-    assert run.wait() == 75, run.output + run.logs()
-    assert not run.processes() and not regions(run)
-    assert run.run() == 0
+STAGES: dict[str, Callable[[Campaign], int]] = {
+    "the driver has started": lambda run: len(run.events("run_started")),
+    "its agent starts": lambda run: len(regions(run)),
+    "its agent has started": lambda run: run.logs().count("watching the links"),
+}
+
+
+@pytest.mark.parametrize("stages", [["the driver has started", "its agent has started"], soaked(["its agent starts"])], ids=str)
+def test_a_stop_during_the_start_leaves_nothing_and_loses_nothing(counting: Counting, stages: list[str]):
+    run = counting(steps=80)
+    for stage in stages:
+        before = STAGES[stage](run) if run.run_dir.exists() else 0
+        run.start()
+        wait_for(lambda stage=stage, before=before: STAGES[stage](run) > before, stage)
+        run.signal(signal.SIGTERM)
+        assert run.wait() == 75, (stage, run.output + run.logs())
+        assert not run.processes() and not regions(run), stage
+    assert run.run() == 0, run.output + run.logs()
     whole(run, 80)
-
-
-def test_a_stop_before_the_first_step_loses_nothing(counting: Counting):
-    run = counting().start()
-    wait_for(lambda: run.events("run_started"), "the start")
-    run.signal(signal.SIGTERM)
-    assert run.wait() == 75
-    assert run.run() == 0
-    whole(run, 60)
 
 
 def test_a_stop_that_every_process_of_the_job_is_sent_is_one_stop(counting: Counting):
@@ -97,6 +92,7 @@ def test_a_drain_that_workers_do_not_follow_ends_at_its_deadline(counting: Count
     assert "took longer" in run.output
 
 
+@pytest.mark.soak
 def test_a_worker_killed_while_stopping_ends_the_run_with_what_is_durable(counting: Counting):
     run = counting(steps=200, args={"deaf": True}).start()
     run.reach(12)
@@ -109,25 +105,13 @@ def test_a_worker_killed_while_stopping_ends_the_run_with_what_is_durable(counti
     whole(run, 200)
 
 
-def test_a_killed_driver_leaves_no_process_and_the_next_run_goes_on(counting: Counting, rounds: int):
-    steps = 45 + 25 * rounds
-    run = counting(steps=steps)
-    for kill in range(rounds):
-        run.start()
-        run.reach(max(15 + 25 * kill, run.step() + 1))
-        assert len(run.processes()) >= 4  # agent, fork server, two workers
-        run.kill()
-        wait_for(lambda: not run.processes(), "everything below the driver is gone", 10.0)
-    assert run.run() == 0
-    whole(run, steps)
-
-
-def test_a_driver_killed_at_any_moment_leaves_no_gap_and_no_double_in_the_metrics(counting: Counting, rounds: int):
+def test_a_driver_killed_at_any_moment_leaves_no_process_and_no_gap_and_no_double_in_the_metrics(counting: Counting, rounds: int):
     run = counting(steps=2000, every_steps=5, args={"step_s": 0.001})
     chance = random.Random(rounds)
     for _ in range(rounds):
         run.start()
         run.reach(run.step() + chance.randrange(20, 60))
+        assert len(run.processes()) >= 4  # agent, fork server, two workers
         run.kill()
         wait_for(lambda: not run.processes(), "everything below the driver is gone", 10.0)
     run.start()
@@ -142,9 +126,12 @@ def test_a_driver_killed_at_any_moment_leaves_no_gap_and_no_double_in_the_metric
     assert not regions(run)
 
 
-def test_a_driver_whose_run_directory_was_taken_over_stops_at_once_and_writes_no_more(counting: Counting):
+def test_a_second_driver_is_refused_and_one_whose_run_directory_was_taken_over_stops_at_once_and_writes_no_more(counting: Counting):
     run = counting(steps=100_000).start()
     run.reach(5)
+    other = counting(steps=100_000)
+    assert other.run() == 69
+    assert f"pid {run.process.pid}" in other.output
     (run.run_dir / ".lease").write_text(
         json.dumps({"host": "n7", "pid": 4711, "job": "42", "machine": "another", "token": "other"})
     )
@@ -153,13 +140,3 @@ def test_a_driver_whose_run_directory_was_taken_over_stops_at_once_and_writes_no
     assert not run.events("run_finished")
     assert "4711" in (run.run_dir / ".lease").read_text()
     wait_for(lambda: not run.processes(), "the end of all its processes")
-
-
-def test_a_second_driver_on_the_same_run_directory_is_refused(counting: Counting, tmp_path: Path):
-    run = counting(steps=2000).start()
-    run.reach(3)
-    other = counting(steps=2000)
-    assert other.run() == 69
-    assert f"pid {run.process.pid}" in other.output
-    run.signal(signal.SIGTERM)
-    assert run.wait() == 75

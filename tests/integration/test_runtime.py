@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -55,39 +56,74 @@ def test_an_entry_point_that_does_not_exist_is_a_config_error(counting: Counting
     assert "Traceback" not in run.output
 
 
-def test_every_rank_finds_the_environment_of_communication(counting: Counting, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("NCCL_IB_TIMEOUT", "22")
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    names = ["NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "GLOO_SOCKET_IFNAME", "TORCH_FR_DUMP_TEMP_FILE"]
-    run = counting("tell_environment", args={"names": names}, network={"ib_retries": 6})
-    assert run.run() == 0, run.output + run.logs()
-    logs = run.run_dir / "logs" / "g1"
-    for rank in range(2):
-        found = json.loads(run.printed(rank))
-        assert found == dict(zip(names, ["22", "6", "lo", f"{logs}/nccl_trace_rank_"], strict=True))
+NAMES = ["NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT", "GLOO_SOCKET_IFNAME", "TORCH_FR_DUMP_TEMP_FILE"]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "bound to domains": {"cluster": {"binding": "numa"}},
+    "faults allowed": {"cluster": {"binding": "auto"}, "network": {"collective_timeout_s": 300.5}, "chaos": {"allow": True}},
+}
+EACH = pytest.mark.parametrize("setting", ["bound to domains", soaked("faults allowed")])
+Told = Callable[[str], list[dict[str, Any]]]
 
 
-@pytest.mark.parametrize("asked", ["numa", "auto"])
-def test_ranks_run_where_they_are_bound_with_all_their_threads(counting: Counting, asked: Mode):
-    run = counting("tell_place", cluster={"binding": asked})
-    assert run.run() == 0, run.output + run.logs()
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """What the ranks of a run find, once per setting; the run directory is `run_dir`."""
+    made: dict[str, list[dict[str, Any]]] = {}
+
+    def tell(setting: str) -> list[dict[str, Any]]:
+        if setting not in made:
+            config = SETTINGS[setting]
+            run = Campaign(
+                tmp_path_factory.mktemp("told"),
+                entrypoint="toys:tell",
+                args={"names": NAMES},
+                resilience={"hang_ceiling_s": 100.0},
+                **{
+                    **config,
+                    "cluster": {"procs_per_node": 2, "device": "cpu", **config["cluster"]},
+                    "network": {"ib_retries": 6, **config.get("network", {})},
+                },
+            )
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("NCCL_IB_TIMEOUT", "22")
+                patch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+                assert run.run() == 0, run.output + run.logs()
+            made[setting] = [json.loads(run.printed(rank).splitlines()[-1]) | {"run_dir": run.run_dir} for rank in range(2)]
+        return made[setting]
+
+    return tell
+
+
+@EACH
+def test_every_rank_finds_the_environment_of_communication(told: Told, setting: str):
+    for found in told(setting):
+        logs = found["run_dir"] / "logs" / "g1"
+        assert found["environment"] == dict(zip(NAMES, ["22", "6", "lo", f"{logs}/nccl_trace_rank_"], strict=True))
+
+
+@EACH
+def test_ranks_run_where_they_are_bound_with_all_their_threads(told: Told, setting: str):
+    asked: Mode = SETTINGS[setting]["cluster"]["binding"]
     expected = of_this_node(asked, "cpu", Share(0, 2, 2))
     assert expected.bound == (asked == "numa"), "this machine tells its domains"
-    for rank, place in enumerate(expected.ranks):
-        found = json.loads(run.printed(rank))
+    for found, place in zip(told(setting), expected.ranks, strict=True):
         cpus = os.sched_getaffinity(0) if place is None else place.cpus
         assert all(frozenset(each) == cpus for each in found["threads"])
         if found["policies"]:  # the kernel tells
             assert found["policies"] == ["default" if place is None or place.memory is None else f"prefer:{place.memory}"]
 
 
-@pytest.mark.parametrize(("network", "waits_s"), [({}, 120.0), ({"collective_timeout_s": 300.5}, 300.5)], ids=["auto", "given"])
-def test_no_process_group_times_out_before_the_watchdog_has_spoken(counting: Counting, network: dict[str, float], waits_s: float):
-    run = counting("tell_timeouts", network=network, resilience={"hang_ceiling_s": 100.0})
-    assert run.run() == 0, run.output + run.logs()
-    for rank in range(2):
-        found = json.loads(run.printed(rank))
-        assert found == {"groups": [waits_s] * 3, "asked": waits_s}
+@EACH
+def test_no_process_group_times_out_before_the_watchdog_has_spoken(told: Told, setting: str):
+    waits_s = SETTINGS[setting].get("network", {}).get("collective_timeout_s", 120.0)
+    for found in told(setting):
+        assert (found["groups"], found["asked"]) == ([waits_s] * 3, waits_s)
+
+
+@EACH
+def test_a_campaign_that_does_not_allow_faults_does_not_look_out_for_them(told: Told, setting: str):
+    for found in told(setting):
+        assert found["watcher"] == (None if "chaos" not in SETTINGS[setting] else "chaos.injectors.inside")
 
 
 def test_a_script_that_knows_five_calls_is_restarted_and_goes_on_where_it_was(campaign: Callable[..., Campaign], tmp_path: Path):
@@ -117,6 +153,7 @@ def test_a_script_without_any_call_is_restarted_too(campaign: Callable[..., Camp
 PLAIN = """
 import os, sys, time
 from pathlib import Path
+from typing import Any
 
 first = not Path("been-here").exists()
 if first and os.environ["RANK"] == "1":
@@ -129,7 +166,8 @@ print("the second time")
 
 
 @pytest.mark.parametrize(
-    ("entrypoint", "said"), [("nowhere.py", "nowhere.py cannot be read: No such file"), ("broken.py 1", "broken.py is not Python")]
+    ("entrypoint", "said"),
+    [soaked("nowhere.py", "nowhere.py cannot be read: No such file"), ("broken.py 1", "broken.py is not Python")],
 )
 def test_a_script_that_cannot_run_is_a_config_error(campaign: Callable[..., Campaign], tmp_path: Path, entrypoint: str, said: str):
     (tmp_path / "broken.py").write_text("def f(:\n")
