@@ -257,6 +257,7 @@ def computed(run: Campaign) -> dict[int, set[str]]:
     return found
 
 
+@pytest.mark.soak
 def test_numbers_that_go_bad_are_computed_again_or_rolled_back_and_no_bit_is_different(
     training: Training, reference_runs, ram: Path, tmp_path: Path
 ):

@@ -118,6 +118,7 @@ def written_before(run: Campaign, step: int, skip: list[list[int]]) -> None:
         lines.event("action", fields, generation=generation)
 
 
+@pytest.mark.soak
 def test_a_run_after_a_driver_that_died_in_the_middle_of_a_roll_back_completes_it(
     training: Training, reference_runs, ram, tmp_path
 ):
