@@ -77,8 +77,8 @@ def test_a_stopped_worker_alone_on_its_node_says_where_it_was(counting: Counting
     assert (evidence / "node0.txt").exists() and "rank1.stopped.txt" in (evidence / "node1.txt").read_text()
 
 
-def test_neither_a_job_that_is_suspended_as_a_whole_nor_a_step_that_takes_long_now_and_then_is_a_hang(counting: Counting):
-    run = counting(steps=100, args={"slow_every": 10, "slow_s": 1.2}, resilience=SOON).start()
+def test_a_job_that_is_suspended_as_a_whole_goes_on_without_a_fault(counting: Counting):
+    run = counting(steps=200, resilience=SOON).start()
     run.reach(20)
     workers = run.workers().values()
     for pid in workers:
@@ -87,4 +87,10 @@ def test_neither_a_job_that_is_suspended_as_a_whole_nor_a_step_that_takes_long_n
     for pid in workers:
         os.kill(pid, signal.SIGCONT)
     assert run.wait() == 0, run.output + run.logs()
+    assert not run.events("fault")
+
+
+def test_a_step_that_takes_long_now_and_then_is_no_hang(counting: Counting):
+    run = counting(steps=60, args={"slow_every": 10, "slow_s": 1.2}, resilience=SOON)
+    assert run.run() == 0, run.output + run.logs()
     assert not run.events("fault")
