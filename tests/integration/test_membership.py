@@ -96,8 +96,6 @@ def test_without_a_spare_the_run_goes_on_with_fewer_and_takes_the_node_in_again(
 ):
     steps = {"steps": STEPS * 3}
     run = training(
-        entrypoint="paced:train",
-        args={"step_s": 0.05},  # the node is back before the last step
         cluster={"nodes": 2, "procs_per_node": 1, "device": "cpu"},
         checkpoint={**tiers(tmp_path / "disturbed/run", ram), "every_steps": 1000},  # nothing is durable before the end
         resilience={"rejoin_s": 0},
