@@ -18,7 +18,7 @@ import yaml
 import zarr
 
 from resilient import ledger
-from resilient.agent.memory import agent_record
+from resilient.agent.memory import agent_record, region_directory
 from resilient.logs.reading import Wanted, lines
 
 T = TypeVar("T")
@@ -174,6 +174,19 @@ def loses_no_snapshot(run: Campaign) -> None:
             newest = max(newest, event["step"])
         elif event["event"] == "generation_started":
             assert event["resumed_step"] >= newest, event
+
+
+def whole(run: Campaign, steps: int) -> None:
+    """Every step has one loss, however often it was computed."""
+    losses = run.losses()
+    assert sorted(losses) == list(range(1, steps + 1))
+    assert all(len(values) == 1 for values in losses.values())
+
+
+def regions(run: Campaign) -> list[Path]:
+    """What the agents of a run hold in shared memory."""
+    place = region_directory(run.run_dir, 0)
+    return [*place.glob("**"), *place.rglob("*")]
 
 
 def alive(process: psutil.Process) -> bool:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from campaigns import ROOT, Campaign, loses_no_snapshot, wait_for
+from soak import soaked
 
 EXAMPLES = ROOT / "examples"
 # Steps of a millisecond are over before the last one's snapshot is sealed, and some are left out.
 PACED = f"{Path(__file__).with_name('paced_script.py')} 0.05 "
 PACES = dict.fromkeys(("accelerate_snapshots", "lightning_snapshots"), PACED)
-SCRIPTS = ["transformers_snapshots", "accelerate_snapshots", "lightning_snapshots"]
 
 Adapted = Callable[..., Campaign]
 
@@ -52,7 +52,7 @@ def weights(run: Campaign) -> dict[str, bytes]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ["transformers_snapshots", soaked("accelerate_snapshots"), soaked("lightning_snapshots")])
 def test_kills_in_the_middle_of_an_epoch_lose_no_step_and_change_no_number(adapted: Adapted, script: str, rounds: int):
     chance = random.Random(rounds)
     steps = 40 + 20 * rounds
@@ -119,6 +119,7 @@ def test_a_loop_with_accelerate_that_is_asked_to_stop_goes_on_where_it_was(adapt
     assert set(run.losses()) == set(range(1, drain["step"] + 6))
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_trainer_that_is_asked_to_stop_saves_the_step_by_its_own_checkpoint_too(adapted: Adapted):
     run = adapted("transformers_snapshots", 100000).start()

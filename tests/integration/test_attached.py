@@ -71,7 +71,8 @@ def test_with_three_ranks_ddp_adds_in_the_same_order_if_it_leaves_its_buckets(at
     assert {step: {loss} for step, loss in torchrun(3, str(script), "30").items()} == run.losses()
 
 
-@pytest.mark.parametrize("example", ["fsdp2", soaked("tensor_parallel")])
+@pytest.mark.soak
+@pytest.mark.parametrize("example", ["fsdp2", "tensor_parallel"])
 def test_a_script_goes_on_with_more_ranks_and_with_fewer(attached: Attached, example: str):
     script = ROOT / f"examples/{example}.py"
     run = attached(f"{script} 4")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from soak import soaked
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,9 +18,10 @@ def run(script: str, *arguments: str, patience_s: float) -> subprocess.Completed
 
 
 SCRIPTS = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if "argparse.ArgumentParser(" in path.read_text())
+TORCH_FIRST = ("checkpoint.py", "step_anatomy.py", "trainer.py")  # import it to say what they take
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [soaked(each) if each in TORCH_FIRST else each for each in SCRIPTS])
 def test_a_benchmark_started_from_a_checkout_says_what_it_takes(script: str):
     ran = run(script, "--help", patience_s=120.0)
     assert (ran.returncode, ran.stdout[:6]) == (0, "usage:"), ran.stderr
@@ -36,7 +38,11 @@ PARTS = {
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("part", "says", "ratios"), [(part, *told) for part, told in PARTS.items()], ids=PARTS)
+@pytest.mark.parametrize(
+    ("part", "says", "ratios"),
+    [("disk", *PARTS["disk"]), soaked("stall reshard", *PARTS["stall reshard"])],
+    ids=PARTS,
+)
 def test_checkpoints_can_be_measured(tmp_path: Path, part: str, says: list[str], ratios: set[str]):
     scratch, found = tmp_path / "scratch", tmp_path / "found.json"
     scratch.mkdir()

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from campaigns import Campaign, wait_for
 from reported import agreed
+from soak import soaked
 
 LIMIT_S = 30.0
 KILL_WAIT_S = 42.0  # as the fake scontrol says
@@ -172,7 +173,7 @@ def test_a_chain_that_is_stopped_leaves_nothing_and_goes_on_when_it_is_submitted
     assert sorted(line["step"] for line in run.metrics()) == list(range(1, 251))
 
 
-@pytest.mark.parametrize("driver", [False, True], ids=["driver outside", "driver inside"])
+@pytest.mark.parametrize("driver", [soaked(False), True], ids=["driver outside", "driver inside"])
 def test_a_chain_runs_in_containers(
     counting: Counting, scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: bool
 ):

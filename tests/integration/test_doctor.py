@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from campaigns import MOUNTS, PATIENCE_S, ROOT, Campaign, alive, wait_for
+from soak import soaked
 
 Counting = Callable[..., Campaign]
 Volume = Callable[..., Path]
@@ -59,17 +60,10 @@ def config(directory: Path, *tiers: Path, **sections: Any) -> Path:
     return path
 
 
-def test_a_machine_that_is_well_passes_with_a_table_and_with_json(tmp_path: Path):
+def test_a_machine_that_is_well_passes_with_a_table(tmp_path: Path):
     said = Doctor(config(tmp_path, Path("/dev/shm"), tmp_path / "durable"))
     assert said.code == 0, said.output + said.errors
     assert "nothing failed" in said.output and "matmul 0-1" in said.output and "tier t1" in said.output
-    said = Doctor("--json", tmp_path / "config.yaml", "cluster.procs_per_node=1")
-    assert said.code == 0, said.output + said.errors
-    found = said.findings()
-    assert {"memory", "open files", "address", "tier t0", "tier t1", "clock", "matmul 0", "all-reduce 0"} <= found.keys()
-    assert "matmul 1" not in found
-    assert found["tier t1"]["measured"]["write_bytes_per_s"] > 0
-    assert found["GPUs"]["verdict"] == "skip"
     assert not (tmp_path / "durable").exists()
 
 
@@ -86,8 +80,11 @@ def test_the_command_does_not_import_torch():
 
 
 @MOUNTS
-def test_tiers_that_cannot_be_written_are_named_with_the_reason(tmp_path: Path, volume: Volume):
+def test_tiers_that_cannot_be_written_or_hang_in_the_kernel_or_are_too_small_are_named_with_the_reason(
+    tmp_path: Path, volume: Volume
+):
     read_only, full, crowded = (volume(mib=16, inodes=200) for _ in range(3))
+    few_bytes, few_inodes, frozen = volume(mib=16, inodes=2000), volume(mib=900, inodes=100), volume()
     subprocess.run(["mount", "-o", "remount,ro", str(read_only)], check=True)
     for block in ("1M", "1k"):
         fill = ["dd", "if=/dev/zero", f"of={full / block}", f"bs={block}"]
@@ -95,38 +92,21 @@ def test_tiers_that_cannot_be_written_are_named_with_the_reason(tmp_path: Path, 
     with contextlib.suppress(OSError):
         for number in range(300):
             (crowded / str(number)).touch()
-    said = Doctor("--json", config(tmp_path, read_only / "x", full / "x", crowded / "x", tmp_path / "durable"))
-    assert said.code == 69, said.output + said.errors
-    found = said.findings()
-    assert said.failed() == {"tier t0", "tier t1", "tier t2"}
-    assert f"{read_only} cannot be written: Read-only file system" in found["tier t0"]["text"]
-    assert f"{full} cannot be written: no space is left" in found["tier t1"]["text"]
-    assert f"{crowded} cannot be written: no inodes are left" in found["tier t2"]["text"]
-
-
-@MOUNTS
-def test_a_tier_too_small_for_what_it_must_hold_fails(tmp_path: Path, volume: Volume):
-    few_bytes, few_inodes = volume(mib=16, inodes=2000), volume(mib=900, inodes=100)
-    path = config(tmp_path, few_bytes, few_inodes, entrypoint="trainer.main:train")
-    said = Doctor("--json", path)
-    assert said.code == 69, said.output + said.errors
-    found = said.findings()
-    assert said.failed() == {"tier t0", "tier t1"}
-    assert "MiB and must hold" in found["tier t0"]["text"]
-    assert "inodes free and must hold" in found["tier t1"]["text"]
-
-
-@MOUNTS
-def test_a_file_system_that_hangs_in_the_kernel_does_not_hang_the_doctor(tmp_path: Path, volume: Volume):
-    frozen = volume()
+    tiers = (read_only / "x", full / "x", crowded / "x", few_bytes, few_inodes, frozen, tmp_path / "durable")
     subprocess.run(["fsfreeze", "--freeze", str(frozen)], check=True)
     try:
-        said = Doctor("--json", "--limit", 100, config(tmp_path, frozen, tmp_path / "durable"))
+        said = Doctor("--json", "--limit", 100, config(tmp_path, *tiers, entrypoint="trainer.main:train"))
     finally:
         subprocess.run(["fsfreeze", "--unfreeze", str(frozen)], check=True)
     assert said.code == 69, said.output + said.errors
-    assert said.failed() == {"tier t0"}
-    assert "no answer within 20 s; its process was stuck in the kernel" in said.findings()["tier t0"]["text"]
+    found = said.findings()
+    assert said.failed() == {f"tier t{number}" for number in range(6)}
+    assert f"{read_only} cannot be written: Read-only file system" in found["tier t0"]["text"]
+    assert f"{full} cannot be written: no space is left" in found["tier t1"]["text"]
+    assert f"{crowded} cannot be written: no inodes are left" in found["tier t2"]["text"]
+    assert "MiB and must hold" in found["tier t3"]["text"]
+    assert "inodes free and must hold" in found["tier t4"]["text"]
+    assert "no answer within 20 s; its process was stuck in the kernel" in found["tier t5"]["text"]
 
 
 def smi(directory: Path, *, before: str = "", errors: int = 0) -> dict[str, str]:
@@ -147,10 +127,17 @@ def test_a_gpu_with_memory_errors_fails_and_so_does_one_that_torch_cannot_use(tm
     assert "torch sees 0 GPUs" in found["matmul 0"]["text"]
 
 
-def test_a_process_may_have_too_few_files_open():
-    said = Doctor("--json", within=("prlimit", "--nofile=200"))
+def test_a_process_may_have_too_few_files_open_and_json_has_all_that_was_looked_at(tmp_path: Path):
+    path = config(tmp_path, Path("/dev/shm"), tmp_path / "durable")
+    said = Doctor("--json", path, "cluster.procs_per_node=1", within=("prlimit", "--nofile=200"))
     assert said.code == 69, said.output + said.errors
     assert said.failed() == {"open files"}
+    found = said.findings()
+    assert {"memory", "open files", "address", "tier t0", "tier t1", "clock", "matmul 0", "all-reduce 0"} <= found.keys()
+    assert "matmul 1" not in found
+    assert found["tier t1"]["measured"]["write_bytes_per_s"] > 0
+    assert found["GPUs"]["verdict"] == "skip"
+    assert not (tmp_path / "durable").exists()
 
 
 # -- runs ----------------------------------------------------------------------------------------------------------------
@@ -168,6 +155,7 @@ def test_a_run_on_a_node_that_is_not_fit_ends_before_its_first_step_and_says_why
     assert "Traceback" not in run.output + run.logs()
 
 
+@pytest.mark.soak
 def test_without_the_check_the_same_node_takes_part(counting: Counting):
     run = counting(steps=10)
     run.within = ["prlimit", "--nofile=200"]
@@ -175,7 +163,7 @@ def test_without_the_check_the_same_node_takes_part(counting: Counting):
     assert not run.events("health")
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped", [False, soaked(True)])
 def test_a_check_that_hangs_is_ended_at_its_limit_or_when_the_run_is_stopped(counting: Counting, tmp_path: Path, stopped: bool):
     environ = smi(tmp_path, before=f"echo $$ > {tmp_path}/pid; exec sleep 600")
     run = counting(cluster={"device": "auto", "procs_per_node": 1}, resilience={"health_check": 600 if stopped else 8})
@@ -201,7 +189,9 @@ echo "       /scratch  1000000       0 {limit_kib}       -   500       0  {files
 """
 
 
-@pytest.mark.parametrize(("limit_kib", "files", "fits"), [(1_000_100, 0, False), (0, 501, False), (999_000_000, 900_000, True)])
+@pytest.mark.parametrize(
+    ("limit_kib", "files", "fits"), [(1_000_100, 0, False), soaked(0, 501, False), soaked(999_000_000, 900_000, True)]
+)
 def test_checkpoints_that_a_quota_has_no_room_for_are_told(tmp_path: Path, limit_kib: int, files: int, fits: bool):
     programs, scratch = tmp_path / "bin", tmp_path / "scratch"
     programs.mkdir()

@@ -193,15 +193,6 @@ def test_only_the_process_that_was_stopped_is_continued():
     subprocess.run(command, check=True)
 
 
-def test_a_campaign_that_does_not_allow_faults_does_not_look_out_for_them(counting: Counting):
-    run = counting("tell_watcher", steps=1)
-    assert run.run() == 0, run.output + run.logs()
-    assert run.printed(1).splitlines()[-1] == "nobody watches"
-    allowed = counting("tell_watcher", steps=1, directory=run.directory / "allowed", **ALLOWED)
-    assert allowed.run() == 0, allowed.output + allowed.logs()
-    assert allowed.printed(1).splitlines()[-1] == "chaos.injectors.inside watches"
-
-
 @pytest.fixture
 def ram() -> Iterator[Path]:
     """A directory in RAM."""
@@ -266,6 +257,7 @@ def computed(run: Campaign) -> dict[int, set[str]]:
     return found
 
 
+@pytest.mark.soak
 def test_numbers_that_go_bad_are_computed_again_or_rolled_back_and_no_bit_is_different(
     training: Training, reference_runs, ram: Path, tmp_path: Path
 ):

@@ -154,6 +154,7 @@ def test_damaged_checkpoints_are_passed_over_and_the_one_before_is_gone_on_from(
     well(run)
 
 
+@pytest.mark.soak
 def test_a_stop_after_a_damaged_checkpoint_loses_nothing(keeping: Keeping):
     run = keeping().start()
     until(run, lambda: len(committed(run)) >= 3, "checkpoints")

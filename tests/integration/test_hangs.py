@@ -37,36 +37,32 @@ def test_a_stopped_worker_is_found_at_default_settings(counting: Counting, round
     assert run.wait() == 75, run.output
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("loader", "wait_for_a_sample"),
-        ("spin", "_hang"),
-        ("collective", "waiting in a collective"),
-    ],
-)
-def test_a_hung_worker_is_found_and_named(counting: Counting, how: str, said: str):
-    args = {"hang_at": 105, "hang": how, "bad_rank": 1, "once": True}
-    run = counting(steps=130, args=args, resilience=SOON)
+HANGS = {"loader": "wait_for_a_sample", "spin": "_hang", "collective": "waiting in a collective"}
+
+
+def test_workers_that_hang_in_the_loader_in_python_and_in_a_collective_are_found_and_named(counting: Counting):
+    turns = [{"hang_at": 105 + 110 * number, "hang": how} for number, how in enumerate(HANGS)]
+    run = counting(steps=350, args={"turns": turns}, resilience=SOON)
     assert run.run() == 0, run.output + run.logs()
-    assert len(run.events("fault")) == 1, run.events("fault")
-    (fault,) = run.events("fault")
-    assert fault["kind"] == ("collective_timeout" if how == "collective" else "hang"), fault
-    assert fault["ranks"] == [1], fault
-    assert (how == "collective") == ("gloo:broadcast [[1]] (number" in fault["detail"]), fault
-    assert fault["step"] == 105 and said in fault["detail"] + fault["evidence"], fault
-    (recovered,) = run.events("recovered")
-    assert recovered["lost_steps"] == 4
-    evidence = run.run_dir / "incidents" / fault["fault_id"]
-    record = pickle.loads((evidence / "gloo_trace_rank_0").read_bytes())
-    (pending,) = [entry for entry in record["entries"] if not entry["retired"]]
-    assert pending["profiling_name"] == "gloo:all_reduce"
-    waits = f"1 not finished, the first: number {pending['collective_seq_id']} of group 0 (default_pg), gloo:all_reduce [[1]]"
-    said = (evidence / "node0.txt").read_text().splitlines()
-    assert len(said) == 2 and said[0].endswith(waits)
-    assert ("1 not finished, the first: " in said[1]) == (how == "collective")
+    assert [event["lost_steps"] for event in run.events("recovered")] == [4, 4, 4]
+    assert len(run.events("fault")) == len(turns), run.events("fault")
+    for fault, turn in zip(run.events("fault"), turns, strict=True):
+        step, how = turn["hang_at"], turn["hang"]
+        assert fault["kind"] == ("collective_timeout" if how == "collective" else "hang"), fault
+        assert fault["ranks"] == [1], fault
+        assert (how == "collective") == ("gloo:broadcast [[1]] (number" in fault["detail"]), fault
+        assert fault["step"] == step and HANGS[how] in fault["detail"] + fault["evidence"], fault
+        evidence = run.run_dir / "incidents" / fault["fault_id"]
+        record = pickle.loads((evidence / "gloo_trace_rank_0").read_bytes())
+        (pending,) = [entry for entry in record["entries"] if not entry["retired"]]
+        assert pending["profiling_name"] == "gloo:all_reduce"
+        waits = f"1 not finished, the first: number {pending['collective_seq_id']} of group 0 (default_pg), gloo:all_reduce [[1]]"
+        said = (evidence / "node0.txt").read_text().splitlines()
+        assert len(said) == 2 and said[0].endswith(waits)
+        assert ("1 not finished, the first: " in said[1]) == (how == "collective")
 
 
+@pytest.mark.soak
 def test_a_stopped_worker_alone_on_its_node_says_where_it_was(counting: Counting):
     run = counting(steps=10_000, cluster={"nodes": 2, "procs_per_node": 1}).start()
     run.reach(10)

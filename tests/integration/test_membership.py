@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,7 @@ def test_of_four_nodes_three_go_on_with_the_same_batches_and_four_again_each_tim
         assert line["samples"] == 8 * line["step"]
 
 
+@pytest.mark.soak
 def test_a_worker_killed_while_a_spare_takes_over_costs_one_more_generation(
     training: Training, reference_runs, ram: Path, tmp_path: Path
 ):
@@ -178,17 +180,22 @@ def test_a_worker_killed_while_a_spare_takes_over_costs_one_more_generation(
     same(run, reference_runs("bf16"))
 
 
-def test_a_spare_that_dies_is_started_again_and_disturbs_nobody(training: Training, reference_runs, ram: Path, tmp_path: Path):
+def test_a_spare_that_waits_keeps_its_lease_and_one_that_dies_is_started_again_and_disturbs_nobody(
+    training: Training, reference_runs, ram: Path, tmp_path: Path
+):
     go_on = tmp_path / "go-on"
     run = training(
         entrypoint="paced:train",
         args={"step_s": 0.0, "holds": [10, str(go_on)]},
         cluster={"nodes": 1, "procs_per_node": 2, "spares": 1, "device": "cpu"},
         checkpoint={"every_steps": EVERY},
-        resilience={"hang_floor_s": 240.0},
+        resilience={"hang_floor_s": 240.0, "fence_s": 5},
     ).start()
     run.reach(5)
     first = wait_for(lambda: run.agents().get(1), "the spare's agent")
+    began = time.monotonic()
+    wait_for(lambda: time.monotonic() > began + 12.0, "more time than the fence and its margin")
+    assert alive(first) and not run.events("fault")
     first.kill()
     wait_for(lambda: (found := run.agents().get(1)) and found.pid != first.pid, "another one")
     go_on.touch()
@@ -198,22 +205,6 @@ def test_a_spare_that_dies_is_started_again_and_disturbs_nobody(training: Traini
     assert run.events("action")[0]["name"] == "restart_agent"
     assert len(run.events("generation_started")) == 1
     same(run, reference_runs("bf16"))
-
-
-def test_a_spare_that_waits_keeps_its_lease(training: Training, tmp_path: Path):
-    run = training(
-        cluster={"nodes": 1, "procs_per_node": 2, "spares": 1, "device": "cpu"},
-        checkpoint={"every_steps": EVERY},
-        resilience={"fence_s": 5},
-        train={"steps": STEPS * 100},
-    ).start()
-    run.reach(1)
-    began = run.metrics()[0]["t"]
-    # Longer than the fence and its margin.
-    wait_for(lambda: run.metrics()[-1]["t"] > began + 12.0, "some time to pass")
-    assert not [fault for fault in run.events("fault") if "silent" in fault["detail"]]
-    run.signal(signal.SIGTERM)
-    assert run.wait() == 75
 
 
 @pytest.mark.soak

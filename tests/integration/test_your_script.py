@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from campaigns import Campaign, wait_for
+from soak import soaked
 
 from resilient.status import inspect
 
@@ -88,7 +89,7 @@ def test_a_hang_in_a_script_without_an_optimizer_is_found_by_its_collectives(cam
     assert fault["detect_s"] < 20 and script.name in fault["evidence"], fault
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("optimizer", ["adamw", soaked("sgd")])
 def test_an_exception_every_few_steps_is_never_given_up_on(campaign: Callable[..., Campaign], optimizer: str):
     run = scripted(campaign, f"--steps 29 --save-every 5 --raise-after 7 --optimizer {optimizer}", resilience={"backoff_s": 0.5})
     assert run.run() == 0, run.output + run.logs()
@@ -99,7 +100,7 @@ def test_an_exception_every_few_steps_is_never_given_up_on(campaign: Callable[..
     assert steps_told(run) == set(range(1, 30))
 
 
-def test_with_momentum_alone_a_script_goes_on_from_the_step_of_its_checkpoint(
+def test_with_momentum_alone_a_script_goes_on_from_the_step_of_its_checkpoint_also_with_other_arguments(
     campaign: Callable[..., Campaign],
 ):
     run = scripted(campaign, "--steps 1000 --step-s 0.05 --save-every 20 --optimizer momentum").start()
@@ -119,6 +120,9 @@ def test_with_momentum_alone_a_script_goes_on_from_the_step_of_its_checkpoint(
             expected.append(saved)
     assert resumed == expected and len(resumed) == 3 and resumed[1] >= 20
     assert run.metrics()[-1]["step"] == last + 15
+    # Other arguments of the script are told.
+    assert f"changed: entrypoint: {SCRIPT} --steps 1000" in " ".join(run.output.split())
+    assert [each["key"] for each in run.events("config_changed")] == ["entrypoint"]
 
 
 def test_a_script_is_stopped_after_the_same_step_on_all_ranks_and_its_finally_runs(campaign: Callable[..., Campaign]):
@@ -132,7 +136,7 @@ def test_a_script_is_stopped_after_the_same_step_on_all_ranks_and_its_finally_ru
     assert "the newest checkpoint that the script wrote is" in run.output
 
 
-@pytest.mark.parametrize(("on_stop", "word"), [("signal", "--handle-sigterm"), ("callback", "--ask")])
+@pytest.mark.parametrize(("on_stop", "word"), [("signal", "--handle-sigterm"), soaked("callback", "--ask")])
 def test_a_script_that_stops_by_itself_saves_the_step_after_which_all_ranks_stop(
     campaign: Callable[..., Campaign], on_stop: str, word: str
 ):
@@ -146,8 +150,14 @@ def test_a_script_that_stops_by_itself_saves_the_step_after_which_all_ranks_stop
     assert not run.events("fault")
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.parametrize("words", [["show.py"], ["-m", "package.show"]], ids=["script", "module"])
+SCRIPT_WORDS, MODULE_WORDS = ["show.py"], ["-m", "package.show"]
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes"),
+    [(SCRIPT_WORDS, 2), (MODULE_WORDS, 1), soaked(SCRIPT_WORDS, 1), soaked(MODULE_WORDS, 2)],
+    ids=["script-2", "module-1", "script-1", "module-2"],
+)
 def test_the_command_stands_in_for_torchrun(tmp_path: Path, words: list[str], nodes: int):
     (tmp_path / "package").mkdir()
     show = tmp_path / (words[0] if len(words) == 1 else "package/show.py")

@@ -39,20 +39,22 @@ def count(config: worker.Config) -> None:
     """Count to `train.steps`; every `checkpoint.every_steps` the count is saved.
 
     args: step_s: time of a step; raise_at / exit_at / kill_at: what rank `bad_rank` does at that step, in every generation;
-    last_words: printed before it exits; hang_at: it hangs there, `hang` says how; once: only in the first generation; deaf: rank
-    `bad_rank` never asks whether to stop; work: loops that each step computes; slow_every / slow_s: every so many steps one
-    takes so long; load_s: waiting for samples in each step, on rank `bad_rank` three times that;
-    device_s: that its GPU is said to have computed in each step, on rank `bad_rank` three times that.
+    last_words: printed before it exits; hang_at: it hangs there, `hang` says how; turns: what else of this holds in each
+    generation, from the first on, and nothing of it after the last; deaf: rank `bad_rank` never asks whether to stop; work: loops
+    that each step computes; slow_every / slow_s: every so many steps one takes so long; load_s: waiting for samples in each step,
+    on rank `bad_rank` three times that; device_s: that its GPU is said to have computed in each step, on rank `bad_rank` three
+    times that.
     """
-    args = {"step_s": 0.02, "bad_rank": 1, "once": False, **config.args}
     ctx = worker.init()
     assert ctx.run_dir is not None
+    turn = config.args.get("turns", [])[ctx.generation - 1 : ctx.generation]
+    args = {"step_s": 0.02, "bad_rank": 1, **config.args, **(turn[0] if turn else {})}
     state = ctx.run_dir / "state.json"
     dist.init_process_group("gloo")
     start = step = _load(state)
     worker.report({"step": step, "tier": "durable"}, event="resumed")
     print(f"rank {ctx.rank} of generation {ctx.generation} starts after step {step}")
-    bad = ctx.rank == args["bad_rank"] and not (args["once"] and start > 0)
+    bad = ctx.rank == args["bad_rank"]
     while step < config.train.steps:
         if not (bad and args.get("deaf")) and worker.should_stop() is not None:
             break
@@ -123,19 +125,34 @@ def with_children(config: worker.Config) -> None:
     count(config)
 
 
-def tell_environment(config: worker.Config) -> None:
-    """Print what NCCL and gloo would find in the environment, as JSON."""
-    worker.init()
-    print(json.dumps({name: os.environ.get(name) for name in config.args["names"]}))
+def tell(config: worker.Config) -> None:
+    """Print what a rank finds, as JSON.
 
-
-def tell_place(config: worker.Config) -> None:
-    """Print the CPUs that each thread of this rank may run on, and its policy of memory, as JSON."""
-    worker.init()
+    environment: the variables `args.names`; threads: the CPUs that each thread may run on; policies: of memory; groups: how long
+    process groups that are made without a timeout wait, in seconds; asked: how long the config says; watcher: the module of what is
+    called at every phase and step.
+    """
+    ctx = worker.init()
+    dist.init_process_group("gloo")
+    groups = [
+        dist.group.WORLD,
+        dist.new_group([0, 1]),
+        init_device_mesh("cpu", (1, 2), mesh_dim_names=("pp", "dp")).get_group("dp"),
+    ]
     threads = [int(thread.name) for thread in Path("/proc/self/task").iterdir()]
     maps = Path("/proc/self/numa_maps")
-    policies = {line.split()[1] for line in maps.read_text().splitlines() if "stack" in line} if maps.exists() else set()
-    print(json.dumps({"threads": [sorted(os.sched_getaffinity(thread)) for thread in threads], "policies": sorted(policies)}))
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    watcher = worker._watcher
+    told = {
+        "environment": {name: os.environ.get(name) for name in config.args["names"]},
+        "threads": [sorted(os.sched_getaffinity(thread)) for thread in threads],
+        "policies": sorted({line.split()[1] for line in lines if "stack" in line}),
+        "groups": [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups],
+        "asked": ctx.collective_timeout_s,
+        "watcher": watcher and type(watcher).__module__,
+    }
+    print(json.dumps(told))
+    dist.destroy_process_group()
 
 
 def eat(config: worker.Config) -> None:
@@ -155,47 +172,24 @@ def eat(config: worker.Config) -> None:
     count(config)
 
 
-def tell_watcher(config: worker.Config) -> None:
-    """Print who is called at every phase and step."""
-    worker.init()
-    watcher = worker._watcher
-    print("nobody watches" if watcher is None else f"{type(watcher).__module__} watches")
-
-
-def tell_timeouts(config: worker.Config) -> None:
-    """Print how long process groups that are made without a timeout wait, in seconds, as JSON."""
-    ctx = worker.init()
-    dist.init_process_group("gloo")
-    groups = [
-        dist.group.WORLD,
-        dist.new_group([0, 1]),
-        init_device_mesh("cpu", (1, 2), mesh_dim_names=("pp", "dp")).get_group("dp"),
-    ]
-    waits_s = [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
-    print(json.dumps({"groups": waits_s, "asked": ctx.collective_timeout_s}))
-    dist.destroy_process_group()
-
-
 def no_such_module(config: worker.Config) -> None:
     """Fails before the first step."""
     import a_module_that_is_not_there  # noqa: F401
 
 
 def fickle(config: worker.Config) -> None:
-    """Count, and at the steps `fail_at` rank 1 raises something: each step once, or with several `ways` always, never the same."""
-    steps, ways = config.args["fail_at"], config.args["ways"]
+    """Count, and rank 1 raises something else each time: at each of the steps `fail_at` once, and at step `stuck_at` always."""
     ctx = worker.init()
     assert ctx.run_dir is not None
     mark = ctx.run_dir / "raised"
     raised = mark.read_text().split() if mark.exists() else []
-    left = [step for step in steps if ways > 1 or str(step) not in raised]
-    if not left:
-        return count(config)
+    left = [step for step in config.args["fail_at"] if str(step) not in raised]
+    at = left[0] if left else config.args["stuck_at"]
     try:
-        count(config.model_copy(update={"args": {"raise_at": left[0]}}))
+        count(config.model_copy(update={"args": {"raise_at": at}}))
     except ValueError as error:
         with mark.open("a") as file:
-            file.write(f"{left[0]}\n")
+            file.write(f"{at}\n")
         raise type(f"Fickle{len(raised)}", (Exception,), {})(str(error)) from error
 
 
@@ -227,11 +221,15 @@ def own_checkpoints(config: worker.Config) -> None:
 
 
 def bereft(config: worker.Config) -> None:
-    """Rank 1 hangs up in the third step and is killed a moment later; rank 0 has ended by then: `args.ends` says how."""
+    """Rank 1 hangs up in the third step and is killed a moment later; rank 0 has ended by then: `args.ends` says how.
+
+    There is one of them for each generation, and nothing happens in those that come after.
+    """
     ctx = worker.init()
     dist.init_process_group("gloo")
+    ends = dict(enumerate(config.args["ends"], 1)).get(ctx.generation, "")
     for step in range(1, config.train.steps + 1):
-        if ctx.generation == 1 and step == 3 and ctx.rank == 1:
+        if ends and step == 3 and ctx.rank == 1:
             for each in psutil.Process().net_connections("tcp"):
                 if each.status != psutil.CONN_ESTABLISHED:
                     continue
@@ -239,7 +237,7 @@ def bereft(config: worker.Config) -> None:
                     connection.shutdown(socket.SHUT_RDWR)
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGKILL)
-        _meet(config.args["ends"])
+        _meet(ends)
         worker.beat(step)
         if ctx.rank == 0:
             worker.report({"step": step})
