@@ -66,6 +66,8 @@ def tier(test: str, root: Path = ROOT) -> str | None:
     whole = [*function.decorator_list, *_elements(_value(named.get("pytestmark")))]
     if any(_is_soak(mark, named) for mark in whole):
         return SOAK
+    if any(argument.arg == "rounds" for argument in function.args.args):  # see tests/conftest.py
+        return BOTH
     return BOTH if any(_mentions_soak(part, named) for part in _parameters(function, named)) else FIRST
 
 
@@ -78,6 +80,8 @@ def _names(node: ast.stmt) -> list[str]:
     """What a statement of a module gives a name to."""
     if isinstance(node, ast.FunctionDef):
         return [node.name]
+    if isinstance(node, ast.ImportFrom) and node.module == "soak":
+        return [alias.asname or alias.name for alias in node.names if alias.name == "soaked"]
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
@@ -117,6 +121,8 @@ def _mentions_soak(part: ast.AST, named: dict[str, ast.stmt]) -> bool:
     while left:
         for node in ast.walk(left.pop()):
             if isinstance(node, ast.Attribute) and ast.unparse(node) == "pytest.mark.soak":
+                return True
+            if isinstance(node, ast.ImportFrom):  # `soak.soaked`, which marks its parameters
                 return True
             if isinstance(node, ast.Name) and node.id in named and node.id not in seen:
                 seen.add(node.id)

@@ -45,7 +45,9 @@ SOURCES = {
     f"@pytest.mark.parametrize('n', [1, {PARAM}])\ndef test_it(n): ...": "first, soak",
     f"CASES = [1, {PARAM}]\n@pytest.mark.parametrize('n', CASES)\ndef test_it(n): ...": "first, soak",
     f"{GENERATE}def test_it(n): ...": "first, soak",
+    "from soak import soaked\n@pytest.mark.parametrize('n', [1, soaked(2)])\ndef test_it(n): ...": "first, soak",
     f"{GENERATE}def test_it(m): ...": "first",
+    "def test_it(tmp_path, rounds): ...": "first, soak",
     "def test_other(): ...": None,
 }
 
