@@ -55,7 +55,8 @@ def test_processes_begin_with_jobs_and_with_campaigns(tmp_path: Path):
         "tests",
     ]
     environ = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
-    environ.pop("PYTEST_XDIST_WORKER_COUNT", None)
+    for name in ("PYTEST_XDIST_WORKER_COUNT", "PYTEST_ADDOPTS"):
+        environ.pop(name, None)
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "24 passed" in done.stdout, done.stdout
     ran = [line.split() for line in done.stdout.splitlines() if line.startswith("[gw")]
