@@ -149,7 +149,9 @@ def test_a_chain_of_jobs_with_short_limits_reaches_its_target_and_leaves_no_job_
     assert scheduler.most == 1
     assert sorted(line["step"] for line in run.metrics()) == list(range(1, 401))  # not one lost, not one twice
     assert {event["signal"] for event in run.events("drain")} == {"time_limit"}
-    assert [fault["kind"] for fault in run.events("fault")] == ["time_limit"] * (len(codes) - 1)
+    kinds = [fault["kind"] for fault in run.events("fault")]
+    assert set(kinds) == {"time_limit"}
+    assert len(kinds) in (len(codes) - 1, len(codes))  # the last job, too, where it reached the target while it stopped
     assert len(scheduler.jobs("CANCELLED")) == 1  # the successor of the last one
     assert "400 of 400" in command("status", str(run.run_dir))
     shown = agreed(run.run_dir, run.directory / "page.html")
@@ -157,7 +159,8 @@ def test_a_chain_of_jobs_with_short_limits_reaches_its_target_and_leaves_no_job_
 
 
 def test_a_chain_that_is_stopped_leaves_nothing_and_goes_on_when_it_is_submitted_again(counting: Counting, scheduler: Scheduler):
-    run = counting(steps=250, every_steps=10_000, args={"step_s": 0.05}, slurm={"signal_lead_s": 12.0})
+    scheduler.limit_s = 600  # it is the command that stops the job
+    run = counting(steps=100_000, every_steps=100_000, args={"step_s": 0.05}, slurm={"signal_lead_s": 12.0})
     command("submit", str(run.path))
     run.process = subprocess.Popen(["true"])
     wait_for(lambda: run.step() >= 5 and scheduler.jobs("PENDING"), f"a successor\n{scheduler.output()}")
@@ -165,12 +168,11 @@ def test_a_chain_that_is_stopped_leaves_nothing_and_goes_on_when_it_is_submitted
     wait_for(lambda: not scheduler.jobs("RUNNING", "PENDING"), f"the end of the chain\n{scheduler.output()}")
     stopped_at = run.step()
     assert scheduler.codes == [75]
-    assert stopped_at < 250
-    command("submit", str(run.path))
+    command("submit", str(run.path), f"train.steps={stopped_at + 100}")
     wait_for(lambda: not scheduler.jobs("RUNNING", "PENDING"), f"the end of the chain\n{scheduler.output()}")
     assert scheduler.codes[-1] == 0, scheduler.output()
     assert run.events("generation_started")[1]["resumed_step"] == stopped_at
-    assert sorted(line["step"] for line in run.metrics()) == list(range(1, 251))
+    assert sorted(line["step"] for line in run.metrics()) == list(range(1, stopped_at + 101))
 
 
 @pytest.mark.parametrize("driver", [soaked(False), True], ids=["driver outside", "driver inside"])

@@ -185,15 +185,21 @@ def test_all_is_undone_at_whatever_moment_the_injectors_are_killed(run: Toy, sin
     before, chance = network(run.lab), random.Random(seed)
     with contextlib.ExitStack() as stack:
         sent = [stack.enter_context(run.injector(fault, "n3", seconds=1000)) for fault in UNDOABLE]
-        guards = []
+        guards: dict[int, list[psutil.Process]] = {}
+
+        def all_have_guards() -> bool:  # which come first; one whose fault cannot be injected beside the others ends again
+            for pid in [each.process.pid for each in sent if each.process.pid not in guards]:
+                if children := psutil.Process(pid).children():
+                    guards[pid] = children
+            return len(guards) == len(UNDOABLE)
+
+        wait_for(all_have_guards, "their guards")
         for each in sent:
             each.answer("armed")
-            guards += psutil.Process(each.process.pid).children()
         for each in sent:
             threading.Event().wait(chance.uniform(0.0, 0.1))
             each.kill()
-    assert len(guards) >= len(UNDOABLE)
-    psutil.wait_procs(guards, 20.0)
+    psutil.wait_procs([guard for several in guards.values() for guard in several], 20.0)
     assert network(run.lab) == before
 
 
