@@ -33,7 +33,7 @@ chance, step, value = random.Random(context.rank), 0, torch.ones(64, 64)
 while worker.should_stop() is None:
     began = time.time()
     with worker.phase("step"):
-        time.sleep(chance.uniform(0.05, 0.5))
+        time.sleep(chance.uniform(0.05, 0.5))  # stands for what a step computes
         dist.all_reduce(value)
         value /= context.world_size
     step += 1
@@ -45,11 +45,11 @@ while worker.should_stop() is None:
             dist.barrier()
     if step % 40 == 0:
         with worker.phase("eval"):
-            time.sleep(chance.uniform(1, 4))
+            time.sleep(chance.uniform(1, 4))  # for a validation
             dist.barrier()
     if step % 25 == 0:
         with worker.phase("snapshot"):
-            time.sleep(chance.uniform(0, 2))
+            time.sleep(chance.uniform(0, 2))  # for a snapshot
             dist.barrier()
     if context.rank == 0:
         worker.report({"step": step, "step_s": time.time() - began, "loss": 1.0})
@@ -86,7 +86,7 @@ def busy(seed: int) -> None:
         until = time.monotonic() + chance.uniform(1, 20)
         while time.monotonic() < until:
             sum(range(10000))
-        time.sleep(chance.uniform(0, 10))
+        time.sleep(chance.uniform(0, 10))  # the machine is left alone for a while
 
 
 def main() -> int:
@@ -110,7 +110,7 @@ def main() -> int:
                 run.start()
             for other in others:
                 other.start()
-            time.sleep(60 * args.minutes)
+            time.sleep(60 * args.minutes)  # what is measured
             counts = {run.run_dir.name: told(run) for run in runs}
             found = [
                 figures.figure(name, f"{name}: what was taken for a fault in {args.minutes:g} min, of {steps} steps", "", [faults])

@@ -27,7 +27,7 @@ import psutil
 from simulated_agents import PROCS, own_core  # which takes this folder off the path
 
 MEANING = "What the control plane costs at the size of a large machine: a real driver and simulated agents of eight ranks each."
-SETTLE_S = 5.0
+SETTLE_S = 5.0  # after a start, before anything is measured or broken
 CONFIG = """
 name: control-plane
 run_dir: {directory}/run
@@ -141,7 +141,7 @@ def _measured(args: argparse.Namespace, agents: Simulated, driver: psutil.Proces
     time.sleep(SETTLE_S)
     agents.ask("count")
     before, spent, began = agents.next("count"), _spent_s(driver), time.monotonic()
-    time.sleep(args.seconds)
+    time.sleep(args.seconds)  # undisturbed steps, which are measured
     agents.ask("count")
     after, spent, took = agents.next("count"), _spent_s(driver) - spent, time.monotonic() - began
     rss = driver.memory_info().rss

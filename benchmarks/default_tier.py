@@ -66,7 +66,7 @@ def speeds(args: argparse.Namespace) -> list[figures.Figure]:
         for turn in range(args.turns):
             for clock in clocks if turn % 2 else reversed(clocks):
                 clock.thaw()
-                time.sleep(args.turn_s)
+                time.sleep(args.turn_s)  # its turn, while the other one is stopped
                 clock.freeze()
         without, with_it = (clock.speeds() for clock in clocks)
         costs = [
@@ -109,7 +109,7 @@ def kills(args: argparse.Namespace) -> list[int]:
                 # Far enough apart that the budget of restarts lasts, and that the interval was measured.
                 wanted = run.newest()["step"] + chance.randint(8, 20)
                 run.wait(lambda line, wanted=wanted: line["step"] >= wanted)
-                time.sleep(chance.random() * float(run.newest()["step_s"]))
+                time.sleep(chance.random() * float(run.newest()["step_s"]))  # to a random moment within a step
                 generation = run.newest()["generation"]
                 os.kill(run.ranks()[chance.randrange(RANKS)], signal.SIGKILL)
                 run.wait(lambda line, generation=generation: line["generation"] > generation)

@@ -37,7 +37,7 @@ while worker.should_stop() is None:
     began = time.time()
     with worker.phase("step"):
         dist.all_reduce(torch.ones(1))
-        time.sleep(1.0)
+        time.sleep(1.0)  # stands for what a step computes
     step += 1
     if rank == 0:
         worker.report({{"step": step, "step_s": time.time() - began, "loss": 1.0}})
@@ -103,9 +103,9 @@ def main() -> None:
 
 def cost(run: Resilient, count: int, watched_s: float) -> list[figures.Figure]:
     """What driver and agents use of a core while nothing happens."""
-    time.sleep(watched_s)
+    time.sleep(watched_s)  # until the start is over
     before, began = {p.pid: busy(p) for p in run.family()}, time.monotonic()
-    time.sleep(watched_s)
+    time.sleep(watched_s)  # what is measured
     took, steps = time.monotonic() - began, run.newest()["step"]
     family = run.family()
     agents = [busy(p) - before[p.pid] for p in run.agents().values() if p.pid in before]
