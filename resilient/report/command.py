@@ -14,6 +14,7 @@ from urllib.parse import quote
 from resilient.driver.display import size
 from resilient.exits import EnvironmentUnusable
 from resilient.ledger import EVENTS, METRICS, parts
+from resilient.lifeline import die_with_parent
 from resilient.report.html import Subject, listed, page
 from resilient.report.markdown import markdown
 from resilient.report.past import Fault, Past
@@ -51,13 +52,19 @@ def _read(run_dir: Path) -> tuple[Summary, Past]:
     sizes = [part.stat().st_size for name in (EVENTS, METRICS) for part in parts(run_dir / name) if part.exists()]
     if sum(sizes) < LARGE_BYTES:
         return inspect(run_dir), read(run_dir)
-    with ProcessPoolExecutor(1, get_context("fork"), signal.signal, (signal.SIGINT, signal.SIG_DFL)) as beside:
+    with ProcessPoolExecutor(1, get_context("fork"), _begin, (os.getpid(),)) as beside:
         summary = beside.submit(inspect, run_dir)
         past = read(run_dir)
         try:
             return summary.result(), past
         except BrokenProcessPool:  # it was killed
             return inspect(run_dir), past
+
+
+def _begin(parent: int) -> None:
+    """In the process beside this one: it ends with it, and by Ctrl-C without a word."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    die_with_parent(parent)
 
 
 def _stacks(run_dir: Path, folder: Path, faults: Sequence[Fault]) -> dict[str, str]:

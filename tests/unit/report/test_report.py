@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from reported import agreed, drawn, figures
 from runs import DOWN_S, HOSTS, KINDS, made
@@ -223,6 +224,21 @@ def test_large_files_are_read_by_two_processes_or_by_one_where_the_other_is_kill
     monkeypatch.setattr(command, "inspect", inspect)
     with pytest.raises(EnvironmentUnusable, match="is not a run directory"):
         command.gather(tmp_path, links_from=None)
+
+
+def test_the_other_reader_ends_with_a_report_that_is_killed(tmp_path: Path):
+    run_dir = made(tmp_path / "run", steps=400, faults=12, jobs=4)
+    code = (
+        "import sys, time; from pathlib import Path; from resilient.report import command\n"
+        "command.LARGE_BYTES = 0; command.read = lambda _: time.sleep(600)\n"
+        "command.gather(Path(sys.argv[1]), links_from=None)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, run_dir], cwd=ROOT) as report:
+        process = psutil.Process(report.pid)
+        while not (children := process.children()):
+            time.sleep(0.01)  # until it has begun to read
+        report.kill()
+    assert psutil.wait_procs(children, 10.0)[1] == []
 
 
 # -- how it looks ----------------------------------------------------------------------------------------------------------
