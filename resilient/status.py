@@ -19,11 +19,11 @@ from rich.text import Text
 
 from resilient import ledger
 from resilient.account import PARTS
+from resilient.config.errors import shown_change
 from resilient.driver.display import describe, duration, size, without
 from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable
 from resilient.identity import record as identity
-from resilient.identity.comparison import shown_as
 from resilient.identity.fingerprint import Fingerprint
 from resilient.past.fold import Past
 from resilient.past.record import Reader
@@ -240,7 +240,7 @@ def _origin(lineage: Mapping[str, Any] | None) -> str | None:
 
 def _accepted(each: Mapping[str, Any]) -> str:
     at = "" if each["step"] is None else f" at step {each['step']}"
-    return f"{each['key']} {shown_as(each['old'])} → {shown_as(each['new'])}{at}"
+    return f"{each['key']} {' → '.join(shown_change(each['old'], each['new']))}{at}"
 
 
 def _jobs(summary: Summary) -> list[Table]:

@@ -42,13 +42,33 @@ class Problem:
 COMMAND_LINE = 0
 ENVIRONMENT = -1
 
+SHOWN = 60  # characters of a value
+BEFORE = 25  # characters of a long text before what has changed in it
+
 
 def shown(value: object) -> str:
     """A value as a part of one line, short, with what a terminal would act upon written as escapes."""
     if isinstance(value, bool):
         return str(value).lower()
-    text = str(value) if isinstance(value, str | Path) else repr(value)
-    text = text if len(text) <= 60 else text[:57] + "..."
+    return _short(str(value) if isinstance(value, str | Path) else repr(value))
+
+
+def shown_change(old: object, new: object) -> tuple[str, str]:
+    """Two values of JSON as `shown` shows one; of two long texts that begin alike, what is near to where they differ."""
+    if not isinstance(old, str) or not isinstance(new, str):
+        return _json(old), _json(new)
+    alike = next((at for at, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), min(len(old), len(new)))
+    if max(len(old), len(new)) <= SHOWN or alike <= BEFORE:
+        return _short(old), _short(new)
+    return _short("..." + old[alike - BEFORE :]), _short("..." + new[alike - BEFORE :])
+
+
+def _json(value: object) -> str:
+    return "null" if value is None else shown(value)
+
+
+def _short(text: str) -> str:
+    text = text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
     return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 

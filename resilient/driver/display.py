@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.text import Text
 
-from resilient.config.errors import shown
+from resilient.config.errors import shown_change
 from resilient.driver.driver_log import DriverLog
 from resilient.driver.terminal import PatientStream
 
@@ -60,7 +60,7 @@ def describe(line: Line) -> str | None:
             return f"branched off {line['parent']} at step {line['step']}"
         case "config_changed":
             accepted = " (accepted)" * (line.get("accepted") is True)
-            return f"changed: {line['key']}: {_value(line.get('from'))} → {_value(line.get('to'))}{accepted}"
+            return f"changed: {line['key']}: {' → '.join(shown_change(line.get('from'), line.get('to')))}{accepted}"
         case "generation_started":
             resumed = line["resumed_step"]
             start = f"resumed at step {resumed}" if resumed else "from the start"
@@ -92,10 +92,6 @@ def describe(line: Line) -> str | None:
         case "drain":
             return f"stopped by {line['signal']} after step {line['step']}, in {line['took_s']:.1f} s"
     return None
-
-
-def _value(value: object) -> str:
-    return "null" if value is None else shown(value)
 
 
 def _describe_link(line: Line) -> str | None:

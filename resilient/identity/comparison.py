@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from resilient.config.errors import shown
+from resilient.config.errors import shown_change
 from resilient.identity.classes import CLASSES, FILES, Kind, kind_of
 from resilient.identity.fingerprint import Content, Fingerprint
 
@@ -19,12 +19,7 @@ class Change:
     kind: Kind
 
     def __str__(self) -> str:
-        return f"{self.key}: {shown_as(self.old)} → {shown_as(self.new)}"
-
-
-def shown_as(value: Any) -> str:
-    """A value for a person."""
-    return "null" if value is None else shown(value)
+        return f"{self.key}: {' → '.join(shown_change(self.old, self.new))}"
 
 
 def compare(recorded: Fingerprint, now: Fingerprint, defaults: Mapping[str, Any] | None = None) -> list[Change]:

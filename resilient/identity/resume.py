@@ -14,12 +14,12 @@ from pydantic import ValidationError
 
 from resilient import ledger
 from resilient.config import Config, ConfigError, Layout, Problem
-from resilient.config.errors import COMMAND_LINE, shown
+from resilient.config.errors import COMMAND_LINE, shown, shown_change
 from resilient.config.fields import Section
 from resilient.config.source import read as read_source
 from resilient.identity import record
 from resilient.identity.classes import CLASSES, FILES, kind_of
-from resilient.identity.comparison import Change, compare, shown_as
+from resilient.identity.comparison import Change, compare
 from resilient.identity.fingerprint import Accepted, Content, Fingerprint, at, given_among, keys_of, merged
 
 
@@ -57,7 +57,8 @@ class Known:
             changed = _with(config, key, before.keys[key])
             if changed is not None:
                 config = changed
-                notes.append(f"{key} stays {shown(before.keys[key])}, as the campaign began; the default is {shown_as(value)} now")
+                old, new = shown_change(before.keys[key], value)
+                notes.append(f"{key} stays {old}, as the campaign began; the default is {new} now")
         return config, notes
 
     def resume(
@@ -211,9 +212,10 @@ def _problem(config: Config, change: Change, newest: int | None) -> Problem:
     run_dir, key = config.run_dir, change.key
     value = "VALUE" if key in FILES else json.dumps(change.new)
     where = "" if newest is None else f" (the newest checkpoint is of step {newest})"
+    old, new = shown_change(change.old, change.new)
     message = (
-        f"the campaign in {run_dir} was trained with {shown_as(change.old)}{where}, and another value makes another campaign. "
+        f"the campaign in {run_dir} was trained with {old}{where}, and another value makes another campaign. "
         f"Set it back; or go on with it all the same: --accept {key}; or branch off with it: "
         f"resilient fork {run_dir} NEW_RUN_DIR {key}={value}"
     )
-    return Problem(key, shown_as(change.new), message)
+    return Problem(key, new, message)

@@ -13,9 +13,10 @@ from rich.text import Text
 
 from resilient import ledger
 from resilient.config import Config, load
+from resilient.config.errors import shown_change
 from resilient.identity import record
 from resilient.identity.classes import CLASSES
-from resilient.identity.comparison import Change, compare, shown_as
+from resilient.identity.comparison import Change, compare
 from resilient.identity.fingerprint import Fingerprint, Lineage, at, keys_of
 from resilient.lineage.difference import Losses, compared, losses_of
 from resilient.processes import must_be_run_directory
@@ -126,7 +127,7 @@ def _table(title: str, changes: tuple[Change, ...], *, with_class: bool) -> Tabl
         "key", *(["at a resume"] if with_class else []), "a", "b", title=title, title_justify="left", box=None, pad_edge=False
     )
     for each in changes:
-        table.add_row(each.key, *([each.kind] if with_class else []), Text(shown_as(each.old)), Text(shown_as(each.new)))
+        table.add_row(each.key, *([each.kind] if with_class else []), *map(Text, shown_change(each.old, each.new)))
     return table
 
 

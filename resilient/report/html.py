@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resilient.chart import safe
-from resilient.config.errors import shown
+from resilient.config.errors import shown_change
 from resilient.driver.display import duration, size
 from resilient.page import coloured, document, figure, heading, number, numbers, parts_bar, parts_rows, right, table
 from resilient.report import charts
@@ -152,7 +152,7 @@ def _notes(summary: Summary) -> Iterator[str]:
         yield f"<p>Branched off {safe(str(origin.get('parent')))} at step {safe(str(origin.get('step')))}.</p>"
     for each in summary.accepted:
         old, new = hidden(each["key"], each["old"]), hidden(each["key"], each["new"])
-        yield f"<p>Accepted: {safe(each['key'])} {safe(shown(old))} → {safe(shown(new))}</p>"
+        yield f"<p>Accepted: {safe(each['key'])} {safe(' → '.join(shown_change(old, new)))}</p>"
 
 
 def _account(summary: Summary) -> Iterator[str]:
@@ -347,19 +347,15 @@ def _changes(jobs: Sequence[Job]) -> Iterator[str]:
         for line in job.changes:
             old, new = (hidden(line["key"], line.get(which)) for which in ("from", "to"))
             note = "accepted" if line.get("accepted") is True else ""
-            rows.append((number(str(at)), _time(job.t), safe(line["key"]), safe(_value(old)), safe(_value(new)), note))
+            rows.append((number(str(at)), _time(job.t), safe(line["key"]), *map(safe, shown_change(old, new)), note))
         earlier = job.layout if before is None else before
         for key in sorted({*job.layout, *earlier}):
             old, new = earlier.get(key), job.layout.get(key)
             if old != new:
-                rows.append((number(str(at)), _time(job.t), safe(f"layout: {key}"), safe(_value(old)), safe(_value(new)), ""))
+                rows.append((number(str(at)), _time(job.t), safe(f"layout: {key}"), *map(safe, shown_change(old, new)), ""))
         before = job.layout
     if rows:
         yield "<h3>What changed between jobs</h3>"
         if len(rows) > CHANGES:
             yield f'<p class="soft">the last {CHANGES} of {len(rows):,}</p>'
         yield from table((number("job"), "when", "key", "before", "after", ""), rows[-CHANGES:])
-
-
-def _value(value: object) -> str:
-    return "null" if value is None else shown(value)[:200]
