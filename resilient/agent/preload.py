@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from types import ModuleType
 from typing import NoReturn
 
@@ -19,8 +20,8 @@ from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_
 
 log = logging.getLogger(__name__)
 
-# What every rank needs; torch.optim imports torch._dynamo in the first step.
-COMMON = ("torch.distributed", "torch._dynamo", "resilient.health.node")
+COMMON = ("torch.distributed", "resilient.health.node")  # what every rank needs
+UNSAID = ("torch._dynamo",)  # what an entry point may need that does not say it: torch.optim imports this in the first step
 
 
 def serve(agent: int, control: socket.socket, entry_modules: Sequence[str], fork_preparation: Callable[[], int] | None) -> NoReturn:
@@ -38,7 +39,8 @@ def serve(agent: int, control: socket.socket, entry_modules: Sequence[str], fork
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a module that asks whether there is a GPU starts no driver
     modules = _imported(entry_modules)
     preparation = fork_preparation() if fork_preparation is not None else None
-    _imported([*COMMON, *(name for module in modules for name in getattr(module, "PRELOAD", ()))])
+    said = [module.PRELOAD for module in modules if hasattr(module, "PRELOAD")]
+    _imported([*COMMON, *chain.from_iterable(said or [UNSAID])])
     _settle(entry_modules)
     keep_serving(control, preparation=preparation)
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 import checkpoint
 from resilient import worker
 
+PRELOAD = ("checkpoint.loading", "checkpoint.restoring", "checkpoint.saving", "checkpoint.tiers.snapshots")
 NUMBERS = 8192  # of each rank: 64 KiB
 
 

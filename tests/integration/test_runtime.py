@@ -126,6 +126,11 @@ def test_a_campaign_that_does_not_allow_faults_does_not_look_out_for_them(told: 
         assert found["watcher"] == (None if "chaos" not in SETTINGS[setting] else "chaos.injectors.inside")
 
 
+@EACH
+def test_an_entry_point_that_says_what_to_import_ahead_gets_nothing_else(told: Told, setting: str):
+    assert [found["ahead"] for found in told(setting)] == [False, False]
+
+
 def test_a_script_that_knows_five_calls_is_restarted_and_goes_on_where_it_was(campaign: Callable[..., Campaign], tmp_path: Path):
     script = Path(__file__).parents[2] / "examples/plain_pytorch.py"
     states = tmp_path / "states with a space"
@@ -147,7 +152,7 @@ def test_a_script_without_any_call_is_restarted_too(campaign: Callable[..., Camp
     run = campaign(entrypoint="plain.py 3", cluster={"procs_per_node": 2, "device": "cpu"})
     assert run.run() == 0, run.output + run.logs()
     assert [fault["detail"] for fault in run.events("fault")] == ["exit code 3"] and run.events("fault")[0]["ranks"] == [1]
-    assert "the second time" in run.printed(0, 2)
+    assert "the second time True" in run.printed(0, 2)
 
 
 PLAIN = """
@@ -161,7 +166,7 @@ if first and os.environ["RANK"] == "1":
     Path("been-here").touch()
     sys.exit(int(sys.argv[1]))
 time.sleep(60 if first else 0.1)
-print("the second time")
+print("the second time", "torch._dynamo" in sys.modules)  # which optimizers need
 """
 
 

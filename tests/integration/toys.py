@@ -16,6 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from resilient import worker
 
+PRELOAD = ()  # no optimizer is used: torch._dynamo would be imported for nothing, in each of hundreds of campaigns
+
 
 def _load(path: Path) -> int:
     return json.loads(path.read_text())["step"] if path.exists() else 0
@@ -130,8 +132,9 @@ def tell(config: worker.Config) -> None:
 
     environment: the variables `args.names`; threads: the CPUs that each thread may run on; policies: of memory; groups: how long
     process groups that are made without a timeout wait, in seconds; asked: how long the config says; watcher: the module of what is
-    called at every phase and step.
+    called at every phase and step; ahead: whether the node has imported what optimizers need.
     """
+    ahead = "torch._dynamo" in sys.modules
     ctx = worker.init()
     dist.init_process_group("gloo")
     groups = [
@@ -150,6 +153,7 @@ def tell(config: worker.Config) -> None:
         "groups": [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups],
         "asked": ctx.collective_timeout_s,
         "watcher": watcher and type(watcher).__module__,
+        "ahead": ahead,
     }
     print(json.dumps(told))
     dist.destroy_process_group()
