@@ -4,6 +4,8 @@
 
 - From the command to the first finished step: one node of two ranks, two nodes of one rank on this machine, and
   `torchrun --nproc_per_node 2 -m trainer`, in turns. The data is prepared before.
+- What a rank imports, in a fresh interpreter, beside what torchrun imports and then its rank: the smallest share of torchrun's time
+  that a launcher can take which has nothing in memory yet.
 - Files that a start opens and looks up (strace, where it is installed).
 - From `kill -9` of the command, which is started again at once, to the next finished step; and from `kill -9` of the fork server.
 """
@@ -28,6 +30,13 @@ CONFIG = Path(__file__).with_name("recovery.yaml")
 SHORT = ["train.steps=2", "optimizer.warmup_samples=1"]
 PATIENCE_S = 180.0
 ONE, TWO, TORCHRUN = "one node of two ranks", "two nodes of one rank", "torchrun"
+RANK = """
+import importlib, torch, torch._dynamo
+from trainer.main import PRELOAD
+for name in PRELOAD:
+    importlib.import_module(name)
+"""
+LAUNCHER = "import torch.distributed.run"
 NODES = {ONE: [], TWO: ["cluster.nodes=2", "cluster.procs_per_node=1"]}
 
 
@@ -89,6 +98,15 @@ class Starter:
             raise RuntimeError(f"{name} did not get on:\n{''.join(printed)}")
         return found - began, found
 
+    def imports(self) -> tuple[float, float]:
+        """Seconds of a rank's imports, without garbage collection meanwhile; of torchrun's imports, and a rank's after them."""
+        return self._imported(f"import gc; gc.disable()\n{RANK}"), self._imported(LAUNCHER) + self._imported(RANK)
+
+    def _imported(self, code: str) -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", f"{code}\nimport os; os._exit(0)"], check=True, env=self._environ, cwd=ROOT)
+        return time.perf_counter() - began
+
     def files(self, name: str) -> int:
         """System calls with a file's name, in all processes, until the first step is finished."""
         trace = self._scratch / "trace"
@@ -136,15 +154,22 @@ def main() -> None:
         scratch = Path(directory)
         starter = Starter(scratch)
         times: dict[str, list[float]] = {ONE: [], TWO: [], TORCHRUN: []}
+        imports = []
         for _ in range(args.rounds):
             for name, values in times.items():
                 values.append(starter.first_step(name)[0])
-            sys.stdout.write("  ".join(f"{name} {values[-1]:.2f} s" for name, values in times.items()) + "\n")
+            imports.append(starter.imports())
+            sys.stdout.write("  ".join(f"{name} {values[-1]:.2f} s" for name, values in times.items()))
+            sys.stdout.write("  imports {:.2f} s, torchrun's {:.2f} s\n".format(*imports[-1]))
             sys.stdout.flush()
         what = "command → first finished step"
         found.append(
             figures.figure("first_step/torchrun", f"{what}, {ONE}", "s", times[ONE], TORCHRUN, times[TORCHRUN], paired=True)
         )
+        rank, both = zip(*imports, strict=True)
+        name = "imports of a rank, alone"
+        note = "the least share of torchrun's time that a launcher can take which has nothing in memory yet"
+        found.append(figures.figure("imports", name, "s", rank, "torchrun's imports, then a rank's", both, paired=True, note=note))
         found.append(figures.figure("two_nodes", f"{what}, {TWO}", "s", times[TWO], ONE, times[ONE], paired=True))
         if shutil.which("strace"):
             ours, theirs = starter.files(ONE), starter.files(TORCHRUN)

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 FILE = "evacuate.json"
 LIMIT_BYTES = 1 << 20
+NOT_ONE = (ValueError, RecursionError)
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -45,7 +46,15 @@ def evacuate(run_dir: Path, node: str, *, resume: bool) -> str:
     owner = holder(run_dir)
     if owner is None:
         raise EnvironmentUnusable(f"nothing runs in {run_dir}")
-    before = requested(run_dir, owner.token)
+    path, before = run_dir / FILE, Request(owner.token)
+    try:
+        before = requested(run_dir, owner.token)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise EnvironmentUnusable(f"cannot read {path}: {error.strerror}") from error
+    except NOT_ONE as error:
+        log.warning("%s is left out of account: %s", path, error)
     nodes = tuple(each for each in before.nodes if each != node)
     resumed = {each: t for each, t in before.resumed.items() if each != node}
     if resume:
@@ -53,7 +62,6 @@ def evacuate(run_dir: Path, node: str, *, resume: bool) -> str:
     else:
         nodes += (node,)
     restrict_as(run_dir)
-    path = run_dir / FILE
     new = path.with_name(f"{FILE}.{os.getpid()}")
     try:
         new.write_bytes(msgspec.json.encode(Request(owner.token, nodes, resumed)))
@@ -64,14 +72,12 @@ def evacuate(run_dir: Path, node: str, *, resume: bool) -> str:
 
 
 def requested(run_dir: Path, token: str) -> Request:
-    """What the driver with this lease is asked; nothing where the file is missing, another's, or no such file."""
-    nothing = Request(token)
-    try:
-        with (run_dir / FILE).open("rb") as file:
-            request = msgspec.json.decode(file.read(LIMIT_BYTES), type=built(Request))
-    except FileNotFoundError:
-        return nothing
-    except (OSError, ValueError, RecursionError) as error:
-        log.warning("%s is left out of account: %s", run_dir / FILE, error)
-        return nothing
-    return request if request.token == token else nothing
+    """What the driver with this lease is asked; nothing where the file is of another one's.
+
+    Raises:
+        OSError: the file is not there, or cannot be read.
+        ValueError, RecursionError: it is no such file.
+    """
+    with (run_dir / FILE).open("rb") as file:
+        request = msgspec.json.decode(file.read(LIMIT_BYTES), type=built(Request))
+    return request if request.token == token else Request(token)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from resilient.control import Coordinator
 from resilient.driver.stops import Stops
-from resilient.evacuate import Request, requested
+from resilient.evacuate import FILE, NOT_ONE, Request, requested
 from resilient.slurm import maintenance, queue
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.hosts import fold
@@ -79,8 +79,17 @@ class Departures:
             await asyncio.sleep(READ_S)
 
     def _read(self) -> None:
+        trouble = ""
         while True:
-            self._request = requested(self._run_dir, self._token)
+            try:
+                self._request = requested(self._run_dir, self._token)
+                trouble = ""
+            except FileNotFoundError:
+                pass  # nothing was asked yet; or the directory is gone for a while, and what was asked holds
+            except (OSError, *NOT_ONE) as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    log.warning("%s cannot be read, and what was asked before it could not holds: %s", FILE, error)
             time.sleep(READ_S)
 
     def _leaving(self, request: Request, now: float) -> dict[int, str]:

@@ -352,6 +352,6 @@ def same(run: Campaign, reference: Campaign) -> None:
     assert run.losses() == reference.losses()
     ours, theirs = weights(run), weights(reference)
     assert ours.keys() == theirs.keys()
-    assert len(ours) > 10
+    assert ours if run.config.get("entrypoint") == "keeping:train" else len(ours) > 10
     for name, array in theirs.items():
         assert array.tobytes() == ours[name].tobytes(), name

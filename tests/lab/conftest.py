@@ -9,11 +9,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from campaigns import dataset
-from lab_jobs import bare, impatient, job, lab, own_lab, patient, reference
+from lab_jobs import bare, impatient, job, keeping, kept, lab, own_lab, patient, reference
 
 from chaos.lab.needs import missing
 
-__all__ = ["bare", "dataset", "impatient", "job", "lab", "own_lab", "patient", "reference"]
+__all__ = ["bare", "dataset", "impatient", "job", "keeping", "kept", "lab", "own_lab", "patient", "reference"]
 
 
 COST_LIMIT_S = 120.0  # the daemons of four hosts included

@@ -169,6 +169,36 @@ def _config(dataset: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
+@pytest.fixture
+def keeping(lab: Lab, tmp_path: Path) -> Callable[..., LabJob]:
+    """A campaign of `keeping` on three hosts: where not the trainer is asked, but who goes on and that no bit is different."""
+
+    def make(**changes: Any) -> LabJob:
+        return LabJob(lab, _directory(tmp_path / "job"), **_keeping(**changes))
+
+    return make
+
+
+def _keeping(**changes: Any) -> dict[str, Any]:
+    return {
+        "entrypoint": "keeping:train",
+        "args": {"step_s": 0.1},
+        "cluster": {"nodes": 3, "procs_per_node": 1, "threads_per_proc": 1, "device": "cpu", **changes.pop("cluster", {})},
+        "train": {"steps": STEPS},
+        "checkpoint": {"every_steps": 10},
+        **changes,
+    }
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
+    """The same campaign of `keeping` on this machine alone, in which nothing happens."""
+    run = Campaign(tmp_path_factory.mktemp("kept"), **_keeping(args={"step_s": 0.0}))
+    assert run.run() == 0, run.output + run.logs()
+    assert len(run.metrics()) == STEPS
+    return run
+
+
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Any:
     """The same campaign on this machine alone, in which nothing happens."""

@@ -110,13 +110,13 @@ def test_one_job_computes_on_three_hosts_what_one_machine_does(lab: Lab, job: Jo
 
 
 @pytest.mark.parametrize("script", [soaked("srun $RUN"), "exec srun --nodes=1 --ntasks=1 $RUN"])
-def test_srun_put_before_the_command_makes_no_difference(job: Jobs, reference: Campaign, script: str):
-    run = job(cluster={"spares": 1})
+def test_srun_put_before_the_command_makes_no_difference(keeping: Jobs, kept: Campaign, script: str):
+    run = keeping(cluster={"spares": 1})
     run.script = script
     run.start()
     assert run.wait() == 0, told(run)
     assert run.output.count(" ranks on ") == 1
-    same(run, reference)
+    same(run, kept)
 
 
 def test_a_spare_goes_on_from_the_buddies_copies_when_a_host_is_gone_with_all_that_it_held(
@@ -211,8 +211,8 @@ def test_each_host_but_that_of_the_driver_may_be_lost_and_is_replaced_and_taken_
 
 
 @pytest.mark.parametrize("host", ["n2", "n1"], ids=["of a member", "of the driver's host"])
-def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, job: Jobs, reference: Campaign, host: str):
-    run = job(cluster={"spares": 1})
+def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, keeping: Jobs, kept: Campaign, host: str):
+    run = keeping(cluster={"spares": 1})
     run.start().reach(10)
     lab.flap(host, 5)
     assert run.wait() == 0, told(run)
@@ -223,13 +223,13 @@ def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, job: Jo
     assert changes[-1]["down_s"] == pytest.approx(5.0, abs=1.0)
     assert len(members(run)) == 1
     assert not run.events("fault")
-    same(run, reference)
+    same(run, kept)
 
 
 # Slurm, too, must have patience: a host that it has not heard of for longer than that is down, and its step with it.
 @pytest.mark.parametrize("lab", [replace(TIMES, slurmd_timeout_s=120)], indirect=True, ids=["of a patient Slurm"])
-def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waited_for(lab: Lab, job: Jobs, reference: Campaign):
-    run = job()
+def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waited_for(lab: Lab, keeping: Jobs, kept: Campaign):
+    run = keeping()
     run.start().reach(10)
     lab.flap("n2", 20)
     assert run.wait() == 0, told(run)
@@ -237,11 +237,11 @@ def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waite
     assert {action["name"] for action in run.events("action")} <= {"wait"}
     for fault in run.events("fault"):
         assert fault["kind"] in ("link_down", "collective_timeout")
-    same(run, reference)
+    same(run, kept)
 
 
-def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, job: Jobs, reference: Campaign):
-    run = job(cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={"fence_s": 4, "link_grace_s": 4})
+def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, keeping: Jobs, kept: Campaign):
+    run = keeping(cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={"fence_s": 4, "link_grace_s": 4})
     run.start().reach(15)
     wait_for(lambda: replicated(lab, 10), "replicas of what was computed")
     assert workers(lab, "n3")
@@ -251,7 +251,7 @@ def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, 
     assert run.wait() == 0, told(run)
     assert members(run) == [["n1", "n2", "n3"], ["n1", "n2", "n4"]]
     assert actions(run) == ["replace_node"]
-    same(run, reference)
+    same(run, kept)
 
 
 def test_without_a_spare_fewer_hosts_go_on_and_one_that_boots_is_taken_in_again(lab: Lab, job: Jobs):
@@ -366,8 +366,8 @@ def test_a_job_stops_before_a_maintenance_of_all_its_hosts(lab: Lab, job: Jobs):
     assert run.events("committed")[-1]["step"] == run.metrics()[-1]["step"]
 
 
-def test_a_job_listens_only_at_the_addresses_of_its_hosts_and_only_where_it_is_spoken_to(lab: Lab, job: Jobs):
-    run = job(steps=100_000)
+def test_a_job_listens_only_at_the_addresses_of_its_hosts_and_only_where_it_is_spoken_to(lab: Lab, keeping: Jobs):
+    run = keeping(train={"steps": 100_000})
     run.start().reach(5)
     found = {host: {at for pid in ours(lab, host) for at, _ in listeners(pid)} for host in HOSTS.values()}
     assert found == {host: {address(host)} for host in HOSTS.values()}

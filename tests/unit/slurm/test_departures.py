@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilient.driver.departures import Departures, drained_of
+from resilient.driver.departures import READ_S, Departures, drained_of
 from resilient.evacuate import FILE, Request
 from resilient.slurm.allocation import Allocation
 
@@ -114,12 +114,40 @@ def test_a_maintenance_of_the_whole_machine_ends_the_job_and_leaves_no_node(slur
     assert note.startswith("the maintenance all takes n[1-3]")
 
 
+def ask(run_dir: Path, *nodes: str, resumed: Mapping[str, float] | None = None) -> None:
+    new = run_dir / "new"
+    new.write_bytes(msgspec.json.encode(Request("token", nodes, resumed or {})))
+    new.replace(run_dir / FILE)
+
+
+@pytest.mark.parametrize("trouble", ["torn", "gone", "unreadable"])
+def test_what_was_asked_holds_while_the_file_cannot_be_read(tmp_path: Path, trouble: str, caplog: pytest.LogCaptureFixture):
+    core, path, broken_t = Core(["n1", "n2"]), tmp_path / FILE, None
+    ask(tmp_path, "n2")
+
+    def over() -> bool:
+        nonlocal broken_t
+        if core.told and broken_t is None:
+            whole = path.read_bytes()
+            path.unlink()
+            if trouble == "torn":
+                path.write_bytes(whole[:-5])
+            elif trouble == "unreadable":
+                path.mkdir()
+            broken_t = time.monotonic()
+        return broken_t is not None and time.monotonic() > broken_t + 3 * READ_S
+
+    watched(core, tmp_path, None, over)
+    assert core.told == [({1: "it was asked for"}, frozenset())]
+    assert len([each for each in caplog.messages if "cannot be read" in each]) == (trouble != "gone")
+
+
 def test_what_is_resumed_is_told_once_each_time(tmp_path: Path):
     core = Core(["n1", "n2"])
 
     def write(nodes: tuple[str, ...], resumed: Mapping[str, float]) -> Callable[[], bool]:
         before = len(core.told)
-        (tmp_path / FILE).write_bytes(msgspec.json.encode(Request("token", nodes, resumed)))
+        ask(tmp_path, *nodes, resumed=resumed)
         return lambda: len(core.told) > before
 
     departures = Departures(core, tmp_path, "token", None, turn=turn, note=lambda _: None)  # type: ignore[arg-type]
