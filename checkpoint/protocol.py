@@ -226,12 +226,14 @@ class Skipped(Message, frozen=True):
 
     Attributes:
         again: it could not be taken again either, after it had been left out.
+        wants: tiers that were to have the step, as far as that is known.
     """
 
     generation: int
     step: int
     reason: str
     again: bool = False
+    wants: tuple[str, ...] = ()
 
 
 class Stale(Message, frozen=True):
@@ -373,12 +375,13 @@ class StateCopied(Message, frozen=True):
 
 
 class StepSkipped(Message, frozen=True):
-    """A rank found no buffer for a step, or none when it was to take it again."""
+    """A rank found no buffer for a step, or none when it was to take it again. Attributes: wants: tiers that were to have it."""
 
     generation: int
     rank: int
     step: int
     again: bool = False
+    wants: tuple[str, ...] = ()
 
 
 class LeasePassed(Message, frozen=True):

@@ -65,6 +65,11 @@ class _Rejected(_Step, kw_only=True):
     reason: str
 
 
+class _Missed(_Rejected, kw_only=True):
+    tier: str
+    count: Count
+
+
 class _Fault(_Entry, kw_only=True):
     fault_id: str
     kind: str
@@ -155,6 +160,7 @@ _EVENTS: Mapping[str, type[_Entry]] = {
     "snapshot": _Snapshot,
     "replicated": _EveryStep,
     "committed": _Step,
+    "checkpoint_missed": _Missed,
     "checkpoint_rejected": _Rejected,
     "fault": _Fault,
     "action": _Action,

@@ -7,7 +7,7 @@ import asyncio
 import errno
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -222,7 +222,7 @@ class Snapshots:
             case StepSkipped():
                 if news.again:
                     session.take_again(news.step)
-                self._skip(session, news.step, "no buffer was free")
+                self._skip(session, news.step, "no buffer was free", news.wants)
             case LeasePassed():
                 self._passed(session, news.rank, news.lease)
             case BufferBroken():
@@ -284,11 +284,13 @@ class Snapshots:
     def _trouble(self, detail: str, number: int | None) -> None:
         self._report(TierTrouble(generation=self._generation, tier=self.memory, detail=detail, errno=number))
 
-    def _skip(self, session: Session, step: int, reason: str) -> None:
-        session.copied.pop(step, None)
+    def _skip(self, session: Session, step: int, reason: str, wants: Sequence[str] = ()) -> None:
+        copied = session.copied.pop(step, {})
         if step not in session.skipped:
             session.skipped.add(step)
-            self._report(Skipped(generation=session.generation, step=step, reason=reason, again=step in session.again))
+            wanted = tuple(sorted({*wants, *(name for news in copied.values() for name in news.wants)}))
+            again = step in session.again
+            self._report(Skipped(generation=session.generation, step=step, reason=reason, again=again, wants=wanted))
 
     async def _seal(self, session: Session, index: int, step: int, copied: Mapping[int, StateCopied]) -> None:
         began = time.monotonic()

@@ -202,7 +202,8 @@ class Snapshots:
         generation, rank = self.session.generation, self._ranks.rank
         index = self._acquire(wait_s or self._patience_s(tiers))
         if index is None:
-            self._report(StepSkipped(generation=generation, rank=rank, step=step, again=again))
+            wants = tuple(sorted(tiers))
+            self._report(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants))
             return SnapshotResult(step, False, 0, time.perf_counter() - began)
         self.finish()  # nothing to wait for: a lease follows when all ranks have reported, unless a daemon has been started anew
         try:

@@ -78,6 +78,9 @@ def describe(line: Line) -> str | None:
             lost = line["lost_steps"]
             again = f", {lost} step{'s' * (lost != 1)} computed again" if lost else ", nothing lost"
             return f"recovered at step {line['step']} after {line['downtime_s']:.2f} s{again}"
+        case "checkpoint_missed":
+            told = f"; {line['count']:,} so far" if line["count"] > 1 else ""
+            return f"step {line['step']} has no checkpoint on tier {line['tier']}: {line['reason']}{told}"
         case "checkpoint_rejected":
             return f"checkpoint of step {line['step']} refused: {line['reason']}"
         case "link":

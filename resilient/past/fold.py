@@ -28,6 +28,7 @@ SAID = (
     "fault",
     "action",
     "recovered",
+    "checkpoint_missed",
     "checkpoint_rejected",
     "link",
     "health",

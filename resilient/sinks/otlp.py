@@ -25,7 +25,12 @@ from resilient.sinks.base import Campaign, Line, Sink
 from resilient.sinks.measures import MEASURES, STEP_SECONDS, STEP_SECONDS_HELP, Values, measured
 from resilient.sinks.totals import STEP_BUCKETS_S
 
-_SEVERITIES = {"fault": SeverityNumber.ERROR, "checkpoint_rejected": SeverityNumber.WARN, "link": SeverityNumber.WARN}
+_SEVERITIES = {
+    "fault": SeverityNumber.ERROR,
+    "checkpoint_missed": SeverityNumber.WARN,
+    "checkpoint_rejected": SeverityNumber.WARN,
+    "link": SeverityNumber.WARN,
+}
 _SCOPE = InstrumentationScope("resilient")
 
 

@@ -62,6 +62,7 @@ class Snapshots:
         self._retention = Retention(plan, self._catalog, self._left_out, self._replication, self._transfers)
         self._health = TierHealth(self._faults)
         self._stale: list[int] = []  # the steps whose faults are being counted
+        self._without: dict[str, tuple[int, int]] = {}  # by tier: the newest step that it was to have and has not, and their number
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
@@ -167,6 +168,8 @@ class Snapshots:
                 self._on_held(node, news, now, out)
             case Skipped():
                 self._on_skipped(node, news.step, news.generation, out, again=news.again)
+                for tier in news.wants if news.generation == self._generation else ():
+                    self._missed(tier, news.step, news.reason, out)
             case Stale():
                 self._on_stale(node, news, out)
             case Flushed():
@@ -236,6 +239,15 @@ class Snapshots:
         if generation == self._generation and self._left_out.on_skipped(node, step, again=again):
             self._retention.send(self.plan.memory.name, generation, out)
 
+    def _missed(self, tier: str, step: int, reason: str, out: Outbox) -> None:
+        """A slower tier does without a step that it was to have. The first is told, the second, the fourth, the eighth."""
+        newest, count = self._without.get(tier, (0, 0))
+        if tier != self.plan.memory.name and step > newest:
+            self._without[tier] = step, count + 1
+            if not count & (count + 1):
+                fields = {"step": step, "tier": tier, "reason": reason, "count": count + 1}
+                out.event("checkpoint_missed", fields, self._generation)
+
     def _on_stale(self, node: int, news: Stale, out: Outbox) -> None:
         if news.step not in self._stale:
             self._report_stale(out, beyond=STALE_STEPS - 1)
@@ -270,6 +282,9 @@ class Snapshots:
         if tier == self.plan.memory.name:
             self._left_out.decide(key.step)
             self._report_stale(out)
+            for name, older in self._transfers.pending.items():
+                if name in snapshot.wants and older != key:
+                    self._missed(name, older.step, "a newer one was due before its turn came", out)
             self._transfers.want(key, snapshot.wants, self._generation, out)
         self._transfers.schedule(self._generation, now, out)  # first, so that daemons do not overwrite what they are to read
         self._retention.send(tier, self._generation, out)  # before the replicas, which take the place of what is forgotten

@@ -102,7 +102,7 @@ class LoneDaemon:
         self.sync(generation)
         path = self.base / "session.json"
         common: dict[str, Any] = {"generation": generation, "nodes": 1, "ranks": 1, "mtbf_s": 1e5, "node": 0, "first_rank": 0}
-        tiers = [{"name": "ram", "every_steps": 1}]
+        tiers = [{"name": "ram", "every_steps": 1}, {"name": "durable", "every_steps": 1}]
         session.write(path, {**common, "directory": str(self.directory), "tiers": tiers, "candidates": []})
         return path
 

@@ -211,8 +211,9 @@ def test_a_step_that_cannot_be_taken_again_either_is_reported_as_such(base: Path
         take(daemon, snapshots, 1)
         take(daemon, snapshots, 2)  # no buffer is left
         for again in (False, True):
-            assert not snapshots.take(3, local_shards(3), {}, frozenset(["ram"]), again=again).copied
-            assert daemon.wait_for(Skipped).again == again
+            assert not snapshots.take(3, local_shards(3), {}, frozenset(["ram", "durable"]), again=again).copied
+            skipped = daemon.wait_for(Skipped)
+            assert (skipped.again, skipped.wants) == (again, ("durable", "ram"))
 
 
 def test_the_bookkeeping_of_buffers_refuses_every_thread_but_its_own(tmp_path: Path) -> None:

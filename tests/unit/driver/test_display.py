@@ -90,6 +90,12 @@ def test_how_often_snapshots_are_taken_is_one_line(every, words):
     assert describe({**BASE, "event": "cadence", "step": 5, "tier": "memory", "every_steps": every}) == words
 
 
+@pytest.mark.parametrize(("count", "so_far"), [(1, ""), (1024, "; 1,024 so far")])
+def test_a_checkpoint_that_a_tier_does_without_is_told(count: int, so_far: str):
+    line = {**BASE, "event": "checkpoint_missed", "step": 500, "tier": "durable", "reason": "no buffer was free", "count": count}
+    assert describe(line) == f"step 500 has no checkpoint on tier durable: no buffer was free{so_far}"
+
+
 def test_a_terminal_shows_one_line_that_moves_with_checkpoint_and_faults():
     out = console(terminal=True)
     display = Display("auto", 100, console=out)

@@ -131,8 +131,9 @@ class Course:
     def all_take(self, step: int, *, wants: tuple[str, ...] = ()) -> list[Effect]:
         return [effect for node in self.members for effect in self.taken(node, step, wants=wants)]
 
-    def skips(self, node: int, step: int, *, again: bool = False) -> list[Effect]:
-        return self.deliver(node, Skipped(generation=self.generation, step=step, reason="no buffer was free", again=again))
+    def skips(self, node: int, step: int, *, again: bool = False, wants: tuple[str, ...] = ()) -> list[Effect]:
+        reason = "no buffer was free"
+        return self.deliver(node, Skipped(generation=self.generation, step=step, reason=reason, again=again, wants=wants))
 
     def stale(self, node: int, step: int) -> list[Effect]:
         return self.deliver(node, Stale(generation=self.generation, step=step, before=step - 1))

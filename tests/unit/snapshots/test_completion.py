@@ -275,3 +275,22 @@ def test_what_is_newer_than_the_step_that_was_gone_on_from_is_forgotten(course: 
     assert course.core.newest == SnapshotKey(5, 5)
     assert {(each.steps, each.upto) for _, each in course.requests(Retain, effects)} == {((5,), 5)}
     assert not course.requests(StartJob, effects)
+
+
+def missed(course: Course) -> list[tuple[int, str, str, int]]:
+    return [(event["step"], event["tier"], event["reason"], event["count"]) for event in course.events("checkpoint_missed")]
+
+
+def test_steps_that_a_slower_tier_does_without_are_told_ever_more_rarely(course: Course) -> None:
+    for step in range(1, 10):
+        for node in (0, 1):
+            course.skips(node, step, wants=("ram", "scratch"))
+    course.skips(0, 10, wants=("ram",))  # only the memory was to have it
+    course.deliver(0, Skipped(generation=4, step=99, reason="of a generation before", wants=("scratch",)))
+    assert missed(course) == [(step, "scratch", "no buffer was free", step) for step in (1, 2, 4, 8)]
+
+
+def test_a_step_whose_turn_never_comes_on_a_busy_tier_is_told(course: Course) -> None:
+    for step in (6, 8, 10):
+        course.all_take(step, wants=("ram", "scratch"))
+    assert missed(course) == [(8, "scratch", "a newer one was due before its turn came", 1)]
