@@ -67,33 +67,35 @@ class Chain(LabJob):
         return [event["exit_code"] for event in self.events("run_finished")]
 
 
-def _config(step_s: float, **changes: Any) -> dict[str, Any]:
+def _config(dataset: Path, step_s: float, **changes: Any) -> dict[str, Any]:
     durable = {"name": "durable", "path": "${run_dir}/checkpoints", "keep_last": 4}
     return {
-        "entrypoint": "keeping:train",
+        "entrypoint": "paced:train",
         "args": {"step_s": step_s},
         "cluster": {"nodes": 2, "procs_per_node": 1, "threads_per_proc": 1, "device": "cpu"},
-        "train": {"steps": STEPS},
+        "model": {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 64},
+        "data": {"path": str(dataset)},
+        "train": {"steps": STEPS, "global_batch_size": 8, "micro_batch_size": 2, "eval_interval": NEVER},
         "checkpoint": {"every_steps": NEVER, "tiers": [{"name": "ram", "path": "/dev/shm"}, durable]},
         **changes,
     }
 
 
 @pytest.fixture
-def jobs(patient: Lab, tmp_path: Path) -> Callable[..., Any]:
-    """A campaign of `keeping` on two hosts that takes `step_s` for a step, as a job or a chain of them."""
+def jobs(patient: Lab, dataset: Path, tmp_path: Path) -> Callable[..., Any]:
+    """A campaign on two hosts that takes `step_s` for a step, as a job or a chain of them."""
 
     def make(kind: type[LabJob], step_s: float, name: str = "job", **changes: Any) -> LabJob:
         (tmp_path / name).mkdir()
-        return kind(patient, tmp_path / name, **_config(step_s, **changes))
+        return kind(patient, tmp_path / name, **_config(dataset, step_s, **changes))
 
     return make
 
 
 @pytest.fixture(scope="session")
-def long(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
+def long(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Campaign:
     """The same campaign on this machine alone, at a stretch."""
-    run = Campaign(tmp_path_factory.mktemp("long"), **_config(0.0))
+    run = Campaign(tmp_path_factory.mktemp("long"), **_config(dataset, 0.0))
     assert run.start().wait(PATIENCE_S) == 0, run.output + run.logs()
     return run
 
@@ -259,15 +261,11 @@ def test_a_job_whose_batch_host_is_gone_is_followed_by(jobs: Callable[..., Any],
     same(run, long)
 
 
-def test_the_next_job_does_without_a_host_that_was_lost(jobs: Callable[..., Any], dataset: Path):
+def test_the_next_job_does_without_a_host_that_was_lost(jobs: Callable[..., Any]):
     run = jobs(
         Chain,
         0.5,
         **exclusive(),
-        entrypoint="paced:train",  # `keeping` does not go on with fewer ranks
-        model={"layers": 2, "hidden": 64, "heads": 4, "seq_len": 64},
-        data={"path": str(dataset)},
-        train={"steps": STEPS, "global_batch_size": 8, "micro_batch_size": 2, "eval_interval": NEVER},
         cluster={"nodes": 2, "min_nodes": 1, "procs_per_node": 1, "threads_per_proc": 1, "device": "cpu"},
         checkpoint={"every_steps": 2},
         resilience={"fence_s": 10, "link_grace_s": 10, "rejoin_s": 0},
