@@ -45,6 +45,11 @@ class Device(Protocol):
         Targets are nobody's until a mark behind them is waited for. Sources must not change before the GPU is held back for one.
         """
 
+    def unpack(
+        self, host: torch.Tensor, stage: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
+    ) -> None:
+        """Begin a copy of host memory into a piece of the stage, and behind it copies from there; otherwise like `copy`."""
+
     def mark(self) -> object:
         """The point behind all copies that were begun so far."""
 
@@ -86,7 +91,8 @@ class Cuda:
     def register(self, address: int, size_bytes: int) -> bool:
         if self._refused:
             return False
-        status = int(torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0))  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device):  # each thread has a device of its own, and would make a context on the first one
+            status = int(torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0))  # type: ignore[no-untyped-call]
         if status == 0:
             return True
         self._refused = True
@@ -104,7 +110,9 @@ class Cuda:
         return self._stage
 
     def unregister(self, address: int) -> None:
-        if int(torch.cuda.cudart().cudaHostUnregister(address)):  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device):
+            status = int(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
+        if status:
             forget_error(self._device)
 
     def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
@@ -113,6 +121,16 @@ class Cuda:
         with torch.cuda.stream(stream):
             for some_targets, some_sources in at_once(targets, sources):
                 torch._foreach_copy_(some_targets, some_sources, non_blocking=True)
+
+    def unpack(
+        self, host: torch.Tensor, stage: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
+    ) -> None:
+        stream = self._stream()
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            stage.copy_(host, non_blocking=True)
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=True)
 
     def mark(self) -> object:
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a thread that waits for it sleeps
@@ -260,6 +278,14 @@ class StandIn:
                 self.crossings += 1
             with self._lock:
                 self._begun.append(_Begun(target, source, None if self._staged(source) else _bytes(source)))
+
+    def unpack(
+        self, host: torch.Tensor, stage: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
+    ) -> None:
+        if not self._staged(stage):
+            raise OrderOfUseError(f"memory at {stage.data_ptr():#x} is not of the stage")
+        self.copy([stage], [host])
+        self.copy(targets, sources)
 
     def stage(self) -> torch.Tensor:
         return self._stage

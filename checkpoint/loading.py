@@ -4,6 +4,7 @@ Owns the path from the shard files into tensors: only chunks that a local shard 
 each is compared with its checksum, and a bad one is looked for in the next source. No communication takes place.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -24,6 +25,9 @@ from checkpoint.state import JSON
 from checkpoint.threads import for_each
 
 THREADS = 4
+GPU_THREADS = 8  # at most, and as many as there are cores: one reads and checks some 5 GB/s, and a GPU takes 50
+GPU_RUN_BYTES = 16 << 20
+"""Read at once, and copied to a GPU as one: what Python does for a run would take longer than a smaller one's bytes."""
 
 Seals = dict[str, dict[int, int]]
 """crc32c of each chunk that was read, by the shard file's path and slot."""
@@ -42,13 +46,13 @@ def read_state(path: Path) -> Mapping[str, JSON]:
     return contents_of(path)[0].state
 
 
-def load(path: Path, local_shards: Sequence[LocalShard], *, threads: int = THREADS) -> Mapping[str, JSON]:
+def load(path: Path, local_shards: Sequence[LocalShard], *, threads: int | None = None) -> Mapping[str, JSON]:
     """Fill the local shards' tensors in place from a checkpoint, whatever layout wrote it; return the state saved with it.
 
     Args:
         path: a committed checkpoint.
         local_shards: what this rank wants; blocks may lie anywhere in their arrays, and overlap.
-        threads: that read and check at the same time.
+        threads: that read and check at the same time; None: as many as are worth it.
 
     Raises DamagedCheckpoint where what is read is not what was written (the tensors' contents are undefined then), and
     CheckpointMismatch, before any tensor changes, where an array is missing or has another shape or type.
@@ -68,7 +72,7 @@ class Opened:
         self.path = path
         self.contents, self._source = contents_of(path)
 
-    def fill(self, local_shards: Sequence[LocalShard], *, threads: int = THREADS) -> None:
+    def fill(self, local_shards: Sequence[LocalShard], *, threads: int | None = None) -> None:
         """Fill the local shards' tensors in place. Raises as `load`."""
         fill(self.path, self.contents, [self._source], local_shards, threads=threads)
 
@@ -84,7 +88,12 @@ def contents_of(path: Path) -> tuple[Contents, Source]:
 
 
 def fill(
-    path: Path, contents: Contents, sources: Sequence[Source], local_shards: Sequence[LocalShard], *, threads: int = THREADS
+    path: Path,
+    contents: Contents,
+    sources: Sequence[Source],
+    local_shards: Sequence[LocalShard],
+    *,
+    threads: int | None = None,
 ) -> Seals:
     """Fill the local shards' tensors from the sources, the first that holds a chunk first; return the checksums of what was read.
 
@@ -101,10 +110,15 @@ def fill(
     run_bytes = max((run.chunk_run.length * run.chunk_run.shard.array.slot_bytes for run in runs), default=0)
     reader = _Reader(sources, run_bytes, lambda: device_of([local_shard.data for local_shard in wanted]))
     try:
-        for_each(runs, reader.worker, min(threads, len(runs)), "checkpoint-load")
+        for_each(runs, reader.worker, min(threads or _worth_it(on_gpu), len(runs)), "checkpoint-load")
     finally:
         reader.finish()
     return reader.seals
+
+
+def _worth_it(device: Device | None) -> int:
+    """How many threads read."""
+    return THREADS if device is None else min(GPU_THREADS, len(os.sched_getaffinity(0)))
 
 
 def _check(path: Path, contents: Contents, local_shard: LocalShard) -> None:
@@ -126,6 +140,7 @@ def _runs(
 ) -> Iterator[_Run]:
     """What to read, by file and offset."""
     wanted: dict[Shard, list[tuple[ChunkRun, Block]]] = {}
+    run_bytes = slots.RUN_BYTES if device is None else GPU_RUN_BYTES
     for local_shard in local_shards:
         info = contents.arrays[local_shard.array]
         block = Block(local_shard, info, as_tensors=device is not None and device.holds(local_shard.data))
@@ -133,7 +148,7 @@ def _runs(
             wanted.setdefault(chunk_run.shard, []).append((chunk_run, block))
     for shard, chunk_runs in wanted.items():
         chunk_runs.sort(key=lambda each: each[0].slot)
-        at_once = max(1, slots.RUN_BYTES // shard.array.slot_bytes)
+        at_once = max(1, run_bytes // shard.array.slot_bytes)
         for whole in _together(chunk_run for chunk_run, _ in chunk_runs):
             slot, end = whole.slot, whole.slot + whole.length
             while slot < end:
@@ -172,7 +187,8 @@ def _chunk(shard: Shard, slot: int) -> str:
 class _Staging:
     """What one thread reads into: fresh pages would cost more than the reading. For a GPU twice, page-locked.
 
-    The GPU copies out of one half, on a stream of this thread's own, while the thread reads into the other.
+    The GPU copies out of one half, on a stream of this thread's own, while the thread reads into the other. What it copies goes to
+    its own memory as it was read, and from there to where it belongs: so each takes the host one call, however many chunks it has.
     """
 
     def __init__(self, run_bytes: int, device: Device | None) -> None:
@@ -185,6 +201,10 @@ class _Staging:
             pages = -(-len(each) // direct.PAGE_BYTES) * direct.PAGE_BYTES
             if pages and device is not None and device.register(each.data_ptr(), pages):
                 self._locked.append(each.data_ptr())
+        stage = device.stage() if device is not None and run_bytes else None
+        # Empty where the GPU has no room for it: each chunk is a copy of its own then.
+        fits = stage is not None and len(stage) >= halves * run_bytes
+        self._on_gpu = [stage[half * run_bytes :][:run_bytes] for half in range(halves)] if stage is not None and fits else []
         self._next = 0
 
     def memory(self) -> torch.Tensor:
@@ -193,14 +213,31 @@ class _Staging:
         self._wait(self._next)
         return self._buffers[self._next]
 
-    def scatter(self, chunk_run: ChunkRun, block: Block, slots: torch.Tensor) -> None:
-        """Copy from what was read last into a block."""
-        if self._device is None or not block.as_tensors:
-            block.scatter(chunk_run, slots)
+    def scatter(self, whole: ChunkRun, parts: Sequence[tuple[ChunkRun, Block]]) -> None:
+        """Copy parts of the run that was read last into blocks."""
+        size = whole.shard.array.slot_bytes
+        device, read = self._device, self._buffers[self._next]
+        targets: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        on_gpu = self._on_gpu[self._next] if self._on_gpu else None
+        for part, block in parts:
+            start = (part.slot - whole.slot) * size
+            here = slice(start, start + part.length * size)
+            if device is None or not block.as_tensors:
+                block.scatter(part, read[here])
+                continue
+            pairs = block.pairs(part, read[here]) if on_gpu is None else block.boxes(part, on_gpu[here])
+            for source, target in pairs:
+                sources.append(source)
+                targets.append(target)
+        if device is None or not targets:
             return
-        sources, targets = zip(*block.pairs(chunk_run, slots), strict=True)
-        self._device.copy(targets, sources)
-        self._marks[self._next] = self._device.mark()
+        if on_gpu is None:
+            device.copy(targets, sources)
+        else:
+            there = slice(0, whole.length * size)
+            device.unpack(read[there], on_gpu[there], targets, sources)
+        self._marks[self._next] = device.mark()
 
     def close(self) -> None:
         """Wait until all copies are there. Raises RuntimeError where the GPU has failed."""
@@ -278,10 +315,7 @@ class _Reader:
         for slot, seal in seals.items():
             if source.expected(shard, slot) not in (None, seal):
                 raise DamagedCheckpoint(source.path, f"{_chunk(shard, slot)} is sound, but not the one that was written")
-        for each, block in wanted:
-            part = each.part(first, first + count)
-            if part.length:
-                start = (part.slot - first) * size
-                buffer.scatter(part, block, whole[start : start + part.length * size])
+        parts = ((each.part(first, first + count), block) for each, block in wanted)
+        buffer.scatter(chunk_run, [(part, block) for part, block in parts if part.length])
         with self._lock:
             self.seals.setdefault(shard.path, {}).update(seals)

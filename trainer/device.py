@@ -61,6 +61,20 @@ def make_ready(device: torch.device, dtype: torch.dtype) -> None:
         raise RuntimeError(f"{device} multiplies wrongly")
 
 
+def connect_alone(device: torch.device) -> None:
+    """Have NCCL's library and kernels loaded, by a group of this process alone; waits for it."""
+    if device.type != "cuda":
+        return
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)  # type: ignore[attr-defined]
+    try:
+        number = torch.ones((), device=device)
+        dist.all_reduce(number)
+        if float(number) != 1.0:
+            raise RuntimeError(f"{device} adds up wrongly")
+    finally:
+        dist.destroy_process_group()
+
+
 def give_back(device: torch.device) -> None:
     """The memory that torch keeps for later, so that the rank that computes there has it."""
     if device.type == "cuda":

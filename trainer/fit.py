@@ -73,11 +73,12 @@ def holds_standby(config: Config, shape: GPTShape, spread: Layout, gpu_bytes: in
 
 
 def warms_kernels(config: Config, shape: GPTShape, spread: Layout, gpu_bytes: int | None) -> bool:
-    """Whether such a process also has compiled layers ready, for which it computes one once: where there is room for that too.
+    """Whether such a process also has the kernels of a step ready, for which it computes a layer and the loss once: where there is
+    room for that too.
 
     Args: as of `holds_standby`.
     """
-    if config.train.compile is not True or spread.cp > 1 or spread.tp > 1 or not holds_standby(config, shape, spread, gpu_bytes):
+    if spread.cp > 1 or spread.tp > 1 or not holds_standby(config, shape, spread, gpu_bytes):
         return False
     if config.resilience.gpu_standby is True:
         return True

@@ -80,15 +80,17 @@ def most(config: Config, shape: GPTShape, spread: Layout) -> tuple[int, Memory]:
 
 
 def layer_alone(config: Config, shape: GPTShape, spread: Layout) -> int:
-    """Bytes of a forward and a backward pass of one layer of each kind by itself: its weights, what it keeps, as much of gradients.
+    """Bytes of a step of one layer of each kind by itself, or of the loss by itself, whichever is more.
 
-    An estimate, as that of activations is.
+    The layer's weights and moments, what it keeps, as much of gradients. An estimate, as that of activations is.
     """
     compute = 2 if config.train.precision == "bf16" else MASTER
     tokens = config.train.micro_batch_size * shape.seq_len // spread.cp
     weights = sum(math.prod(_cut(weight, shape, spread)) for weight in shape.layer(0))
     kinds = min(2, config.train.recompute_every)
-    return kinds * (weights * (2 * compute + 3 * MASTER) + round(2 * tokens * layer_bytes(config, shape, spread, compute)))
+    layer = kinds * (weights * (2 * compute + 5 * MASTER) + round(2 * tokens * layer_bytes(config, shape, spread, compute)))
+    loss = loss_bytes(tokens, shape.vocab, compute, cpu=False) + 2 * (shape.vocab + tokens) * shape.hidden * compute
+    return max(layer, loss)
 
 
 def stage_weights(shape: GPTShape, stage: Stage) -> list[Weight]:

@@ -88,9 +88,9 @@ def _standby(config: Config, shape: GPTShape, gpu_bytes: int) -> str:
     if fit.holds_standby(config, shape, spread, gpu_bytes):
         kernels = ""
         if fit.warms_kernels(config, shape, spread, gpu_bytes):
-            kernels = f", and {_size(layer_alone(config, shape, spread))} more while it has compiled layers made ready"
-        elif config.train.compile is True:
-            kernels = "; compiled layers are not made ready, for which there is no room"
+            kernels = f", and {_size(layer_alone(config, shape, spread))} more while it computes a layer, to have its kernels ready"
+        elif spread.cp == spread.tp == 1:
+            kernels = "; a layer's kernels are not made ready, for which there is no room"
         return f"{_size(fit.STANDBY)} beside the rank{kernels} (estimate)"
     why = "has no room" if config.resilience.gpu_standby == "auto" else "is not wanted"
     return f"{why} (resilience.gpu_standby): after a fault its context is made anew"

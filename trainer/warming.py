@@ -17,16 +17,19 @@ from trainer import fit, gradients, kernels
 from trainer.attention import Kernel
 from trainer.batches import Batches, unfolded
 from trainer.data.samples import open_split
-from trainer.device import give_back, kind, make_ready, memory_of, of_standby, onto
+from trainer.device import connect_alone, give_back, kind, make_ready, memory_of, of_standby, onto
 from trainer.engine import make_engine
+from trainer.guard import Limits
+from trainer.loss import CrossEntropy
 from trainer.optimizer import make_optimizer
-from trainer.parallel import build_stages, make_ranks
+from trainer.parallel import Ranks, build_stages, make_ranks, sharing
 from trainer.parallel.build import build
 from trainer.parallel.data import DTYPES
 from trainer.shape import GPTShape, shape_of
 from trainer.sources import datasets, end_of_text, vocabulary
 from trainer.stages import Stage
 from trainer.state import TrainingState
+from trainer.update import Update
 from trainer.weights import initialize
 
 log = logging.getLogger(__name__)
@@ -70,10 +73,11 @@ def run(config: Config, rank: int, world_size: int) -> None:
 
 
 def on_gpu(config: Config, rank: int, world_size: int, device: torch.device) -> None:
-    """Have a context, cuBLAS, and the kernels of attention, which are tried out on a small example; of memory only that is held.
+    """Have a context, cuBLAS, NCCL, and the kernels of attention, which are tried out on a small example; that alone is held.
 
-    Where layers are compiled and there is room, also their kernels. What a GPU that refuses has left in this process is not known,
-    so that it ends, and the rank will be another one.
+    Where there is room, also the kernels of a layer, of the loss and of the optimizer, compiled or not: CUDA loads each one only
+    when it is first launched. What a GPU that refuses has left in this process is not known, so that it ends, and the rank will be
+    another one.
     """
     shape, spread = shape_of(config, vocabulary(config)), settle(config, world_size, fewer=True)
     try:
@@ -85,10 +89,11 @@ def on_gpu(config: Config, rank: int, world_size: int, device: torch.device) -> 
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is set up
         dtype = DTYPES[config.train.precision]
         make_ready(device, dtype)
+        connect_alone(device)
         if fit.warms_kernels(config, shape, spread, gpu_bytes):
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
             torch.use_deterministic_algorithms(config.train.deterministic)
-            compile_layers(config, shape, spread, kernels.foreseen(config, shape, spread, device, dtype), device, rank)
+            compute_layer(config, shape, spread, kernels.foreseen(config, shape, spread, device, dtype), device, rank)
         else:
             kernels.choose(config.model.attention, shape, device, dtype, documents=config.data.mask_documents)
         give_back(device)
@@ -97,8 +102,9 @@ def on_gpu(config: Config, rank: int, world_size: int, device: torch.device) -> 
         raise SystemExit(1) from None
 
 
-def compile_layers(config: Config, shape: GPTShape, spread: Layout, kernel: Kernel, device: torch.device, rank: int) -> None:
-    """Have layers compiled as the rank will, so that its first step compiles none: one of each kind computes forward and backward.
+def compute_layer(config: Config, shape: GPTShape, spread: Layout, kernel: Kernel, device: torch.device, rank: int) -> None:
+    """Have the kernels of a rank's step: a layer of each kind computes forward and backward and is changed by the optimizer, then
+    the loss computes; where they are compiled, the rank's first step compiles neither.
 
     What ranks of this node have compiled is read from Inductor's cache on disk. To PyTorch it is the same how many layers there
     are, and which process group shards them; the group here only pretends to communicate.
@@ -109,12 +115,29 @@ def compile_layers(config: Config, shape: GPTShape, spread: Layout, kernel: Kern
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=spread.world_size)
     try:
         ranks = make_ranks(device, spread)
-        middle = Stage(1, 3, range(min(2, config.train.recompute_every)))  # without embedding and head, which are large
-        stage = build(config, shape, kernel, ranks, device, middle)
-        rows = config.train.micro_batch_size
-        batch = unfolded(torch.zeros(rows, shape.seq_len + 1, dtype=torch.int64), config, end_of_text(config)).to(device)
-        given = torch.zeros(rows, shape.seq_len, shape.hidden, dtype=DTYPES[config.train.precision], device=device)
-        found = stage(given.requires_grad_() * 1, batch.positions, batch.documents)  # as from the layer before, which is no leaf
-        torch.autograd.backward(found, torch.ones_like(found))
+        dtype = DTYPES[config.train.precision]
+        _step_of_a_layer(config, shape, kernel, ranks, device)
+        give_back(device)
+        if ranks.counts_loss:
+            tokens = config.train.micro_batch_size * shape.seq_len
+            hidden = torch.zeros(config.train.micro_batch_size, shape.seq_len, shape.hidden, dtype=dtype, device=device)
+            weight = torch.zeros(shape.vocab, shape.hidden, dtype=dtype, device=device)
+            targets = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=device)
+            loss = CrossEntropy(compiled=config.train.compile is True)
+            torch.autograd.backward(loss(hidden.requires_grad_(), weight.requires_grad_(), targets) / tokens)
     finally:
         dist.destroy_process_group()
+
+
+def _step_of_a_layer(config: Config, shape: GPTShape, kernel: Kernel, ranks: Ranks, device: torch.device) -> None:
+    middle = Stage(1, 3, range(min(2, config.train.recompute_every)))  # without embedding and head, which are large
+    stage = build(config, shape, kernel, ranks, device, middle)
+    optimizer = make_optimizer(config, [stage], sharing(ranks) if config.optimizer.name == "muon" else None)
+    rows = config.train.micro_batch_size
+    batch = unfolded(torch.zeros(rows, shape.seq_len + 1, dtype=torch.int64), config, end_of_text(config)).to(device)
+    given = torch.zeros(rows, shape.seq_len, shape.hidden, dtype=DTYPES[config.train.precision], device=device)
+    found = stage(given.requires_grad_() * 1, batch.positions, batch.documents)  # as from the layer before, which is no leaf
+    torch.autograd.backward(found, torch.ones_like(found))
+    zero, one = torch.zeros((), dtype=torch.float64, device=device), torch.ones((), dtype=torch.int64, device=device)
+    measured = gradients.agree([stage], ranks, zero, one, 0.0)
+    Update(optimizer, [stage], config.optimizer.clip_grad).step(measured, Limits(not_finite=False, highest=None, usual=""))

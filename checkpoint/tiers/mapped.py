@@ -106,6 +106,7 @@ class MappedBuffer:
             for first, size in ranges:
                 if device.register(address + first, size):
                     self._registered.append(address + first)
+                    direct.forget(area, first, size)  # which the GPU does not need: it has the pages, and they stay where they are
 
     def close(self) -> None:
         """Unlock what is page-locked."""

@@ -6,7 +6,9 @@ snapshot for which there is no buffer is left out.
 """
 
 import json
+import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +35,10 @@ from checkpoint.tiers.lease import LINK, PREFIX, STATE, Lease, LeaseWord, buffer
 from checkpoint.tiers.mapped import MappedBuffer, WritePlan
 from checkpoint.tiers.session import CONTROL, Session
 
+log = logging.getLogger(__name__)
+
 READY_S = 60.0
+AT_ONCE_S = 0.1  # for which training waits for buffers that are mapped beside it
 RAM = Path("/dev/shm")
 _POLL_S = 0.001
 
@@ -82,6 +87,7 @@ class Snapshots:
         self._asked_t = 0.0  # by that clock: when a step was asked about
         self._write_plans: list[WritePlan] = []
         self._buffers: dict[int, MappedBuffer] = {}
+        self._mapping: threading.Thread | None = None  # maps buffers while training goes on; until it ends they are its own
         self._device: Device | None = None
         self._arrivals: Arrivals | None = None  # of what a GPU copies
         self._cost_s: float | None = None  # of a snapshot whose whole cost a GPU has yet to tell
@@ -277,7 +283,36 @@ class Snapshots:
             self._arrivals.wait()
 
     def ready(self, patience_s: float = READY_S) -> bool:
-        """Wait until there are buffers, and touch their pages, so that the first snapshots are as fast as the others."""
+        """Wait until there are buffers, and touch their pages, so that the first snapshots are as fast as the others.
+
+        Where a GPU copies, pages are also locked, and of many gigabytes all this takes seconds: beyond the first moment it goes on
+        while training does, which takes no snapshots meanwhile. Returns whether buffers are ready by now.
+        """
+        if self._device is None:
+            return self._map_buffers(patience_s)
+        self._mapping = threading.Thread(target=self._map_buffers, args=(patience_s,), name="snapshot-buffers", daemon=True)
+        self._mapping.start()
+        return self._are_mapped(min(AT_ONCE_S, patience_s)) and bool(self._buffers)
+
+    def _are_mapped(self, wait_s: float) -> bool:
+        """Whether nobody else is mapping buffers (any more)."""
+        if self._mapping is not None:
+            self._mapping.join(wait_s)
+            if self._mapping.is_alive():
+                return False
+            self._mapping = None
+        return True
+
+    def _map_buffers(self, patience_s: float) -> bool:
+        try:
+            return self._map_all(patience_s)
+        except OSError as error:  # somebody has deleted one, which the next snapshot finds out for itself
+            if self._device is None:
+                raise
+            log.warning("a buffer for snapshots could not be mapped: %s", error)
+            return False
+
+    def _map_all(self, patience_s: float) -> bool:
         lease = self._wait_for_lease(patience_s)
         if lease is None or lease.buffer is None:
             return False
@@ -293,6 +328,8 @@ class Snapshots:
         if self._arrivals is not None:
             self._arrivals.close()
             self._arrivals = None
+        if self._mapping is not None:
+            self._mapping.join()
         self._socket.close()
         for buffer in self._buffers.values():
             buffer.close()
@@ -309,9 +346,9 @@ class Snapshots:
         return buffer
 
     def _acquire(self, wait_s: float) -> int | None:
-        """The buffer for the next snapshot, whose lease is used from now on; None where none is leased in time."""
+        """The buffer for the next snapshot, whose lease is used from now on; None where none is leased or mapped in time."""
         began = self._clock_of_copies()
-        lease = self._wait_for_lease(wait_s)
+        lease = self._wait_for_lease(wait_s) if self._are_mapped(wait_s) else None
         self._asked_t += self._clock_of_copies() - began  # to wait is no part of what a snapshot costs
         if lease is None:
             return None

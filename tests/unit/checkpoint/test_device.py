@@ -1,7 +1,8 @@
 """Snapshots from a GPU: what is page-locked, and in which order the GPU is used. A stand-in checks it on tensors of the CPU."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -205,15 +206,24 @@ def test_an_error_of_a_registration_is_not_left_for_the_next_kernel(monkeypatch:
     class Runtime:
         """CUDA's, which refuses to page-lock and remembers that."""
 
-        last, calls = 0, 0
+        last, calls = 0, list[int | None]()
 
         def cudaHostRegister(self, *_: Any) -> int:
-            self.calls += 1
+            self.calls.append(current[-1])
             self.last = 2
             return 2
 
     runtime = Runtime()
+    current: list[int | None] = [None]  # the device of this thread
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        current.append(device.index)
+        yield
+        current.pop()
+
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", on)
 
     def launch(_: float) -> None:
         """A kernel, after which torch asks for the last error."""
@@ -222,7 +232,8 @@ def test_an_error_of_a_registration_is_not_left_for_the_next_kernel(monkeypatch:
             raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(device_module.torch, "empty", lambda *_, **__: SimpleNamespace(add_=launch))
-    gpu = Cuda(torch.device("cuda", 0))
+    gpu = Cuda(torch.device("cuda", 3))
     assert not gpu.register(4096, 4096)
     assert not gpu.register(8192, 4096)
-    assert (runtime.last, runtime.calls) == (0, 1)
+    assert runtime.last == 0
+    assert runtime.calls == [3], "asked once, and not of the first GPU, on which every rank would have a context then"

@@ -1,9 +1,12 @@
 """Snapshots that a GPU copies while training goes on: a real daemon, and a stand-in for the GPU whose copies are late."""
 
+import errno
 import os
 import random
 import shutil
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from lone_daemon import LoneDaemon
 from checkpoint import LocalShard, Snapshots, restore
 from checkpoint.device import OrderOfUseError, StandIn
 from checkpoint.protocol import Committed, Flushed, Held, Retain, SnapshotKey, StartJob
+from checkpoint.tiers import snapshots as tiers_snapshots
 from checkpoint.tiers.affordable import Affordable
 
 RAM = frozenset(["ram"])
@@ -21,14 +25,14 @@ RAM = frozenset(["ram"])
 class Training:
     """A rank with weights and a buffer on a GPU, and a number on the CPU; all of them are the number of the step."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, gpu: StandIn) -> None:
         self.daemon = LoneDaemon(base)
-        self.gpu = StandIn()
+        self.gpu = gpu
         self.weights, self.running = torch.zeros(64, 256), torch.zeros(16)
         self.daemon.start()
         self.snapshots = Snapshots(self.daemon.begin(1))
         self.snapshots.start(self.shards(), self.gpu)
-        assert self.snapshots.ready()
+        self.ready = self.snapshots.ready()
         self.step = 0
 
     def shards(self) -> list[LocalShard]:
@@ -74,15 +78,69 @@ class Training:
         return set(torch.cat([self.weights.flatten(), self.running, count.view(1)]).tolist())
 
 
-@pytest.fixture
-def training() -> Iterator[Training]:
+class SlowToLock(StandIn):
+    """A GPU that page-locks memory only once it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.locking = threading.Event()
+
+    def register(self, address: int, size_bytes: int) -> bool:
+        self.locking.wait()
+        return super().register(address, size_bytes)
+
+
+@contextmanager
+def trained(gpu: StandIn) -> Iterator[Training]:
     base = Path(f"/tmp/late-{os.getpid()}-{random.randrange(1 << 30)}")
-    made = Training(base)
+    made = Training(base, gpu)
     with made.daemon:
         yield made
         made.gpu.moving.set()
         made.snapshots.close()
     shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.fixture
+def training() -> Iterator[Training]:
+    with trained(StandIn()) as made:
+        assert made.ready
+        yield made
+
+
+def test_training_goes_on_while_buffers_are_mapped_and_locked_and_takes_no_snapshot():
+    gpu = SlowToLock()
+    with trained(gpu) as training:
+        assert not training.ready
+        training.compute()
+        assert not training.snapshot()
+        training.compute()
+        threading.Timer(0.3, gpu.locking.set).start()
+        assert training.snapshot(wait_s=20.0), "the last one waits for it"
+        assert training.sealed() == 2
+        assert gpu.locked
+
+
+def test_a_run_that_ends_while_buffers_are_mapped_leaves_nothing_locked():
+    gpu = SlowToLock()
+    with trained(gpu) as training:
+        training.compute()
+        threading.Timer(0.3, gpu.locking.set).start()
+    assert not gpu.locked
+
+
+def test_a_buffer_that_is_gone_before_it_is_mapped_is_mapped_by_the_next_snapshot(monkeypatch: pytest.MonkeyPatch):
+    def gone(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    with ExitStack() as ends:
+        with monkeypatch.context() as patched:
+            patched.setattr(tiers_snapshots, "MappedBuffer", gone)
+            training = ends.enter_context(trained(StandIn()))
+            assert not training.ready
+        training.compute()
+        assert training.snapshot(wait_s=20.0)
+        assert training.sealed() == 1
 
 
 def test_training_goes_on_while_a_gpu_copies_and_the_snapshot_is_of_its_step(training: Training):

@@ -21,16 +21,17 @@ def shards(values: torch.Tensor, count: torch.Tensor) -> list[LocalShard]:
     ]
 
 
-@pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
-    """One for each thread that reads, as each has a stream of its own."""
+@pytest.fixture(params=[8 << 20, 0], ids=["by the GPU's memory", "chunk by chunk"])
+def gpus(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[StandIn]:
+    """One for each thread that reads, as each has a stream of its own; with room for two runs, or none."""
     made: list[StandIn] = []
 
     def device_of(data: Sequence[torch.Tensor]) -> StandIn:
-        made.append(StandIn())
+        made.append(StandIn(stage_bytes=request.param))
         return made[-1]
 
     monkeypatch.setattr(loading, "device_of", device_of)
+    monkeypatch.setattr(loading, "GPU_RUN_BYTES", 2 << 20)
     return made
 
 

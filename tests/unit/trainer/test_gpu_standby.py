@@ -84,14 +84,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return chosen(wanted, shape, torch.device("cpu"), dtype, **how)
 
     monkeypatch.setattr(warming, "make_ready", make_ready)
+    monkeypatch.setattr(warming, "connect_alone", lambda gpu: order.append(f"NCCL on {gpu}"))
     monkeypatch.setattr(warming.kernels, "choose", choose)
     monkeypatch.setattr(warming, "give_back", lambda gpu: order.append(f"{gpu} is given back"))
     return order
 
 
-def test_a_standby_has_the_context_cublas_and_attention_of_its_own_gpu_and_gives_memory_back(asked: list[str]):
+def test_a_standby_has_the_context_cublas_nccl_and_attention_of_its_own_gpu_and_gives_memory_back(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(fit, "layer_alone", lambda *_: 1 << 40)  # without room for more
     warming.run(config_of(train={**FP32, "deterministic": True}), 7, 8)
-    assert asked == ["cuda:3 torch.float32 :4096:8", "attention", "cuda:3 is given back"]
+    assert asked == ["cuda:3 torch.float32 :4096:8", "NCCL on cuda:3", "attention", "cuda:3 is given back"]
 
 
 @pytest.mark.parametrize("gpu_standby", [False, "auto"])
@@ -112,7 +116,7 @@ def test_a_standby_whose_gpu_refuses_ends_and_becomes_no_rank(asked: list[str], 
         warming.run(config_of(True), 7, 8)
 
 
-# -- compiled layers ---------------------------------------------------------------------------------------------------
+# -- kernels of a step -------------------------------------------------------------------------------------------------
 
 COMPILED = {**FP32, "compile": True}
 
@@ -124,10 +128,10 @@ COMPILED = {**FP32, "compile": True}
         ("auto", COMPILED, -1, False),
         (True, COMPILED, -fit.STANDBY, True),
         (False, COMPILED, 0, False),
-        ("auto", FP32, 0, False),
+        ("auto", FP32, 0, True),
     ],
 )
-def test_compiled_layers_are_made_ready_where_there_is_room_for_one(
+def test_kernels_of_a_step_are_made_ready_where_there_is_room_for_a_layer(
     gpu_standby: object, train: dict[str, object], spare_bytes: int, warms: bool
 ):
     config = config_of(gpu_standby, train=train)
@@ -136,7 +140,7 @@ def test_compiled_layers_are_made_ready_where_there_is_room_for_one(
     assert fit.warms_kernels(config, shape(config), spread, gpu_bytes) == warms
 
 
-def test_the_plan_says_what_making_compiled_layers_ready_takes():
+def test_the_plan_says_what_making_kernels_ready_takes():
     def row(spare_bytes: int) -> str:
         config = config_of(train=COMPILED)
         gib = (
@@ -146,26 +150,26 @@ def test_the_plan_says_what_making_compiled_layers_ready_takes():
         found = sections(config_of(train=COMPILED, cluster={"gpu_memory_gib": gib}), 64, known=True)
         return str(next(lines for title, lines in found.items() if title.startswith("memory per rank"))["standby on the GPU"])
 
-    assert "more while it has compiled layers made ready" in row(4096)
+    assert "more while it computes a layer" in row(4096)
     assert "there is no room" in row(-4096)
 
 
-def test_a_standby_compiles_after_cublas_is_there_and_before_memory_is_given_back(
+def test_a_standby_computes_a_layer_after_cublas_is_there_and_before_memory_is_given_back(
     asked: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(warming.kernels, "foreseen", lambda *_: asked.append("the kernel of the ranks"))
-    monkeypatch.setattr(warming, "compile_layers", lambda config, *_: asked.append(f"layers in {config.train.grad_dtype}"))
+    monkeypatch.setattr(warming, "compute_layer", lambda config, *_: asked.append(f"layers in {config.train.grad_dtype}"))
     warming.run(config_of(train={"precision": "bf16", "grad_dtype": "auto", "compile": True}), 7, 8)
-    assert asked[1:] == ["the kernel of the ranks", "layers in fp32", "cuda:3 is given back"]
+    assert asked[2:] == ["the kernel of the ranks", "layers in fp32", "cuda:3 is given back"]
 
 
 def captured_by(config: Path) -> tuple[int, int]:
-    """Graphs of layers to be trained that a process captures while it stands by, and then as a rank; they run without kernels."""
+    """Graphs that a process captures while it stands by, and then as a rank; they run without kernels."""
     whole, graphs = torch.compile, 0
 
     def backend(graph: fx.GraphModule, inputs: list[torch.Tensor], **_: object) -> Any:
         nonlocal graphs
-        graphs += torch.is_grad_enabled()  # else of the loss, which differentiates itself, or of the validation
+        graphs += 1
         return aot_eager(graph, inputs)
 
     with mock.patch.object(torch, "compile", lambda given, fullgraph: whole(given, backend=backend, fullgraph=fullgraph)):
@@ -182,12 +186,12 @@ def stand_by(path: Path) -> None:
     shape, spread = shape_of(config, VOCABULARY), settle(config, 1)
     config = fit.settled(config, shape, spread, None)
     kernel = kernels.foreseen(config, shape, spread, device, torch.float32)
-    warming.compile_layers(config, shape, spread, kernel, device, 0)
+    warming.compute_layer(config, shape, spread, kernel, device, 0)
 
 
 @pytest.mark.parametrize(("recompute", "every", "kinds"), [("none", 1, 1), ("selective", 2, 2)])
-def test_the_first_step_of_a_rank_that_stood_by_compiles_no_layer(tmp_path: Path, recompute: str, every: int, kinds: int):
+def test_the_first_step_of_a_rank_that_stood_by_compiles_nothing(tmp_path: Path, recompute: str, every: int, kinds: int):
     sizes = {"precision": "fp32", "steps": 1, "compile": True, "recompute": recompute, "recompute_every": every}
-    config = write_config(tmp_path, write_dataset(tmp_path / "walks"), train=sizes)
+    config = write_config(tmp_path, write_dataset(tmp_path / "walks"), train=sizes, data={"split": [1, 0, 0]})
     ((before, then),) = run_ranks(1, captured_by, config)
-    assert (before, then) == (kinds, 0)
+    assert (before, then) == (kinds + 2, 0), "layers of each kind and the two of the loss, and none"
