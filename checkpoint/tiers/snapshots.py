@@ -38,7 +38,7 @@ from checkpoint.tiers.session import CONTROL, Session
 log = logging.getLogger(__name__)
 
 READY_S = 60.0
-AT_ONCE_S = 0.1  # for which training waits for buffers that are mapped beside it
+AT_ONCE_BYTES = 256 << 20  # of a rank whose buffers are waited for also where a GPU copies: they are there in a moment
 RAM = Path("/dev/shm")
 _POLL_S = 0.001
 
@@ -87,6 +87,7 @@ class Snapshots:
         self._asked_t = 0.0  # by that clock: when a step was asked about
         self._write_plans: list[WritePlan] = []
         self._buffers: dict[int, MappedBuffer] = {}
+        self._size_bytes = 0  # of this rank's tensors
         self._mapping: threading.Thread | None = None  # maps buffers while training goes on; until it ends they are its own
         self._device: Device | None = None
         self._arrivals: Arrivals | None = None  # of what a GPU copies
@@ -108,6 +109,7 @@ class Snapshots:
             self._clock_of_copies = time.thread_time
         else:
             self._arrivals = Arrivals(self._device)
+        self._size_bytes = sum(each.data.nbytes for each in local_shards)
         layout = agree(self._ranks, [spec_of(local_shard) for local_shard in local_shards])
         directory = self.session.directory
         digest = blueprint.arrays_digest(layout.arrays)
@@ -285,14 +287,14 @@ class Snapshots:
     def ready(self, patience_s: float = READY_S) -> bool:
         """Wait until there are buffers, and touch their pages, so that the first snapshots are as fast as the others.
 
-        Where a GPU copies, pages are also locked, and of many gigabytes all this takes seconds: beyond the first moment it goes on
-        while training does, which takes no snapshots meanwhile. Returns whether buffers are ready by now.
+        Where a GPU copies, pages are also locked. Of many gigabytes that takes seconds, and goes on while training does, which
+        takes no snapshots meanwhile. Returns whether buffers are ready by now.
         """
-        if self._device is None:
+        if self._device is None or self._size_bytes <= AT_ONCE_BYTES:
             return self._map_buffers(patience_s)
         self._mapping = threading.Thread(target=self._map_buffers, args=(patience_s,), name="snapshot-buffers", daemon=True)
         self._mapping.start()
-        return self._are_mapped(min(AT_ONCE_S, patience_s)) and bool(self._buffers)
+        return False
 
     def _are_mapped(self, wait_s: float) -> bool:
         """Whether nobody else is mapping buffers (any more)."""
@@ -307,8 +309,6 @@ class Snapshots:
         try:
             return self._map_all(patience_s)
         except OSError as error:  # somebody has deleted one, which the next snapshot finds out for itself
-            if self._device is None:
-                raise
             log.warning("a buffer for snapshots could not be mapped: %s", error)
             return False
 

@@ -108,6 +108,13 @@ def training() -> Iterator[Training]:
         yield made
 
 
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every state counts as one whose buffers take a while."""
+    monkeypatch.setattr(tiers_snapshots, "AT_ONCE_BYTES", 0)
+
+
+@pytest.mark.usefixtures("large")
 def test_training_goes_on_while_buffers_are_mapped_and_locked_and_takes_no_snapshot():
     gpu = SlowToLock()
     with trained(gpu) as training:
@@ -121,6 +128,7 @@ def test_training_goes_on_while_buffers_are_mapped_and_locked_and_takes_no_snaps
         assert gpu.locked
 
 
+@pytest.mark.usefixtures("large")
 def test_a_run_that_ends_while_buffers_are_mapped_leaves_nothing_locked():
     gpu = SlowToLock()
     with trained(gpu) as training:
@@ -129,6 +137,7 @@ def test_a_run_that_ends_while_buffers_are_mapped_leaves_nothing_locked():
     assert not gpu.locked
 
 
+@pytest.mark.usefixtures("large")
 def test_a_buffer_that_is_gone_before_it_is_mapped_is_mapped_by_the_next_snapshot(monkeypatch: pytest.MonkeyPatch):
     def gone(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
