@@ -18,7 +18,7 @@ def chaos(tmp_path: Path) -> Iterator[Chaos]:
     yield from commands(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["quick", "preemption", "node-loss", "your-script", "storage"])
+@pytest.mark.parametrize("name", ["quick", "one-gpu", "preemption", "node-loss", "your-script", "storage"])
 def test_it_ends_well(chaos: Chaos, tmp_path: Path, name: str):
     if name == "storage" and os.geteuid() != 0:
         pytest.skip("NOT TESTED HERE: mounts file systems, which takes root")
