@@ -7,6 +7,7 @@
 
 Writes `docs/benchmarks.md` whole, and the table between `<!-- figures -->` and `<!-- end -->` of README.md. A script that fails is
 told of on the page, and the next one runs; exit status 1 if there was any. Nothing else should run on the machine meanwhile.
+What `gpu.py` has found on a GPU, wherever that was, is shown as it is kept; nothing here runs it.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import pages
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
+GPU = "gpu.json"  # of gpu.py --json, on a machine that has one, which is hardly ever this one: it is shown, and never renewed here
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ def render(results: Path, page: Path, readme: Path | None) -> None:
         path = results / f"{run.name}.json"
         if path.is_file():
             found.append(figures.read(path))
-    page.write_text(pages.page(found))
+    kept = results / GPU
+    page.write_text(pages.page(found, figures.read(kept) if kept.is_file() else None))
     if readme is not None:
         readme.write_text(pages.put(readme.read_text(), pages.comparison(found)))
 

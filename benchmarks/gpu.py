@@ -1,28 +1,35 @@
-"""Ten minutes of one GPU: tests, speed, copies, snapshots, restarts. Goes on where it was cut off.
+"""Nine minutes of one GPU: speed, copies, snapshots, restarts, chaos, tests. Goes on where it was cut off.
 
     python benchmarks/gpu.py                        # on a machine with a GPU
     python benchmarks/gpu.py --dry-run              # the same on the CPU, small: whether all of it runs
     python benchmarks/gpu.py --case eager --case matmul
+    python benchmarks/gpu.py --render DIR/gpu.json --json benchmarks/results/gpu.json    # anywhere; then all.py --render
 
-Missing packages are installed first (`pip install -e .[test]`); flash-attn is measured where it is installed. Each case runs in a
-process of its own and leaves a line in DIR/gpu.jsonl when it is finished; one that was cut off, or failed, is run again by the next
-start. At the end there are DIR/gpu.json and DIR/gpu.md, whose every figure says whether a GPU has seen it. Figures of a dry run are
-of no worth but that.
+Missing packages are installed first (`pip install -e .[test]`); flash-attn is measured where it is installed. Each case runs in
+a process of its own and leaves a line in DIR/gpu.jsonl when it is finished; one that was cut off, or failed, or for which no
+time was left is run by the next start. Cases that measure no speed run beside each other, where there are cores. At the end
+there are DIR/gpu.json and DIR/gpu.md, whose every figure says whether a GPU has seen it. Figures of a dry run are of no worth
+but that, and no page is made of them.
 """
 
 import argparse
 import importlib.util
 import json
+import math
 import multiprocessing
 import os
+import platform
+import shutil
+import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -31,30 +38,15 @@ ROOT = HERE.parent
 # Last, for benchmarks/trainer.py and benchmarks/checkpoint.py are not the packages of these names.
 sys.path[:] = [str(ROOT), *(path for path in sys.path if path not in (str(HERE), str(ROOT))), str(HERE)]
 
-LIMIT_S = 240.0  # for a case
+from gpu_report import DRY, MEASURED, Figure, Outcome, for_the_page, results, table
+
+MINUTES = 8.75  # for all of it; what a case that is ended needs to give back is not in it
+LIMIT_S = 100.0  # for a case, where LIMITS_S of the cases says nothing else
+DRY_LIMIT_S = 400.0  # on two cores
+LEAST_S = 12.0  # that must be left for a case to begin
+LEAVE_S = 8.0  # for a case that is ended to end what it has started
+CORES = 2  # of a case that runs beside others
 NEEDED = ("torch", "numpy", "zarr", "crc32c", "msgspec", "pydantic", "yaml", "typer", "rich", "psutil", "tokenizers", "pytest")
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One number. Attributes: name: unique in its case; gpu: a GPU has seen it."""
-
-    name: str
-    unit: str
-    value: float
-    gpu: bool
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a case: figures, or why there are none; one that failed is tried again."""
-
-    case: str
-    figures: tuple[Figure, ...] = ()
-    left_out: str = ""
-    error: str = ""
-    took_s: float = 0.0
 
 
 class Journal:
@@ -67,7 +59,7 @@ class Journal:
         ValueError: the file is of another machine, or of another kind of run.
     """
 
-    def __init__(self, path: Path, about: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self._path = path
         self.outcomes: dict[str, Outcome] = {}
         data = path.read_bytes() if path.exists() else b""
@@ -80,7 +72,8 @@ class Journal:
         elif lines[0] != dict(about):
             raise ValueError(f"{path} is of {lines[0]}, and this is {dict(about)}: name another directory by --out")
         for line in lines[1:]:
-            self.outcomes[line["case"]] = Outcome(**{**line, "figures": tuple(Figure(**each) for each in line["figures"])})
+            found = tuple(Figure(**{**each, "measured": tuple(each["measured"])}) for each in line["figures"])
+            self.outcomes[line["case"]] = Outcome(**{**line, "figures": found})
 
     def add(self, outcome: Outcome) -> None:
         """Durable when this returns."""
@@ -98,22 +91,72 @@ class Journal:
             os.fsync(file.fileno())
 
 
-def run_case(name: str, dry: bool, scratch: Path, known: Mapping[str, float], limit_s: float) -> Outcome:
-    """A case in a process of its own, which has the GPU's memory to itself and takes its crash along."""
-    context = multiprocessing.get_context("fork")  # torch is imported once, and CUDA begun in the child alone
-    ours, its = context.Pipe()
-    began = time.monotonic()
-    process = context.Process(target=_in_child, args=(its, os.getpid(), name, dry, scratch, known))
-    process.start()
-    its.close()
+class Running:
+    """A case in a process of its own, which has the GPU's memory to itself, or shares it, and takes its crash along.
+
+    Args:
+        known: figures of cases before.
+        limit_s: after which it is ended.
+    """
+
+    def __init__(self, name: str, dry: bool, scratch: Path, known: Mapping[str, float], limit_s: float) -> None:
+        context = multiprocessing.get_context("fork")  # torch is imported once, and CUDA begun in the child alone
+        self.name, self._limit_s = name, limit_s
+        self._began = time.monotonic()
+        self.pipe, its = context.Pipe()
+        self._process: ForkProcess = context.Process(target=_in_child, args=(its, os.getpid(), name, dry, scratch, known))
+        self._process.start()
+        its.close()
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._began + self._limit_s - time.monotonic())
+
+    def end(self) -> Outcome:
+        """What it has found, or that it has not; its process and all below are gone then."""
+        try:
+            limit = f"not finished within {self._limit_s:.0f} s"
+            outcome = self.pipe.recv() if self.pipe.poll() else Outcome(self.name, error=limit)
+        except EOFError:
+            self._process.join()
+            outcome = Outcome(self.name, error=f"its process ended with {self._process.exitcode}")
+        took_s = round(time.monotonic() - self._began, 3)
+        self.kill()
+        return replace(outcome, took_s=took_s)
+
+    def kill(self) -> None:
+        """End it, and what it has started: campaigns give back memory that they share, if they are asked."""
+        import psutil
+
+        below: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            below = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.terminate()
+        self._process.join(LEAVE_S)
+        self._process.kill()
+        self._process.join()
+        self.pipe.close()
+        for each in below:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
+def run_cases(names: Sequence[str], start: Callable[[str], Running | None], at_once: int) -> Iterator[Outcome]:
+    """Some cases beside each other, as they end. Args: start: begins one; None: no time is left for it."""
+    waiting, running = [*names], list[Running]()
     try:
-        outcome = ours.recv() if ours.poll(limit_s) else Outcome(name, error=f"not finished within {limit_s:.0f} s")
-    except EOFError:
-        process.join()
-        outcome = Outcome(name, error=f"its process ended with {process.exitcode}")
-    process.kill()
-    process.join()
-    return Outcome(outcome.case, outcome.figures, outcome.left_out, outcome.error, round(time.monotonic() - began, 3))
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                if (begun := start(waiting.pop(0))) is not None:
+                    running.append(begun)
+            if running:
+                ready = wait([each.pipe for each in running], min(each.left_s for each in running))
+                for each in [each for each in running if each.pipe in ready or not each.left_s]:
+                    running.remove(each)
+                    yield each.end()
+    finally:
+        for each in running:
+            each.kill()
 
 
 def _in_child(pipe: Connection, parent: int, name: str, dry: bool, scratch: Path, known: Mapping[str, float]) -> None:
@@ -122,6 +165,7 @@ def _in_child(pipe: Connection, parent: int, name: str, dry: bool, scratch: Path
     from resilient.lifeline import die_with_parent
 
     die_with_parent(parent)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # through all that gives back what it has taken
     if dry:
         sys.modules["torch"].set_num_threads(1)
     try:
@@ -140,37 +184,6 @@ def install(dry: bool) -> None:
         raise SystemExit(f"missing: {', '.join(missing)}; pip install -e '{ROOT}[test]'")
 
 
-def results(about: Mapping[str, str], outcomes: Iterable[Outcome]) -> dict[str, Any]:
-    """What gpu.json holds."""
-    import figures
-
-    found = [{"case": each.case, **asdict(figure)} for each in outcomes for figure in each.figures]
-    return {
-        **about,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": figures.machine(),
-        "figures": found,
-        "left_out": {each.case: each.left_out for each in outcomes if each.left_out},
-        "errors": {each.case: each.error for each in outcomes if each.error},
-    }
-
-
-def table(result: Mapping[str, Any]) -> str:
-    """The same for a person."""
-    lines = [
-        f"# {result['mode']} on {result['device']}, commit {result['commit']}, {result['date']}",
-        "",
-        "| case | what | value | seen by a GPU | note |",
-        "|---|---|---|---|---|",
-    ]
-    for each in result["figures"]:
-        seen = "yes" if each["gpu"] else "no"
-        lines.append(f"| {each['case']} | {each['name']} | {each['value']:,.4g} {each['unit']} | {seen} | {each['note']} |")
-    lines += [f"| {case} | left out | | no | {why} |" for case, why in result["left_out"].items()]
-    lines += [f"| {case} | FAILED | | no | {why.strip().splitlines()[-1]} |" for case, why in result["errors"].items()]
-    return "\n".join(lines) + "\n"
-
-
 def write(path: Path, text: str) -> None:
     """In one piece."""
     new = path.with_suffix(f"{path.suffix}.new")
@@ -178,14 +191,23 @@ def write(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def about_this(dry: bool) -> dict[str, str]:
+def about_this(dry: bool) -> dict[str, Any]:
     """What figures are comparable with."""
     import figures
     import torch
 
-    device = "CPU" if dry else torch.cuda.get_device_name()
-    versions = f"torch {torch.__version__}"
-    return {"mode": "dry run" if dry else "measured", "device": device, "versions": versions, "commit": figures.commit()}
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    if dry:
+        return {"mode": DRY, "device": "CPU", "versions": versions, "commit": figures.commit()}
+    number = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+    versions["CUDA"] = str(torch.version.cuda)
+    versions["cuDNN"] = f"{int(number[:-4])}.{int(number[-4:-2])}.{int(number[-2:])}" if len(number) > 4 else number
+    versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    if shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30.0).stdout
+        versions["driver"] = (said.strip().splitlines() or ["unknown"])[0]
+    return {"mode": MEASURED, "device": torch.cuda.get_device_name(), "versions": versions, "commit": figures.commit()}
 
 
 def _asked(function: str, dry: bool) -> Any:
@@ -197,31 +219,78 @@ def _asked(function: str, dry: bool) -> Any:
     return json.loads(done.stdout)
 
 
-def run(out: Path, *, dry: bool, chosen: Sequence[str], limit_s: float = LIMIT_S) -> int:
-    """All cases that are not finished, then the two files; 1 if a case failed."""
+def _import_ahead() -> None:
+    """What cases need, once for all; none of it begins CUDA or starts a thread, as the runtime's fork server asks for."""
+    from trainer.main import PRELOAD
+
+    for name in PRELOAD:
+        importlib.import_module(name)
+
+
+def run(out: Path, *, dry: bool, chosen: Sequence[str], limit_s: float | None = None, minutes: float = math.inf) -> int:
+    """All cases that are not finished, then the two files; 1 if a case failed or was not reached.
+
+    Args:
+        limit_s: for each case; None: as is usual.
+        minutes: for all of it.
+    """
+    over_t = time.monotonic() + 60 * minutes
     out.mkdir(parents=True, exist_ok=True)
     if dry:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     about = about_this(True) if dry else _asked("about_this", dry)
-    from gpu_cases import CASES
-
-    journal = Journal(out / "gpu.jsonl", about)
     scratch = out / "scratch"
     scratch.mkdir(exist_ok=True)
-    for name in chosen or CASES:
-        if journal.finished(name):
-            print(f"{name}: there already", flush=True)
-            continue
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "inductor")  # also of campaigns, each with a TMPDIR of its own
+    from gpu_cases import BESIDE, CASES, LIMITS_S
+
+    _import_ahead()
+    journal = Journal(out / "gpu.jsonl", about)
+    not_reached: list[str] = []
+
+    def start(name: str) -> Running | None:
+        left_s = over_t - time.monotonic()
+        if left_s < LEAST_S:
+            not_reached.append(name)
+            print(f"{name}: no time is left", flush=True)
+            return None
         known = {f"{each.case}/{figure.name}": figure.value for each in journal.outcomes.values() for figure in each.figures}
-        outcome = run_case(name, dry, scratch, known, limit_s)
-        journal.add(outcome)
-        said = [f"{each.name} {each.value:,.4g} {each.unit}" for each in outcome.figures]
-        print(f"{name}: {'; '.join(said) or outcome.left_out or outcome.error} ({outcome.took_s:.1f} s)", flush=True)
-    result = results(about, [journal.outcomes[name] for name in CASES if name in journal.outcomes])
+        limit = limit_s or (DRY_LIMIT_S if dry else LIMITS_S.get(name, LIMIT_S))
+        return Running(name, dry, scratch, known, min(limit, left_s))
+
+    for names in together(chosen or [*CASES], BESIDE):
+        wanted = [name for name in names if not journal.finished(name)]
+        for name in names:
+            if name not in wanted:
+                print(f"{name}: there already", flush=True)
+        for outcome in run_cases(wanted, start, max(1, len(os.sched_getaffinity(0)) // CORES)):
+            journal.add(outcome)
+            said = [f"{each.name} {each.value:,.4g} {each.unit}".rstrip() for each in outcome.figures]
+            print(f"{outcome.case}: {'; '.join(said) or outcome.left_out or outcome.error} ({outcome.took_s:.1f} s)", flush=True)
+    result = results(about, [journal.outcomes[name] for name in CASES if name in journal.outcomes], not_reached)
     write(out / "gpu.json", json.dumps(result, indent=1) + "\n")
     write(out / "gpu.md", table(result))
     print(f"{out / 'gpu.json'}, {out / 'gpu.md'}")
-    return int(bool(result["errors"]))
+    return int(bool(result["errors"] or not_reached))
+
+
+def together(names: Sequence[str], beside: Sequence[frozenset[str]]) -> Iterator[list[str]]:
+    """One after the other; but those of a set, where they follow each other, in one list."""
+    group: list[str] = []
+    for name in names:
+        if group and not any({name, group[-1]} <= each for each in beside):
+            yield group
+            group = []
+        group.append(name)
+    yield group
+
+
+def render(path: Path, target: Path) -> None:
+    """Make what `all.py` shows of a gpu.json. Raises ValueError where it is of a dry run."""
+    import figures
+
+    figures.write(target, for_the_page(json.loads(path.read_text())))
+    print(target)
 
 
 def main() -> int:
@@ -229,17 +298,31 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="small, on the CPU")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), metavar="DIR", help="the journal, gpu.json and gpu.md")
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only these")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="for all cases; of a dry run as many as it takes")
+    parser.add_argument("--render", type=Path, metavar="FILE", help="measure nothing: this gpu.json is what --json is made of")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="for benchmarks/all.py, as in benchmarks/results/gpu.json")
     args = parser.parse_args()
-    install(args.dry_run)
-    from gpu_cases import CASES
-
-    unknown = [name for name in args.case if name not in CASES]
-    if unknown:
-        parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
+    if args.json is not None and args.dry_run:
+        parser.error("--json: figures of a dry run are not kept")
+    if args.render is not None and args.json is None:
+        parser.error("--render: --json says where to")
     try:
-        return run(args.out.absolute(), dry=args.dry_run, chosen=args.case)
+        if args.render is not None:
+            render(args.render, args.json)
+            return 0
+        install(args.dry_run)
+        from gpu_cases import CASES
+
+        unknown = [name for name in args.case if name not in CASES]
+        if unknown:
+            parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
+        out = args.out.absolute()
+        status = run(out, dry=args.dry_run, chosen=args.case, minutes=math.inf if args.dry_run else args.minutes)
+        if args.json is not None:
+            render(out / "gpu.json", args.json)
     except ValueError as error:
         parser.error(str(error))
+    return status
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ ROWS = (
 )
 
 
-def page(results: Sequence[Result]) -> str:
-    """The whole page."""
+def page(results: Sequence[Result], gpu: Result | None = None) -> str:
+    """The whole page. Args: gpu: of one GPU, which is another machine."""
     parts = [HEAD]
     machines: list[Mapping[str, str]] = []
     for result in results:
@@ -61,6 +61,8 @@ def page(results: Sequence[Result]) -> str:
     for result in results:
         name = f", machine {machines.index(result.machine) + 1}" if len(machines) > 1 else ""
         parts.append("\n".join(_section(result, name)))
+    if gpu is not None:
+        parts.append("\n".join(_one_gpu(gpu)))
     return "\n".join(parts)
 
 
@@ -77,8 +79,30 @@ def _section(result: Result, machine: str) -> Iterator[str]:
         yield ""
     script = "recovery" if result.benchmark == "leaks" else result.benchmark
     command = " ".join(["python", f"benchmarks/{script}.py", *result.arguments])
-    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
-    yield f"`{command}`, commit {result.commit}, {result.date}{machine}; {versions}\n"
+    yield f"`{command}`, commit {result.commit}, {result.date}{machine}; {_versions(result)}\n"
+
+
+def _one_gpu(result: Result) -> Iterator[str]:
+    yield "## One GPU\n"
+    machine = "; ".join(f"{name}: {value}" for name, value in result.machine.items())
+    yield f"{result.meaning} Another machine than those above: {machine}.\n"
+    if result.error:
+        yield f"**Not all of it was measured:** {_cell(result.error)}\n"
+    yield "| what | value | beside | ratio | note |"
+    yield "|---|---:|---|---:|---|"
+    yield from (_row_of_gpu(each) for each in result.figures)
+    yield ""
+    yield f"`python benchmarks/gpu.py`, commit {result.commit}, {result.date}; {_versions(result)}\n"
+
+
+def _row_of_gpu(figure: Figure) -> str:
+    beside = "" if figure.peer_value is None else f"{figure.peer}: {_value(figure.peer_value, figure.unit)}"
+    ratio = "" if figure.ratio is None else f"**{number(figure.ratio.median)}**"
+    return f"| {_cell(figure.what)} | {_value(figure.value, figure.unit)} | {_cell(beside)} | {ratio} | {_cell(figure.note)} |"
+
+
+def _versions(result: Result) -> str:
+    return ", ".join(f"{name} {version}" for name, version in result.versions.items())
 
 
 def _row(figure: Figure) -> str:

@@ -70,9 +70,12 @@ class PlainGPT(nn.Module):
         return self.head(self.norm(x))
 
 
-def plain_script(size: Size, device: torch.device) -> Callable[[], None]:
-    """A step of it, on random tokens."""
-    model = PlainGPT(size).to(device)
+def plain_script(size: Size, device: torch.device, *, compiled: bool = False) -> Callable[[], None]:
+    """A step of it, on random tokens. Args: compiled: each block is."""
+    with device:
+        model = PlainGPT(size)
+    for block in model.blocks if compiled else ():
+        block.compile()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = torch.randint(0, size.vocab_size, (size.micro_batch * size.accumulation, size.seq_len + 1), device=device)
 

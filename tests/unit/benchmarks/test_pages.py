@@ -106,10 +106,35 @@ def test_a_script_that_fails_is_told_of_and_the_next_one_runs(tmp_path: Path):
     assert again.returncode == 0 and (tmp_path / "docs/benchmarks.md").read_text() == page
 
 
+def test_figures_of_a_gpu_are_shown_as_they_are_kept_whatever_else_is_run(tmp_path: Path):
+    folder = tmp_path / "benchmarks"
+    kept = folder / "results/gpu.json"
+    for name in ("all.py", "pages.py", "figures.py"):
+        folder.mkdir(exist_ok=True)
+        shutil.copy(ROOT / "benchmarks" / name, folder)
+    (folder / "start.py").write_text(FINDS)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(README)
+    found = result(figures.figure("plain/speed", "plain: speed", "tokens/s", [5.0], note="a note"), benchmark="gpu")
+    figures.write(kept, figures.replace(found, machine={"GPU": "NVIDIA H100"}, date="2026-01-02"))
+    before = kept.read_bytes()
+    done = subprocess.run([sys.executable, "benchmarks/all.py", "start"], cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "docs/benchmarks.md").read_text()
+    assert kept.read_bytes() == before
+    assert "| plain: speed | 5.00 tokens/s |  |  | a note |" in page
+    section = page[page.index("## One GPU") :]
+    assert "GPU: NVIDIA H100" in section and "2026-01-02" in section and page.index("## start") < page.index("## One GPU")
+
+
 def test_what_the_checkout_says_is_what_its_results_say():
     results = [figures.read(path) for path in sorted((ROOT / "benchmarks/results").glob("*.json"))]
+    on_a_gpu = [each for each in results if each.benchmark == "gpu"]
+    results = [each for each in results if each.benchmark != "gpu"]
     page, readme = (ROOT / "docs/benchmarks.md").read_text(), (ROOT / "README.md").read_text()
     assert pages.put(readme, pages.comparison(results)) == readme
     assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == {each.benchmark for each in results}
     for each in results:
         assert all(pages._row(figure) in page for figure in each.figures)
+    assert ("## One GPU" in page) == bool(on_a_gpu)
+    assert all(pages._row_of_gpu(figure) in page for each in on_a_gpu for figure in each.figures)
