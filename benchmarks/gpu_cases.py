@@ -141,10 +141,12 @@ CASES: dict[str, Case] = {
     "chaos": chaos,
     "tests": tests,
     "plain compiled": plain(compiled=True),
-    **{name: trained(name) for name in SPEEDS if name != "eager"},
+    **{name: trained(name) for name in ("compiled", "compiled, micro batch 16")},
     "campaign": campaign(compiled=False, standby=True, count=3),
     "campaign without standby": campaign(compiled=False, standby=False, count=2),
+    **{name: trained(name) for name in ("16k tokens", "2k tokens", "8k tokens", "4k tokens", "compiled, math attention")},
     "campaign compiled": campaign(compiled=True, standby=True, count=2),
+    "flash-attn": trained("flash-attn"),
 }
 """By name, in the order in which they are worth most; those of `BESIDE` come early, for `kernels` makes others short."""
 

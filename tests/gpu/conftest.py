@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
+sys.path[:0] = [str(Path(__file__).parents[1] / "unit" / folder) for folder in ("trainer", "checkpoint")]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
