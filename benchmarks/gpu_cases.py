@@ -14,7 +14,7 @@ import torch.distributed as dist
 from gpu_campaigns import campaign, chaos, doctor, kills, quickstart
 from gpu_report import Figure
 from gpu_setting import ROOT, Case, LeftOut, Setting
-from gpu_speed import SPEEDS, kernels, plain, trained
+from gpu_speed import kernels, plain, trained
 
 from trainer.device import meter_of
 
