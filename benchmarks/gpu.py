@@ -285,11 +285,16 @@ def together(names: Sequence[str], beside: Sequence[frozenset[str]]) -> Iterator
     yield group
 
 
-def render(path: Path, target: Path) -> None:
-    """Make what `all.py` shows of a gpu.json. Raises ValueError where it is of a dry run."""
+def render(path: Path, target: Path, commit: str | None = None) -> None:
+    """Make what `all.py` shows of a gpu.json. Raises ValueError where it is of a dry run.
+
+    Args:
+        commit: whose files were measured; None: as was found out there.
+    """
     import figures
 
-    figures.write(target, for_the_page(json.loads(path.read_text())))
+    found = json.loads(path.read_text())
+    figures.write(target, for_the_page(found if commit is None else {**found, "commit": commit}))
     print(target)
 
 
@@ -300,6 +305,7 @@ def main() -> int:
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only these")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for all cases; of a dry run as many as it takes")
     parser.add_argument("--render", type=Path, metavar="FILE", help="measure nothing: this gpu.json is what --json is made of")
+    parser.add_argument("--commit", help="with --render: whose files were copied there, if without their history")
     parser.add_argument("--json", type=Path, metavar="FILE", help="for benchmarks/all.py, as in benchmarks/results/gpu.json")
     args = parser.parse_args()
     if args.json is not None and args.dry_run:
@@ -308,7 +314,7 @@ def main() -> int:
         parser.error("--render: --json says where to")
     try:
         if args.render is not None:
-            render(args.render, args.json)
+            render(args.render, args.json, args.commit)
             return 0
         install(args.dry_run)
         from gpu_cases import CASES

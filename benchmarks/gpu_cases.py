@@ -32,8 +32,9 @@ def tests(setting: Setting) -> Iterator[Figure]:
     counts = {word.rstrip(","): int(number) for number, word in pairwise(last.split()) if number.isdigit()}
     if not any(counts.get(word) for word in ("passed", "failed", "skipped")):
         raise RuntimeError(done.stdout[-1500:] + done.stderr[-500:])
+    failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     for name in ("passed", "failed", "skipped"):
-        yield setting.figure(name, "", counts.get(name, 0), last if counts.get("failed") else "")
+        yield setting.figure(name, "", counts.get(name, 0), ", ".join(failed) if name == "failed" else "")
 
 
 def matmul(setting: Setting) -> Iterator[Figure]:
@@ -99,7 +100,7 @@ def two_ranks(setting: Setting) -> Iterator[Figure]:
         try:
             said = [each.communicate(timeout=40) for each in ranks]
             seconds = [json.loads(out)["seconds"] for out, _ in said if out]
-            note = mps if seconds else said[0][1].strip().splitlines()[-1][:200]
+            note = mps if seconds else _reason(said[0][1])
         except subprocess.TimeoutExpired:
             seconds, note = [], "they hang"
         finally:
@@ -109,6 +110,12 @@ def two_ranks(setting: Setting) -> Iterator[Figure]:
         yield setting.figure(f"{backend} works", "", float(len(seconds) == 2), note)
         if len(seconds) == 2:
             yield setting.figure(f"all-reduce of 16 MiB over {backend}", "s", max(seconds), note)
+
+
+def _reason(text: str) -> str:
+    """Why a rank has ended, of what it has written: the last line that names an error, or has a word for it."""
+    lines = text.strip().splitlines() or [""]
+    return next((line for line in reversed(lines) if "Duplicate GPU" in line or "Error" in line), lines[-1])[:200]
 
 
 PAIR = """

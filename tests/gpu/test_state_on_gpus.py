@@ -1,13 +1,13 @@
 """Checkpoints to and from the memory of a GPU, snapshots that it copies, and what a standby holds ready there."""
 
 import os
-import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from test_device import resident_kib
 from test_gathering import Buffer, transformer
 from trainer_ranks import run_ranks, steps, train, trained, write_config, write_dataset
 
@@ -64,24 +64,13 @@ def test_a_snapshot_that_a_gpu_copies_has_the_bytes_that_the_cpu_writes(ram: Pat
         mapped = buffer.mapped(device)  # type: ignore[arg-type]
         if device is not None:
             assert mapped._registered, "page-locked"
-            assert _resident(ram / name) == 0, "and not in the page tables, which a process that dies has taken down"
+            assert resident_kib(ram / name) == 0, "and not in the page tables, which a process that dies has taken down"
         mark = mapped.copy(given, [True] * len(given))
         if device is not None:
             device.wait(mark)
         found[name] = buffer.sealed()
         mapped.close()
     assert found["gpu"] == found["cpu"]
-
-
-def _resident(directory: Path) -> int:
-    """KiB of files below a directory that this process's page tables have."""
-    found, here = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            here = str(directory) in line
-        elif here and line.startswith("Rss:"):
-            found += int(line.split()[1])
-    return found
 
 
 def stood_by(config: Path) -> list[dict[str, object]]:
@@ -101,8 +90,9 @@ def test_a_rank_that_stood_by_computes_what_any_other_does(tmp_path: Path, compi
         "resilience": {"gpu_standby": True},
         "model": {"attention": "sdpa_flash"},
     }
-    config = write_config(tmp_path, write_dataset(tmp_path / "walks"), **sections)
-    (found,) = run_ranks(1, stood_by, config)
+    dataset = write_dataset(tmp_path / "walks")
+    one, other = (write_config(tmp_path / name, dataset, **sections) for name in ("one", "other"))
+    (found,) = run_ranks(1, stood_by, one)
     if isinstance(found, Exception):
         raise found
-    assert steps(found) == steps(trained(config, 1))
+    assert steps(found) == steps(trained(other, 1))

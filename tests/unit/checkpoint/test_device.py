@@ -1,6 +1,8 @@
 """Snapshots from a GPU: what is page-locked, and in which order the GPU is used. A stand-in checks it on tensors of the CPU."""
 
 import itertools
+import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -187,6 +189,29 @@ def test_what_a_gpu_would_do_wrong_is_an_error():
     assert not host.any(), "it is copied by itself, some time"
     gpu.wait(gpu.mark())
     assert gpu.read(host).all()
+
+
+@pytest.mark.parametrize(("grants", "left"), [(None, False), (0, True)], ids=["locked", "refused"])
+def test_locked_pages_are_not_in_the_page_tables(grants: int | None, left: bool):
+    """They are, where the GPU does not have them by itself, for this process copies into them."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as ram:
+        lab, gpu = Lab(Path(ram)), StandIn(grants=grants)
+        buffer = MappedBuffer(lab.directory, lab.plans, gpu)
+        assert (resident_kib(lab.directory) > 0) == left
+        gpu.wait(buffer.copy(shards_of(0, lab.numbers)))
+        buffer.close()
+        assert torch.equal(lab.written(), lab.numbers[:, :256]), "and they stay where they are"
+
+
+def resident_kib(directory: Path) -> int:
+    """Of files below a directory, what this process's page tables have."""
+    found, here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            here = str(directory) in line
+        elif here and line.startswith("Rss:"):
+            found += int(line.split()[1])
+    return found
 
 
 def test_registrations_that_cuda_would_refuse_are_errors():
