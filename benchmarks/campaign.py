@@ -58,7 +58,7 @@ def hurt(run: Resilient) -> int:
     reach(run, CTRL_C)
     run.process.send_signal(signal.SIGINT)
     run.process.wait()
-    time.sleep(1.0)
+    time.sleep(1.0)  # as long as a person needs for the up arrow
     run.start()
     reach(run, AGAIN)
     os.kill(run.ranks()[1], signal.SIGKILL)

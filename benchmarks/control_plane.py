@@ -138,7 +138,7 @@ class Simulated:
 def _measured(args: argparse.Namespace, agents: Simulated, driver: psutil.Process) -> dict[str, float]:
     started = agents.next("all_started")
     hello_s = started["last_t"] - started["hello_t"]
-    time.sleep(SETTLE_S)
+    time.sleep(SETTLE_S)  # until agents have sent what a start brings
     agents.ask("count")
     before, spent, began = agents.next("count"), _spent_s(driver), time.monotonic()
     time.sleep(args.seconds)  # undisturbed steps, which are measured
@@ -155,7 +155,7 @@ def _measured(args: argparse.Namespace, agents: Simulated, driver: psutil.Proces
         sys.stdout.write(f"death: first start after {first_s:.2f} s, last {last_s:.2f}; the driver computed {spent_s:.2f} s\n")
         deaths.append(started["last_t"] - killed["t"])
         rss = max(rss, driver.memory_info().rss)
-        time.sleep(SETTLE_S)
+        time.sleep(SETTLE_S)  # until agents have sent what a start brings
     agents.ask("count")
     last = agents.next("count")
     if last["steps"] <= after["steps"] or last["generation"] != 1 + args.deaths:

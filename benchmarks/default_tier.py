@@ -59,7 +59,7 @@ def speeds(args: argparse.Namespace) -> list[figures.Figure]:
             run = make("resilient", args.config, Path(scratch) / name, RANKS, None, *settings)
             stack.callback(run.stop)
             run.start()
-            time.sleep(SETTLE_S)
+            time.sleep(SETTLE_S)  # until what a start does beside training is over
             clocks.append(Clock(run))
             before.append((run.newest()["step"], processor_s(run)))
             clocks[-1].freeze()
@@ -126,7 +126,7 @@ def wait_for_recoveries(run: Resilient, count: int) -> list[int]:
         found = [line["lost_steps"] for line in ledger.read(run.run_dir / ledger.EVENTS) if line["event"] == "recovered"]
         if len(found) >= count or time.monotonic() > deadline:
             return found
-        time.sleep(0.1)
+        time.sleep(0.1)  # between a look at the ledger and the next
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def until(what: Callable[[], T], why: str | Callable[[], str], patience_s: float
     while not (found := what()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {patience_s:.0f} s in vain for {why if isinstance(why, str) else why()}")
-        time.sleep(0.1)
+        time.sleep(0.1)  # between a look at the job and the next
     return found
 
 

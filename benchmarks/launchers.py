@@ -72,7 +72,7 @@ class Launcher:
             if self.process.poll() is not None:
                 raise TimeoutError(f"{self.name} has ended with status {self.process.returncode}; see {self.run_dir}.log")
             watch()
-            time.sleep(0.002)
+            time.sleep(0.002)  # polls: what is timed ends with a line of a file
         raise TimeoutError(f"{self.name}: no step within {self.patience_s:.0f} s; see {self.run_dir}.log")
 
     def first_of(self, generation: int) -> float:

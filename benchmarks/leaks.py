@@ -83,7 +83,7 @@ def _kill(run: Resilient, chance: random.Random) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(ranks[chance.choice(sorted(ranks))], signal.SIGKILL)
                 return
-        time.sleep(0.01)
+        time.sleep(0.01)  # between a look at the ranks and the next
     raise TimeoutError("no rank to kill for 60 s")
 
 
@@ -94,7 +94,7 @@ def _quiet(run: Launcher) -> Counter[str]:
     run.wait(lambda line: line["step"] >= settled["step"] + QUIET_STEPS)
     found = _look(run)
     for _ in range(LOOKS - 1):
-        time.sleep(0.1)
+        time.sleep(0.1)  # between a look at the processes and the next
         found &= _look(run)  # the least of each: a file that is being written is no leak, one that is left is there in every look
     return found
 

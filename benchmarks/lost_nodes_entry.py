@@ -24,7 +24,7 @@ def train(config: worker.Config) -> None:
 
     def take_time(module: Any, _: object) -> None:
         if isinstance(module, GPT):
-            time.sleep(config.args["micro_s"])
+            time.sleep(config.args["micro_s"])  # computes as long as a micro batch would
 
     register_module_forward_pre_hook(take_time)
     train_at_once(config)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 FILE = "evacuate.json"
 LIMIT_BYTES = 1 << 20
-NOT_ONE = (ValueError, RecursionError)
+MALFORMED = (ValueError, RecursionError)
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ def evacuate(run_dir: Path, node: str, *, resume: bool) -> str:
         pass
     except OSError as error:
         raise EnvironmentUnusable(f"cannot read {path}: {error.strerror}") from error
-    except NOT_ONE as error:
+    except MALFORMED as error:
         log.warning("%s is left out of account: %s", path, error)
     nodes = tuple(each for each in before.nodes if each != node)
     resumed = {each: t for each, t in before.resumed.items() if each != node}

@@ -21,7 +21,7 @@ from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_
 log = logging.getLogger(__name__)
 
 COMMON = ("torch.distributed", "resilient.health.node")  # what every rank needs
-UNSAID = ("torch._dynamo",)  # what an entry point may need that does not say it: torch.optim imports this in the first step
+DEFAULT = ("torch._dynamo",)  # what an entry point may need that does not say it: torch.optim imports this in the first step
 
 
 def serve(agent: int, control: socket.socket, entry_modules: Sequence[str], fork_preparation: Callable[[], int] | None) -> NoReturn:
@@ -40,7 +40,7 @@ def serve(agent: int, control: socket.socket, entry_modules: Sequence[str], fork
     modules = _imported(entry_modules)
     preparation = fork_preparation() if fork_preparation is not None else None
     said = [module.PRELOAD for module in modules if hasattr(module, "PRELOAD")]
-    _imported([*COMMON, *chain.from_iterable(said or [UNSAID])])
+    _imported([*COMMON, *chain.from_iterable(said or [DEFAULT])])
     _settle(entry_modules)
     keep_serving(control, preparation=preparation)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from resilient.control import Coordinator
 from resilient.driver.stops import Stops
-from resilient.evacuate import FILE, NOT_ONE, Request, requested
+from resilient.evacuate import FILE, MALFORMED, Request, requested
 from resilient.slurm import maintenance, queue
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.hosts import fold
@@ -86,7 +86,7 @@ class Departures:
                 trouble = ""
             except FileNotFoundError:
                 pass  # nothing was asked yet; or the directory is gone for a while, and what was asked holds
-            except (OSError, *NOT_ONE) as error:
+            except (OSError, *MALFORMED) as error:
                 if str(error) != trouble:
                     trouble = str(error)
                     log.warning("%s cannot be read, and what was asked before it could not holds: %s", FILE, error)

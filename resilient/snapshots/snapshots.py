@@ -62,7 +62,7 @@ class Snapshots:
         self._retention = Retention(plan, self._catalog, self._left_out, self._replication, self._transfers)
         self._health = TierHealth(self._faults)
         self._stale: list[int] = []  # the steps whose faults are being counted
-        self._without: dict[str, tuple[int, int]] = {}  # by tier: the newest step that it was to have and has not, and their number
+        self._missed_by_tier: dict[str, tuple[int, int]] = {}  # the newest step that it was to have and has not, and their number
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
@@ -241,9 +241,9 @@ class Snapshots:
 
     def _missed(self, tier: str, step: int, reason: str, out: Outbox) -> None:
         """A slower tier does without a step that it was to have. The first is told, the second, the fourth, the eighth."""
-        newest, count = self._without.get(tier, (0, 0))
+        newest, count = self._missed_by_tier.get(tier, (0, 0))
         if tier != self.plan.memory.name and step > newest:
-            self._without[tier] = step, count + 1
+            self._missed_by_tier[tier] = step, count + 1
             if not count & (count + 1):
                 fields = {"step": step, "tier": tier, "reason": reason, "count": count + 1}
                 out.event("checkpoint_missed", fields, self._generation)

@@ -419,7 +419,7 @@ def _campaigns(directory: Path) -> list[Decoder]:
             "evacuate.json",
             lambda: [evacuation],
             _in_file(run_dir / evacuate.FILE, lambda path: evacuate.requested(path.parent, "c0ffee")),
-            evacuate.NOT_ONE,
+            evacuate.MALFORMED,
         ),
         Decoder("archive of logs", lambda: [packed], _in_file(run_dir / "damaged.tar.zst", unpacked), (archive.DamagedArchive,)),
     ]
