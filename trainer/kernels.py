@@ -96,7 +96,8 @@ def choose(wanted: str, shape: GPTShape, device: torch.device, dtype: torch.dtyp
             message = f"this kernel does not run here ({reason}); allowed: auto, math"
             raise ConfigError([Problem("model.attention", wanted, message)])
         if device.type == "cuda" or kernel is Kernel.SDPA_FLASH:
-            log.warning("%s does not run here (%s); trying the next kernel", kernel.value, reason)
+            level = logging.INFO if reason.startswith(ModuleNotFoundError.__name__) else logging.WARNING  # a package is no must
+            log.log(level, "%s does not run here (%s); trying the next kernel", kernel.value, reason)
     return use(Kernel.MATH)
 
 
@@ -119,10 +120,11 @@ def settle(config: Config, shape: GPTShape, layout: Layout, device: torch.device
 
 def foreseen(config: Config, shape: GPTShape, layout: Layout, device: torch.device, dtype: torch.dtype) -> Kernel:
     """The kernel that ranks of the campaign use by now, as one process can tell. Raises ConfigError like `settle`."""
-    found = choose(config.model.attention, shape, device, dtype, documents=config.data.mask_documents)
     if config.model.attention == "auto" and device.type == "cuda":
-        found = remembered(config.run_dir / FILE, work_of(config, shape, layout, device, dtype)) or found
-    return use(found)
+        found = remembered(config.run_dir / FILE, work_of(config, shape, layout, device, dtype))
+        if found is not None:
+            return use(found)
+    return choose(config.model.attention, shape, device, dtype, documents=config.data.mask_documents)
 
 
 def decide(place: Path, work: Work, trial: "Trial", known: Sequence[Kernel], meter: Meter) -> Kernel:

@@ -347,8 +347,8 @@ class Snapshots:
 
     def _acquire(self, wait_s: float) -> int | None:
         """The buffer for the next snapshot, whose lease is used from now on; None where none is leased or mapped in time."""
-        began = self._clock_of_copies()
-        lease = self._wait_for_lease(wait_s) if self._are_mapped(wait_s) else None
+        began, until = self._clock_of_copies(), time.monotonic() + wait_s
+        lease = self._wait_for_lease(max(0.0, until - time.monotonic())) if self._are_mapped(wait_s) else None
         self._asked_t += self._clock_of_copies() - began  # to wait is no part of what a snapshot costs
         if lease is None:
             return None

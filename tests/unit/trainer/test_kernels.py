@@ -129,6 +129,33 @@ def test_ranks_take_the_kernel_that_rank_0_found_and_a_restart_takes_it_again(tm
     assert run_ranks(2, _decided, place, [Kernel.MATH, Kernel.MATH], False) == [Kernel.MATH] * 2, "it does not run any more"
 
 
+def test_a_standby_foresees_what_was_found_before_and_tries_kernels_only_where_nothing_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    gpu, tried = torch.device("cuda", 0), list[str]()
+    config = CONFIG.model_copy(update={"run_dir": tmp_path})
+    monkeypatch.setattr(kernels, "work_of", lambda *_: work())
+    monkeypatch.setattr(kernels, "choose", lambda wanted, *_, **__: tried.append(wanted) or Kernel.SDPA_FLASH)
+    asked = (config, SHAPE, settle(config, 1), gpu, torch.bfloat16)
+    assert kernels.foreseen(*asked) is Kernel.SDPA_FLASH
+    assert tried == ["auto"]
+    remember(tmp_path / kernels.FILE, work(), Kernel.SDPA_CUDNN, {})
+    assert kernels.foreseen(*asked) is Kernel.SDPA_CUDNN
+    assert tried == ["auto"], "of what was found before nothing is tried, which takes the GPU's time and memory"
+
+
+@pytest.mark.parametrize(
+    ("error", "level"), [(ModuleNotFoundError("No module named 'flash_attn'"), "INFO"), (RuntimeError("No kernel"), "WARNING")]
+)
+def test_a_package_that_is_not_there_is_no_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, level: str
+):
+    monkeypatch.setattr(kernels, "refusal", lambda *_: f"{type(error).__name__}: {error}")
+    with caplog.at_level("INFO", "trainer.kernels"):
+        assert kernels.choose("auto", SHAPE, CPU, torch.float32) is Kernel.MATH
+    assert {each.levelname for each in caplog.records if "sdpa_flash" in each.message} == {level}
+
+
 def test_flash_attention_3_takes_the_place_of_pytorchs_own_only_while_it_is_the_kernel(monkeypatch: pytest.MonkeyPatch):
     told: list[str] = []
     monkeypatch.setattr(kernels, "activate_flash_attention_impl", told.append)
