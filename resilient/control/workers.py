@@ -47,6 +47,9 @@ class Workers:
             if fresh or record.rank == 0:  # each rank that writes a part of it tells
                 out.event(record.event, {"rank": record.rank, **record.fields}, generation, record.t, self._host_of(node))
         elif record.event is None:
+            step = record.fields.get("step")
+            if generation == self._generation and isinstance(step, int):
+                self._core.generations.told_of(step)
             out.append(WriteMetrics(record.fields, generation, record.t))
         else:
             out.event(record.event, record.fields, generation, record.t, self._host_of(node))

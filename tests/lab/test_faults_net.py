@@ -188,9 +188,10 @@ def test_all_is_undone_at_whatever_moment_the_injectors_are_killed(run: Toy, sin
         guards: dict[int, list[psutil.Process]] = {}
 
         def all_have_guards() -> bool:  # which come first; one whose fault cannot be injected beside the others ends again
-            for pid in [each.process.pid for each in sent if each.process.pid not in guards]:
-                if children := psutil.Process(pid).children():
-                    guards[pid] = children
+            for process in [each.process for each in sent if each.process.pid not in guards]:
+                children = psutil.Process(process.pid).children()
+                if children or process.poll() is not None:  # it has ended, and its guard, before anybody looked
+                    guards[process.pid] = children
             return len(guards) == len(UNDOABLE)
 
         wait_for(all_have_guards, "their guards")

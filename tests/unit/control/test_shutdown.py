@@ -14,6 +14,7 @@ from resilient.protocol.messages import (
     Arm,
     Propose,
     Proposed,
+    Record,
     ReplaceDaemon,
     Shutdown,
     Started,
@@ -41,6 +42,17 @@ def test_ranks_that_reach_the_target_while_a_stop_is_under_way_have_succeeded(pl
     for rank in (0, 1):
         play.exit(rank, 0, stopped=False, step=300)
     assert play.finish().code is Exit.OK
+
+
+def test_a_run_that_ends_before_the_last_heartbeat_names_the_step_of_the_last_metrics(play):
+    play.beat(0, 41)
+    play.report(0, records=(Record(0, 1001.0, None, {"step": 42, "loss": 1.0}),))
+    play.beat(0, 41)
+    play.do("run_out", "time_limit", "0 s are left", until_t=play.now - 5.0)
+    play.wait(1)
+    assert play.finish().code is Exit.STOPPED
+    assert play.events("drain")[0]["step"] == 42
+    assert play.events("run_finished")[0]["step"] == 42
 
 
 def test_a_second_stop_ends_at_once(play):
