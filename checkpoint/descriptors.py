@@ -11,6 +11,11 @@ def raise_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def current() -> int:
+    """The soft limit of this process."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 def at_start() -> int:
     """The soft limit that this process was started with."""
     return _soft_at_start

@@ -3,16 +3,17 @@
 Owns reading slots as they lie in a shard file. Whether they are sound is for `checkpoint.loading` to say.
 """
 
+import errno
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
-from checkpoint import direct
-from checkpoint.errors import DamagedCheckpoint
+from checkpoint import descriptors, direct
+from checkpoint.errors import CheckpointError, DamagedCheckpoint
 from checkpoint.layout import ChunkRun, Shard
 from checkpoint.manifest import FileEntry
+from checkpoint.open_files import OpenFiles
 
 
 class Source(ABC):
@@ -75,8 +76,7 @@ class DirectorySource(Source):
         self.path = path
         self._files = files
         self._chunks = chunks
-        self._open: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._open = OpenFiles()
 
     def holds(self, shard: Shard, slot: int) -> bool:
         return self._chunks is None or slot in self._chunks.get(shard.path, ())
@@ -85,35 +85,31 @@ class DirectorySource(Source):
         return None if self._chunks is None else self._chunks[shard.path].get(slot)
 
     def read(self, shard: Shard, slot: int, target: memoryview) -> None:
-        fd = self._file(shard)
         offset = shard.array.offset(slot)
-        try:
-            if slot == 0 and offset:  # with the index, which nobody needs, so that all of the file is checked by someone
-                head = direct.memory(offset)
-                done = direct.read(fd, [head, target], 0) - offset
-                if done >= 0 and bytes(head) != shard.head:
-                    raise DamagedCheckpoint(self.path, f"{shard.path} has a wrong index")
-            else:
-                done = direct.read(fd, [target], offset)
-        except OSError as error:
-            raise DamagedCheckpoint(self.path, f"{shard.path} cannot be read: {error.strerror}") from error
+        with self._open.use(shard.path, lambda: self._checked(shard)) as fd:
+            try:
+                if slot == 0 and offset:  # with the index, which nobody needs, so that all of the file is checked by someone
+                    head = direct.memory(offset)
+                    done = direct.read(fd, [head, target], 0) - offset
+                    if done >= 0 and bytes(head) != shard.head:
+                        raise DamagedCheckpoint(self.path, f"{shard.path} has a wrong index")
+                else:
+                    done = direct.read(fd, [target], offset)
+            except OSError as error:
+                raise DamagedCheckpoint(self.path, f"{shard.path} cannot be read: {error.strerror}") from error
         if done < len(target):
             raise DamagedCheckpoint(self.path, f"{shard.path} ends at byte {offset + done}")
 
-    def _file(self, shard: Shard) -> int:
-        with self._lock:
-            fd = self._open.get(shard.path)
-            if fd is None:
-                fd = self._open[shard.path] = self._checked(shard)
-            return fd
-
     def _checked(self, shard: Shard) -> int:
-        """The shard file, whose size is as it must be."""
+        """The shard file, whose size is as it must be. Raises CheckpointError where no more files may be open."""
         try:
             fd = direct.open_to_read(self.path / shard.path)
         except FileNotFoundError:
             raise DamagedCheckpoint(self.path, f"{shard.path} is missing") from None
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # which says nothing of the checkpoint
+                limit = f"this process may have {descriptors.current()} files open; raise the limit (ulimit -n)"
+                raise CheckpointError(f"{self.path / shard.path} cannot be read: {error.strerror}; {limit}") from error
             raise DamagedCheckpoint(self.path, f"{shard.path} cannot be read: {error.strerror}") from error
         size = os.fstat(fd).st_size
         entry = None if self._files is None else self._files.get(shard.path)
@@ -123,6 +119,4 @@ class DirectorySource(Source):
         return fd
 
     def close(self) -> None:
-        for fd in self._open.values():
-            os.close(fd)
-        self._open = {}
+        self._open.close()

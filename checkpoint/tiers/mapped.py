@@ -109,11 +109,16 @@ class MappedBuffer:
                     direct.forget(area, first, size)  # which the GPU does not need: it has the pages, and they stay where they are
 
     def close(self) -> None:
-        """Unlock what is page-locked."""
+        """Unlock what is page-locked, and unmap: pages of files that are deleted by then are free, and not at some later time."""
         for address in self._registered:
             if self._device is not None:
                 self._device.unregister(address)
         self._registered = []
+        self._known = [() for _ in self._write_plans]
+        self._pairs = [[] for _ in self._write_plans]
+        self._gatherings = {}
+        self._kinds = [None for _ in self._write_plans]
+        self._maps = {}
 
     def copy(self, local_shards: Sequence[LocalShard], late: Sequence[bool] = ()) -> object | None:
         """Copy every local shard's chunks. What comes from a GPU is there once it has passed the mark that is returned.

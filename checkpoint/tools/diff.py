@@ -6,6 +6,7 @@ Owns the comparison. Holds a few boxes of an array at a time; every chunk that i
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,7 @@ class Comparison:
         found.only_a = [name for name in self._names if name not in self._arrays[1]]
         found.only_b = [name for name in self._names if name not in self._arrays[0]]
         found.state = differing_state(one.contents.state, other.contents.state)
-        with ThreadPoolExecutor(2, thread_name_prefix="checkpoint-diff") as pool:
+        with closing(one), closing(other), ThreadPoolExecutor(2, thread_name_prefix="checkpoint-diff") as pool:
             for name in self._common:
                 infos = self._arrays[0][name], self._arrays[1][name]
                 diff = ArrayDiff(name, (infos[0].dtype, infos[1].dtype), (infos[0].shape, infos[1].shape))

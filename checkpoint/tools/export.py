@@ -9,6 +9,7 @@ Such an entry point is a function `(checkpoint: Path, output: Path, *, float32: 
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -82,17 +83,17 @@ def _torch(path: Path, output: Path, only: Sequence[str], float32: bool, progres
     from checkpoint.local_shard import LocalShard
     from checkpoint.tools import stream
 
-    source = Opened(path)
-    arrays = source.contents.arrays
-    found: dict[str, Any] = {}
-    for name in stream.chosen([*arrays], only):
-        if name == "state":
-            raise Refusal("an array is called state, which is where the small state goes; leave it out with --only", WRONG)
-        info = arrays[name]
-        data = torch.empty(info.shape, dtype=getattr(torch, info.dtype))
-        source.fill([LocalShard(name, info.shape, (0,) * data.dim(), data, (1,) * data.dim())])
-        found[name] = data.float() if float32 and data.is_floating_point() else data
-        progress(data.nbytes)
+    with closing(Opened(path)) as source:
+        arrays = source.contents.arrays
+        found: dict[str, Any] = {}
+        for name in stream.chosen([*arrays], only):
+            if name == "state":
+                raise Refusal("an array is called state, which is where the small state goes; leave it out with --only", WRONG)
+            info = arrays[name]
+            data = torch.empty(info.shape, dtype=getattr(torch, info.dtype))
+            source.fill([LocalShard(name, info.shape, (0,) * data.dim(), data, (1,) * data.dim())])
+            found[name] = data.float() if float32 and data.is_floating_point() else data
+            progress(data.nbytes)
     torch.save({**found, "state": source.contents.state}, output)
     return f"{len(found)} arrays and the state for torch.load"
 
@@ -108,37 +109,37 @@ def _zarr(path: Path, output: Path, only: Sequence[str], float32: bool, progress
     from checkpoint.metadata import ATTRIBUTE
     from checkpoint.tools import stream
 
-    source = Opened(path)
-    contents = source.contents
-    names = stream.chosen([*contents.arrays], only)
-    about = {"version": manifest.VERSION, "step": contents.step, "generation": contents.generation, "state": contents.state}
-    root = zarr.create_group(store=str(output), attributes={ATTRIBUTE: about})
-    for name in names:
-        info = contents.arrays[name]
-        widened = float32 and getattr(torch, info.dtype).is_floating_point
-        kind = element("float32") if widened else info.element
-        chunk = layout.chunk_shape(
-            info.shape, kind.size_bytes, tuple(max(1, length) for length in info.shape), 4 * layout.CHUNK_TARGET_BYTES
-        )
-        array = root.create_array(
-            name,
-            shape=info.shape,
-            dtype=kind.stored,
-            chunks=chunk,
-            serializer=BytesCodec(),
-            compressors=None,
-            filters=None,
-            fill_value=0,
-            attributes={} if kind.stored == kind.name else {BITS_OF: kind.name},
-        )
-        for box in stream.boxes(info.shape, max(kind.size_bytes, info.element.size_bytes), [chunk, info.chunk]):
-            data = stream.read(source, info, box)
-            progress(data.nbytes)
-            numbers = data.float() if widened else data
-            if not widened and kind.stored != kind.name:
-                numbers = data.view(getattr(torch, kind.stored))
-            offset, extent = box
-            array[tuple(slice(start, start + length) for start, length in zip(offset, extent, strict=True))] = numbers.numpy()
+    with closing(Opened(path)) as source:
+        contents = source.contents
+        names = stream.chosen([*contents.arrays], only)
+        about = {"version": manifest.VERSION, "step": contents.step, "generation": contents.generation, "state": contents.state}
+        root = zarr.create_group(store=str(output), attributes={ATTRIBUTE: about})
+        for name in names:
+            info = contents.arrays[name]
+            widened = float32 and getattr(torch, info.dtype).is_floating_point
+            kind = element("float32") if widened else info.element
+            chunk = layout.chunk_shape(
+                info.shape, kind.size_bytes, tuple(max(1, length) for length in info.shape), 4 * layout.CHUNK_TARGET_BYTES
+            )
+            array = root.create_array(
+                name,
+                shape=info.shape,
+                dtype=kind.stored,
+                chunks=chunk,
+                serializer=BytesCodec(),
+                compressors=None,
+                filters=None,
+                fill_value=0,
+                attributes={} if kind.stored == kind.name else {BITS_OF: kind.name},
+            )
+            for box in stream.boxes(info.shape, max(kind.size_bytes, info.element.size_bytes), [chunk, info.chunk]):
+                data = stream.read(source, info, box)
+                progress(data.nbytes)
+                numbers = data.float() if widened else data
+                if not widened and kind.stored != kind.name:
+                    numbers = data.view(getattr(torch, kind.stored))
+                offset, extent = box
+                array[tuple(slice(start, start + length) for start, length in zip(offset, extent, strict=True))] = numbers.numpy()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Consolidated metadata")  # clients that do not know it pass over it
         zarr.consolidate_metadata(root.store)

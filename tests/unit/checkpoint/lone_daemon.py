@@ -129,14 +129,14 @@ class LoneDaemon:
                 self.news.append(found)
                 if isinstance(found, kind):
                     return found
-            assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], f"no {kind.__name__}: {self.log.read_text()}"
+            assert _readable(self.process.stdout.fileno()), f"no {kind.__name__}: {self.log.read_text()}"
             data = os.read(self.process.stdout.fileno(), 1 << 20)
             assert data, f"the daemon is dead: {self.log.read_text()}"
             self._unread += self.decoder.feed(data)
 
     def reached(self) -> None:
         """Wait until the daemon is at the point."""
-        assert select.select([self._reached], [], [], PATIENCE_S)[0], self.log.read_text()
+        assert _readable(self._reached), self.log.read_text()
         os.read(self._reached, 1)
 
     def go(self) -> None:
@@ -156,3 +156,10 @@ class LoneDaemon:
 
     def held_path(self, step: int) -> Path:
         return step_path(self.ram, step)
+
+
+def _readable(fd: int) -> bool:
+    """Whether there is something to read before patience ends; whatever the number of the descriptor."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(PATIENCE_S * 1000))

@@ -1,5 +1,6 @@
 """Copies from a GPU, gathered: as few cross to the host as can be, and the buffer has the same bytes as without."""
 
+import gc
 import itertools
 import random
 from collections.abc import Sequence
@@ -61,9 +62,11 @@ def sealed_by(
     """What a snapshot of a rank leaves in a buffer."""
     directory.mkdir()
     buffer = Buffer(directory, ranks, rank)
-    mark = buffer.mapped(gpu).copy(ranks[rank], late)
+    mapped = buffer.mapped(gpu)
+    mark = mapped.copy(ranks[rank], late)
     if gpu is not None:
         gpu.wait(mark)
+    mapped.close()
     return buffer.sealed()
 
 
@@ -201,6 +204,19 @@ def test_tensors_that_have_moved_or_are_late_no_more_are_copied_from_where_they_
 
 
 # -- the order of use --------------------------------------------------------------------------------------------------
+
+
+def test_a_buffer_that_is_closed_is_unmapped_at_once(tmp_path: Path):
+    shards, gpu = [local_shard_of("w", torch.randn(100, 300)), local_shard_of("v", torch.randn(300))], StandIn()
+    mapped = Buffer(tmp_path, [shards]).mapped(gpu)
+    gpu.wait(mapped.copy(shards))
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    gc.disable()  # which would free it later
+    try:
+        mapped.close()
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()
 
 
 @pytest.fixture

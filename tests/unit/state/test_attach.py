@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
 
 import resilient
+from checkpoint import Snapshots
 from checkpoint.protocol import Held
 from resilient import worker
 from resilient.state.arrays import shares
@@ -85,11 +86,26 @@ class Script:
 
 
 class Attempts:
-    """Attempts of one script, whose snapshots a daemon holds."""
+    """Attempts of one script, whose snapshots a daemon holds. They end with the test, as processes would."""
 
     def __init__(self, daemon: LoneDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
         self._daemon, self._monkeypatch, self.generation = daemon, monkeypatch, 0
         daemon.start()
+        self._made: list[Snapshots] = []
+        init = Snapshots.__init__
+
+        def made(snapshots: Snapshots, *arguments: Any, **more: Any) -> None:
+            init(snapshots, *arguments, **more)
+            self._made.append(snapshots)
+
+        monkeypatch.setattr(Snapshots, "__init__", made)
+
+    def __enter__(self) -> "Attempts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._made:
+            each.close()
 
     def begin(self, step: int | None = None) -> None:
         """An attempt begins, with a step to go on from; from now on `attach` is supervised."""
@@ -116,8 +132,8 @@ class Attempts:
 
 @pytest.fixture
 def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
-    with LoneDaemon(tmp_path / "d", buffers=3) as daemon:
-        yield Attempts(daemon, monkeypatch)
+    with LoneDaemon(tmp_path / "d", buffers=3) as daemon, Attempts(daemon, monkeypatch) as found:
+        yield found
 
 
 def run(script: Script, snapshots: Any, total: int = TOTAL) -> list[int]:

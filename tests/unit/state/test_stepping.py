@@ -40,8 +40,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
 @pytest.fixture
 def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
-    with LoneDaemon(tmp_path / "d", buffers=3) as daemon:
-        yield Attempts(daemon, monkeypatch)
+    with LoneDaemon(tmp_path / "d", buffers=3) as daemon, Attempts(daemon, monkeypatch) as found:
+        yield found
 
 
 def to_the_snapshot(script: Script, gpu: Gpu, step: Callable[[], None]) -> int:
