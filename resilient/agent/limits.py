@@ -28,9 +28,9 @@ CLEAR_S = 60.0
 INSPECT_S = 5.0
 """An inspection of the workers; it takes less than half a second where the machine is well, and a second more for a rank that does
 not let go of its interpreter."""
-LAST_WORDS_S = 12.0
-"""What workers that hang say before they are killed: half a second for those that say nothing, up to nine where a large flight
-recorder is written; and then it is written to the run directory."""
+LAST_WORDS_S = 6.0
+"""What workers that hang say before they are killed: a second for those that say nothing, up to three where a large flight recorder
+is written; and then it is written to the run directory."""
 OUTPUT_S = 0.4
 """What a worker that has ended has printed is read to its end; another process may hold its pipe open."""
 OUTPUT_POLL_S = 0.005

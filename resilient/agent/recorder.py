@@ -4,6 +4,10 @@ A thread of the worker waits for a signal that nobody else uses, and leaves the 
 `torchfrtrace`), with a line in words, and the stacks of all threads but the main one, which says itself where it is (see
 `resilient.agent.inspection`). It needs the interpreter for a moment: a rank that waits in a collective has given it free,
 one that keeps it for itself is left to its stacks. Owns both ends of that.
+
+To name the frames of a record torch looks for `torch._inductor` (2.11, `combined_traceback.cpp`), which is imported by that: two
+seconds of processor time, nine beside a main thread that spins, and a thousand files opened by every rank of a world that hangs.
+The thread that answers does not find it where nobody else has imported it; torch then names frames without it.
 """
 
 import contextlib
@@ -14,11 +18,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.abc import MetaPathFinder
 from itertools import islice
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import msgspec
@@ -41,6 +46,7 @@ def answer_with_record(path: Path) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {RECORDER_SIGNAL})  # and in all threads that it will have
 
     def answer() -> None:
+        sys.meta_path.insert(0, _WithoutInductor(threading.get_ident()))
         while True:
             signal.sigwait({RECORDER_SIGNAL})
             _leave(path)
@@ -48,9 +54,20 @@ def answer_with_record(path: Path) -> None:
     threading.Thread(target=answer, name="resilient-recorder", daemon=True).start()
 
 
+class _WithoutInductor(MetaPathFinder):
+    """Has one thread find no `torch._inductor`; all others import it as ever."""
+
+    def __init__(self, thread: int) -> None:
+        self._thread = thread
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """Leave it to other finders. Raises AttributeError: what else `hasattr` meets is printed since Python 3.13."""
+        if fullname == "torch._inductor" and threading.get_ident() == self._thread:
+            raise AttributeError(fullname)
+
+
 def _leave(path: Path) -> None:
-    """First where the rank stands, which takes a tenth of a second; then the record, whose stacks torch must find names for: six
-    seconds for 2,000 collectives on a busy machine, when it does so for the first time."""
+    """First where the rank stands, then the record, whose stacks torch must find names for."""
     found: Standing | None = None
     for _, data in _dumps(stacks=False):
         found = found or standing(pickle.loads(data))  # of this very process

@@ -137,6 +137,5 @@ def test_a_rank_that_fails_brings_along_what_the_driver_of_the_gpus_has_said(tmp
 
 
 def test_records_are_waited_for_longer_than_they_were_measured_to_take():
-    # Of 2,000 collectives on a busy machine: 6.2 s with stacks, whose names torch looks up, and 0.1 s without.
-    assert lastwords.RECORD_S > 6.2
-    assert min(lastwords.WINDOW_S, workers_module.RECORDS_S) > 0.1
+    # Of 2,000 collectives with 65 frames each, beside a main thread that spins: 0.06 s; five others may want the same processor.
+    assert min(lastwords.WINDOW_S, lastwords.RECORD_S, workers_module.RECORDS_S) > 0.3

@@ -162,6 +162,38 @@ def test_the_record_of_ranks_that_wait_for_each_other_is_left_in_torchs_own_form
     assert said[1].startswith("rank 1: flight recorder: gloo: 1 collectives remembered; all are finished")
 
 
+# A rank of a group of its own that spins in Python, and says what it has imported once its record is there.
+SPINNING = """
+import os, pickle, sys
+from importlib.util import find_spec
+from pathlib import Path
+from resilient.agent.recorder import RECORDER_SIGNAL, answer_with_record
+record = Path(sys.argv[1]) / "region.record"
+answer_with_record(record)
+import torch
+import torch.distributed as dist
+assert "torch._inductor" not in sys.modules
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def calls(depth):
+    calls(depth - 1) if depth else dist.all_reduce(torch.ones(1))
+for _ in range(2000):
+    calls(60)
+os.kill(os.getpid(), RECORDER_SIGNAL)
+while not record.exists():
+    pass
+found = pickle.loads(record.with_suffix(".gloo").read_bytes())["entries"]
+assert len(found) == 2000 and sum(frame["name"] == "calls" for frame in found[0]["frames"]) > 55, found[0]
+assert "torch._inductor" not in sys.modules, "the thread that answered has imported it"
+assert find_spec("torch._inductor") is not None, "others can"
+"""
+
+
+def test_a_record_has_its_stacks_without_an_import_of_the_compiler(tmp_path: Path):
+    program = [sys.executable, "-c", SPINNING, str(tmp_path)]
+    done = subprocess.run(program, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # A rank of 2,000 collectives, whose stacks torch names for a good while.
 LARGE = """
 import pickle, sys, time
