@@ -81,7 +81,7 @@ def _names(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.FunctionDef):
         return [node.name]
     if isinstance(node, ast.ImportFrom) and node.module == "soak":
-        return [alias.asname or alias.name for alias in node.names if alias.name == "soaked"]
+        return [alias.asname or alias.name for alias in node.names if alias.name in ("soaked", "soaked_after")]
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
@@ -122,7 +122,7 @@ def _mentions_soak(part: ast.AST, named: dict[str, ast.stmt]) -> bool:
         for node in ast.walk(left.pop()):
             if isinstance(node, ast.Attribute) and ast.unparse(node) == "pytest.mark.soak":
                 return True
-            if isinstance(node, ast.ImportFrom):  # `soak.soaked`, which marks its parameters
+            if isinstance(node, ast.ImportFrom):  # `soak.soaked` and `soak.soaked_after`, which mark parameters
                 return True
             if isinstance(node, ast.Name) and node.id in named and node.id not in seen:
                 seen.add(node.id)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,17 @@ BUDGET_S = 300.0
 def soaked(*values: Any) -> Any:
     """A parameter set of the second tier."""
     return pytest.param(*values, marks=pytest.mark.soak)
+
+
+def soaked_after(first: int, values: Iterable[Any]) -> list[Any]:
+    """Parameter sets of which so many are of the first tier; those that have marks of their own are not counted."""
+    found: list[Any] = []
+    for value in values:
+        if not hasattr(value, "marks"):
+            first -= 1
+            value = value if first >= 0 else soaked(*(value if isinstance(value, tuple) else (value,)))
+        found.append(value)
+    return found
 
 
 def _digest(text: str) -> int:

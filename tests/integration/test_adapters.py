@@ -92,6 +92,7 @@ def test_what_lightning_does_between_steps_is_not_done_twice_after_kills(adapted
     assert run.losses() == calm.losses() and len(calm.losses()) == steps
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_lightning_that_is_asked_to_stop_saves_the_step_by_its_own_checkpoint_too(adapted: Adapted):
     run = adapted("lightning_snapshots", 100000).start()
@@ -106,6 +107,7 @@ def test_lightning_that_is_asked_to_stop_saves_the_step_by_its_own_checkpoint_to
     assert set(run.losses()) == set(range(1, drain["step"] + 6))
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_loop_with_accelerate_that_is_asked_to_stop_goes_on_where_it_was(adapted: Adapted):
     run = adapted("accelerate_snapshots", 100000).start()

@@ -85,6 +85,7 @@ def test_a_script_goes_on_with_more_ranks_and_with_fewer(attached: Attached, exa
     assert len(run.metrics()) == 12 and found == pytest.approx({step: float(loss) for step, loss in alone.items()}, rel=1e-4)
 
 
+@pytest.mark.soak
 def test_a_snapshot_daemon_that_is_stopped_at_the_end_is_replaced_and_what_it_held_is_durable(attached: Attached):
     run = attached(f"{ODD} waits 6").start()
     wait_for(lambda: [event for event in run.events("snapshot") if event["step"] == 6], "the last snapshot", 60.0)
@@ -99,6 +100,7 @@ def test_a_snapshot_daemon_that_is_stopped_at_the_end_is_replaced_and_what_it_he
     assert run.metrics()[-1]["step"] == 6  # told by its beats: it reports nothing
 
 
+@pytest.mark.soak
 def test_a_rank_that_ends_within_its_snapshot_holds_up_nobody(attached: Attached):
     run = attached(f"{ODD} leaves 6")
     assert run.run() == 0, run.output + run.logs()

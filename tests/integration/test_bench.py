@@ -59,6 +59,7 @@ class Bench:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.soak
 def test_each_cell_is_a_row_and_the_best_one_is_a_config_that_runs(tmp_path: Path):
     cells = [{"args.tokens": 100}, {"args.tokens": 300}, {"args.raises": True}, {"parallel.tp": 3}]
     bench = Bench(tmp_path, cells=cells)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from soak import soaked
+from soak import soaked, soaked_after
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +21,7 @@ SCRIPTS = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if "ar
 TORCH_FIRST = ("checkpoint.py", "step_anatomy.py", "trainer.py")  # import it to say what they take
 
 
-@pytest.mark.parametrize("script", [soaked(each) if each in TORCH_FIRST else each for each in SCRIPTS])
+@pytest.mark.parametrize("script", soaked_after(3, sorted(SCRIPTS, key=lambda each: each in TORCH_FIRST)))
 def test_a_benchmark_started_from_a_checkout_says_what_it_takes(script: str):
     ran = run(script, "--help", patience_s=120.0)
     assert (ran.returncode, ran.stdout[:6]) == (0, "usage:"), ran.stderr
@@ -37,6 +37,7 @@ PARTS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("part", "says", "ratios"),

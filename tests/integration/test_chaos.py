@@ -31,6 +31,7 @@ def chaos(tmp_path: Path) -> Iterator[Chaos]:
     yield from commands(tmp_path)
 
 
+@pytest.mark.soak
 def test_an_experiment_says_what_came_of_each_fault_also_of_a_killed_driver_and_is_compared_with_a_run_without_faults(
     chaos: Chaos,
 ):
@@ -52,6 +53,7 @@ def test_an_experiment_says_what_came_of_each_fault_also_of_a_killed_driver_and_
     assert ledger.count('"run_started"') == 3  # begun, after the kill, and to the end when its last step was given
 
 
+@pytest.mark.soak
 def test_a_campaign_that_gives_up_makes_a_bad_verdict(chaos: Chaos):
     config = {**CAMPAIGN, "resilience": {"max_restarts_per_hour": 0}}
     faults = [{"fault": "worker_kill", "at": {"step": 20}}, {"fault": "worker_kill", "at": {"step": 30}}]

@@ -79,6 +79,7 @@ def test_the_command_does_not_import_torch():
     subprocess.run([sys.executable, "-c", check], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
+@pytest.mark.soak
 @MOUNTS
 def test_tiers_that_cannot_be_written_or_hang_in_the_kernel_or_are_too_small_are_named_with_the_reason(
     tmp_path: Path, volume: Volume
@@ -127,6 +128,7 @@ def test_a_gpu_with_memory_errors_fails_and_so_does_one_that_torch_cannot_use(tm
     assert "torch sees 0 GPUs" in found["matmul 0"]["text"]
 
 
+@pytest.mark.soak
 def test_a_process_may_have_too_few_files_open_and_json_has_all_that_was_looked_at(tmp_path: Path):
     path = config(tmp_path, Path("/dev/shm"), tmp_path / "durable")
     said = Doctor("--json", path, "cluster.procs_per_node=1", within=("prlimit", "--nofile=200"))
@@ -163,6 +165,7 @@ def test_without_the_check_the_same_node_takes_part(counting: Counting):
     assert not run.events("health")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("stopped", [False, soaked(True)])
 def test_a_check_that_hangs_is_ended_at_its_limit_or_when_the_run_is_stopped(counting: Counting, tmp_path: Path, stopped: bool):
     environ = smi(tmp_path, before=f"echo $$ > {tmp_path}/pid; exec sleep 600")
@@ -189,6 +192,7 @@ echo "       /scratch  1000000       0 {limit_kib}       -   500       0  {files
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("limit_kib", "files", "fits"), [(1_000_100, 0, False), soaked(0, 501, False), soaked(999_000_000, 900_000, True)]
 )

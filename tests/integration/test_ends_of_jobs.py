@@ -45,6 +45,7 @@ STAGES: dict[str, Callable[[Campaign], int]] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("stages", [["the driver has started", "its agent has started"], soaked(["its agent starts"])], ids=str)
 def test_a_stop_during_the_start_leaves_nothing_and_loses_nothing(counting: Counting, stages: list[str]):
     run = counting(steps=80)
@@ -59,6 +60,7 @@ def test_a_stop_during_the_start_leaves_nothing_and_loses_nothing(counting: Coun
     whole(run, 80)
 
 
+@pytest.mark.soak
 def test_a_stop_that_every_process_of_the_job_is_sent_is_one_stop(counting: Counting):
     """A scheduler signals them all: snapshot daemon, fork server, standbys and workers leave it to the driver."""
     run = counting(steps=100_000, every_steps=1000).start()
@@ -84,6 +86,7 @@ def test_a_second_ctrl_c_stops_at_once(counting: Counting):
     assert run.wait(patience_s=10) == 75
 
 
+@pytest.mark.soak
 def test_a_drain_that_workers_do_not_follow_ends_at_its_deadline(counting: Counting):
     run = counting(steps=1000, args={"deaf": True}, resilience={"drain_s": 2.0}).start()
     run.reach(5)
@@ -126,6 +129,7 @@ def test_a_driver_killed_at_any_moment_leaves_no_process_and_no_gap_and_no_doubl
     assert not regions(run)
 
 
+@pytest.mark.soak
 def test_a_second_driver_is_refused_and_one_whose_run_directory_was_taken_over_stops_at_once_and_writes_no_more(counting: Counting):
     run = counting(steps=100_000).start()
     run.reach(5)

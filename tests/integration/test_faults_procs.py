@@ -19,6 +19,7 @@ import psutil
 import pytest
 from campaigns import EVERY, Campaign, Training, same, wait_for, weights
 from injectors import injector, strike
+from soak import soaked_after
 
 from chaos import faults
 from chaos.fault import Inside
@@ -142,7 +143,7 @@ def sent_in_vain(run: Campaign) -> None:
     assert not list((run.run_dir / "chaos").glob("never.order"))
 
 
-@pytest.mark.parametrize("cases", [THAT_END, THAT_HANG], ids=["ends", "hangs"])
+@pytest.mark.parametrize("cases", soaked_after(1, [THAT_END, THAT_HANG]), ids=["ends", "hangs"])
 def test_whatever_happens_to_a_rank_is_told_as_what_it_is_and_the_run_goes_on(counting: Counting, cases: list[Case]):
     run = counting(steps=100_000, args={"load_s": 0.002, "bad_rank": -1}, resilience=SOON, **ALLOWED).start()
     calm(run, 0, 20)
@@ -304,6 +305,7 @@ def test_a_rank_that_is_made_slow_is_reported_until_it_is_not_slow_any_more(coun
     assert len(run.events("generation_started")) == 1
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: a memory cgroup of its own needs root")
 def test_a_rank_that_uses_more_than_its_cgroup_may_is_ended_by_the_kernel_and_the_cgroup_is_removed(counting: Counting):
     found = controller(Path("/proc/self/mountinfo").read_text())
@@ -333,6 +335,7 @@ def namespace() -> Iterator[str]:
     subprocess.run(["ip", "netns", "del", name], check=True)
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: a network namespace with ports of its own needs root")
 def test_a_generation_for_which_no_port_is_free_waits_for_one(counting: Counting, namespace: str):
     within = ["ip", "netns", "exec", namespace]

@@ -122,6 +122,7 @@ def reference(steps: int) -> Iterator[tuple[int, float]]:
 # -- checkpoints that are damaged --------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_damaged_checkpoints_are_passed_over_and_the_one_before_is_gone_on_from(keeping: Keeping):
     run = keeping(args={"late_s": 0.02}).start()  # which would finish a sound snapshot after the one that was damaged
     for number, (fault, params) in enumerate(
@@ -173,6 +174,7 @@ def test_a_stop_after_a_damaged_checkpoint_loses_nothing(keeping: Keeping):
 # -- snapshots that are lost -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_a_node_that_loses_its_snapshots_takes_new_ones_and_with_replicas_a_worker_that_dies_then_costs_a_step(keeping: Keeping):
     run = keeping(cluster={"nodes": 2, "procs_per_node": 1}).start()
     for node in (0, 1):
@@ -199,6 +201,7 @@ def test_a_node_that_loses_its_snapshots_takes_new_ones_and_with_replicas_a_work
 # -- tiers that fail ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_a_directory_that_is_gone_for_a_while_is_told_and_comes_back_and_what_others_share_is_left_alone(
     keeping: Keeping, tmp_path: Path
 ):

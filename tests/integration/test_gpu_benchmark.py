@@ -56,6 +56,7 @@ def journal(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
+@pytest.mark.soak
 def test_a_benchmark_that_is_killed_at_five_places_goes_on_and_repeats_nothing(tmp_path: Path):
     out = tmp_path / "out"
     for place in range(1, 6):  # lines that are there: the first one is the head's

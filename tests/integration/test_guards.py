@@ -84,6 +84,7 @@ def test_weights_that_go_bad_are_rolled_back_past_every_checkpoint_that_has_them
     verify(run.run_dir / "checkpoints" / f"step-{STEPS:08}")
 
 
+@pytest.mark.soak
 def test_data_that_is_bad_whatever_the_weights_is_left_out_and_the_run_reaches_its_end(training: Training, ram, tmp_path):
     run = training(
         entrypoint="spoilt:train",
@@ -133,6 +134,7 @@ def test_a_run_after_a_driver_that_died_in_the_middle_of_a_roll_back_completes_i
     same_in_the_end(run, reference_runs("bf16"))
 
 
+@pytest.mark.soak
 def test_numbers_that_stay_bad_end_the_run_after_as_many_roll_backs_as_are_allowed(training: Training):
     run = training(
         entrypoint="spoilt:train",
@@ -147,6 +149,7 @@ def test_numbers_that_stay_bad_end_the_run_after_as_many_roll_backs_as_are_allow
     assert "rolled back to step 2" in run.output
 
 
+@pytest.mark.soak
 def test_a_batch_that_ends_a_rank_by_a_signal_gives_up_and_says_where(training: Training):
     run = training(entrypoint="spoilt:train", args={"poison": 7, "step_s": 0.1})
     assert run.run() == 70
@@ -163,6 +166,7 @@ def test_a_batch_that_ends_a_rank_by_a_signal_gives_up_and_says_where(training: 
     assert "diagnosis.md" in run.output
 
 
+@pytest.mark.soak
 def test_failures_that_move_on_with_the_run_do_not_count_and_those_that_differ_at_one_step_give_up_naming_all_of_them(counting):
     run = counting("fickle", args={"fail_at": [12, 15, 22, 25, 33], "stuck_at": 45}, resilience={"give_up_after_same_step": 2})
     assert run.run() == 70
@@ -174,6 +178,7 @@ def test_failures_that_move_on_with_the_run_do_not_count_and_those_that_differ_a
     assert "Fickle4" not in run.output.partition("4 attempts")[2]
 
 
+@pytest.mark.soak
 def test_a_script_with_checkpoints_of_its_own_is_told_where_to_go_back_to_and_what_to_leave_out_also_in_later_runs(counting):
     run = counting("own_checkpoints", steps=30, args={"bad": 14})
     assert run.run() == 0, run.output + run.logs()

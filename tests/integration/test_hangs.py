@@ -90,6 +90,7 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on_without_a_fault(counting: Co
     assert not run.events("fault")
 
 
+@pytest.mark.soak
 def test_a_step_that_takes_long_now_and_then_is_no_hang(counting: Counting):
     run = counting(steps=60, args={"slow_every": 10, "slow_s": 1.2}, resilience=SOON)
     assert run.run() == 0, run.output + run.logs()

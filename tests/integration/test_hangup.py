@@ -166,7 +166,7 @@ def undisturbed(run: Campaign) -> None:
     [
         pytest.param('"$@" | head -n 1; exit ${PIPESTATUS[0]}', "standard output: Broken pipe", id="head", marks=pytest.mark.soak),
         pytest.param('"$@" >&- 2>&-', "standard output: it is closed", id="closed", marks=pytest.mark.soak),
-        pytest.param('"$@" <&- >&- 2>&-', "standard error: it is closed", id="all-closed"),
+        pytest.param('"$@" <&- >&- 2>&-', "standard error: it is closed", id="all-closed", marks=pytest.mark.soak),
         pytest.param('"$@" > /dev/full 2>&1', "standard output: No space left on device", id="full"),
     ],
 )
@@ -203,6 +203,7 @@ def test_a_pipe_that_nobody_reads_holds_nothing_up(steady: Callable[..., Campaig
 # -- signals ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_hang_ups_before_anything_was_started_and_while_the_terminal_is_there_are_a_line_each_and_no_more(
     steady: Callable[..., Campaign],
 ):

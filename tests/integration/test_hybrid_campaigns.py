@@ -66,6 +66,7 @@ def without_a_node(training: Training, ram: Path, node: int, config: dict[str, A
     return run
 
 
+@pytest.mark.soak
 def test_a_node_that_is_lost_with_its_ram_is_restored_from_the_one_that_holds_the_same(training: Training, ram: Path):
     run = without_a_node(training, ram, 1, {"cluster": {"nodes": 2, "device": "cpu"}, "parallel": {"dp_replicate": 2}})
     losses = run.losses()

@@ -134,6 +134,7 @@ def test_a_text_that_was_changed_is_refused_and_a_fork_with_the_same_again_has_i
     assert {"checkpoint.tiers", "name", "run_dir"} >= {each["key"] for each in found["config"]}
 
 
+@pytest.mark.soak
 def test_other_text_that_is_accepted_is_prepared_beside_what_was_trained_on(branch: Campaign, finished: Campaign):
     other = branch.directory / "b.txt"
     other.write_text(text(2))
@@ -176,6 +177,7 @@ def test_a_run_directory_of_an_earlier_version_goes_on_and_is_guarded_from_then_
     assert losses(branch.run_dir) == losses(finished.run_dir, after=MIDDLE)
 
 
+@pytest.mark.soak
 def test_parent_and_fork_with_another_learning_rate_go_on_at_the_same_time(branch: Campaign, finished: Campaign, tmp_path: Path):
     (tmp_path / "child").mkdir()
     child = Campaign(tmp_path / "child")

@@ -180,6 +180,7 @@ def test_a_worker_killed_while_a_spare_takes_over_costs_one_more_generation(
     same(run, reference_runs("bf16"))
 
 
+@pytest.mark.soak
 def test_a_spare_that_waits_keeps_its_lease_and_one_that_dies_is_started_again_and_disturbs_nobody(
     training: Training, reference_runs, ram: Path, tmp_path: Path
 ):

@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from campaigns import ROOT, Campaign, wait_for
 
 
@@ -18,6 +19,7 @@ def status(run: Campaign, *options: str, shell: str = "{}") -> str:
     return done.stdout
 
 
+@pytest.mark.soak
 def test_a_rank_and_the_command_are_killed_by_name_and_the_picture_shows_both(counting: Callable[..., Campaign], tmp_path: Path):
     run = counting(steps=10**6).start()
     run.reach(5)

@@ -134,6 +134,7 @@ def test_an_error_before_the_first_step_gives_up_soon(counting: Counting):
     assert "a_module_that_is_not_there" in run.output
 
 
+@pytest.mark.soak
 def test_an_agent_killed_at_any_moment_is_replaced_and_leaves_no_gap_and_no_double_in_the_metrics(counting: Counting, rounds: int):
     run = counting(steps=2000, every_steps=5, args={"step_s": 0.001}, resilience={"give_up_after_same_step": 99}).start()
     chance = random.Random(rounds)
@@ -167,6 +168,7 @@ def test_two_agents_on_one_machine_are_two_nodes(counting: Counting):
     assert [fault["nodes"] for fault in run.events("fault")] == [[1], [1]]
 
 
+@pytest.mark.soak
 def test_an_agent_without_word_from_its_driver_ends_its_workers_and_one_that_is_stopped_is_replaced(counting: Counting):
     run = counting(steps=150, resilience={"fence_s": 2.0, "lost_s": 5.0}).start()
     run.reach(12)

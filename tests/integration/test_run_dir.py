@@ -181,8 +181,7 @@ def undisturbed(run: Campaign, steps: int, *, since_t: float, until_t: float) ->
     ("for_s", "kind"),
     [
         (8.0, "frozen"),
-        (8.0, "full"),
-        *(soaked(8.0, kind) for kind in FAULTS if kind not in ("frozen", "full")),
+        *(soaked(8.0, kind) for kind in FAULTS if kind != "frozen"),
         *(soaked(60.0, kind) for kind in FAULTS),
         soaked(180.0, "frozen"),
     ],
@@ -224,6 +223,7 @@ def test_a_stop_while_the_run_directory_does_not_work_drains_and_the_next_run_ha
     assert [line["step"] for line in metrics if line["generation"] == 1] == list(range(1, drained["step"] + 1))
 
 
+@pytest.mark.soak
 def test_an_agent_that_is_replaced_while_the_run_directory_stands_still_keeps_the_driver_waiting_for_nothing(
     two_nodes: Callable[..., Campaign], disk: Path
 ):
@@ -262,6 +262,7 @@ def test_a_run_directory_that_is_gone_for_good_ends_the_job_with_what_it_has_in_
     assert [line["step"] for line in metrics if line["generation"] == 1] == list(range(1, drained["step"] + 1))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("away_s", [10.0, *(pytest.param(each, marks=pytest.mark.soak) for each in (40.0, 120.0))])
 def test_a_driver_that_is_stopped_for_a_while_ends_no_generation(two_nodes: Callable[..., Campaign], away_s: float):
     steps = SHORT + int(away_s / STEP_S)

@@ -34,6 +34,7 @@ def test_a_run_without_faults_reaches_its_target(counting: Counting):
     assert "starts after step 0" in run.printed(1)
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: a name server of its own for a process needs root")
 def test_a_name_server_that_never_answers_is_not_waited_for(counting: Counting, tmp_path: Path):
     (tmp_path / "resolv.conf").write_text("nameserver 10.99.0.1\n")
@@ -181,6 +182,7 @@ def test_a_script_that_cannot_run_is_a_config_error(campaign: Callable[..., Camp
     assert said in run.output and "entrypoint" in run.output
 
 
+@pytest.mark.soak
 def test_a_full_disk_under_the_fence_ends_the_run_and_says_so(counting: Counting):
     run = counting()
     fence = run.run_dir / "checkpoints/.fence"
@@ -191,6 +193,7 @@ def test_a_full_disk_under_the_fence_ends_the_run_and_says_so(counting: Counting
     assert "Traceback" not in run.output
 
 
+@pytest.mark.soak
 def test_agents_that_wait_for_the_preparation_are_not_taken_for_dead(counting: Counting):
     # Twice as long as an agent may be silent.
     run = counting(steps=5, args={"prepare_s": 14.0}, resilience={"fence_s": 2.0})
@@ -198,6 +201,7 @@ def test_agents_that_wait_for_the_preparation_are_not_taken_for_dead(counting: C
     assert not run.events("fault")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("sig", [signal.SIGTERM, soaked(signal.SIGUSR1)])
 def test_a_stop_that_also_reaches_the_processes_of_a_node_that_starts_up_is_no_failure(counting: Counting, sig: signal.Signals):
     run = counting(steps=5, args={"prepare_s": 3.0}).start()
@@ -217,6 +221,7 @@ def test_a_stop_that_also_reaches_the_processes_of_a_node_that_starts_up_is_no_f
     assert not run.events("fault")
 
 
+@pytest.mark.soak
 def test_a_node_that_dies_while_it_prepares_is_followed_by_another(counting: Counting, tmp_path: Path):
     done = tmp_path / "prepared"  # no second preparation is seen unless the first one lasts until its node is killed
     run = counting(cluster={"nodes": 2, "procs_per_node": 1}, steps=5, args={"prepare_until": str(done)}).start()
@@ -237,6 +242,7 @@ def test_a_node_that_dies_while_it_prepares_is_followed_by_another(counting: Cou
     whole(run, 5)
 
 
+@pytest.mark.soak
 def test_a_preparation_that_is_killed_ends_the_run_and_says_so(counting: Counting):
     run = counting(steps=5, args={"prepare_s": 30.0}).start()
     wait_for(lambda: [each for each in run.processes() if each.name() == "prepare"], "the preparation")[0].kill()

@@ -122,6 +122,7 @@ def test_a_receiver_that_hangs_holds_up_nothing_and_gets_all_once_it_is_back_but
     assert (numbers["resilient_step"], numbers["resilient_up"], numbers["resilient_recoveries_total"]) == (STEPS, 0, 1)
 
 
+@pytest.mark.soak
 def test_a_process_that_is_killed_is_replaced_and_one_that_is_stopped_left_behind(counting: Counting, receiver: Receiver):
     receiver.open.set()
     run = counting(steps=400, logging=webhook(receiver, beat_s=0.2)).start()
@@ -154,6 +155,7 @@ class Plugin(Sink):
 """
 
 
+@pytest.mark.soak
 def test_a_sink_of_another_package_is_fed(counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     package = tmp_path / "package"
     (package / "plugin-1.0.dist-info").mkdir(parents=True)

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
+import pytest
 from campaigns import Campaign
 
 
+@pytest.mark.soak
 def test_an_agent_that_imports_for_longer_than_the_fence_is_not_taken_for_lost(campaign: Callable[..., Campaign]):
     run = campaign(
         entrypoint="slow_toys:count",

@@ -61,6 +61,7 @@ def test_a_rank_that_must_share_its_core_is_reported_until_it_has_it_again(count
     assert len(run.events("generation_started")) == 1
 
 
+@pytest.mark.soak
 def test_a_rank_whose_samples_come_slowly_is_reported(counting: Counting):
     run = counting(steps=100_000, every_steps=1000, args={"load_s": 0.02, "step_s": 0.0}, resilience=SOON).start()
     wait_for(lambda: run.events("fault"), f"the straggler\n{run.logs()}")

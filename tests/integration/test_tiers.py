@@ -72,6 +72,7 @@ def test_killed_workers_and_a_killed_driver_go_on_from_the_newest_snapshot_that_
     assert not ram.exists() or not any(ram.iterdir())
 
 
+@pytest.mark.soak
 def test_what_ram_holds_of_a_dead_run_is_flushed_by_a_command(training: Training, ram: Path, tmp_path: Path):
     run = training(checkpoint={**tiers(tmp_path / "disturbed/run", ram), "every_steps": 1000}).start()
     run.reach(12)

@@ -37,6 +37,7 @@ def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training,
     same(run, reference_runs(precision))
 
 
+@pytest.mark.soak
 def test_stops_and_new_starts_leave_no_trace(training: Training, reference_runs, rounds: int):
     run = training()
     for step in sorted(random.Random(rounds).sample(range(1, STEPS - 5), rounds)):
@@ -176,6 +177,7 @@ OF_EACH_KIND = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("damage", [damage if damage in OF_EACH_KIND else soaked(damage) for damage in DAMAGE])
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
     training: Training, interrupted: Campaign, reference_runs, damage: str

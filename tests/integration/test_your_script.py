@@ -89,6 +89,7 @@ def test_a_hang_in_a_script_without_an_optimizer_is_found_by_its_collectives(cam
     assert fault["detect_s"] < 20 and script.name in fault["evidence"], fault
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("optimizer", ["adamw", soaked("sgd")])
 def test_an_exception_every_few_steps_is_never_given_up_on(campaign: Callable[..., Campaign], optimizer: str):
     run = scripted(campaign, f"--steps 29 --save-every 5 --raise-after 7 --optimizer {optimizer}", resilience={"backoff_s": 0.5})
@@ -137,6 +138,7 @@ def test_a_script_is_stopped_after_the_same_step_on_all_ranks_and_its_finally_ru
     assert "the newest checkpoint that the script wrote is" in run.output
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("on_stop", "word"), [("signal", "--handle-sigterm"), soaked("callback", "--ask")])
 def test_a_script_that_stops_by_itself_saves_the_step_after_which_all_ranks_stop(
     campaign: Callable[..., Campaign], on_stop: str, word: str
@@ -156,7 +158,7 @@ SCRIPT_WORDS, MODULE_WORDS = ["show.py"], ["-m", "package.show"]
 
 @pytest.mark.parametrize(
     ("words", "nodes"),
-    [(SCRIPT_WORDS, 2), (MODULE_WORDS, 1), soaked(SCRIPT_WORDS, 1), soaked(MODULE_WORDS, 2)],
+    [(SCRIPT_WORDS, 2), soaked(MODULE_WORDS, 1), soaked(SCRIPT_WORDS, 1), soaked(MODULE_WORDS, 2)],
     ids=["script-2", "module-1", "script-1", "module-2"],
 )
 def test_the_command_stands_in_for_torchrun(tmp_path: Path, words: list[str], nodes: int):

@@ -12,7 +12,7 @@ from campaigns import MODEL, ROOT, STEPS, Campaign, same, wait_for
 from lab_jobs import HOSTS, TIMES, LabJob
 from listening import listeners
 from scripts import PACED, torchrun
-from soak import soaked
+from soak import soaked, soaked_after
 
 from chaos.lab.lab import Lab
 from chaos.lab.shape import address
@@ -210,7 +210,7 @@ def test_each_host_but_that_of_the_driver_may_be_lost_and_is_replaced_and_taken_
     assert all(len(losses) == 1 for losses in run.losses().values())
 
 
-@pytest.mark.parametrize("host", ["n2", "n1"], ids=["of a member", "of the driver's host"])
+@pytest.mark.parametrize("host", soaked_after(1, ["n2", "n1"]), ids=["of a member", "of the driver's host"])
 def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, keeping: Jobs, kept: Campaign, host: str):
     run = keeping(cluster={"spares": 1})
     run.start().reach(10)
@@ -227,6 +227,7 @@ def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, keeping
 
 
 # Slurm, too, must have patience: a host that it has not heard of for longer than that is down, and its step with it.
+@pytest.mark.soak
 @pytest.mark.parametrize("lab", [replace(TIMES, slurmd_timeout_s=120)], indirect=True, ids=["of a patient Slurm"])
 def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waited_for(lab: Lab, keeping: Jobs, kept: Campaign):
     run = keeping()
@@ -240,6 +241,7 @@ def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waite
     same(run, kept)
 
 
+@pytest.mark.soak
 def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, keeping: Jobs, kept: Campaign):
     run = keeping(cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={"fence_s": 4, "link_grace_s": 4})
     run.start().reach(15)
@@ -276,6 +278,7 @@ def test_without_a_spare_fewer_hosts_go_on_and_one_that_boots_is_taken_in_again(
     assert grown["tier"] == "ram"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("lab", [replace(TIMES, slurmd_timeout_s=5)], indirect=True)
 def test_a_host_that_slurm_calls_down_is_not_waited_for_any_longer(lab: Lab, job: Jobs):
     run = job(steps=100_000, cluster={"min_nodes": 2}, checkpoint=tiers(NEVER))
@@ -310,6 +313,7 @@ def drain(lab: Lab, host: str) -> None:
     lab.controller.ask("scontrol", "update", f"NodeName={host}", "State=DRAIN", "Reason=test")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("spares", "after"), [(1, ["n1", "n4", "n3"]), pytest.param(0, ["n1", "n3"], marks=pytest.mark.soak)])
 def test_a_host_that_slurm_drains_is_left_at_a_step_boundary_and_nothing_is_computed_again(
     lab: Lab, job: Jobs, reference: Campaign, spares: int, after: list[str]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from campaigns import ROOT, wait_for
 from lab_jobs import HOSTS, TIMES, TOYS, LabJob, on
-from soak import soaked
+from soak import soaked, soaked_after
 
 from chaos.lab.lab import Lab
 from chaos.lab.shape import Shape
@@ -127,6 +127,11 @@ def since(run: Toy) -> Iterator[Since]:
 
 
 # What is done for a moment, and which of its evidence must have moved.
+def named(value: object) -> str:
+    """The name of a fault; what else a parameter is has none."""
+    return value if isinstance(value, str) else ""
+
+
 SHORT = [
     ("link_down", "n2", {"seconds": 2}, "carrier_downs"),
     ("link_down", "n1", {"seconds": 2}, "carrier_downs"),  # of the driver's host
@@ -141,7 +146,7 @@ SHORT = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "host", "params", "moves"), SHORT, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("fault", "host", "params", "moves"), soaked_after(5, SHORT), ids=named)
 def test_what_is_short_is_sat_out(run: Toy, since: Since, fault: str, host: str, params: dict[str, Any], moves: str | None):
     shown = run.strike(fault, host, **params)
     assert moves is None or shown[moves] > 0
@@ -180,6 +185,7 @@ def test_all_is_undone_although_the_injectors_are_killed(run: Toy, since: Since)
     wait_for(lambda: network(run.lab) == before, "the end of all of them", 20.0)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", [1, 2])
 def test_all_is_undone_at_whatever_moment_the_injectors_are_killed(run: Toy, since: Since, seed: int):
     before, chance = network(run.lab), random.Random(seed)
@@ -211,7 +217,7 @@ def test_all_is_undone_at_whatever_moment_the_injectors_are_killed(run: Toy, sin
         soaked("coordinator_unreachable", {"seconds": 15}),
         soaked("one_way_drop", {"seconds": 15, "lost": "out"}),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=named,
 )
 def test_a_host_that_is_silent_for_longer_is_replaced(run: Toy, since: Since, fault: str, params: dict[str, Any]):
     host = run.members()[1]

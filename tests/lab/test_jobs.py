@@ -111,6 +111,7 @@ def exclusive(**slurm: Any) -> dict[str, Any]:
     return {"slurm": {"extra": ["--exclusive"], **slurm}}
 
 
+@pytest.mark.soak
 def test_a_job_that_is_cancelled_saves_its_state_and_the_next_one_goes_on(jobs: Callable[..., Any], long: Campaign):
     run = jobs(Chain, 0.5, **exclusive())
     run.submit()
@@ -125,6 +126,7 @@ def test_a_job_that_is_cancelled_saves_its_state_and_the_next_one_goes_on(jobs: 
     same(run, long)
 
 
+@pytest.mark.soak
 def test_a_job_that_is_requeued_saves_its_state_and_goes_on_itself(jobs: Callable[..., Any], long: Campaign):
     run = jobs(Chain, 0.5, **exclusive(requeue=True))
     run.submit()
@@ -140,6 +142,7 @@ def test_a_job_that_is_requeued_saves_its_state_and_goes_on_itself(jobs: Callabl
     same(run, long)
 
 
+@pytest.mark.soak
 def test_a_job_that_is_preempted_saves_its_state_and_the_next_one_goes_on(jobs: Callable[..., Any], long: Campaign, tmp_path: Path):
     run = jobs(Chain, 0.5, **exclusive())
     run.submit()
@@ -175,6 +178,7 @@ def test_a_job_stops_in_time_before_its_limit_whether_a_signal_is_asked_for_or_n
         same(run, long)
 
 
+@pytest.mark.soak
 def test_a_job_whose_limit_is_cut_short_stops_in_time(jobs: Callable[..., Any], long: Campaign):
     run = jobs(LabJob, 1.5, chaos={"allow": True})
     run.start()
@@ -224,6 +228,7 @@ def test_a_controller_that_is_killed_and_started_again_in_mid_run_is_not_noticed
     same(run, long)
 
 
+@pytest.mark.soak
 def test_two_that_submit_a_campaign_at_once_make_one_chain(jobs: Callable[..., Any], long: Campaign):
     run = jobs(Chain, 0.0, **exclusive())
     on(run.lab, "ctl", "scontrol", "update", "partition=lab", "state=down")  # so that nothing starts before both have come

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from campaigns import ROOT, Campaign, same, wait_for
 from lab_jobs import LabJob
 
@@ -17,6 +18,7 @@ def generations(run: LabJob) -> list[list[str]]:
     return [event["nodes"] for event in run.events("generation_started")]
 
 
+@pytest.mark.soak
 def test_agents_in_containers_compute_the_same(job: Jobs, reference: Campaign, tmp_path: Path):
     calls, programs, image = tmp_path / "calls", tmp_path / "bin", tmp_path / "image.sif"
     calls.mkdir()
@@ -48,6 +50,7 @@ def test_all_components_of_a_heterogeneous_job_compute_together(job: Jobs, refer
     same(run, reference)
 
 
+@pytest.mark.soak
 def test_a_job_that_has_given_a_node_back_goes_on_with_the_others(job: Jobs):
     run = job(steps=20)
     run.script = "scontrol update JobId=$SLURM_JOB_ID NumNodes=2 && exec $RUN"

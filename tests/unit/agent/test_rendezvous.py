@@ -8,6 +8,7 @@ import time
 
 import pytest
 from listening import listeners
+from soak import soaked_after
 from torch.distributed import TCPStore
 
 from resilient.agent.rendezvous import LONGEST_PAUSE_S, CalledOff, DriverRendezvous, join_store, open_store, store_prefix
@@ -168,7 +169,7 @@ print(store.get("key"))
 """
 
 
-@pytest.mark.parametrize(("where", "quiet"), [("agent", True), ("elsewhere", False)])
+@pytest.mark.parametrize(("where", "quiet"), soaked_after(1, [("agent", True), ("elsewhere", False)]))
 def test_connections_that_are_reset_leave_no_line_in_the_log(where: str, quiet: bool):
     done = subprocess.run([sys.executable, "-c", RESETS, where], check=True, capture_output=True, text=True)
     assert done.stdout == "b'value'\n"
@@ -189,7 +190,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("prefix", ["", "s3cret-prefix"])
+@pytest.mark.parametrize("prefix", soaked_after(1, ["", "s3cret-prefix"]))
 def test_groups_that_find_each_other_by_the_environment_keep_their_keys_below_the_prefix_where_there_is_one(prefix: str):
     store = open_store("127.0.0.1")
     torchruns = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}

@@ -84,6 +84,7 @@ def transformer() -> list[LocalShard]:
     ]
 
 
+@pytest.mark.soak
 def test_a_model_of_many_small_tensors_crosses_by_few_copies_and_is_the_same(tmp_path: Path):
     shards = transformer()
     expected = sealed_by(tmp_path / "cpu", None, [shards])

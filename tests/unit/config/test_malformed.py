@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from soak import soaked_after
 
 from resilient.config import ConfigError, load
 
@@ -306,7 +307,7 @@ def test_the_command_ends_with_78_and_without_a_traceback(tmp_path: Path, comman
     assert sorted(tmp_path.iterdir()) == [path]  # nothing was made
 
 
-@pytest.mark.parametrize("kind", ["alias of itself", "lists 3,000 deep", "pipe"])
+@pytest.mark.parametrize("kind", soaked_after(1, ["alias of itself", "lists 3,000 deep", "pipe"]))
 def test_the_command_ends_with_78_for_what_is_no_document(tmp_path: Path, kind: str):
     path = tmp_path / "bad.yaml"
     if kind == "pipe":

@@ -295,6 +295,7 @@ def build_and_die(words: Path, prefix: Path, left: int) -> None:
     build(Files([words]), prefix, Vocabulary(290), workers=1)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("every", [3, soaked(1)])
 def test_a_builder_killed_at_any_call_that_matters_leaves_nothing_that_is_taken_for_good(tmp_path: Path, every: int) -> None:
     words = put(tmp_path / "words.txt", PROSE * 20)

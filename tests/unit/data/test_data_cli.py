@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from soak import soaked
+from soak import soaked, soaked_after
 
 from trainer.data.indexed import IndexedDataset
 
@@ -65,7 +65,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("bad", soaked_after(3, BAD))
 def test_bad_input_is_one_message_and_exit_78(tmp_path: Path, words: Path, bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe")
@@ -100,14 +100,17 @@ TRAINING, TOKENIZING = "training the tokenizer", "tokenizing"
 
 @pytest.mark.parametrize(
     ("sent", "code", "stage"),
-    [
-        (signal.SIGINT, 130, TRAINING),
-        (signal.SIGTERM, 143, TRAINING),
-        (signal.SIGKILL, -9, TOKENIZING),
-        soaked(signal.SIGINT, 130, TOKENIZING),
-        soaked(signal.SIGTERM, 143, TOKENIZING),
-        soaked(signal.SIGKILL, -9, TRAINING),
-    ],
+    soaked_after(
+        1,
+        [
+            (signal.SIGINT, 130, TRAINING),
+            (signal.SIGTERM, 143, TRAINING),
+            (signal.SIGKILL, -9, TOKENIZING),
+            soaked(signal.SIGINT, 130, TOKENIZING),
+            soaked(signal.SIGTERM, 143, TOKENIZING),
+            soaked(signal.SIGKILL, -9, TRAINING),
+        ],
+    ),
 )
 def test_a_build_that_is_stopped_leaves_no_process_and_nothing_taken_for_good(
     tmp_path: Path, much: Path, sent: signal.Signals, code: int, stage: str

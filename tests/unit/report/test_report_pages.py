@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from browser import Browser, looks_right
 from runs import made
+from soak import soaked_after
 
 from resilient import ledger
 from resilient.report import command
@@ -58,7 +59,7 @@ def wordy(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [whole, without_a_job, without_a_step, without_a_ledger, torn, wordy], ids=lambda each: each.__name__
+    "state", soaked_after(2, [whole, without_a_job, without_a_step, without_a_ledger, torn, wordy]), ids=lambda each: each.__name__
 )
 def test_a_report_is_read_in_any_window_without_an_error(browser: Browser, tmp_path: Path, state: Callable[[Path], None]):
     state(tmp_path / "run")

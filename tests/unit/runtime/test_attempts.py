@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from soak import soaked_after
 
 from resilient.attempts import Attempt, got_on
 from resilient.faults import Fault
@@ -56,7 +57,7 @@ DAYS, FAILURES = 54, 466
 
 
 @pytest.mark.parametrize("sees", ["absolute steps", "its own steps", "nothing"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", soaked_after(1, range(8)))
 def test_466_failures_in_54_days_are_never_given_up_on(sees: str, seed: int):
     chance = random.Random(seed)
     step_s, save_s, restart_s = 10.0, 1800.0, 120.0

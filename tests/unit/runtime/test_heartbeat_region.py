@@ -155,6 +155,7 @@ def _report_until_killed(path: Path) -> None:
         number += 1
 
 
+@pytest.mark.soak
 def test_a_worker_killed_while_reporting_leaves_only_whole_records(tmp_path: Path):
     for _ in range(5):
         agent = AgentRegion(tmp_path / "region")
@@ -222,6 +223,7 @@ def _steps_until_stopped(path: Path, ranks_at: object, results: object) -> None:
     results.put(step)  # type: ignore[attr-defined]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("times", [2, soaked(20)])
 def test_all_ranks_stop_at_the_same_step_whenever_the_stop_is_asked_for(tmp_path: Path, times: int):
     for _ in range(times):

@@ -91,6 +91,7 @@ def test_a_test_far_above_the_limit_fails_the_run_and_is_named(tmp_path: Path, o
     assert named(output, "FAILED") == DEAR
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("options", [(), soaked(("-n", "2"))], ids=["one process", "xdist"])
 def test_a_test_a_little_above_the_limit_is_named_and_fails_nothing(tmp_path: Path, options: tuple[str, ...]):
     # The processor counts as one of the limit's speed.
@@ -102,6 +103,7 @@ def test_a_test_a_little_above_the_limit_is_named_and_fails_nothing(tmp_path: Pa
     assert not named(output, "FAILED")
 
 
+@pytest.mark.soak
 def test_below_the_limit_the_run_is_good_and_the_dearest_are_shown_and_written(tmp_path: Path):
     code, output = run(tmp_path, TESTS, "--cost-limit-s", "30", "--costs-to", str(tmp_path / "costs"))
     assert code == 0, output

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from order import stretches
@@ -31,6 +32,7 @@ def test_each_test_is_in_one_stretch_and_files_stay_together(jobs: list[int], ca
     assert all(len(stretch) <= length or not {2} & {kind for kind, _, _ in stretch} for stretch in found)
 
 
+@pytest.mark.soak
 def test_processes_begin_with_jobs_and_with_campaigns(tmp_path: Path):
     for folder in ("unit", "integration", "lab"):
         for name in ("a", "b"):

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch.distributed as dist
-from soak import soaked
+from soak import soaked, soaked_after
 from test_layouts import BASE, Lines, Sections, merged, name_of, spread
 from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, train, trained, write_config, write_dataset
 
@@ -62,7 +62,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "sections"), EVERY, ids=name_of)
+@pytest.mark.parametrize(("layout", "sections"), soaked_after(2, EVERY), ids=name_of)
 def test_gradients_reduced_in_every_pass_are_those_of_one_process(
     dataset: Path, tmp_path: Path, expected: Callable[[int], Lines], layout: Layout, sections: Sections
 ):
@@ -85,6 +85,7 @@ def test_bf16_gradients_are_close_to_one_process_on_any_layout(dataset: Path, tm
     assert steps(trained(config, tp * pp * dp)) == [pytest.approx(line, rel=1e-2) for line in alone]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("count", [40, soaked(200)])
 def test_bf16_gradients_train_like_fp32_ones(dataset: Path, tmp_path: Path, count: int):
     long: Sections = {
@@ -145,7 +146,7 @@ COMBINATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("reduce", "dtype", "dp"), COMBINATIONS)
+@pytest.mark.parametrize(("reduce", "dtype", "dp"), soaked_after(1, COMBINATIONS))
 def test_between_micro_batches_gradients_cost_what_the_plan_says(dataset: Path, tmp_path: Path, reduce: str, dtype: str, dp: int):
     path = write_config(tmp_path, dataset, **merged(TWIN, {"train": {"global_batch_size": 12 * dp}}, how(reduce, dtype)))
     config = load_config(path, [])
@@ -204,7 +205,7 @@ EXCHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("sections", "pp", "gathers", "reductions"), EXCHANGES, ids=name_of)
+@pytest.mark.parametrize(("sections", "pp", "gathers", "reductions"), soaked_after(2, EXCHANGES), ids=name_of)
 def test_parameters_are_gathered_once_a_step_whatever_the_accumulation(
     dataset: Path, tmp_path: Path, sections: Sections, pp: int, gathers: int, reductions: int
 ):
@@ -263,7 +264,7 @@ OVERLAPPED = [
 ]
 
 
-@pytest.mark.parametrize(("sections", "passes"), OVERLAPPED, ids=name_of)
+@pytest.mark.parametrize(("sections", "passes"), soaked_after(1, OVERLAPPED), ids=name_of)
 def test_under_a_pipeline_reductions_begin_within_the_last_backward_pass(
     dataset: Path, tmp_path: Path, sections: Sections, passes: int
 ):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from soak import soaked_after
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from trainer_ranks import trained, write_config, write_dataset
 from typer.testing import CliRunner
@@ -67,12 +68,15 @@ def validations(told: list[dict[str, Any]]) -> dict[int, float]:
 
 @pytest.mark.parametrize(
     "sections",
-    [
-        {"data": {"mask_documents": True, "mask_end_of_text": True, "end_of_text": 7}},
-        {"data": {"mask_documents": True, "end_of_text": 7}, "model": {"position": "learned"}},
-        {"model": {"position": "alibi", "norm": "layernorm", "mlp": "gelu", "tie_embeddings": True}},
-        {"train": {"precision": "bf16"}},
-    ],
+    soaked_after(
+        1,
+        [
+            {"data": {"mask_documents": True, "mask_end_of_text": True, "end_of_text": 7}},
+            {"data": {"mask_documents": True, "end_of_text": 7}, "model": {"position": "learned"}},
+            {"model": {"position": "alibi", "norm": "layernorm", "mlp": "gelu", "tie_embeddings": True}},
+            {"train": {"precision": "bf16"}},
+        ],
+    ),
     ids=str,
 )
 def test_the_loss_is_the_one_that_the_campaign_reports(tmp_path: Path, sections: dict[str, dict[str, Any]]):

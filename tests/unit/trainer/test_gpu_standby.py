@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
+from soak import soaked_after
 from torch import fx
 from torch._dynamo.backends.debugging import aot_eager
 from trainer_ranks import VOCABULARY, run_ranks, train, write_config, write_dataset
@@ -189,7 +190,7 @@ def stand_by(path: Path) -> None:
     warming.compute_layer(config, shape, spread, kernel, device, 0)
 
 
-@pytest.mark.parametrize(("recompute", "every", "kinds"), [("none", 1, 1), ("selective", 2, 2)])
+@pytest.mark.parametrize(("recompute", "every", "kinds"), soaked_after(1, [("none", 1, 1), ("selective", 2, 2)]))
 def test_the_first_step_of_a_rank_that_stood_by_compiles_nothing(tmp_path: Path, recompute: str, every: int, kinds: int):
     sizes = {"precision": "fp32", "steps": 1, "compile": True, "recompute": recompute, "recompute_every": every}
     config = write_config(tmp_path, write_dataset(tmp_path / "walks"), train=sizes, data={"split": [1, 0, 0]})

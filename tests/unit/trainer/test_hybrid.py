@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from soak import soaked
+from soak import soaked, soaked_after
 from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, trained, write_config, write_dataset
 
 from resilient.worker import load_config, settle
@@ -92,7 +92,7 @@ def everything() -> Iterator[tuple[Spread, Sections]]:
                 yield spread, {"parallel": {"zero_stage": stage, "reduce_gradients": reduce, "schedule": schedule}, **layers}
 
 
-@pytest.mark.parametrize(("spread", "sections"), SAMPLE, ids=name_of)
+@pytest.mark.parametrize(("spread", "sections"), soaked_after(1, SAMPLE), ids=name_of)
 def test_groups_that_hold_the_same_shards_train_like_one_process(run, textbook_lines, spread: Spread, sections: Sections):
     found = run(ranks_of(spread), parallel(spread), sections)
     assert found == [pytest.approx(line, rel=1e-5) for line in textbook_lines()]
@@ -193,6 +193,7 @@ TP_PP: tuple[Spread, int] = ((2, 1, 1, 2), 1)
 HYBRID_TP: tuple[Spread, int] = ((1, 2, 1, 2), 3)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "way", [(HYBRID, ZERO_3, HYBRID_TP), soaked((TP_PP, HYBRID, ZERO_3, HYBRID_TP, TP_PP))], ids=["short", "long"]
 )

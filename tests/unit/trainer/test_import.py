@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from soak import soaked
 from trainer_ranks import VOCABULARY, steps, trained, write_config, write_dataset
 from typer.testing import CliRunner
 
@@ -59,6 +60,7 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("GPTNeoX", {**NEOX, **DEEP}),
     ("GPTNeoX", {**NEOX, "attention_bias": False, "layer_norm_eps": 1e-3}),
 ]
+ONE_OF_EACH = SHAPES[2::3]
 
 
 def made(kind: str, options: dict[str, Any], place: Path, **saved: Any) -> Any:
@@ -76,7 +78,11 @@ def made(kind: str, options: dict[str, Any], place: Path, **saved: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize(("kind", "options"), SHAPES, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [case if case in ONE_OF_EACH else soaked(*case) for case in SHAPES],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_an_import_computes_what_its_source_computes_and_survives_an_export(tmp_path: Path, kind: str, options: dict[str, Any]):
     source = made(kind, options, tmp_path / "source")
     import_checkpoint(tmp_path / "source", tmp_path / "first")
@@ -180,6 +186,7 @@ def test_a_source_that_is_not_what_it_says_leaves_nothing(tmp_path: Path):
     refused("no safetensors file beside it")
 
 
+@pytest.mark.soak
 def test_training_begins_from_an_import_on_any_layout(tmp_path: Path):
     source = made("Qwen2", LLAMA, tmp_path / "source")
     dataset = write_dataset(tmp_path / "walks")

@@ -11,7 +11,7 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from soak import soaked
+from soak import soaked, soaked_after
 from trainer_ranks import steps, textbook, trained, write_config, write_dataset
 
 from resilient.worker import load_config
@@ -184,6 +184,7 @@ def test_all_that_goes_together_trains_like_one_process_for_long(run: Run, textb
 BF16 = [(2, 1, 1)]  # the other dimensions, with gradients in bf16 as well, are in test_accumulation.py
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("layout", [*BF16, *(soaked(each) for each in LAYOUTS if each not in BF16)], ids=name_of)
 def test_every_layout_trains_like_one_process_in_bf16(run: Run, bf16_lines: Lines, layout):
     tp, pp, dp = layout
@@ -228,7 +229,7 @@ MODELS: list[Any] = [
 
 
 @pytest.mark.parametrize("dp", [1, soaked(2)])
-@pytest.mark.parametrize("sections", MODELS, ids=name_of)
+@pytest.mark.parametrize("sections", soaked_after(1, MODELS), ids=name_of)
 def test_every_kind_of_model_trains_the_same_in_two_and_three_dimensions(run: Run, sections, dp: int):
     sections = merged(long(STEPS if dp == 1 else 8), sections)
     alone = merged(sections, {"parallel": {"schedule": "1f1b", "virtual_stages": "auto", "pp_layers": "auto"}})
@@ -336,6 +337,7 @@ def test_the_checkpoint_of_a_3d_layout_is_open_to_any_zarr_client(in_three_dimen
     assert group["model/blocks.attention.query.weight"].shape[0] == 2  # both stages' layers are one array
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("layout", "stage", "layers", "count"),
     [

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from soak import soaked
+from soak import soaked, soaked_after
 from test_layouts import BASE, Sections, merged, name_of, spread
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -92,7 +92,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize(("ranks", "sections"), LAYOUTS, ids=name_of)
+@pytest.mark.parametrize(("ranks", "sections"), soaked_after(1, LAYOUTS), ids=name_of)
 def test_in_chunks_every_layout_trains_like_one_process(tmp_path: Path, ranks: int, sections: Sections):
     dataset = write_dataset(tmp_path / "walks")
     config = write_config(tmp_path, dataset, **merged(BASE, ROOM, sections))
@@ -133,7 +133,7 @@ class Held(TorchDispatchMode):
         self.now -= size_bytes
 
 
-@pytest.mark.parametrize("differentiated", [True, False])
+@pytest.mark.parametrize("differentiated", soaked_after(1, [True, False]))
 def test_a_large_vocabulary_takes_the_memory_of_one_chunk_and_what_the_plan_says(differentiated: bool):
     x, weight, targets = drawn((2, 96), 8, VOCABULARY, torch.bfloat16)
     limit_bytes = 25 << 20

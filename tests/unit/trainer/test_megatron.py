@@ -11,7 +11,7 @@ import torch
 import yaml
 from allocations import Allocations
 from megatron_files import ITERATION, SAMPLES, Truth, arguments, truth, write_ranks, write_torch_dist
-from soak import soaked
+from soak import soaked, soaked_after
 from trainer_ranks import steps, trained, write_config, write_dataset
 
 import checkpoint
@@ -63,7 +63,7 @@ def check(run: Path, held: Truth, *, optimizer: bool = True) -> None:
     assert yaml.safe_load((run / MODEL_FILE).read_text())["model"]["vocab_size"] == config.model.vocab_size == 61
 
 
-@pytest.mark.parametrize(("kind", "tp", "pp"), CASES)
+@pytest.mark.parametrize(("kind", "tp", "pp"), soaked_after(2, CASES))
 def test_the_files_of_ranks_are_put_together_bit_by_bit(tmp_path: Path, kind: str, tp: int, pp: int):
     held = truth(SHAPES[kind])
     said = import_megatron(write_ranks(tmp_path / "source", held, tp=tp, pp=pp), tmp_path / "run")
@@ -71,14 +71,14 @@ def test_the_files_of_ranks_are_put_together_bit_by_bit(tmp_path: Path, kind: st
     check(tmp_path / "run", held)
 
 
-@pytest.mark.parametrize(("kind", "tp", "pp"), CASES)
+@pytest.mark.parametrize(("kind", "tp", "pp"), soaked_after(2, CASES))
 def test_torch_dist_is_read_bit_by_bit(tmp_path: Path, kind: str, tp: int, pp: int):
     held = truth(SHAPES[kind])
     import_megatron(write_torch_dist(tmp_path / "source", held, tp=tp, pp=pp), tmp_path / "run")
     check(tmp_path / "run", held)
 
 
-@pytest.mark.parametrize(("virtual", "names"), [(1, "te"), (2, "old"), soaked(1, "old"), soaked(2, "te")])
+@pytest.mark.parametrize(("virtual", "names"), soaked_after(1, [(1, "te"), (2, "old"), soaked(1, "old"), soaked(2, "te")]))
 def test_older_names_and_virtual_stages_are_known(tmp_path: Path, virtual: int, names: str):
     held = truth(GPT)
     source = write_ranks(tmp_path / "source", held, tp=2, pp=2, virtual=virtual, names=names)
@@ -90,7 +90,9 @@ def test_older_names_and_virtual_stages_are_known(tmp_path: Path, virtual: int, 
 
 @pytest.mark.parametrize(
     "form",
-    [{"split_gate": True, "stacked": False}, {"flattened": True}, {"common_file": False}, soaked({"stacked": False})],
+    soaked_after(
+        2, [{"split_gate": True, "stacked": False}, {"flattened": True}, {"common_file": False}, soaked({"stacked": False})]
+    ),
     ids=str,
 )
 def test_every_form_of_torch_dist_is_known(tmp_path: Path, form: dict[str, bool]):

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 from allocations import Allocations
-from soak import soaked
+from soak import soaked, soaked_after
 from test_accumulation import how
 from test_layouts import Sections, merged
 from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, train, trained, write_config, write_dataset
@@ -57,7 +57,7 @@ def peak(config: Path) -> tuple[int, int]:
 CASES = [(2, "last", "bf16"), (2, "every", "fp32"), *(soaked(4, *way) for way in WAYS)]
 
 
-@pytest.mark.parametrize(("dp", "reduce", "dtype"), CASES)
+@pytest.mark.parametrize(("dp", "reduce", "dtype"), soaked_after(1, CASES))
 def test_ranks_hold_at_their_most_what_the_plan_says(dataset: Path, tmp_path: Path, dp: int, reduce: str, dtype: str):
     path = write_config(tmp_path, dataset, **merged(twin(dp), how(reduce, dtype)))
     config = load_config(path, [])

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from soak import soaked
+from soak import soaked, soaked_after
 from test_layouts import BASE, Sections, merged, name_of, spread
 from torch.utils._python_dispatch import TorchDispatchMode
 from trainer_ranks import run_ranks, steps, train, trained, write_config, write_dataset
@@ -41,7 +41,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("ranks", "sections", "layout"), CASES, ids=name_of)
+@pytest.mark.parametrize(("ranks", "sections", "layout"), soaked_after(1, CASES), ids=name_of)
 def test_exchanges_beside_products_train_like_one_process(dataset: Path, tmp_path: Path, ranks: int, sections: Sections, layout):
     alone = steps(trained(write_config(tmp_path / "alone", dataset, **merged(SMALL, sections)), 1))
     found = steps(trained(write_config(tmp_path / "many", dataset, **merged(SMALL, sections, layout)), ranks))

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from soak import soaked
+from soak import soaked, soaked_after
 from test_layouts import BASE, Sections, deep, merged, name_of, spread
 from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
 
@@ -69,7 +69,7 @@ LAYOUTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(("ranks", "sections"), LAYOUTS, ids=name_of)
+@pytest.mark.parametrize(("ranks", "sections"), soaked_after(3, LAYOUTS), ids=name_of)
 def test_the_plan_is_what_ranks_hold(dataset: Path, tmp_path: Path, ranks: int, sections: Sections):
     path = write_config(tmp_path, dataset, **merged(BASE, sections))
     config = load_config(path, [])
@@ -114,7 +114,7 @@ MODELS: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: " ".join(map(str, model.values())))
 @pytest.mark.parametrize("precision", ["bf16", soaked("fp32")])
-@pytest.mark.parametrize("kernel", [Kernel.MATH, Kernel.SDPA_FLASH], ids=lambda kernel: kernel.value)
+@pytest.mark.parametrize("kernel", soaked_after(1, [Kernel.SDPA_FLASH, Kernel.MATH]), ids=lambda kernel: kernel.value)
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 def test_what_layers_keep_for_their_backward_pass_is_planned(
     mode: Literal["none", "selective", "full"], kernel: Kernel, precision: str, model: dict[str, object]

@@ -142,6 +142,7 @@ def test_checkpoints_and_validation_come_when_they_are_due_and_once(made: Made):
     assert validations[0]["val_ppl"] == pytest.approx(math.exp(validations[0]["val_loss"]))
 
 
+@pytest.mark.soak
 def test_it_learns_what_can_be_learnt(made: Made):
     told = trained(made(train={"steps": 60, "eval_interval": 60}), 1)
     before, after = (line["val_loss"] for line in told if line["event"] == "validation")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from soak import soaked_after
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -108,7 +109,7 @@ def test_the_result_of_a_kernel_that_drops_scores_is_not_kept():  # its random n
     assert recompute.is_dear(torch.ops.aten.mm.default, attention=False)
 
 
-@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("mode", soaked_after(1, ["none", "selective", "full"]))
 def test_a_compiled_layer_computes_no_product_again_unless_all_is(mode: str):
     graphs: list[Counter[object]] = []
 

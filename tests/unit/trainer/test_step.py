@@ -166,6 +166,7 @@ def captured(config: Path) -> list[dict[str, Any]]:
         return train(config)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("with_kernels", [False, soaked(True)])
 def test_compiled_layers_train_the_same(dataset: Path, tmp_path: Path, with_kernels: bool):
     settings = {"precision": "fp32", "steps": 3, "global_batch_size": 12, "micro_batch_size": 6, "eval_interval": 0}

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from soak import soaked_after
 from trainer_ranks import VOCABULARY, run_ranks, train, write_config, write_dataset
 
 from resilient.worker import load_config, settle
@@ -40,7 +41,7 @@ def test_collectives_and_transfers_are_told_apart_by_their_names(name: str, tran
     assert communication(name) is transfer
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize(("tp", "pp"), soaked_after(1, [(1, 1), (1, 2), (2, 1)]))
 def test_the_memory_of_a_step_that_is_looked_into_is_what_was_planned(tmp_path: Path, tp: int, pp: int):
     path = write_config(
         tmp_path,

@@ -128,6 +128,7 @@ LONG_WAY = [(1, 1, 4), (1, 1, 3), (1, 1, 4), (1, 1, 1), (1, 1, 4), (1, 1, 3), (1
 WITH_PIPELINES = [(1, 2, 4), (1, 2, 3), (1, 2, 4)]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("layouts", "stage", "each"),
     [(WAY, 1, 1), *(soaked(way, stage, 2) for way in (WAY, LONG_WAY, WITH_PIPELINES) for stage in (1, 2, 3))],

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+from soak import soaked_after
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -129,13 +130,16 @@ def watched(config: Path, overrides: tuple[str, ...]) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("ranks", "layout"),
-    [
-        (1, ("data.mask_documents=true", "data.mask_end_of_text=true", "data.end_of_text=7")),
-        (2, ("parallel.dp=2", "parallel.zero_stage=1", "train.micro_batch_size=3")),
-        (2, ("parallel.dp=2", "parallel.zero_stage=2")),
-        (2, ("parallel.dp=2", "parallel.zero_stage=3")),
-        (2, ("parallel.tp=2", "parallel.dp=1")),
-    ],
+    soaked_after(
+        2,
+        [
+            (1, ("data.mask_documents=true", "data.mask_end_of_text=true", "data.end_of_text=7")),
+            (2, ("parallel.dp=2", "parallel.zero_stage=1", "train.micro_batch_size=3")),
+            (2, ("parallel.dp=2", "parallel.zero_stage=2")),
+            (2, ("parallel.dp=2", "parallel.zero_stage=3")),
+            (2, ("parallel.tp=2", "parallel.dp=1")),
+        ],
+    ),
 )
 def test_from_the_passes_to_the_optimizers_step_nothing_waits_for_the_device(tmp_path: Path, ranks: int, layout: tuple[str, ...]):
     dataset = write_dataset(tmp_path / "walks")
