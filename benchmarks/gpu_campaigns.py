@@ -272,7 +272,7 @@ def _kill(launcher: Resilient) -> None:
         with suppress(LookupError, ProcessLookupError):
             os.kill(launcher.ranks()[0], signal.SIGKILL)
             return
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks
     raise TimeoutError("no rank to kill")
 
 
@@ -311,7 +311,7 @@ def _wait_for_standby(launcher: Resilient) -> Standby | None:
             since, before = time.time(), now or (0, 0.0)
         elif time.time() - since >= QUIET_S:
             return Standby(now[0], max(0.0, since - first_t))
-        time.sleep(0.1)
+        time.sleep(0.1)  # between two looks
     return None
 
 

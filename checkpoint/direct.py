@@ -148,7 +148,7 @@ def populate(area: mmap.mmap, offset: int, size_bytes: int) -> None:
     _advise(area, offset, size_bytes, _MADV_POPULATE_WRITE)
 
 
-def forget(area: mmap.mmap, offset: int, size_bytes: int) -> None:
+def unmap_pages(area: mmap.mmap, offset: int, size_bytes: int) -> None:
     """Have this process's page tables without these pages of a file in shared memory, until it touches one; the file keeps them.
 
     A process that dies has its tables taken down page by page first, at some 16 GiB a second. Best effort.

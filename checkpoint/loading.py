@@ -110,13 +110,13 @@ def fill(
     run_bytes = max((run.chunk_run.length * run.chunk_run.shard.array.slot_bytes for run in runs), default=0)
     reader = _Reader(sources, run_bytes, lambda: device_of([local_shard.data for local_shard in wanted]))
     try:
-        for_each(runs, reader.worker, min(threads or _worth_it(on_gpu), len(runs)), "checkpoint-load")
+        for_each(runs, reader.worker, min(threads or _threads_for(on_gpu), len(runs)), "checkpoint-load")
     finally:
         reader.finish()
     return reader.seals
 
 
-def _worth_it(device: Device | None) -> int:
+def _threads_for(device: Device | None) -> int:
     """How many threads read."""
     return THREADS if device is None else min(GPU_THREADS, len(os.sched_getaffinity(0)))
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from checkpoint.rounds import STAGE_BYTES
 from resilient.worker import Config, ConfigError, Layout, layout, reduces_every
-from trainer.memory import layer_alone, most
+from trainer.memory import most, warming_bytes
 from trainer.shape import GPTShape
 
 GIB = 1 << 30
@@ -72,7 +72,7 @@ def holds_standby(config: Config, shape: GPTShape, spread: Layout, gpu_bytes: in
     return gpu_bytes is not None and most(config, shape, spread)[1].peak + STANDBY <= budget(gpu_bytes)
 
 
-def warms_kernels(config: Config, shape: GPTShape, spread: Layout, gpu_bytes: int | None) -> bool:
+def has_room_to_warm_kernels(config: Config, shape: GPTShape, spread: Layout, gpu_bytes: int | None) -> bool:
     """Whether such a process also has the kernels of a step ready, for which it computes a layer and the loss once: where there is
     room for that too.
 
@@ -82,7 +82,7 @@ def warms_kernels(config: Config, shape: GPTShape, spread: Layout, gpu_bytes: in
         return False
     if config.resilience.gpu_standby is True:
         return True
-    need = most(config, shape, spread)[1].peak + STANDBY + layer_alone(config, shape, spread)
+    need = most(config, shape, spread)[1].peak + STANDBY + warming_bytes(config, shape, spread)
     return gpu_bytes is not None and need <= budget(gpu_bytes)
 
 

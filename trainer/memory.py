@@ -79,10 +79,11 @@ def most(config: Config, shape: GPTShape, spread: Layout) -> tuple[int, Memory]:
     return pp_rank, found[pp_rank]
 
 
-def layer_alone(config: Config, shape: GPTShape, spread: Layout) -> int:
-    """Bytes of a step of one layer of each kind by itself, or of the loss by itself, whichever is more.
+def warming_bytes(config: Config, shape: GPTShape, spread: Layout) -> int:
+    """Bytes that a standby needs to warm its kernels: a step of one layer of each kind, or of the loss, whichever is more.
 
-    The layer's weights and moments, what it keeps, as much of gradients. An estimate, as that of activations is.
+    Of the layers: weights and moments, what they keep, as much of gradients. The loss is counted for every stage: which one the
+    standby will be is not known yet. An estimate, as that of activations is.
     """
     compute = 2 if config.train.precision == "bf16" else MASTER
     tokens = config.train.micro_batch_size * shape.seq_len // spread.cp

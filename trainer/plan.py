@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from checkpoint.rounds import STAGE_BYTES
 from resilient.worker import Config, layout, reduces_every
 from trainer import fit
-from trainer.memory import MASTER, Memory, layer_alone, most
+from trainer.memory import MASTER, Memory, most, warming_bytes
 from trainer.moments import all_moments
 from trainer.shape import GPTShape, flops_per_token, shape_of
 from trainer.stages import of_rank
@@ -87,8 +87,9 @@ def _standby(config: Config, shape: GPTShape, gpu_bytes: int) -> str:
     spread = layout(config, cpu_count=1, gpu_count=1)
     if fit.holds_standby(config, shape, spread, gpu_bytes):
         kernels = ""
-        if fit.warms_kernels(config, shape, spread, gpu_bytes):
-            kernels = f", and {_size(layer_alone(config, shape, spread))} more while it computes a layer, to have its kernels ready"
+        if fit.has_room_to_warm_kernels(config, shape, spread, gpu_bytes):
+            warming = _size(warming_bytes(config, shape, spread))
+            kernels = f", and {warming} more while it computes a layer, to have its kernels ready"
         elif spread.cp == spread.tp == 1:
             kernels = "; a layer's kernels are not made ready, for which there is no room"
         return f"{_size(fit.STANDBY)} beside the rank{kernels} (estimate)"

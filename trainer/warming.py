@@ -90,7 +90,7 @@ def on_gpu(config: Config, rank: int, world_size: int, device: torch.device) -> 
         dtype = DTYPES[config.train.precision]
         make_ready(device, dtype)
         connect_alone(device)
-        if fit.warms_kernels(config, shape, spread, gpu_bytes):
+        if fit.has_room_to_warm_kernels(config, shape, spread, gpu_bytes):
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
             torch.use_deterministic_algorithms(config.train.deterministic)
             compute_layer(config, shape, spread, kernels.foreseen(config, shape, spread, device, dtype), device, rank)

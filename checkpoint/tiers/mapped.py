@@ -106,7 +106,7 @@ class MappedBuffer:
             for first, size in ranges:
                 if device.register(address + first, size):
                     self._registered.append(address + first)
-                    direct.forget(area, first, size)  # which the GPU does not need: it has the pages, and they stay where they are
+                    direct.unmap_pages(area, first, size)  # the GPU has the pages, and they stay where they are
 
     def close(self) -> None:
         """Unlock what is page-locked, and unmap: pages of files that are deleted by then are free, and not at some later time."""

@@ -6,9 +6,7 @@ snapshot for which there is no buffer is left out.
 """
 
 import json
-import logging
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -31,11 +29,10 @@ from checkpoint.tiers import blueprint, session
 from checkpoint.tiers.affordable import MOST_STEPS, Affordable
 from checkpoint.tiers.arrivals import Arrivals
 from checkpoint.tiers.cadence import Clock
-from checkpoint.tiers.lease import LINK, PREFIX, STATE, Lease, LeaseWord, buffer_path, index_of, layout_of
-from checkpoint.tiers.mapped import MappedBuffer, WritePlan
+from checkpoint.tiers.lease import LINK, STATE, Lease, LeaseWord
+from checkpoint.tiers.mapped import WritePlan
+from checkpoint.tiers.mappings import Mappings
 from checkpoint.tiers.session import CONTROL, Session
-
-log = logging.getLogger(__name__)
 
 READY_S = 60.0
 AT_ONCE_BYTES = 256 << 20  # of a rank whose buffers are waited for also where a GPU copies: they are there in a moment
@@ -85,10 +82,8 @@ class Snapshots:
         self._affordable: dict[str, Affordable] = {}
         self._clock_of_copies = time.perf_counter
         self._asked_t = 0.0  # by that clock: when a step was asked about
-        self._write_plans: list[WritePlan] = []
-        self._buffers: dict[int, MappedBuffer] = {}
         self._size_bytes = 0  # of this rank's tensors
-        self._mapping: threading.Thread | None = None  # maps buffers while training goes on; until it ends they are its own
+        self._mappings: Mappings | None = None
         self._device: Device | None = None
         self._arrivals: Arrivals | None = None  # of what a GPU copies
         self._cost_s: float | None = None  # of a snapshot whose whole cost a GPU has yet to tell
@@ -116,14 +111,14 @@ class Snapshots:
         if self._local == 0 and not blueprint.arrays_path(directory, digest).exists():
             blueprint.write_arrays(directory, layout.arrays, layout.documents)
         ordinals = layout.ordinals
-        self._write_plans = [WritePlan.of(each, layout.arrays[ordinals[each.array]], ordinals[each.array]) for each in local_shards]
+        write_plans = [WritePlan.of(each, layout.arrays[ordinals[each.array]], ordinals[each.array]) for each in local_shards]
         slots: dict[str, list[int]] = {}
-        for write_plan in self._write_plans:
+        for write_plan in write_plans:
             for shard, slot, count in write_plan.chunk_runs:
                 slots.setdefault(shard.path, []).extend(range(slot, slot + count))
         place = self._place(slots) if any(each.copies > 1 for each in local_shards) else None
         blueprint.write_slots(directory, self._ranks.rank, self.session.generation, digest, slots, place)
-        self._buffers = {}
+        self._mappings = Mappings(directory / LINK, write_plans, self._device)
         self._report(LayoutAnnounced(generation=self.session.generation, rank=self._ranks.rank, digest=digest))
 
     def _place(self, slots: Mapping[str, Sequence[int]]) -> tuple[int, int] | None:
@@ -206,6 +201,7 @@ class Snapshots:
             again: the step counts although some rank has left it out before; see `left_out`.
             late: of each local shard, whether it is on a GPU that is told `before_change` before it changes; none: none is.
         """
+        assert self._mappings is not None, "start comes first"
         began = time.perf_counter()
         generation, rank = self.session.generation, self._ranks.rank
         index = self._acquire(wait_s or self._patience_s(tiers))
@@ -215,7 +211,7 @@ class Snapshots:
             return SnapshotResult(step, False, 0, time.perf_counter() - began)
         self.finish()  # nothing to wait for: a lease follows when all ranks have reported, unless a daemon has been started anew
         try:
-            buffer = self._mapped(index)
+            buffer = self._mappings.buffer(index)
             points.reached("snapshot_acquired")
             with suppress(FileNotFoundError):
                 (buffer.directory / shard_manifest.NAME).unlink()
@@ -290,65 +286,31 @@ class Snapshots:
         Where a GPU copies, pages are also locked. Of many gigabytes that takes seconds, and goes on while training does, which
         takes no snapshots meanwhile. Returns whether buffers are ready by now.
         """
+        assert self._mappings is not None, "start comes first"
+
+        def leased() -> int | None:
+            lease = self._wait_for_lease(patience_s)
+            return None if lease is None else lease.buffer
+
         if self._device is None or self._size_bytes <= AT_ONCE_BYTES:
-            return self._map_buffers(patience_s)
-        self._mapping = threading.Thread(target=self._map_buffers, args=(patience_s,), name="snapshot-buffers", daemon=True)
-        self._mapping.start()
+            return self._mappings.map_all(leased)
+        self._mappings.map_all_meanwhile(leased)
         return False
-
-    def _are_mapped(self, wait_s: float) -> bool:
-        """Whether nobody else is mapping buffers (any more)."""
-        if self._mapping is not None:
-            self._mapping.join(wait_s)
-            if self._mapping.is_alive():
-                return False
-            self._mapping = None
-        return True
-
-    def _map_buffers(self, patience_s: float) -> bool:
-        try:
-            return self._map_all(patience_s)
-        except OSError as error:  # somebody has deleted one, which the next snapshot finds out for itself
-            log.warning("a buffer for snapshots could not be mapped: %s", error)
-            return False
-
-    def _map_all(self, patience_s: float) -> bool:
-        lease = self._wait_for_lease(patience_s)
-        if lease is None or lease.buffer is None:
-            return False
-        root = self.session.directory / LINK
-        layout = layout_of(buffer_path(root, lease.buffer))
-        for path in sorted(root.glob(f"{PREFIX}*")):
-            if layout_of(path) == layout:  # others hold what workers of another layout have left
-                self._mapped(index_of(path))
-        return True
 
     def close(self) -> None:
         """Give back what is open; what was copied is the daemon's."""
         if self._arrivals is not None:
             self._arrivals.close()
             self._arrivals = None
-        if self._mapping is not None:
-            self._mapping.join()
+        if self._mappings is not None:
+            self._mappings.close()
         self._socket.close()
-        for buffer in self._buffers.values():
-            buffer.close()
-        self._buffers = {}
-
-    def _mapped(self, index: int) -> MappedBuffer:
-        """The buffer, mapped; anew where the daemon has made it anew."""
-        path = buffer_path(self.session.directory / LINK, index)
-        buffer = self._buffers.get(index)
-        if buffer is None or buffer.inode != path.stat().st_ino:
-            if buffer is not None:
-                buffer.close()
-            buffer = self._buffers[index] = MappedBuffer(path, self._write_plans, self._device)
-        return buffer
 
     def _acquire(self, wait_s: float) -> int | None:
         """The buffer for the next snapshot, whose lease is used from now on; None where none is leased or mapped in time."""
         began, until = self._clock_of_copies(), time.monotonic() + wait_s
-        lease = self._wait_for_lease(max(0.0, until - time.monotonic())) if self._are_mapped(wait_s) else None
+        free = self._mappings is not None and self._mappings.free(wait_s)
+        lease = self._wait_for_lease(max(0.0, until - time.monotonic())) if free else None
         self._asked_t += self._clock_of_copies() - began  # to wait is no part of what a snapshot costs
         if lease is None:
             return None

@@ -5,6 +5,7 @@ import random
 import re
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,11 @@ class Toy(LabJob):
         return self._log(self.node(host)).count(FIT)
 
     def complete(self) -> bool:
-        """Whether all agents are there, the spare one too, and fit to take part."""
+        """Whether all agents are there, the spare one too, and fit to take part; those that were lost have come back since."""
+        lost_t = {node: line["t"] for line in self.events("fault") if line["kind"] == "node_lost" for node in line["nodes"]}
         logs = [self._log(node) for node in range(RANKS + 1)]
-        return len(self.hosts()) == RANKS + 1 and all(log.rfind(FIT) > log.rfind(BEGINS) for log in logs)
+        fit = all(log.rfind(FIT) > log.rfind(BEGINS) for log in logs)
+        return fit and len(self.hosts()) == RANKS + 1 and all(_fit_t(logs[node]) > t for node, t in lost_t.items())
 
     def _log(self, node: int) -> str:
         return (self.run_dir / "logs" / f"agent{node}.log").read_text()
@@ -71,6 +74,12 @@ class Toy(LabJob):
     def exact(self) -> bool:
         """Whether every step had the loss that it must have, to the last bit, however often it was computed."""
         return all(losses == {repr(1.0 / step + RANKS * float(step))} for step, losses in self.losses().items())
+
+
+def _fit_t(log: str) -> float:
+    """When an agent was last said to be fit, unix seconds."""
+    line = next(each for each in reversed(log.splitlines()) if FIT in each)
+    return datetime.strptime(line[: len("2026-01-01 00:00:00")], "%Y-%m-%d %H:%M:%S").timestamp()
 
 
 class Since:

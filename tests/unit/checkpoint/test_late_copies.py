@@ -16,6 +16,7 @@ from lone_daemon import LoneDaemon
 from checkpoint import LocalShard, Snapshots, restore
 from checkpoint.device import OrderOfUseError, StandIn
 from checkpoint.protocol import Committed, Flushed, Held, Retain, SnapshotKey, StartJob
+from checkpoint.tiers import mappings
 from checkpoint.tiers import snapshots as tiers_snapshots
 from checkpoint.tiers.affordable import Affordable
 
@@ -144,7 +145,7 @@ def test_a_buffer_that_is_gone_before_it_is_mapped_is_mapped_by_the_next_snapsho
 
     with ExitStack() as ends:
         with monkeypatch.context() as patched:
-            patched.setattr(tiers_snapshots, "MappedBuffer", gone)
+            patched.setattr(mappings, "MappedBuffer", gone)
             training = ends.enter_context(trained(StandIn()))
             assert not training.ready
         training.compute()

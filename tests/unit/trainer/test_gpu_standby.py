@@ -15,7 +15,7 @@ from trainer_ranks import VOCABULARY, run_ranks, train, write_config, write_data
 from resilient.worker import DEVICE_VARIABLE, Config, layout, load_config, settle
 from trainer import device, fit, kernels, warming
 from trainer.attention import Kernel
-from trainer.memory import layer_alone, most
+from trainer.memory import most, warming_bytes
 from trainer.plan import sections
 from trainer.shape import GPTShape, shape_of
 
@@ -94,7 +94,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_standby_has_the_context_cublas_nccl_and_attention_of_its_own_gpu_and_gives_memory_back(
     asked: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(fit, "layer_alone", lambda *_: 1 << 40)  # without room for more
+    monkeypatch.setattr(fit, "warming_bytes", lambda *_: 1 << 40)  # without room for more
     warming.run(config_of(train={**FP32, "deterministic": True}), 7, 8)
     assert asked == ["cuda:3 torch.float32 :4096:8", "NCCL on cuda:3", "attention", "cuda:3 is given back"]
 
@@ -137,17 +137,15 @@ def test_kernels_of_a_step_are_made_ready_where_there_is_room_for_a_layer(
 ):
     config = config_of(gpu_standby, train=train)
     spread = layout(config, cpu_count=1, gpu_count=1)
-    gpu_bytes = gpu_of(config, fit.STANDBY + layer_alone(config, shape(config), spread) + spare_bytes)
-    assert fit.warms_kernels(config, shape(config), spread, gpu_bytes) == warms
+    gpu_bytes = gpu_of(config, fit.STANDBY + warming_bytes(config, shape(config), spread) + spare_bytes)
+    assert fit.has_room_to_warm_kernels(config, shape(config), spread, gpu_bytes) == warms
 
 
 def test_the_plan_says_what_making_kernels_ready_takes():
     def row(spare_bytes: int) -> str:
         config = config_of(train=COMPILED)
-        gib = (
-            gpu_of(config, fit.STANDBY + layer_alone(config, shape(config), layout(config, cpu_count=1, gpu_count=1)) + spare_bytes)
-            / fit.GIB
-        )
+        size_bytes = fit.STANDBY + warming_bytes(config, shape(config), layout(config, cpu_count=1, gpu_count=1)) + spare_bytes
+        gib = gpu_of(config, size_bytes) / fit.GIB
         found = sections(config_of(train=COMPILED, cluster={"gpu_memory_gib": gib}), 64, known=True)
         return str(next(lines for title, lines in found.items() if title.startswith("memory per rank"))["standby on the GPU"])
 
