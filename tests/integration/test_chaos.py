@@ -107,6 +107,7 @@ def test_a_campaign_that_runs_is_broken_only_if_it_has_opted_in(chaos: Chaos, co
 HELD = {"fault": "worker_stop", "with": {"seconds": 60}}  # a rank is stopped until the runtime kills it
 
 
+@pytest.mark.soak
 def test_an_experiment_that_is_interrupted_takes_everything_along(chaos: Chaos):
     chaos.start({"campaign": {"config": ENDLESS}, "faults": [HELD], "twin": False})
     assert chaos.process is not None

@@ -60,6 +60,7 @@ def config(directory: Path, *tiers: Path, **sections: Any) -> Path:
     return path
 
 
+@pytest.mark.soak
 def test_a_machine_that_is_well_passes_with_a_table(tmp_path: Path):
     said = Doctor(config(tmp_path, Path("/dev/shm"), tmp_path / "durable"))
     assert said.code == 0, said.output + said.errors
@@ -119,6 +120,7 @@ def smi(directory: Path, *, before: str = "", errors: int = 0) -> dict[str, str]
     return {"PATH": f"{script.parent}{os.pathsep}{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "0"}
 
 
+@pytest.mark.soak
 def test_a_gpu_with_memory_errors_fails_and_so_does_one_that_torch_cannot_use(tmp_path: Path):
     said = Doctor("--json", **smi(tmp_path, errors=2))
     assert said.code == 69, said.output + said.errors

@@ -19,7 +19,6 @@ import psutil
 import pytest
 from campaigns import EVERY, Campaign, Training, same, wait_for, weights
 from injectors import injector, strike
-from soak import soaked_after
 
 from chaos import faults
 from chaos.fault import Inside
@@ -143,7 +142,8 @@ def sent_in_vain(run: Campaign) -> None:
     assert not list((run.run_dir / "chaos").glob("never.order"))
 
 
-@pytest.mark.parametrize("cases", soaked_after(1, [THAT_END, THAT_HANG]), ids=["ends", "hangs"])
+@pytest.mark.soak
+@pytest.mark.parametrize("cases", [THAT_END, THAT_HANG], ids=["ends", "hangs"])
 def test_whatever_happens_to_a_rank_is_told_as_what_it_is_and_the_run_goes_on(counting: Counting, cases: list[Case]):
     run = counting(steps=100_000, args={"load_s": 0.002, "bad_rank": -1}, resilience=SOON, **ALLOWED).start()
     calm(run, 0, 20)

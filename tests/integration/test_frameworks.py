@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from campaigns import ROOT, Campaign, wait_for
-from soak import soaked_after
 
 from chaos.injectors import inside
 from resilient.status import inspect
@@ -49,8 +48,9 @@ def whole(run: Campaign, steps: int, faults: int) -> None:
     assert {each["step"] % SAVE for each in run.events("script_checkpoint")} == {0}
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("script", soaked_after(1, SCRIPTS))
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_faults_in_an_unmodified_script_are_named_and_recovered(campaign: Callable[..., Campaign], script: str):
     steps = 600  # the last fault comes before the end, on a busy machine, too
     run = scripted(campaign, script, steps, resilience={"hang_floor_s": 4.0}).start()

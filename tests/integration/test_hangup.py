@@ -249,7 +249,7 @@ CLOSED = {
 }
 
 
-@pytest.mark.parametrize("how", ["ssh", soaked("exec"), soaked("background"), "nohup", soaked("setsid")])
+@pytest.mark.parametrize("how", ["ssh", soaked("exec"), soaked("background"), soaked("nohup"), soaked("setsid")])
 def test_a_terminal_that_is_closed_ends_nothing(steady: Callable[..., Campaign], terminals: Callable[..., Terminal], how: str):
     run = steady()
     terminal = terminals(run, "bash", "-c", f"{CLOSED[how]}; :", "bash", *command(run)).read()
@@ -281,6 +281,7 @@ def test_a_session_of_tmux_that_is_killed_ends_nothing(steady: Callable[..., Cam
     assert "SIGHUP" in said(run)
 
 
+@pytest.mark.soak
 def test_a_terminal_that_nobody_reads_holds_nothing_up(steady: Callable[..., Campaign], terminals: Callable[..., Terminal]):
     run = steady()
     terminal = terminals(run, *command(run))  # the pty takes 4 KiB, and the live line is longer by then

@@ -44,6 +44,7 @@ def test_a_worker_that_the_oom_killer_ends_is_called_that(counting: Counting, cg
     assert len(run.events("recovered")) == 1
 
 
+@pytest.mark.soak
 def test_a_worker_that_somebody_kills_is_not_said_to_have_wanted_memory(counting: Counting, cgroup: Path):
     run = counting("eat", steps=10_000, args={"cgroup": str(cgroup), "eat": False}).start()
     run.reach(10)

@@ -128,6 +128,7 @@ def test_the_restart_budget_ends_the_run(counting: Counting):
     assert "max_restarts_per_hour" in run.output
 
 
+@pytest.mark.soak
 def test_an_error_before_the_first_step_gives_up_soon(counting: Counting):
     run = counting("no_such_module")
     assert run.run() == 70

@@ -49,6 +49,7 @@ def test_a_name_server_that_never_answers_is_not_waited_for(counting: Counting, 
     assert not run.events("fault")
 
 
+@pytest.mark.soak
 def test_an_entry_point_that_does_not_exist_is_a_config_error(counting: Counting):
     run = counting("no_such_function")
     assert run.run() == 78

@@ -95,6 +95,7 @@ def prometheus(run_dir: Path) -> dict[str, float]:
 Counting = Callable[..., Campaign]
 
 
+@pytest.mark.soak
 def test_a_receiver_that_hangs_holds_up_nothing_and_gets_all_once_it_is_back_but_not_by_a_config_that_others_may_write(
     counting: Counting, receiver: Receiver
 ):

@@ -266,6 +266,7 @@ def test_a_run_ends_with_its_state_saved_when_its_duration_is_over(training: Tra
     assert max(checkpoints(run)).name == f"step-{drain['step']:08}"
 
 
+@pytest.mark.soak
 def test_a_dataset_that_is_cut_short_is_refused_with_its_line(training: Training, dataset: Path, tmp_path: Path):
     for suffix in (".bin", ".idx", ".tokenizer.json"):
         shutil.copy(f"{dataset}{suffix}", tmp_path / f"cut{suffix}")

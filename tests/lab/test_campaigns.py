@@ -165,6 +165,7 @@ def test_with_hybrid_sharding_a_spare_goes_on_from_the_host_that_holds_the_same_
     same(run, calm)
 
 
+@pytest.mark.soak
 def test_a_script_with_attach_goes_on_from_the_buddies_copies_when_a_host_is_gone(lab: Lab, tmp_path: Path):
     script = ROOT / "examples/ddp.py"
     (tmp_path / "job").mkdir()
@@ -256,6 +257,7 @@ def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, 
     same(run, kept)
 
 
+@pytest.mark.soak
 def test_without_a_spare_fewer_hosts_go_on_and_one_that_boots_is_taken_in_again(lab: Lab, job: Jobs):
     run = job(
         steps=100_000,

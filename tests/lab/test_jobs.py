@@ -212,6 +212,7 @@ def test_a_chain_of_jobs_with_a_limit_of_a_minute_reaches_its_target_by_itself(j
     looked_at(run.directory / "page.html", profile=run.directory / "browser")
 
 
+@pytest.mark.soak
 def test_a_controller_that_is_killed_and_started_again_in_mid_run_is_not_noticed(jobs: Callable[..., Any], long: Campaign):
     run = jobs(Chain, 1.0, **exclusive())
     run.submit()
@@ -244,6 +245,7 @@ def test_two_that_submit_a_campaign_at_once_make_one_chain(jobs: Callable[..., A
     same(run, long)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("requeue", [False, soaked(True)], ids=["its successor", "itself"])
 def test_a_job_whose_batch_host_is_gone_is_followed_by(jobs: Callable[..., Any], long: Campaign, requeue: bool):
     run = jobs(

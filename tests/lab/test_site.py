@@ -40,6 +40,7 @@ def test_agents_in_containers_compute_the_same(job: Jobs, reference: Campaign, t
     assert all("/mnt/nvme/mine/too" in call["--bind"] for call in found)
 
 
+@pytest.mark.soak
 def test_all_components_of_a_heterogeneous_job_compute_together(job: Jobs, reference: Campaign):
     run = job(cluster={"nodes": "auto"}, slurm={"cpu_bind": "none"})
     run.config["cluster"]["nodes"] = 1  # of the first component

@@ -82,6 +82,7 @@ def named(output: str, severity: str) -> set[str]:
     return {line.split()[1].split("::")[-1] for line in lines}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("options", [soaked(()), ("-n", "2")], ids=["one process", "xdist"])
 def test_a_test_far_above_the_limit_fails_the_run_and_is_named(tmp_path: Path, options: tuple[str, ...]):
     (tmp_path / "conftest.py").write_text(WITHOUT_A_START)
@@ -154,6 +155,7 @@ def test_a_slow_processor_is_measured_and_a_fast_one_makes_no_limit_smaller(
     assert costs.slowness() == pytest.approx(factor)
 
 
+@pytest.mark.soak
 def test_the_start_of_a_process_is_timed_by_what_the_process_used():
     assert 0.2 < costs._timed(costs._start, costs._of_children) < 100
 
