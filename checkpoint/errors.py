@@ -1,11 +1,15 @@
 """What can go wrong with a checkpoint: one exception for each cause.
 
-Owns the exception types and nothing else; imports nothing, so that any process may use them.
+Owns the exception types, and what an error of the operating system says of a checkpoint. Imports nothing heavy, so that any process
+may use them.
 Every message says what, where, and what to do.
 """
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
+
+from checkpoint import descriptors
 
 
 class CheckpointError(Exception):
@@ -22,6 +26,21 @@ class DamagedCheckpoint(CheckpointError):
 
     def __reduce__(self) -> tuple[type["DamagedCheckpoint"], tuple[Path, str]]:
         return type(self), (self.path, self.reason)
+
+
+def unreadable(path: Path, name: str, error: OSError) -> CheckpointError:
+    """What it means that a file of a committed checkpoint cannot be opened or read.
+
+    Args:
+        path: of the checkpoint.
+        name: of the file.
+    """
+    if isinstance(error, FileNotFoundError):
+        return DamagedCheckpoint(path, f"{name} is missing")
+    if error.errno in (errno.EMFILE, errno.ENFILE):  # which says nothing of the checkpoint
+        advice = f"this process may have {descriptors.current()} files open; raise the limit (ulimit -n)"
+        return CheckpointError(f"{path / name} cannot be read: {error.strerror}; {advice}")
+    return DamagedCheckpoint(path, f"{name} cannot be read: {error.strerror}")
 
 
 class CheckpointMismatch(CheckpointError):

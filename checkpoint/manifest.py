@@ -12,7 +12,7 @@ import msgspec
 
 from checkpoint import sealed
 from checkpoint.described import Count, Crc, Generation, Step, converted
-from checkpoint.errors import DamagedCheckpoint
+from checkpoint.errors import DamagedCheckpoint, unreadable
 from checkpoint.naming import step_of
 from checkpoint.safe_name import checkpoint_name
 
@@ -66,10 +66,8 @@ def read(path: Path) -> Manifest:
     """The manifest of the checkpoint at `path`. Raises DamagedCheckpoint."""
     try:
         text = (path / NAME).read_bytes()
-    except FileNotFoundError:
-        raise DamagedCheckpoint(path, f"{NAME} is missing") from None
     except OSError as error:
-        raise DamagedCheckpoint(path, f"{NAME} cannot be read: {error.strerror}") from error
+        raise unreadable(path, NAME, error) from error
     try:
         document = sealed.unseal(text)
     except ValueError as error:

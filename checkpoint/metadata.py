@@ -17,7 +17,7 @@ import msgspec
 from checkpoint import manifest, state
 from checkpoint.described import Generation, Lengths, Parts, Step, array_of, converted, must_be_few, parsed
 from checkpoint.elements import BITS_OF
-from checkpoint.errors import DamagedCheckpoint
+from checkpoint.errors import DamagedCheckpoint, unreadable
 from checkpoint.layout import ArrayInfo
 from checkpoint.state import JSON
 
@@ -97,10 +97,8 @@ def text(path: Path, expected: manifest.FileEntry | None) -> bytes:
     """The root's `zarr.json` in a directory, compared with its entry. Raises DamagedCheckpoint."""
     try:
         found = (path / NAME).read_bytes()
-    except FileNotFoundError:
-        raise DamagedCheckpoint(path, f"{NAME} is missing") from None
     except OSError as error:
-        raise DamagedCheckpoint(path, f"{NAME} cannot be read: {error.strerror}") from error
+        raise unreadable(path, NAME, error) from error
     if expected is None or (len(found), crc32c.crc32c(found)) != (expected.size_bytes, expected.crc32c):
         raise DamagedCheckpoint(path, f"{NAME} does not match the manifest")
     return found

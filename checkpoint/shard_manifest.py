@@ -18,7 +18,7 @@ import msgspec
 
 from checkpoint import sealed
 from checkpoint.described import Count, Crc, Crcs, Generation, Nodes, Runs, Step, converted, slots_of
-from checkpoint.errors import DamagedCheckpoint
+from checkpoint.errors import DamagedCheckpoint, unreadable
 from checkpoint.manifest import FileEntry
 from checkpoint.runs import runs
 from checkpoint.safe_name import metadata_name, shard_name
@@ -65,10 +65,8 @@ def read(path: Path) -> ShardManifest:
     """The manifest in a directory. Raises DamagedCheckpoint."""
     try:
         return decode(path, (path / NAME).read_bytes())
-    except FileNotFoundError:
-        raise DamagedCheckpoint(path, f"{NAME} is missing") from None
     except OSError as error:
-        raise DamagedCheckpoint(path, f"{NAME} cannot be read: {error.strerror}") from error
+        raise unreadable(path, NAME, error) from error
 
 
 def decode(path: Path, text: bytes) -> ShardManifest:
@@ -119,7 +117,7 @@ def documents(path: Path, manifest: ShardManifest) -> dict[str, bytes]:
             with os.fdopen(fd, "rb") as file:
                 text = file.read(entry.size_bytes) if os.fstat(fd).st_size == entry.size_bytes else b""
         except OSError as error:
-            raise DamagedCheckpoint(path, f"{name} cannot be read: {error.strerror}") from None
+            raise unreadable(path, name, error) from error
         if (len(text), crc32c.crc32c(text)) != (entry.size_bytes, entry.crc32c):
             raise DamagedCheckpoint(path, f"{name} does not match {NAME}")
         found[name] = text

@@ -3,14 +3,13 @@
 Owns reading slots as they lie in a shard file. Whether they are sound is for `checkpoint.loading` to say.
 """
 
-import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
-from checkpoint import descriptors, direct
-from checkpoint.errors import CheckpointError, DamagedCheckpoint
+from checkpoint import direct
+from checkpoint.errors import DamagedCheckpoint, unreadable
 from checkpoint.layout import ChunkRun, Shard
 from checkpoint.manifest import FileEntry
 from checkpoint.open_files import OpenFiles
@@ -101,16 +100,11 @@ class DirectorySource(Source):
             raise DamagedCheckpoint(self.path, f"{shard.path} ends at byte {offset + done}")
 
     def _checked(self, shard: Shard) -> int:
-        """The shard file, whose size is as it must be. Raises CheckpointError where no more files may be open."""
+        """The shard file, whose size is as it must be."""
         try:
             fd = direct.open_to_read(self.path / shard.path)
-        except FileNotFoundError:
-            raise DamagedCheckpoint(self.path, f"{shard.path} is missing") from None
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # which says nothing of the checkpoint
-                limit = f"this process may have {descriptors.current()} files open; raise the limit (ulimit -n)"
-                raise CheckpointError(f"{self.path / shard.path} cannot be read: {error.strerror}; {limit}") from error
-            raise DamagedCheckpoint(self.path, f"{shard.path} cannot be read: {error.strerror}") from error
+            raise unreadable(self.path, shard.path, error) from error
         size = os.fstat(fd).st_size
         entry = None if self._files is None else self._files.get(shard.path)
         if size != shard.size_bytes or (self._files is not None and (entry is None or entry.size_bytes != size)):

@@ -12,7 +12,7 @@ from stat import S_ISDIR, S_ISREG
 import crc32c
 
 from checkpoint import direct, manifest, metadata
-from checkpoint.errors import DamagedCheckpoint
+from checkpoint.errors import DamagedCheckpoint, unreadable
 from checkpoint.layout import CRC_BYTES, ArrayInfo, Shard
 from checkpoint.manifest import FileEntry, Manifest
 from checkpoint.shard_manifest import Chunks
@@ -104,7 +104,7 @@ def _entries(path: Path, inside: str) -> Iterable[tuple[str, int]]:
                 if S_ISDIR(mode):
                     yield from _entries(path, f"{name}/")
     except OSError as error:
-        raise DamagedCheckpoint(path, f"{inside or 'the directory'} cannot be read: {error.strerror}") from error
+        raise unreadable(path, inside or "the directory", error) from error
 
 
 def _silent(size_bytes: int) -> None:
@@ -134,10 +134,8 @@ def _check_files(
             buffer = direct.memory(shard.array.slot_bytes)
         try:
             _check_file(path, name, contents.files[name], shard, buffer, progress)
-        except FileNotFoundError:
-            raise DamagedCheckpoint(path, f"{name} is missing") from None
         except OSError as error:
-            raise DamagedCheckpoint(path, f"{name} cannot be read: {error.strerror}") from error
+            raise unreadable(path, name, error) from error
 
 
 def _check_file(
