@@ -49,8 +49,9 @@ class OpenFiles:
                 self._close(self._kept)
 
     def close(self) -> None:
-        """Close what nobody uses."""
+        """Close what nobody uses, and the rest when it is not used any more: from now on nothing stays open."""
         with self._lock:
+            self._kept = 0
             self._close(0)
 
     def _close(self, kept: int) -> None:

@@ -46,7 +46,7 @@ def answer_with_record(path: Path) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {RECORDER_SIGNAL})  # and in all threads that it will have
 
     def answer() -> None:
-        sys.meta_path.insert(0, _WithoutInductor(threading.get_ident()))
+        sys.meta_path.insert(0, _WithoutInductor())
         while True:
             signal.sigwait({RECORDER_SIGNAL})
             _leave(path)
@@ -54,15 +54,15 @@ def answer_with_record(path: Path) -> None:
     threading.Thread(target=answer, name="resilient-recorder", daemon=True).start()
 
 
-class _WithoutInductor(MetaPathFinder):
-    """Has one thread find no `torch._inductor`; all others import it as ever."""
+_thread = threading.local()  # has `answers` while it asks torch for stacks; not an ident, which a thread of a forked child may have
 
-    def __init__(self, thread: int) -> None:
-        self._thread = thread
+
+class _WithoutInductor(MetaPathFinder):
+    """Has a thread find no `torch._inductor` while it asks torch for stacks; all others import it as ever."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         """Leave it to other finders. Raises AttributeError: what else `hasattr` meets is printed since Python 3.13."""
-        if fullname == "torch._inductor" and threading.get_ident() == self._thread:
+        if fullname == "torch._inductor" and getattr(_thread, "answers", False):
             raise AttributeError(fullname)
 
 
@@ -76,9 +76,11 @@ def _leave(path: Path) -> None:
     _put(path.with_suffix(THREADS), _other_threads().encode(errors="replace"))
     _put(path.with_suffix(STANDING), msgspec.json.encode(found))
     said: list[str] = []
+    _thread.answers = True
     for backend, data in _dumps(stacks=True):
         path.with_suffix(f".{backend}").write_bytes(data)
         said.append(f"{backend}: {in_words(pickle.loads(data))}")
+    _thread.answers = False
     _put(path, ("\n".join(said) or "torch has none here").encode())  # the rest is there when this is
 
 

@@ -95,7 +95,6 @@ def test_those_that_are_in_use_and_those_that_were_used_last_stay_open(tmp_path:
     go.set()
     thread.join()
     assert opened[-1] == "still there"
-    files.close()
     assert not [each for each in FDS.iterdir() if each.resolve().is_relative_to(tmp_path)]
 
 
