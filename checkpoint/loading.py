@@ -7,7 +7,7 @@ each is compared with its checksum, and a bad one is looked for in the next sour
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from checkpoint import direct, manifest, metadata, slots
 from checkpoint.block import Block
 from checkpoint.device import Device, device_of
 from checkpoint.errors import CheckpointMismatch, DamagedCheckpoint
-from checkpoint.layout import ChunkRun, Shard
+from checkpoint.layout import ArrayInfo, ChunkRun, Shard
 from checkpoint.local_shard import LocalShard
 from checkpoint.metadata import Contents
 from checkpoint.source import DirectorySource, Source
@@ -25,7 +25,7 @@ from checkpoint.state import JSON
 from checkpoint.threads import for_each
 
 THREADS = 4
-GPU_THREADS = 8  # at most, and as many as there are cores: one reads and checks some 5 GB/s, and a GPU takes 50
+GPU_THREADS = 12  # at most, and as many as there are cores: one reads and checks 4 GB/s, of 12 each 2, and a GPU takes 50
 GPU_RUN_BYTES = 16 << 20
 """Read at once, and copied to a GPU as one: what Python does for a run would take longer than a smaller one's bytes."""
 
@@ -108,7 +108,7 @@ def fill(
     on_gpu = device_of([local_shard.data for local_shard in wanted])
     runs = list(_runs(path, contents, sources, wanted, on_gpu))
     run_bytes = max((run.chunk_run.length * run.chunk_run.shard.array.slot_bytes for run in runs), default=0)
-    reader = _Reader(sources, run_bytes, lambda: device_of([local_shard.data for local_shard in wanted]))
+    reader = _Reader(sources, run_bytes, on_gpu)
     try:
         for_each(runs, reader.worker, min(threads or _threads_for(on_gpu), len(runs)), "checkpoint-load")
     finally:
@@ -148,7 +148,7 @@ def _runs(
             wanted.setdefault(chunk_run.shard, []).append((chunk_run, block))
     for shard, chunk_runs in wanted.items():
         chunk_runs.sort(key=lambda each: each[0].slot)
-        at_once = max(1, run_bytes // shard.array.slot_bytes)
+        at_once = _chunks_of(shard.array, run_bytes)
         for whole in _together(chunk_run for chunk_run, _ in chunk_runs):
             slot, end = whole.slot, whole.slot + whole.length
             while slot < end:
@@ -161,6 +161,14 @@ def _runs(
                 run = next_ones.part(slot, slot + count)
                 yield _Run(run, [each for each in chunk_runs if each[0].part(slot, slot + count).length], source)
                 slot += count
+
+
+def _chunks_of(array: ArrayInfo, run_bytes: int) -> int:
+    """How many chunks are a run: of so many bytes without checksums, so that runs begin where rows of chunks do.
+
+    With what is between them it is at most twice that.
+    """
+    return max(1, min(run_bytes // array.chunk_bytes, 2 * run_bytes // array.slot_bytes))
 
 
 def _together(chunk_runs: Iterable[ChunkRun]) -> Iterator[ChunkRun]:
@@ -187,12 +195,16 @@ def _chunk(shard: Shard, slot: int) -> str:
 class _Staging:
     """What one thread reads into: fresh pages would cost more than the reading. For a GPU twice, page-locked.
 
-    The GPU copies out of one half, on a stream of this thread's own, while the thread reads into the other. What it copies goes to
-    its own memory as it was read, and from there to where it belongs: so each takes the host one call, however many chunks it has.
+    The GPU copies out of one half while the thread reads into the other. What it copies goes to its own memory as it was read, and
+    from there to where it belongs: so each takes the host two calls, however many chunks it has.
+
+    Args:
+        stage: bytes of the GPU's memory, which threads share: its copies run one behind the other. Empty where it has no room, and
+            each chunk is a copy of its own.
     """
 
-    def __init__(self, run_bytes: int, device: Device | None) -> None:
-        self._device = device
+    def __init__(self, run_bytes: int, device: Device | None, stage: torch.Tensor) -> None:
+        self._device, self._stage = device, stage
         halves = 1 if device is None else 2
         self._buffers = [torch.frombuffer(direct.memory(run_bytes), dtype=torch.uint8) for _ in range(halves)]
         self._marks: list[object | None] = [None] * halves
@@ -201,10 +213,6 @@ class _Staging:
             pages = -(-len(each) // direct.PAGE_BYTES) * direct.PAGE_BYTES
             if pages and device is not None and device.register(each.data_ptr(), pages):
                 self._locked.append(each.data_ptr())
-        stage = device.stage() if device is not None and run_bytes else None
-        # Empty where the GPU has no room for it: each chunk is a copy of its own then.
-        fits = stage is not None and len(stage) >= halves * run_bytes
-        self._on_gpu = [stage[half * run_bytes :][:run_bytes] for half in range(halves)] if stage is not None and fits else []
         self._next = 0
 
     def memory(self) -> torch.Tensor:
@@ -219,7 +227,7 @@ class _Staging:
         device, read = self._device, self._buffers[self._next]
         targets: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
-        on_gpu = self._on_gpu[self._next] if self._on_gpu else None
+        on_gpu = self._stage if len(self._stage) >= whole.length * size else None
         for part, block in parts:
             start = (part.slot - whole.slot) * size
             here = slice(start, start + part.length * size)
@@ -257,19 +265,22 @@ class _Reader:
     """Reads runs.
 
     Args:
-        device: the GPU that local shards are on, with a stream of its own at each call; None: they are on the CPU.
+        device: the GPU that local shards are on; None: they are on the CPU.
     """
 
-    def __init__(self, sources: Sequence[Source], run_bytes: int, device: Callable[[], Device | None]) -> None:
+    def __init__(self, sources: Sequence[Source], run_bytes: int, device: Device | None) -> None:
         self._sources = sources
         self._run_bytes, self._device = run_bytes, device
+        self._stage = device.stage() if device is not None and run_bytes else torch.empty(0, dtype=torch.uint8)
         self._staged: list[_Staging] = []
         self.seals: Seals = {}
         self._lock = threading.Lock()
+        # Each call of torch lets go of Python's lock; threads that all asked the GPU took three times as long, for it went round.
+        self._asking = threading.Lock() if device is not None else nullcontext()
 
     def worker(self) -> Callable[[_Run], None]:
         """What one thread does with a run: fill the tensors from it. It raises DamagedCheckpoint."""
-        buffer = _Staging(self._run_bytes, self._device())
+        buffer = _Staging(self._run_bytes, self._device, self._stage)
         with self._lock:
             self._staged.append(buffer)
 
@@ -316,6 +327,7 @@ class _Reader:
             if source.expected(shard, slot) not in (None, seal):
                 raise DamagedCheckpoint(source.path, f"{_chunk(shard, slot)} is sound, but not the one that was written")
         parts = ((each.part(first, first + count), block) for each, block in wanted)
-        buffer.scatter(chunk_run, [(part, block) for part, block in parts if part.length])
+        with self._asking:
+            buffer.scatter(chunk_run, [(part, block) for part, block in parts if part.length])
         with self._lock:
             self.seals.setdefault(shard.path, {}).update(seals)

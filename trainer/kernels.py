@@ -37,6 +37,8 @@ REFUSALS = (RuntimeError, ValueError, ImportError, AssertionError, AttributeErro
 
 _in_place: set[str] = set()  # what has taken the place of PyTorch's own flash kernel in this process
 
+_ran: "set[tuple[Kernel, Work]]" = set()  # what layers have computed with in this process
+
 
 @dataclass(frozen=True)
 class Work:
@@ -127,12 +129,18 @@ def foreseen(config: Config, shape: GPTShape, layout: Layout, device: torch.devi
     return choose(config.model.attention, shape, device, dtype, documents=config.data.mask_documents)
 
 
+def ran(kernel: Kernel, config: Config, shape: GPTShape, layout: Layout, device: torch.device, dtype: torch.dtype) -> None:
+    """Say that layers of a campaign have computed with a kernel in this process, which need not be tried out here again."""
+    _ran.add((kernel, work_of(config, shape, layout, device, dtype)))
+
+
 def decide(place: Path, work: Work, trial: "Trial", known: Sequence[Kernel], meter: Meter) -> Kernel:
     """What rank 0 finds in `place`, or else by trying and timing, for all ranks."""
     kernel = Kernel.MATH
     if dist.get_rank() == 0:
         found = remembered(place, work)
-        if found is not None and found is not Kernel.MATH and (reason := refusal(found, trial)) is not None:
+        known_to_run = found is None or found is Kernel.MATH or (found, work) in _ran
+        if found is not None and not known_to_run and (reason := refusal(found, trial)) is not None:
             log.warning("%s was chosen before, and does not run here any more (%s)", found.value, reason)
             found = None
         kernel = found or _found_out(place, work, trial, known, meter)

@@ -93,7 +93,9 @@ def on_gpu(config: Config, rank: int, world_size: int, device: torch.device) -> 
         if fit.has_room_to_warm_kernels(config, shape, spread, gpu_bytes):
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
             torch.use_deterministic_algorithms(config.train.deterministic)
-            compute_layer(config, shape, spread, kernels.foreseen(config, shape, spread, device, dtype), device, rank)
+            kernel = kernels.foreseen(config, shape, spread, device, dtype)
+            compute_layer(config, shape, spread, kernel, device, rank)
+            kernels.ran(kernel, config, shape, spread, device, dtype)
         else:
             kernels.choose(config.model.attention, shape, device, dtype, documents=config.data.mask_documents)
         give_back(device)

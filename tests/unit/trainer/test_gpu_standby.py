@@ -158,8 +158,9 @@ def test_a_standby_computes_a_layer_after_cublas_is_there_and_before_memory_is_g
 ):
     monkeypatch.setattr(warming.kernels, "foreseen", lambda *_: asked.append("the kernel of the ranks"))
     monkeypatch.setattr(warming, "compute_layer", lambda config, *_: asked.append(f"layers in {config.train.grad_dtype}"))
+    monkeypatch.setattr(warming.kernels, "ran", lambda *_: asked.append("and need not be tried"))
     warming.run(config_of(train={"precision": "bf16", "grad_dtype": "auto", "compile": True}), 7, 8)
-    assert asked[2:] == ["the kernel of the ranks", "layers in fp32", "cuda:3 is given back"]
+    assert asked[2:] == ["the kernel of the ranks", "layers in fp32", "and need not be tried", "cuda:3 is given back"]
 
 
 def captured_by(config: Path) -> tuple[int, int]:

@@ -104,7 +104,7 @@ def test_a_choice_is_remembered_for_the_same_work_alone(tmp_path: Path):
         assert remembered(place, work()) is None
 
 
-def _decided(place: Path, fastest: list[Kernel], runs: bool = True) -> Kernel:
+def _decided(place: Path, fastest: list[Kernel], runs: bool = True, stood_by: bool = False) -> Kernel:
     """As one rank, which measures another kernel to be the fastest than its peer."""
     import torch.distributed as dist
 
@@ -117,6 +117,8 @@ def _decided(place: Path, fastest: list[Kernel], runs: bool = True) -> Kernel:
             device.launch(1.0 if kernel is fastest[dist.get_rank()] else 2.0)
 
     device = StandIn()
+    if stood_by:
+        kernels.ran(Kernel.SDPA_FLASH, CONFIG, shape_of(CONFIG, 64), settle(CONFIG, 1), CPU, torch.float32)
     return decide(place, work(), Played(SHAPE, CPU, torch.float32), KNOWN, device)
 
 
@@ -126,6 +128,7 @@ def test_ranks_take_the_kernel_that_rank_0_found_and_a_restart_takes_it_again(tm
     place.unlink()
     assert run_ranks(2, _decided, place, [Kernel.SDPA_FLASH, Kernel.MATH]) == [Kernel.SDPA_FLASH] * 2
     assert run_ranks(2, _decided, place, [Kernel.MATH, Kernel.MATH]) == [Kernel.SDPA_FLASH] * 2, "kept, whatever is faster now"
+    assert run_ranks(2, _decided, place, [Kernel.MATH] * 2, False, True) == [Kernel.SDPA_FLASH] * 2, "it has run: not tried again"
     assert run_ranks(2, _decided, place, [Kernel.MATH, Kernel.MATH], False) == [Kernel.MATH] * 2, "it does not run any more"
 
 
