@@ -59,12 +59,12 @@ class Mappings:
             return False
         return True
 
-    def map_all_meanwhile(self, leased: Callable[[], int | None]) -> None:
-        """The same in a thread; see `free`."""
+    def start_mapping_all(self, leased: Callable[[], int | None]) -> None:
+        """The same in a thread; see `done_within`."""
         self._ahead = threading.Thread(target=self.map_all, args=(leased,), name="snapshot-buffers", daemon=True)
         self._ahead.start()
 
-    def free(self, wait_s: float) -> bool:
+    def done_within(self, wait_s: float) -> bool:
         """Whether nothing is being mapped (any more), so that a buffer may be used."""
         if self._ahead is not None:
             self._ahead.join(wait_s)

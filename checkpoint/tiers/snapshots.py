@@ -294,7 +294,7 @@ class Snapshots:
 
         if self._device is None or self._size_bytes <= AT_ONCE_BYTES:
             return self._mappings.map_all(leased)
-        self._mappings.map_all_meanwhile(leased)
+        self._mappings.start_mapping_all(leased)
         return False
 
     def close(self) -> None:
@@ -309,8 +309,8 @@ class Snapshots:
     def _acquire(self, wait_s: float) -> int | None:
         """The buffer for the next snapshot, whose lease is used from now on; None where none is leased or mapped in time."""
         began, until = self._clock_of_copies(), time.monotonic() + wait_s
-        free = self._mappings is not None and self._mappings.free(wait_s)
-        lease = self._wait_for_lease(max(0.0, until - time.monotonic())) if free else None
+        mapped = self._mappings is not None and self._mappings.done_within(wait_s)
+        lease = self._wait_for_lease(max(0.0, until - time.monotonic())) if mapped else None
         self._asked_t += self._clock_of_copies() - began  # to wait is no part of what a snapshot costs
         if lease is None:
             return None

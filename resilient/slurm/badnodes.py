@@ -17,6 +17,7 @@ from checkpoint.typed import built
 log = logging.getLogger(__name__)
 
 FILE = "bad_nodes.json"
+ASIDE = "bad_nodes.json.damaged"  # what was there and could not be understood, as a person may have edited it
 
 
 @dataclass(frozen=True)
@@ -31,24 +32,35 @@ class BadNode:
 
 def bad_nodes(run_dir: Path, now: float | None = None) -> list[BadNode]:
     """Those whose time is not over; none where the file is missing, or is none."""
-    now = time.time() if now is None else now
     try:
-        found = msgspec.json.decode((run_dir / FILE).read_bytes(), type=built(list[BadNode]))
-        return [each for each in found if each.until_t > now]
-    except FileNotFoundError:
-        return []
+        return _read(run_dir, time.time() if now is None else now)
     except (OSError, ValueError, RecursionError) as error:
         log.warning("%s is left out of account: %s", run_dir / FILE, error)
         return []
 
 
+def _read(run_dir: Path, now: float) -> list[BadNode]:
+    """The same. Raises OSError, ValueError, RecursionError."""
+    try:
+        found = msgspec.json.decode((run_dir / FILE).read_bytes(), type=built(list[BadNode]))
+    except FileNotFoundError:
+        return []
+    return [each for each in found if each.until_t > now]
+
+
 def remember(run_dir: Path, reasons: Mapping[str, str], *, now: float, for_s: float) -> None:
-    """Add hosts, each with a reason, and forget those whose time is over.
+    """Add hosts, each with a reason, and forget those whose time is over. A file that is none is kept as `ASIDE`.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be read, and stays as it is, or it cannot be written.
     """
-    kept = [each for each in bad_nodes(run_dir, now) if each.host not in reasons]
+    try:
+        known = _read(run_dir, now)
+    except (ValueError, RecursionError) as error:
+        log.warning("%s is no list of nodes, and kept as %s: %s", run_dir / FILE, ASIDE, error)
+        (run_dir / FILE).replace(run_dir / ASIDE)
+        known = []
+    kept = [each for each in known if each.host not in reasons]
     fresh = [BadNode(host, reason, now, now + for_s) for host, reason in reasons.items()]
     written = run_dir / f"{FILE}.new"
     written.write_text(json.dumps([asdict(each) for each in (*kept, *fresh)], indent=1) + "\n")

@@ -1,11 +1,12 @@
 """Which faults are a node's own, row by row, and the file that remembers it."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resilient.slurm.badnodes import FILE, bad_nodes, remember
+from resilient.slurm.badnodes import ASIDE, FILE, bad_nodes, remember
 from resilient.slurm.blame import nodes_at_fault
 
 
@@ -60,3 +61,23 @@ def test_a_file_that_is_damaged_keeps_nobody_out(tmp_path: Path):
     for text in ("nonsense", "[]", '[{"host": 1}]', "{}"):
         (tmp_path / FILE).write_text(text)
         assert bad_nodes(tmp_path, 0.0) == []
+
+
+def test_what_a_person_has_edited_wrongly_is_not_lost_when_a_node_is_added(tmp_path: Path):
+    edited = '[{"host": "n1", "reason": "by hand", "t": 0.0, "until_t": 50.0},]'
+    (tmp_path / FILE).write_text(edited)
+    remember(tmp_path, {"n2": "gone"}, now=1.0, for_s=10.0)
+    assert [each.host for each in bad_nodes(tmp_path, 2.0)] == ["n2"]
+    assert (tmp_path / ASIDE).read_text() == edited
+
+
+def test_a_list_that_cannot_be_read_for_now_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    remember(tmp_path, {"n1": "gone"}, now=1.0, for_s=10.0)
+
+    def stale(path: Path) -> bytes:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Stale"):
+        patched.setattr(Path, "read_bytes", stale)
+        remember(tmp_path, {"n2": "gone"}, now=2.0, for_s=10.0)
+    assert [each.host for each in bad_nodes(tmp_path, 3.0)] == ["n1"]
