@@ -9,11 +9,25 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from resilient.config.errors import COMMAND_LINE, ConfigError, Problem
 
 NO_CONFIG = Path(os.devnull)  # an empty file is a config
+
+OPTIONS = ("--procs", "--nodes", "--run-dir", "--accept", "--module", "--help")
+
+_MET = "leave it out, for the runtime has its ranks find each other"
+OF_TORCHRUN = {
+    "nproc-per-node": "here it is --procs N",
+    "nnodes": "here it is --nodes N",
+    "max-restarts": "here it is resilience.max_restarts_per_hour=N, before the script",
+    "log-dir": "here it is --run-dir DIR, with the logs of all ranks in it",
+    **dict.fromkeys(("standalone", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "local-addr"), _MET),
+    **dict.fromkeys(("master-addr", "master-port", "node-rank"), _MET),
+}
+"""Options of torchrun, and what takes their place."""
 
 _SETTING = re.compile(r"^[A-Za-z_][\w.]*=")
 
@@ -48,7 +62,7 @@ def understand(
     if not rest or rest == ["-m"]:
         raise ConfigError([_wrong("name a config (YAML), a script (train.py), or a module (-m package.module)")])
     if rest[0].startswith("-") and rest[0] != "-m":
-        raise ConfigError([_wrong(f"options come before everything else, and {rest[0]} is none of `resilient run`")])
+        raise ConfigError([_wrong(_no_option(rest[0]))])
     asked = [
         *([f"cluster.procs_per_node={procs}"] if procs is not None else []),
         *([f"cluster.nodes={nodes}"] if nodes is not None else []),
@@ -82,6 +96,17 @@ def _accepted(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _program(words: Sequence[str], name: str, settings: Sequence[str], accept: Sequence[str]) -> Told:
     fit = re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-") or "run"
     return Told(NO_CONFIG, (f"name={json.dumps(fit)}", f"entrypoint={json.dumps(shlex.join(words))}", *settings), tuple(accept))
+
+
+def _no_option(word: str) -> str:
+    """What is wrong with an option that there is not, and what stands in its place."""
+    name = word.partition("=")[0]
+    plain = name.lstrip("-").replace("_", "-")
+    if plain in OF_TORCHRUN:
+        return f"{name} is torchrun's: {OF_TORCHRUN[plain]}"
+    near = get_close_matches(f"--{plain}", OPTIONS, 1, 0.7)
+    did_you_mean = f"; did you mean {near[0]}?" if near else f": {', '.join(OPTIONS)}"
+    return f"options come before everything else, and {name} is none of `resilient run`{did_you_mean}"
 
 
 def _wrong(text: str) -> Problem:

@@ -1,12 +1,15 @@
 """What `resilient run` makes of its words."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from resilient.cli import app
 from resilient.config import ConfigError, load
-from resilient.run_words import NO_CONFIG, understand
+from resilient.run_words import NO_CONFIG, OPTIONS, understand
 
 NOTHING: dict[str, Any] = {"procs": None, "nodes": None, "run_dir": None}
 
@@ -42,6 +45,28 @@ def test_a_module_is_run_as_python_does_it():
 def test_what_cannot_be_run_is_said(words: list[str]):
     with pytest.raises(ConfigError, match=r"a script \(train.py\)|options come before"):
         understand(words, **NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nproc_per_node=4", "train.py"], "--nproc_per_node is torchrun's: here it is --procs N"),
+        (["--nproc-per-node", "4", "train.py"], "--nproc-per-node is torchrun's: here it is --procs N"),
+        (["--nnodes=1:2", "train.py"], "here it is --nodes N"),
+        (["--standalone", "train.py"], "leave it out"),
+        (["--rdzv-endpoint=node0:29400", "train.py"], "leave it out"),
+        (["--prcos", "4", "train.py"], "did you mean --procs?"),
+        (["--learning-rate", "4", "train.py"], "is none of `resilient run`: --procs, --nodes, "),
+    ],
+)
+def test_an_option_that_there_is_not_is_answered_with_the_one_that_is_meant(words: list[str], said: str):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        understand(words, **NOTHING)
+
+
+def test_the_options_that_are_named_are_those_of_the_command():
+    command = typer.main.get_group(app).commands["run"]
+    assert {max(each.opts, key=len) for each in command.params if each.opts[0].startswith("-")} | {"--help"} == set(OPTIONS)
 
 
 def test_what_is_accepted_may_stand_before_a_config_or_behind_it_and_never_behind_a_script():
