@@ -12,6 +12,7 @@ Of a script without an optimizer of torch nothing is counted; checkpoints are it
 (`resilient.collectives`).
 """
 
+import functools
 import os
 import signal
 import sys
@@ -58,7 +59,7 @@ class Progress:
     def __init__(self, region: WorkerRegion, *, first_rank: bool, on_stop: OnStop, saved_step: int | None = None) -> None:
         self._region, self._first_rank, self._on_stop, self._saved_step = region, first_rank, on_stop, saved_step
         self.first_step: Any = None
-        self._loaded = False  # an optimizer had a state before its first step
+        self._loaded = False  # an optimizer had a state before its first step, or the script has loaded one, if only an empty one
         self.count = 0
         self.asked = False
         self.last_step_s: float | None = None
@@ -127,7 +128,18 @@ class Progress:
         if _makes_state_only():
             return
         self.first_step.remove()
-        self._loaded = any(bool(value.any()) for state in _states(optimizer) for value in state.values() if hasattr(value, "any"))
+        values = (value for state in _states(optimizer) for value in state.values() if hasattr(value, "any"))
+        self._loaded = self._loaded or any(bool(value.any()) for value in values)
+
+    def loading(self, load_state_dict: Callable[..., None]) -> Callable[..., None]:
+        """The `load_state_dict` of torch's optimizers: SGD without momentum has no state, and scripts load that all the same."""
+
+        @functools.wraps(load_state_dict)
+        def loads(*args: Any, **kwargs: Any) -> None:
+            load_state_dict(*args, **kwargs)
+            self._loaded = True
+
+        return loads
 
     def after_step(self, optimizer: Any, _args: Any = None, _kwargs: Any = None) -> None:
         """An optimizer has stepped; called by torch."""
@@ -180,7 +192,8 @@ class Progress:
     def _went_on_from(self, optimizer: Any) -> int:
         """The step from which the script went on, as the state of its optimizer tells after the first one.
 
-        Of a state without a number, as momentum is, the newest checkpoint's is taken, if the script has loaded the state; else 0.
+        Of a state without a number, as momentum is, or of none, the newest checkpoint's is taken, if the script has loaded a state;
+        else 0.
         """
         done = 0 if _left_out(optimizer) else self.count
         steps = [int(state["step"]) for state in _states(optimizer) if "step" in state]
@@ -347,6 +360,7 @@ def observe(region: WorkerRegion, *, rank: int, on_stop: OnStop, saved_step: int
     os.register_at_fork(after_in_child=progress._silence)
     if saved_step is not None:
         progress.first_step = optimizer.register_optimizer_step_pre_hook(progress.before_first_step)
+        optimizer.Optimizer.load_state_dict = progress.loading(optimizer.Optimizer.load_state_dict)
     optimizer.register_optimizer_step_post_hook(progress.after_step)
     if loader is not None:
         iterator = loader._BaseDataLoaderIter

@@ -43,6 +43,7 @@ from resilient.health.node import NodeCheck
 from resilient.logs.paths import generation_directory, node_log
 from resilient.protocol.connection import Connection
 from resilient.protocol.messages import (
+    AgentFailed,
     AgentMessage,
     DaemonRequests,
     DriverMessage,
@@ -158,6 +159,16 @@ class NodeAgent(LocalElasticAgent):
     # -- what torchelastic calls ---------------------------------------------------------------------------------------
 
     def _invoke_run(self, role: str = "worker") -> RunResult:
+        try:
+            return self._obey()
+        except RendezvousGracefulExitError:
+            raise
+        except Exception as error:
+            self._driver.last_word(AgentFailed(generation=self._driver.generation, error=f"{type(error).__name__}: {error}"))
+            raise
+
+    def _obey(self) -> RunResult:
+        """All generations. Ends by an exception: RendezvousGracefulExitError where that was to be."""
         settings = self._settings
         found = memory.salvaged(self._regions)
         if found:

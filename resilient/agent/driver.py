@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
@@ -14,7 +15,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from resilient.agent.limits import QUIET_S
 from resilient.agent.loop import Loop
 from resilient.protocol.connection import Connection, Disconnected
-from resilient.protocol.messages import AgentMessage, Alive, DriverMessage, Ping
+from resilient.protocol.messages import AgentFailed, AgentMessage, Alive, DriverMessage, Ping
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class Driver:
         """The oldest message that waits, if there is one."""
         return self._inbox.popleft() if self._inbox else None
 
-    def send(self, message: AgentMessage, *, droppable: bool = False) -> bool:
+    def send(self, message: AgentMessage | AgentFailed, *, droppable: bool = False) -> bool:
         """See `Connection.send`; after `hang_up` nothing is sent.
 
         Raises:
@@ -94,6 +95,12 @@ class Driver:
         if sent:
             self._sent_t = self._clock()
         return sent
+
+    def last_word(self, message: AgentFailed) -> None:
+        """Send this if the driver is there, and nothing after it."""
+        with suppress(RendezvousGracefulExitError):
+            self.send(message)
+        self.hang_up()
 
     def hang_up(self) -> None:
         """Neither speak nor listen to it any more, nor end for its silence: this agent ends anyway."""

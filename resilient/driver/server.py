@@ -22,7 +22,7 @@ from checkpoint.listener import Listener, bind, stream
 from checkpoint.protocol import DriverRequest
 from resilient import clock
 from resilient.protocol.connection import outlast_outages, subject_of
-from resilient.protocol.messages import AgentMessage, DaemonRequests, DriverMessage, Hello, Ping, RecordsWritten
+from resilient.protocol.messages import AgentFailed, AgentMessage, DaemonRequests, DriverMessage, Hello, Ping, RecordsWritten
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ UNREAD_BYTES = 64 << 20  # that a node has not read
 RECORDS_AT_ONCE = 64  # the workers need their room in the heartbeat regions again
 REFUSALS = 10  # that are logged in a minute
 BACKLOG = 4096
+ERROR_LENGTH = 300  # characters of an agent's own error that are told
 
 
 @dataclass
@@ -188,7 +189,7 @@ class Server:
                 node = hello.node
                 line = self._lines[node] = Line(hello.incarnation, writer)
                 self._listeners.connected(node, msgspec.structs.replace(hello, t=clock.here(hello.t)))
-                await self._read(node, line, reader, data)
+                why = await self._read(node, line, reader, data) or why
         except NotAMessage as error:
             self._log_refusal(f"{f'node {node}' if node is not None else f'agent {peer.subject}'}: {error}")
             why = f"it said what is {error}"
@@ -215,18 +216,21 @@ class Server:
             return True
         return False
 
-    async def _read(self, node: int, line: Line, reader: asyncio.StreamReader, data: bytes) -> None:
-        decoder: Decoder[AgentMessage] = Decoder(AgentMessage)
+    async def _read(self, node: int, line: Line, reader: asyncio.StreamReader, data: bytes) -> str | None:
+        """Until its end. Returns why it has ended, where it has said so."""
+        decoder: Decoder[AgentMessage | AgentFailed] = Decoder(AgentMessage | AgentFailed)
         while True:
             for message in decoder.feed(data):
                 if self._lines.get(node) is not line:
-                    return
+                    return None
                 if isinstance(message, Hello):
                     raise NotAMessage("not a message: a second hello")
+                if isinstance(message, AgentFailed):
+                    return f"it has failed: {' '.join(message.error.split())[:ERROR_LENGTH]}"
                 self._listeners.said(node, message)
             data = await reader.read(READ_BYTES)
             if not data:
-                return
+                return None
 
     def _log_refusal(self, what: str) -> None:
         """In one line, and not more often than a person can read."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from resilient.health.report import Finding, size
+from resilient.health.report import Finding, Verdict, size
 
 SHARED_MEMORY = Path("/dev/shm")
 CONTAINER_SHM_BYTES = 64 << 20  # what containers have, unless they are told otherwise
@@ -20,6 +20,7 @@ LEAST_FILES, FILES_PER_RANK = 256, 4
 LEAST_PROCESSES, PROCESSES_PER_RANK = 64, 64  # threads count
 LEAST_PORTS = 2000
 LOCKED_BYTES = 1 << 30
+LEAST_FILE_BYTES = 64 << 20  # heartbeat regions, logs and the ledger need as much
 REACH_S = 3.0
 
 
@@ -84,12 +85,14 @@ class Limits:
         processes: threads count; what is left of the limit.
         locked_bytes: memory that RDMA may pin; root may pin any.
         ports: ephemeral ones, for outgoing connections and for our listening ones.
+        file_bytes: that a file may have.
     """
 
     files: int | None
     processes: int | None
     locked_bytes: int | None
     ports: int | None
+    file_bytes: int | None = None
 
 
 def limits_of(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Limits:
@@ -102,7 +105,8 @@ def limits_of(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgrou
         ports: int | None = last - first + 1
     except (OSError, ValueError):
         ports = None
-    return Limits(_limit(resource.RLIMIT_NOFILE), left, None if root else _limit(resource.RLIMIT_MEMLOCK), ports)
+    locked_bytes = None if root else _limit(resource.RLIMIT_MEMLOCK)
+    return Limits(_limit(resource.RLIMIT_NOFILE), left, locked_bytes, ports, _limit(resource.RLIMIT_FSIZE))
 
 
 def judge_limits(limits: Limits, *, ranks: int, world: int, rdma: bool) -> list[Finding]:
@@ -137,6 +141,10 @@ def judge_limits(limits: Limits, *, ranks: int, world: int, rdma: bool) -> list[
     if limits.ports is not None and limits.ports < LEAST_PORTS:
         text = f"there are {limits.ports:,} ephemeral ports; widen net.ipv4.ip_local_port_range"
         found.append(Finding("ephemeral ports", "warn", text, {"ports": limits.ports}))
+    if limits.file_bytes is not None:
+        text = f"a file may have {size(limits.file_bytes)}, and files of checkpoints and snapshots are as large as a rank's part; "
+        verdict: Verdict = "fail" if limits.file_bytes < LEAST_FILE_BYTES else "warn"
+        found.append(Finding("file size", verdict, f"{text}raise it (ulimit -f, LimitFSIZE)", {"allowed_bytes": limits.file_bytes}))
     return found
 
 

@@ -15,7 +15,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 
 from checkpoint.framing import Decoder, NotAMessage, encode
 from checkpoint.handshake import DRIVER_AGENT, authenticate, derive
-from resilient.protocol.messages import AgentMessage, DriverMessage
+from resilient.protocol.messages import AgentFailed, AgentMessage, DriverMessage
 
 TOKEN_VARIABLE = "RESILIENT_TOKEN"
 """In an agent's environment: the run's secret, a dot, and the agent's incarnation. The secret itself is told to nobody else."""
@@ -132,7 +132,7 @@ class Connection:
         """What was sent and waits for room in the kernel's buffer; `flush` when the socket is writable."""
         return len(self._queue)
 
-    def send(self, message: AgentMessage, *, droppable: bool = False) -> bool:
+    def send(self, message: AgentMessage | AgentFailed, *, droppable: bool = False) -> bool:
         """Queue a message and write what the kernel takes; returns at once.
 
         Args:

@@ -239,6 +239,13 @@ class Alive(Message, frozen=True):
     generation: int
 
 
+class AgentFailed(Message, frozen=True):
+    """The agent ends by an error that nobody has foreseen; it says nothing after that. Attributes: error: its class and text."""
+
+    generation: int
+    error: str
+
+
 AgentMessage = (
     Hello
     | PreparationProgress

@@ -15,7 +15,7 @@ from resilient.agent.driver import Driver
 from resilient.agent.loop import Loop
 from resilient.heartbeat_region import AgentRegion, WorkerRegion
 from resilient.protocol.connection import Connection
-from resilient.protocol.messages import AgentMessage, DriverMessage, Heartbeat
+from resilient.protocol.messages import AgentFailed, AgentMessage, DriverMessage, Heartbeat
 
 PATIENCE_S = 30.0
 SECRET = "secret"
@@ -27,8 +27,8 @@ class FakeDriver:
     def __init__(self, listener: socket.socket, secret: str = SECRET) -> None:
         self._socket, _ = listener.accept()
         as_driver(self._socket, secret)
-        self._decoder: Decoder[AgentMessage] = Decoder(AgentMessage)
-        self._found: list[AgentMessage] = []
+        self._decoder: Decoder[AgentMessage | AgentFailed] = Decoder(AgentMessage | AgentFailed)
+        self._found: list[AgentMessage | AgentFailed] = []
 
     def send(self, *messages: DriverMessage) -> None:
         self._socket.sendall(b"".join(map(encode, messages)))
@@ -36,7 +36,7 @@ class FakeDriver:
     def send_bytes(self, data: bytes) -> None:
         self._socket.sendall(data)
 
-    def next(self, timeout_s: float = PATIENCE_S) -> AgentMessage:
+    def next(self, timeout_s: float = PATIENCE_S) -> AgentMessage | AgentFailed:
         """The next message that the agent has sent."""
         while not self._found:
             assert select.select([self._socket], [], [], timeout_s)[0], "nothing came"
@@ -45,14 +45,14 @@ class FakeDriver:
             self._found += self._decoder.feed(data)
         return self._found.pop(0)
 
-    def until(self, kind: type[AgentMessage]) -> tuple[Any, list[AgentMessage]]:
+    def until(self, kind: type[AgentMessage | AgentFailed]) -> tuple[Any, list[AgentMessage | AgentFailed]]:
         """The next message of a class, and those before it."""
-        before: list[AgentMessage] = []
+        before: list[AgentMessage | AgentFailed] = []
         while not isinstance(message := self.next(), kind):
             before.append(message)
         return message, before
 
-    def arrived(self) -> list[AgentMessage]:
+    def arrived(self) -> list[AgentMessage | AgentFailed]:
         """All that is there, without waiting."""
         while select.select([self._socket], [], [], 0.0)[0] and (data := self._socket.recv(1 << 16)):
             self._found += self._decoder.feed(data)

@@ -20,6 +20,7 @@ from resilient.agent.memory import daemon_directory, region_directory
 from resilient.config import Config
 from resilient.protocol.connection import TOKEN_VARIABLE
 from resilient.protocol.messages import (
+    AgentFailed,
     Arm,
     Health,
     Hello,
@@ -88,6 +89,13 @@ class Node:
 
     def start(self, generation: int) -> tuple[Ready, Started]:
         """Let a generation of this one node begin."""
+        ready = self.begin(generation)
+        started, before = self.driver.until(Started)
+        self.early = [message for message in before if isinstance(message, Report)]
+        return ready, started
+
+    def begin(self, generation: int) -> Ready:
+        """Say that one is to begin."""
         ready, _ = self.driver.until(Ready)
         self.driver.send(
             Start(
@@ -106,9 +114,7 @@ class Node:
                 devices=(0, 1),
             )
         )
-        started, before = self.driver.until(Started)
-        self.early = [message for message in before if isinstance(message, Report)]
-        return ready, started
+        return ready
 
     def close(self) -> None:
         self.driver.close()
@@ -194,3 +200,12 @@ def test_an_agent_whose_driver_is_gone_ends_with_its_workers_and_leaves_what_the
     assert list((node.run_dir / ".spill").glob("*-g1-0.jsonl"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as worker, pytest.raises(ConnectionRefusedError):  # no daemon is there
         worker.connect(str(daemon_directory(node.run_dir, 0) / session.SOCKET))
+
+
+def test_an_agent_that_ends_by_an_error_of_its_own_says_which(node: Node):
+    node.driver.until(Imported)
+    shutil.rmtree(region_directory(node.run_dir, 0))
+    node.begin(1)
+    failed, _ = node.driver.until(AgentFailed)
+    assert failed.error.startswith("FileNotFoundError: ")
+    assert node.process.wait(PATIENCE_S) == 1

@@ -14,6 +14,7 @@ from checkpoint.protocol import Sync
 from resilient.driver import server as module
 from resilient.driver.server import Listeners, Server
 from resilient.protocol.messages import (
+    AgentFailed,
     AgentMessage,
     Alive,
     DaemonRequests,
@@ -115,6 +116,19 @@ def test_what_an_agent_says_counts_for_the_node_of_its_hello():
     assert house.connected == [2]
     assert {node for node, _ in house.said} == {2}
     assert house.lost == [(2, 1, "its connection was closed")]
+
+
+def test_an_agent_that_fails_is_lost_with_its_error_in_one_line():
+    async def work(house: House) -> None:
+        house.server.expect(2, 1)
+        peer = await house.agent(2)
+        await peer.say(AgentFailed(generation=3, error=f"OSError: [Errno 27] File too large:\n{'x' * 1000}"), Alive(generation=3))
+        await house.until(lambda: house.lost)
+
+    house = play(work)
+    ((node, incarnation, why),) = house.lost
+    assert (node, incarnation) == (2, 1) and house.said == []
+    assert why.startswith("it has failed: OSError: [Errno 27] File too large: xxx") and len(why) < 330
 
 
 def test_an_agent_that_says_what_it_may_not_is_lost_with_one_line_of_log(caplog: pytest.LogCaptureFixture):

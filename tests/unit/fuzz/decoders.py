@@ -77,7 +77,7 @@ def _messages() -> list[Decoder]:
     from resilient.protocol import disk, messages
 
     unions = {
-        "agent to driver": messages.AgentMessage,
+        "agent to driver": messages.AgentMessage | messages.AgentFailed,
         "driver to agent": messages.DriverMessage,
         "hello": messages.Hello,
         "disk process": disk.DiskRequest,

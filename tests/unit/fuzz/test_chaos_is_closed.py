@@ -25,7 +25,7 @@ from resilient.worker import CHAOS_VARIABLE
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 UNIONS = {
-    "agent to driver": messages.AgentMessage,
+    "agent to driver": messages.AgentMessage | messages.AgentFailed,
     "driver to agent": messages.DriverMessage,
     "driver to disk process": disk.DiskRequest,
     "disk process to driver": disk.DiskNews,

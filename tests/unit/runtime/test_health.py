@@ -358,6 +358,8 @@ def test_memory_is_judged_by_what_snapshots_take(room: machine.Room, needed: int
         pytest.param(machine.Limits(1024, 9999, 8 << 20, 28000), True, {"locked memory": "warn"}, id="locked memory"),
         pytest.param(machine.Limits(1024, 9999, 8 << 20, 28000), False, {}, id="locked memory without InfiniBand"),
         pytest.param(machine.Limits(1024, 9999, None, 500), False, {"ephemeral ports": "warn"}, id="ports"),
+        pytest.param(machine.Limits(1024, 9999, None, 28000, 1 << 30), False, {"file size": "warn"}, id="large files"),
+        pytest.param(machine.Limits(1024, 9999, None, 28000, 1 << 20), False, {"file size": "fail"}, id="files of any kind"),
     ],
 )
 def test_limits_are_judged_by_the_ranks(limits: machine.Limits, rdma: bool, verdicts: dict[str, str]):

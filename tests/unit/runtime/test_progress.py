@@ -150,11 +150,13 @@ def test_a_script_that_will_speak_may_try_its_first_step_again_before_it_does(wa
     assert watched.told("resumed") == []
 
 
-@pytest.mark.parametrize(("loaded", "momentum", "first"), [(True, 0.9, 41), (False, 0.9, 1), (True, 0.0, 1)])
+@pytest.mark.parametrize(("loaded", "momentum", "first"), [(True, 0.9, 41), (False, 0.9, 1), (True, 0.0, 41), (False, 0.0, 1)])
 def test_a_state_without_a_number_is_that_of_the_newest_checkpoint_if_it_was_loaded(
-    tmp_path: Path, loaded: bool, momentum: float, first: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool, momentum: float, first: int
 ):
     watched = Watched(tmp_path / "region", saved_step=40)
+    loading = watched.progress.loading(torch.optim.Optimizer.load_state_dict)
+    monkeypatch.setattr(torch.optim.Optimizer, "load_state_dict", loading)
 
     def optimizer() -> torch.optim.Optimizer:
         return torch.optim.SGD(watched.model.parameters(), 0.1, momentum=momentum)
