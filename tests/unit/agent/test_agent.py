@@ -89,14 +89,14 @@ class Node:
 
     def start(self, generation: int) -> tuple[Ready, Started]:
         """Let a generation of this one node begin."""
-        ready = self.begin(generation)
+        ready, _ = self.driver.until(Ready)
+        self.begin(ready, generation)
         started, before = self.driver.until(Started)
         self.early = [message for message in before if isinstance(message, Report)]
         return ready, started
 
-    def begin(self, generation: int) -> Ready:
+    def begin(self, ready: Ready, generation: int) -> None:
         """Say that one is to begin."""
-        ready, _ = self.driver.until(Ready)
         self.driver.send(
             Start(
                 generation=generation,
@@ -114,7 +114,6 @@ class Node:
                 devices=(0, 1),
             )
         )
-        return ready
 
     def close(self) -> None:
         self.driver.close()
@@ -203,9 +202,9 @@ def test_an_agent_whose_driver_is_gone_ends_with_its_workers_and_leaves_what_the
 
 
 def test_an_agent_that_ends_by_an_error_of_its_own_says_which(node: Node):
-    node.driver.until(Imported)
-    shutil.rmtree(region_directory(node.run_dir, 0))
-    node.begin(1)
+    ready, _ = node.driver.until(Ready)
+    shutil.rmtree(region_directory(node.run_dir, 0))  # no earlier: the health check is there, too
+    node.begin(ready, 1)
     failed, _ = node.driver.until(AgentFailed)
     assert failed.error.startswith("FileNotFoundError: ")
     assert node.process.wait(PATIENCE_S) == 1
