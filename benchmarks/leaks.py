@@ -74,8 +74,8 @@ def soak(
 
 def _kill(run: Resilient, chance: random.Random) -> None:
     """One kill at a moment of its own: in a step, in a snapshot, or in the recovery from the kill before."""
-    # In the recovery from the kill before, or in a step or a snapshot after it.
-    time.sleep(chance.choice([chance.uniform(0.0, 0.5), chance.uniform(0.5, 3.0)]))
+    wait_s = chance.choice([chance.uniform(0.0, 0.5), chance.uniform(0.5, 3.0)])
+    time.sleep(wait_s)  # into the recovery from the kill before, or into a step or a snapshot after it
     deadline = time.time() + 60.0
     while time.time() < deadline:
         ranks = run.ranks()

@@ -42,12 +42,14 @@ class Line:
     Attributes:
         written: records of which `RecordsWritten` is still to be said.
         requests: for its snapshot daemon, of this turn.
+        error: by which it ends, where it has said so.
     """
 
     incarnation: int
     writer: asyncio.StreamWriter
     written: int = 0
     requests: list[DriverRequest] = field(default_factory=list)
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ class Server:
                 node = hello.node
                 line = self._lines[node] = Line(hello.incarnation, writer)
                 self._listeners.connected(node, msgspec.structs.replace(hello, t=clock.here(hello.t)))
-                why = await self._read(node, line, reader, data) or why
+                await self._read(node, line, reader, data)
         except NotAMessage as error:
             self._log_refusal(f"{f'node {node}' if node is not None else f'agent {peer.subject}'}: {error}")
             why = f"it said what is {error}"
@@ -202,7 +204,7 @@ class Server:
         if node is not None and line is not None and self._lines.get(node) is line:
             del self._lines[node]
             self._waiting.pop(node, None)
-            self._listeners.lost(node, line.incarnation, why)
+            self._listeners.lost(node, line.incarnation, f"it has failed: {line.error}" if line.error else why)
 
     def _admits(self, hello: Hello, peer: Peer) -> bool:
         who = f"agent {hello.incarnation} of node {hello.node}"
@@ -216,21 +218,22 @@ class Server:
             return True
         return False
 
-    async def _read(self, node: int, line: Line, reader: asyncio.StreamReader, data: bytes) -> str | None:
-        """Until its end. Returns why it has ended, where it has said so."""
+    async def _read(self, node: int, line: Line, reader: asyncio.StreamReader, data: bytes) -> None:
         decoder: Decoder[AgentMessage | AgentFailed] = Decoder(AgentMessage | AgentFailed)
         while True:
             for message in decoder.feed(data):
                 if self._lines.get(node) is not line:
-                    return None
+                    return
                 if isinstance(message, Hello):
                     raise NotAMessage("not a message: a second hello")
                 if isinstance(message, AgentFailed):
-                    return f"it has failed: {' '.join(message.error.split())[:ERROR_LENGTH]}"
+                    # It is lost when its connection ends: until then it ends its workers, beside which no other agent may start.
+                    line.error = " ".join(message.error.split())[:ERROR_LENGTH]
+                    continue
                 self._listeners.said(node, message)
             data = await reader.read(READ_BYTES)
             if not data:
-                return None
+                return
 
     def _log_refusal(self, what: str) -> None:
         """In one line, and not more often than a person can read."""
