@@ -20,6 +20,7 @@ from resilient.protocol.messages import Inspection
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 WINDOW_S = 0.2  # over which the processor time is measured, and in which stacks are expected
+STOPS_S = 1.0  # in which a process that ran for its stacks has stopped again: it takes the signal when it next gets a core
 _libc = ctypes.CDLL(None)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -67,7 +68,10 @@ def inspect(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Inspection]:
 
 
 def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]:
-    """The stacks of workers that are stopped; each is continued only until it has written them, for `WINDOW_S` in all at most."""
+    """The stacks of workers that are stopped; each is continued only until it has written them, for `WINDOW_S` in all at most.
+
+    All are stopped again when this returns, but for one that gets no core within `STOPS_S`.
+    """
     sizes = {rank: _size(stacks) for rank, (_, stacks) in workers.items()}
     for pid, _ in workers.values():
         _ask(pid)  # is waiting when it is continued, and answered before anything else is done
@@ -79,6 +83,9 @@ def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]
             time.sleep(0.0005)
         _signal(pid, signal.SIGSTOP)
         found[rank] = text
+    deadline = time.monotonic() + STOPS_S
+    while any(state_of(pid) not in ("T", "Z", "") for pid, _ in workers.values()) and time.monotonic() < deadline:
+        time.sleep(0.0005)
     return found
 
 

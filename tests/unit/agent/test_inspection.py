@@ -78,6 +78,14 @@ def test_a_stopped_process_says_where_it_was_unless_all_are_stopped(worker: Call
     assert inspection.state_of(one[0]) == "T"  # it is left as it is
 
 
+def test_a_stopped_process_that_said_where_it_was_is_stopped_again(worker: Callable[[str], tuple[int, Path]]):
+    pid, path = worker("spin")
+    stop(pid)
+    for _ in range(50):  # a process takes a signal when it next runs, which another one may keep it from
+        assert "in here" in inspection.stacks_of_stopped({0: (pid, path)})[0]
+        assert inspection.state_of(pid) == "T"
+
+
 BUSY = """
 import json, sys, threading, time
 from pathlib import Path

@@ -338,7 +338,8 @@ class Lab:
                 worker.pipe.send((number, tiers, changed, wait_s))
             except BrokenPipeError:
                 return False
-        return all(self._from(worker) for worker in self.workers)
+        said = [self._from(worker) for worker in self.workers]  # one that is dead does not stand for those that are still at it
+        return all(said)
 
     def end_workers(self) -> None:
         """kill -9 of all."""
