@@ -3,9 +3,11 @@
 Owns the Linux calls for both. Everything below the driver hangs on such a line, so that a killed driver leaves nothing behind.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
+import sys
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
@@ -41,3 +43,13 @@ def name_process(name: str) -> None:
     Forked processes all have the command line of the agent that they come from.
     """
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def flush_streams() -> None:
+    """Write what this process has printed, before `os._exit`.
+
+    A stream that the program has closed, or put something else in the place of, keeps nobody from ending, as in the interpreter.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()

@@ -199,7 +199,12 @@ class Progress:
         steps = [int(state["step"]) for state in _states(optimizer) if "step" in state]
         if not steps and self._loaded:
             return self._saved_step or 0
-        return max(0, max(steps, default=0) - done - self._uncounted)
+        found = max(steps, default=0) - done
+        # Whether the step that made a state is in the number that was loaded depends on when the script that saved it made one.
+        saved = self._saved_step
+        if saved is not None and self._uncounted and self._loaded and saved in (found, found - 1):
+            return saved
+        return max(0, found - self._uncounted)
 
     def _tell_step(self, step: int, *, last: bool = False) -> None:
         self._step = step

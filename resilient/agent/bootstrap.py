@@ -20,6 +20,7 @@ from resilient import clock, entry, worker
 from resilient.agent import groups, inspection, recorder
 from resilient.exits import Exit
 from resilient.heartbeat_region import RAISED
+from resilient.lifeline import flush_streams
 from resilient.placement.applied import take_place
 
 _CAUSES = 8  # of the exceptions that one was raised from, the nearest
@@ -117,13 +118,20 @@ def _raised(error: BaseException) -> dict[str, object]:
     numbers = {"kind": error.kind, "since": error.since} if isinstance(error, worker.BadNumbersError) else {}
     return {
         "type": type(error).__name__,
-        "message": str(error),
+        "message": _text(error),
         "traceback": "".join(traceback.format_exception(error)),
         "t": clock.now(),
         "final": _final(error),
-        "causes": "\n".join(f"{type(each).__name__}: {str(each)[:_CAUSE_CHARACTERS]}" for each in _origins(error)),
+        "causes": "\n".join(f"{type(each).__name__}: {_text(each)[:_CAUSE_CHARACTERS]}" for each in _origins(error)),
         **numbers,
     }
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as why:  # noqa: BLE001 - its `__str__` is the script's own code
+        return f"(its text cannot be had: {type(why).__name__})"
 
 
 def _origin(error: BaseException) -> BaseException | None:
@@ -150,8 +158,7 @@ def _final(error: BaseException) -> int | None:
 
 def _leave(status: int) -> NoReturn:
     """End the process here: a rank that lingers in a destructor, or waits for a child of its own, delays everyone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_streams()
     os._exit(status)
 
 

@@ -17,7 +17,6 @@ import pickle
 import select
 import signal
 import socket
-import sys
 import time
 import traceback
 from collections import deque
@@ -27,7 +26,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any, NoReturn
 
 from resilient.agent.limits import FORK_S, KILL_S, NEXT_SERVER_S, STATUS_S
-from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_process
+from resilient.lifeline import die_with_parent, flush_streams, leave_stops_to_the_driver, name_process
 
 log = logging.getLogger(__name__)
 
@@ -393,6 +392,5 @@ def _call(request: bytes, descriptors: Sequence[int]) -> NoReturn:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:  # noqa: BLE001 - whatever ends it stands in the agent's log
         traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_streams()
     os._exit(status)

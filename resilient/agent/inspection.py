@@ -12,14 +12,15 @@ import faulthandler
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from resilient.agent.effort import OwnTime
 from resilient.protocol.messages import Inspection
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
-WINDOW_S = 0.2  # over which the processor time is measured, and in which stacks are expected
+WINDOW_S = 0.2  # over which the processor time is measured
+ANSWER_S = 1.5  # in which stacks are expected: a rank answers when it next gets a core, but not while it sits in the kernel
 STOPS_S = 1.0  # in which a process that ran for its stacks has stopped again: it takes the signal when it next gets a core
 _libc = ctypes.CDLL(None)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -37,7 +38,7 @@ def state_of(pid: int) -> str:
 
 
 def inspect(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Inspection]:
-    """Inspect workers that answer: process id and file of stacks, by rank. It takes a moment (`WINDOW_S`, twice at most).
+    """Inspect workers that answer: process id and file of stacks, by rank. It takes a moment, and `ANSWER_S` twice at most.
 
     A worker that is stopped is continued for it, and stopped again, unless all are: then the job may have been suspended. `cpu` is
     the share of one core that it used meanwhile, or that its main thread would have if nobody else had; `stacks` is the main
@@ -56,6 +57,8 @@ def inspect(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Inspection]:
             _ask(pid)
     stacks_by_rank = stacks_of_stopped(stopped) if len(stopped) < len(workers) else {}
     time.sleep(max(0.0, began + WINDOW_S - time.monotonic()))
+    asked = [(pid, stacks, before[rank][2]) for rank, (pid, stacks) in workers.items() if rank not in stopped]
+    _wait_for_stacks(asked, began + ANSWER_S)
     found = {}
     for rank, (pid, stacks) in workers.items():
         state, cpu_s, size = before[rank]
@@ -68,7 +71,7 @@ def inspect(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Inspection]:
 
 
 def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]:
-    """The stacks of workers that are stopped; each is continued only until it has written them, for `WINDOW_S` in all at most.
+    """The stacks of workers that are stopped; each is continued only until it has written them, for `ANSWER_S` in all at most.
 
     All are stopped again when this returns, but for one that gets no core within `STOPS_S`.
     """
@@ -76,7 +79,7 @@ def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]
     for pid, _ in workers.values():
         _ask(pid)  # is waiting when it is continued, and answered before anything else is done
     found = {}
-    deadline = time.monotonic() + WINDOW_S
+    deadline = time.monotonic() + ANSWER_S
     for rank, (pid, stacks) in workers.items():
         _signal(pid, signal.SIGCONT)
         while not (_is_whole(text := _from(stacks, sizes[rank])) or time.monotonic() > deadline):
@@ -87,6 +90,16 @@ def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]
     while any(state_of(pid) not in ("T", "Z", "") for pid, _ in workers.values()) and time.monotonic() < deadline:
         time.sleep(0.0005)
     return found
+
+
+def _wait_for_stacks(asked: Collection[tuple[int, Path, int]], deadline: float) -> None:
+    """Wait until all that can answer have. Args: asked: process id, file, and how long it was before."""
+
+    def silent(pid: int, stacks: Path, size: int) -> bool:
+        return not _is_whole(_from(stacks, size)) and state_of(pid) in ("R", "S")
+
+    while any(silent(*each) for each in asked) and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 def _is_whole(stacks: str) -> bool:

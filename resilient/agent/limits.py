@@ -17,6 +17,8 @@ UNWATCHED_S = 0.65
 """An agent that polls so much later than it should does not know who was silent meanwhile."""
 STANDBY_S = 10.0
 """A rank that has not finished a step by then has a long start, or does not report any; standbys are forked then."""
+STANDBY_AGAIN_S = 30.0
+"""Between two tries to fork a standby where there is no room for another process."""
 
 KILL_S = 10.0
 """A killed process that is not gone after so long sits in the kernel (state D); it is left behind rather than waited for."""

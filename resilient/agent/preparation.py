@@ -18,7 +18,7 @@ from typing import NoReturn
 from resilient import entry
 from resilient.agent.forkserver import ForkServer
 from resilient.agent.limits import PREPARATION_STATUS_S
-from resilient.lifeline import leave_stops_to_the_driver, name_process
+from resilient.lifeline import flush_streams, leave_stops_to_the_driver, name_process
 from resilient.protocol.messages import PreparationEnded, PreparationProgress
 
 PROGRESS_S = 0.1  # between two reports of it
@@ -45,8 +45,7 @@ def run(outcome: Connection, config: Path, entrypoint: str, log: Path) -> NoRetu
         os.dup2(fd, each)
     os.close(fd)
     outcome.send(_call(outcome, config, entrypoint))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_streams()
     os._exit(0)
 
 

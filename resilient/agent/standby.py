@@ -9,7 +9,6 @@ remember which shard of a tensor is theirs.
 import contextlib
 import logging
 import os
-import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -61,8 +60,7 @@ class _Standby:
     def dismiss(self, left_behind: Callable[[int], None]) -> None:
         """End it, and wait until it has gone; one that does not go is left behind, and told of by its process id."""
         self.orders.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid or 0, signal.SIGKILL)
+        self.process.kill()
         self.process.join(KILL_S)
         try:
             self.process.close()
@@ -99,12 +97,22 @@ class Standbys:
         return next((rank for rank in wanted if rank not in self._waiting), None)
 
     def fork(self, rank: int, world_size: int) -> None:
-        """One for this rank; returns when it is forked, which takes some 10 ms."""
+        """One for this rank; returns when it is forked, which takes some 10 ms.
+
+        Raises:
+            ForkServerGone: nothing can be forked any more.
+            OSError: there is no room for a process or for descriptors now.
+        """
         ours, its = self._server.Pipe()
         args = (its, self._config, self._entrypoint, rank, rank % self._procs, world_size)
         process = self._server.Process(target=stand_by, args=args, name=f"standby{rank}")
-        process.start()
-        its.close()
+        try:
+            process.start()
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            its.close()
         self._waiting[rank] = _Standby(rank, world_size, process, ours)
 
     def start(self, spec: WorkerSpec) -> Forked:

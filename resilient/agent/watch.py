@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from resilient.agent.limits import INSPECT_S, LAST_WORDS_S, OUTPUT_POLL_S, OUTPUT_S, STANDBY_S
+from resilient.agent.limits import INSPECT_S, LAST_WORDS_S, OUTPUT_POLL_S, OUTPUT_S, STANDBY_AGAIN_S, STANDBY_S
 from resilient.agent.loop import Loop
 from resilient.agent.reports import Reports
 from resilient.agent.standby import Standbys
@@ -56,6 +56,7 @@ class Watch:
         self._workers, self._loop, self._reports, self._standbys = workers, loop, reports, standbys
         self._next, self._send, self._run_dir = next_message, send, run_dir
         self._began_t = time.monotonic()
+        self._standby_t = 0.0  # monotonic: no standby is forked before
 
     def run(self) -> None:
         """Watch the workers and answer the driver until it says stop."""
@@ -105,7 +106,14 @@ class Watch:
 
     def _stand_by(self) -> None:
         """Fork ahead what a restart would need, one process at a time, once the ranks no longer need the time themselves."""
-        if self._workers.underway or time.monotonic() - self._began_t > STANDBY_S:
-            rank = self._standbys.missing(self._workers.pids, self._world_size)
-            if rank is not None:
-                self._standbys.fork(rank, self._world_size)
+        now_t = time.monotonic()
+        if now_t < self._standby_t or not (self._workers.underway or now_t - self._began_t > STANDBY_S):
+            return
+        rank = self._standbys.missing(self._workers.pids, self._world_size)
+        if rank is None:
+            return
+        try:
+            self._standbys.fork(rank, self._world_size)
+        except OSError as error:  # the ranks compute: a restart would start without it
+            log.warning("no standby for rank %d can be had, trying again in %.0f s: %s", rank, STANDBY_AGAIN_S, error)
+            self._standby_t = now_t + STANDBY_AGAIN_S

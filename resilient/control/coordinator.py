@@ -19,6 +19,7 @@ from resilient.control.attendance import Attendance, Moment
 from resilient.control.core import core_of
 from resilient.control.evidence import SILENT_S, Evidence, proof
 from resilient.control.job import JobSpec
+from resilient.control.membership import STUCK_S
 from resilient.control.response import Response
 from resilient.control.workers import Workers
 from resilient.exits import Exit
@@ -157,8 +158,12 @@ class Coordinator:
 
         for node in self._core.presence.overdue(when.attended_s, limit_s, least_s=least_s):
             self._lost(node, f"silent for {self._core.presence.silent_s(node, when.attended_s):.0f} s", when, out)
+        for node in self.membership.stuck(when.attended_s):
+            what = "the entry point is not imported, or the node not checked"
+            self._lost(node, f"its agent answers, but was not ready within {STUCK_S:.0f} s: {what}", when, out)
         self._inquire(when, out)
-        if self._core.ends.settled(when.attended_s):
+        running = self._core.generations.state is generations.State.RUNNING
+        if running and self._core.ends.settled(when.attended_s):
             self._response.blame(when, out)
         self._workers.judge(when, out)
         if not self.finished:
@@ -315,6 +320,12 @@ class Coordinator:
         if not self.finished:
             self._lost(node, detail, when, out)
             self._give_up_if_hopeless(when, out)
+
+    def failing(self, node: int, now: float, _: Outbox) -> None:
+        """A node's agent has told an error that it ends with; it is lost when its connection ends. Its peers are not to blame."""
+        when = self._attendance.note(now)
+        if not self.finished and self.membership.is_member(node):
+            self._core.ends.expect_loss(when.attended_s)
 
     def _inquire(self, when: Moment, out: Outbox) -> None:
         """Ask about members that are silent, or gone and waited for."""

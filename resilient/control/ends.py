@@ -5,6 +5,7 @@ from typing import Literal
 from resilient.faults import Fault, WorkerEnd, from_ends, is_victim
 
 SETTLE_S = 0.5  # how long a failure that blames a peer waits for that peer's own failure
+FAILING_S = 30.0  # and for the loss of a node whose agent has told an error, which ends its workers before it goes
 
 Outcome = Literal["blame", "all_ended", "wait"]
 
@@ -16,11 +17,17 @@ class WorkerEnds:
         self._ends: list[WorkerEnd] = []
         self._world_size = 0
         self._settle_until_s: float | None = None
+        self._lost_by_s = 0.0
         self.stopped = False
 
     def begin(self, world_size: int) -> None:
         """A generation begins."""
         self._ends, self._world_size, self._settle_until_s, self.stopped = [], world_size, None, False
+        self._lost_by_s = 0.0
+
+    def expect_loss(self, now_s: float) -> None:
+        """A node is about to be lost: its workers' peers are blamed only if it is not."""
+        self._lost_by_s = now_s + FAILING_S
 
     @property
     def settling(self) -> bool:
@@ -45,7 +52,7 @@ class WorkerEnds:
 
     def settled(self, now_s: float) -> bool:
         """Whether the peer that was blamed has had its time."""
-        return self._settle_until_s is not None and now_s >= self._settle_until_s
+        return self._settle_until_s is not None and now_s >= max(self._settle_until_s, self._lost_by_s)
 
     def over(self) -> None:
         """The generation is over, or its fault is found."""

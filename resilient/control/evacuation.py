@@ -12,6 +12,7 @@ from resilient.control.attendance import Moment
 from resilient.control.generations import Generations, State
 from resilient.control.incidents import Incidents
 from resilient.control.job import JobSpec
+from resilient.control.liveness import NO_STEP
 from resilient.control.membership import Membership
 from resilient.control.shutdown import Shutdown
 from resilient.faults import listed
@@ -20,6 +21,7 @@ from resilient.protocol.messages import Shutdown as ShutdownMessage
 from resilient.snapshots import Snapshots
 
 REASON = "evacuation"
+UNSEEN_S = 60.0  # a script that has not told a step by then tells none
 
 
 class Evacuation:
@@ -80,8 +82,7 @@ class Evacuation:
             return False
         if self._holding_s is not None:
             return when.attended_s - self._holding_s > self._job.drain_s
-        run = self._generations.run
-        if run is None or run.resumed_step is None:
+        if not self._going_on(when):
             return False
         self._release(out)
         leaving = self._able()
@@ -98,6 +99,14 @@ class Evacuation:
             self._holding_s = when.attended_s
             self._generations.hold_ranks(REASON, out)
         return False
+
+    def _going_on(self, when: Moment) -> bool:
+        """Whether the generation has come to where it goes on from, or is a script's of which no step is seen."""
+        run = self._generations.run
+        if run is None:
+            return False
+        unseen = self._job.script and not run.announced and run.step == NO_STEP and when.now - run.started_t > UNSEEN_S
+        return run.resumed_step is not None or unseen
 
     def leave(self, when: Moment, out: Outbox) -> None:
         """The generation is over: the next one begins without the nodes that are to be left, if it can."""

@@ -70,6 +70,8 @@ def culprit(
         behind = min(rank.heartbeat.step for rank in alive.values())
         last = [number for number, rank in alive.items() if rank.heartbeat.step == behind]
         found = last if len(last) < len(alive) else found or _astray(inspections, asked) or list(suspicion.ranks)
+        if any(rank not in alive for rank in found):  # it has ended well meanwhile: it was not stuck, and its peers end by that
+            return None
     return _fault(fault_id, sorted(found), suspicion, inspections, doings, alive, node_rank_of)
 
 

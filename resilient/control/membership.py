@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 from resilient.control.shares import Rules, shares
 from resilient.placement import fabric
@@ -25,7 +25,8 @@ LAUNCH_ATTEMPTS = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 JOIN_S = 600.0  # for an agent's first start; a thousand nodes import torch from one file system
 BACK_S = 120.0  # for an agent that is started anew, where nothing goes on without it
-READY_S = 60.0  # from an agent's hello until it must have opened its store
+READY_S = 60.0  # from an agent's hello until it should have opened its store; fewer nodes go on without it then
+STUCK_S = 600.0  # and until it counts as lost: it may import from a file system that a thousand nodes share
 
 
 @dataclass
@@ -79,7 +80,8 @@ class Membership:
     Invariants, of sets that spare a pass over all nodes: `_absent` are those that have not joined, `_unfit` those that are unfit,
     `_awaited` the members that are neither ready nor gone, `_standing_by` those that are ready and no members, `_held_for`
     some of those in `_absent`, `_wounded` those with devices that are left out. Members are distinct. `_firsts` are the first ranks
-    of the members by node rank, and the number of all ranks.
+    of the members by node rank, and the number of all ranks. `_stuck_s` has those that have come and were not ready yet, the first
+    that came first.
     """
 
     def __init__(self, rules: Rules, spares: int, rejoin_s: float, stage_nodes: int = 1) -> None:
@@ -102,6 +104,7 @@ class Membership:
         self._lost_s: dict[int, float] = {}  # when nodes that are gone were lost
         self.returns_s: deque[float] = deque(maxlen=REMEMBERED)  # what nodes have taken to come back
         self._held_for: dict[int, float] = {}  # without these no generation begins before then
+        self._stuck_s: dict[int, float] = {}  # when nodes that have come count as lost, for they were never ready
         self._left: set[int] = set()  # on request; no agent is started there
         self._devices: dict[int, tuple[int, ...]] = {}  # of members that do not compute on all
 
@@ -129,6 +132,8 @@ class Membership:
             self.returns_s.append(now_s - lost_s)
         node.until_s = max(node.until_s, now_s + READY_S)
         node.back_s = max(node.back_s, node.until_s)
+        self._stuck_s.pop(index, None)
+        self._stuck_s[index] = now_s + STUCK_S
         self._absent.discard(index)
         self._held_for.pop(index, None)
 
@@ -136,6 +141,7 @@ class Membership:
         """An agent waits for the next generation, its new store open at this port."""
         node = self.nodes[index]
         node.ready_port, node.failures = store_port, 0
+        self._stuck_s.pop(index, None)
         self._awaited.discard(index)
         if node.ready and not self.is_member(index):
             self._standing_by.add(index)
@@ -145,6 +151,7 @@ class Membership:
         before = self.nodes[index]
         node = self.nodes[index] = Node(host=before.host, gone=True, why=why)
         self._absent.add(index)
+        self._stuck_s.pop(index, None)
         for others in (self._unfit, self._awaited, self._standing_by, self._wounded):
             others.discard(index)
         if index in self._left:
@@ -159,6 +166,10 @@ class Membership:
         node.failures = before.failures + 1
         self._launch_s[index] = now_s + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (node.failures - 1))
         node.until_s, node.back_s = (before.until_s, before.back_s) if node.failures < LAUNCH_ATTEMPTS else (now_s, now_s)
+
+    def stuck(self, now_s: float) -> list[int]:
+        """The nodes whose agents have come and were not ready within `STUCK_S`."""
+        return [index for index, _ in takewhile(lambda each: each[1] <= now_s, self._stuck_s.items())]
 
     def given_up(self, index: int, now_s: float) -> None:
         """It is known that a node that is gone will not be back soon: nobody waits for it where others can go on."""
@@ -179,6 +190,7 @@ class Membership:
         node = self.nodes[index]
         node.gone, node.unfit, node.why = True, True, why
         self._unfit.add(index)
+        self._stuck_s.pop(index, None)
         self._awaited.discard(index)
         self._standing_by.discard(index)
 

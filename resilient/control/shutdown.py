@@ -82,7 +82,10 @@ class Shutdown:
             code: with which the job ends; why: said before all else at its end.
         """
         if self.drain is not None:
-            self.finish(self.drain.code, self.drain.explained(f"stopped at once by a second {signal}"), when, out)
+            code, message = self.drain.code, self.drain.explained(f"stopped at once by a second {signal}")
+            if self.saving is not None and self.saving.code not in (Exit.OK, Exit.STOPPED):  # it had failed before the stop
+                code, message = self.saving.code, f"{message}; {self.saving.message}"
+            self.finish(code, message, when, out)
             return
         deadline_t = when.now + self._job.drain_s if until_t is None else until_t
         self.drain = drain = Drain(signal, when.now, deadline_t, code, why)

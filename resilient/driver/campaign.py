@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from checkpoint import descriptors
+from checkpoint.errors import CheckpointError
+from checkpoint.fence import newest_generation
 from checkpoint.naming import steps
 from resilient import access, storage
 from resilient.config import Config, ConfigError, Layout, write
@@ -88,7 +90,7 @@ def run_campaign(
             changes = resumption.told() if resumption is not None else ()
             in_job, chained = allocation is not None, succession is not None
             job = job_of(config, layout, kept, known, tiers_vanish=in_job, chained=chained, changes=changes)
-            coordinator = Coordinator(job, last_generation=known.generation)
+            coordinator = Coordinator(job, last_generation=max(known.generation, _fenced_below(durable)))
         driver = Driver(
             config,
             layout,
@@ -110,6 +112,17 @@ def run_campaign(
             lease.leave()  # the disk process gives it up, or somebody else has it, or the file system does not let anybody
         else:
             lease.close()
+
+
+def _fenced_below(durable: Path) -> int:
+    """The generation that the durable tier's fence names.
+
+    The ledger may not tell of it yet: its lines lie in a spill file of another host, or its driver died while it started.
+    """
+    try:
+        return newest_generation(durable) or 0
+    except CheckpointError as error:
+        raise EnvironmentUnusable(str(error)) from error
 
 
 @contextlib.contextmanager

@@ -126,6 +126,11 @@ class DiskClient:
         finally:
             transport.close()
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a process that is listened to."""
+        return self._writer is not None
+
     def send(self, message: Message) -> bool:
         """Returns whether there is a process that it is sent to."""
         if self._writer is None:

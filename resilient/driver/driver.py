@@ -125,7 +125,7 @@ class Driver:
         self._summaries = Summaries()
         self._durable = Durable(config, allocation, chain, self._writer, display.note)
         self._sinks = SinksClient(config)
-        heard = server.Listeners(self._on_connected, self._on_message, self._on_ended)
+        heard = server.Listeners(self._on_connected, self._on_message, self._on_failing, self._on_ended)
         self._server = Server(self._secret, lambda: self._coordinator.generation, heard)
         self._stops = stops_of(config, allocation, coordinator, drain_s, self._turn, display.note)
         self._departures = Departures(
@@ -297,6 +297,9 @@ class Driver:
             self._turn(self._coordinator.give_up, Exit.GAVE_UP, message.failure)
         else:
             self._turn(self._coordinator.prepared)
+
+    def _on_failing(self, node: int) -> None:
+        self._turn(self._coordinator.failing, node)
 
     def _on_ended(self, node: int, incarnation: int, detail: str) -> None:
         """A node's agent has ended, or its connection has."""

@@ -55,10 +55,11 @@ class Line:
 @dataclass(frozen=True)
 class Listeners:
     """Who is told what: an agent has connected (its node, and its hello); it has said something
-    (raises NotAMessage where it may not say that); it is gone, and why."""
+    (raises NotAMessage where it may not say that); it has told an error that it ends with; it is gone, and why."""
 
     connected: Callable[[int, Hello], None]
     said: Callable[[int, AgentMessage], None]
+    failing: Callable[[int], None]
     lost: Callable[[int, int, str], None]
 
 
@@ -229,6 +230,7 @@ class Server:
                 if isinstance(message, AgentFailed):
                     # It is lost when its connection ends: until then it ends its workers, beside which no other agent may start.
                     line.error = " ".join(message.error.split())[:ERROR_LENGTH]
+                    self._listeners.failing(node)
                     continue
                 self._listeners.said(node, message)
             data = await reader.read(READ_BYTES)

@@ -140,8 +140,8 @@ class Writer:
         self._feed()
 
     def _feed(self) -> None:
-        """Send the next items, unless the disk process has not written the last ones yet."""
-        if self._sent > self._written:
+        """Send the next items, unless the disk process has not written the last ones yet, or there is none."""
+        if self._sent > self._written or not self._disk.connected:
             return
         batch: list[Item] = []
         while not batch and not self.spill.empty and self._sent < self.spill.last:

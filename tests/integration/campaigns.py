@@ -220,7 +220,7 @@ def campaign(tmp_path: Path) -> Iterator[Callable[..., Campaign]]:
         if each.process is not None and each.process.poll() is None:
             each.kill()
         if each.process is not None:
-            wait_for(lambda each=each: not each.processes(), f"processes left behind: {each.processes()}", 15.0)
+            wait_for(lambda each=each: not each.processes(), f"processes left behind: {each.processes()}", 60.0)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def attached(campaign: Callable[..., Campaign], tmp_path: Path) -> Iterator[Atta
 @pytest.mark.parametrize("example", ["ddp", soaked("fsdp2"), soaked("tensor_parallel")])
 def test_after_a_kill_losses_are_those_of_torchrun_to_the_last_bit(attached: Attached, example: str):
     script = ROOT / f"examples/{example}.py"
-    run = attached(f"{script} 30", step_s=0.05).start()
+    run = attached(f"{script} 60", step_s=0.05).start()
     run.reach(13)
     os.kill(run.workers()[1], signal.SIGKILL)
     assert run.wait() == 0, run.output + run.logs()
@@ -53,7 +53,7 @@ def test_after_a_kill_losses_are_those_of_torchrun_to_the_last_bit(attached: Att
     assert (fault["kind"], fault["ranks"]) == ("exit", [1])
     resumed = run.events("generation_started")[1]
     assert resumed["resumed_step"] >= 12 and resumed["tier"] == "ram"
-    assert {step: {loss} for step, loss in torchrun(2, str(script), "30").items()} == run.losses()
+    assert {step: {loss} for step, loss in torchrun(2, str(script), "60").items()} == run.losses()
 
 
 @pytest.mark.soak

@@ -76,7 +76,9 @@ def test_weights_that_go_bad_are_rolled_back_past_every_checkpoint_that_has_them
     assert [(fault["kind"], fault["step"]) for fault in faults] == [("not_finite", 11)] * 2
     assert (killed["kind"], killed["detail"]) == ("exit", "SIGKILL")
     assert (10, "durable") in rejected(run)
-    assert [event["resumed_step"] for event in run.events("generation_started")] == [0, 10, back, back]
+    *before, last = [event["resumed_step"] for event in run.events("generation_started")]
+    told = [event["step"] for event in run.events("snapshot") if (event["tier"], event["generation"]) == ("ram", 3)]
+    assert before == [0, 10, back] and max([back, *told]) <= last < 10
     assert {event["fault_id"] for event in run.events("recovered")} == {fault["fault_id"] for fault in (*faults, killed)}
     aside = run.run_dir / "checkpoints" / "step-00000010.rolled-back-1"
     assert aside.is_dir()

@@ -20,9 +20,10 @@ from campaigns import ROOT, Campaign, Training, alive, same, wait_for
 from soak import soaked
 
 from resilient.driver.lease import holder
+from resilient.ledger import EVENTS
 from resilient.logs.paths import DRIVER_LOG
 
-STEPS = 60
+STEPS = 200
 SOON = 20  # the step at which something happens
 STEP_S = 0.05
 
@@ -343,15 +344,16 @@ def test_weights_are_the_same_to_the_last_bit_although_the_terminal_was_closed(
 
 def test_another_terminal_shows_the_campaign_and_its_end(steady: Callable[..., Campaign], terminals: Callable[..., Terminal]):
     run = steady().start()
-    reach(run, SOON)
+    wait_for((run.run_dir / EVENTS).exists, "the campaign")
     terminal = terminals(run, sys.executable, "-m", "resilient", "attach", str(run.run_dir)).read()
     left = terminals(run, sys.executable, "-m", "resilient", "attach", str(run.run_dir)).read()
     wait_for(lambda: f"/{STEPS}".encode() in left.shown, "the live line")
     left.type(b"\x03")
-    assert left.process.wait(timeout=20.0) == 0
-    assert b"the campaign goes on" in left.shown
+    assert left.process.wait(timeout=60.0) == 0
+    wait_for(lambda: b"the campaign goes on" in left.shown, "the last word")
     assert run.wait() == 0, run.output
-    assert terminal.process.wait(timeout=20.0) == 0
+    assert terminal.process.wait(timeout=60.0) == 0
+    wait_for(lambda: b"reached at" in terminal.shown, "the last word")
     shown = terminal.shown.decode()
-    assert f"/{STEPS}" in shown and "loss" in shown and "generation 1" in shown and "reached at step 60 of 60" in shown
+    assert f"/{STEPS}" in shown and "loss" in shown and "generation 1" in shown and f"reached at step {STEPS} of {STEPS}" in shown
     undisturbed(run)

@@ -30,6 +30,7 @@ def namespace() -> Iterator[str]:
 
 
 @NAMESPACES
+@pytest.mark.alone
 def test_a_link_that_is_down_for_a_second_is_told_and_training_goes_on(counting: Callable[..., Campaign], namespace: str):
     run = counting(steps=100_000)
     run.within = ["ip", "netns", "exec", namespace]

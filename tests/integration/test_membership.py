@@ -43,10 +43,11 @@ def crash(run: Campaign, node: int) -> None:
         process.kill()
     wait_for(lambda: not any(alive(process) for process in family), "the end of what ran on the node")
     tiers = run.config["checkpoint"]["tiers"][:-1]
-    for tier in tiers:
-        for directory in Path(tier["path"]).glob(f"*/node{node}"):
-            shutil.rmtree(directory)
-    agent.kill()
+    held = [directory for tier in tiers for directory in Path(tier["path"]).glob(f"*/node{node}")]
+    gone = [directory.rename(directory.with_name(f".node{node}-{time.monotonic_ns()}")) for directory in held]
+    agent.kill()  # soon after its workers, as all of a node goes at once
+    for directory in gone:
+        shutil.rmtree(directory)
 
 
 def replicated(ram: Path, since: int, nodes: int = 2) -> bool:

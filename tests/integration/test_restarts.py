@@ -19,7 +19,7 @@ Counting = Callable[..., Campaign]
 def test_killed_workers_are_named_and_cost_a_generation_each_and_nothing_else(counting: Counting, rounds: int):
     kills, chance = 1 + rounds, random.Random(rounds)
     ranks = [1, 0, *(chance.randrange(2) for _ in range(rounds - 1))]
-    steps = 25 + 15 * kills
+    steps = 100 + 15 * kills
     run = counting(steps=steps, resilience={"give_up_after_same_step": 9}).start()
     for kill, rank in enumerate(ranks):
         run.reach(8 + 15 * kill)

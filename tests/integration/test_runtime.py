@@ -249,3 +249,18 @@ def test_a_preparation_that_is_killed_ends_the_run_and_says_so(counting: Countin
     wait_for(lambda: [each for each in run.processes() if each.name() == "prepare"], "the preparation")[0].kill()
     assert run.wait() == 70
     assert "the preparation of toys:count ended with exit code -9" in run.output
+
+
+def test_a_job_goes_on_above_a_fence_that_is_ahead_of_its_ledger(counting: Counting):
+    """Lines of a driver that died may lie in a spill file on another host, and the fence is on the durable tier."""
+    run = counting(steps=10_000).start()
+    run.reach(12)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output + run.logs()
+    saved = run.events("committed")[-1]["step"]
+    (run.run_dir / "checkpoints/.fence").write_text("8\n")
+    run.start().reach(saved + 20)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.output + run.logs()
+    assert run.events("generation_started")[-1]["generation"] == 9
+    assert run.events("committed")[-1]["step"] > saved

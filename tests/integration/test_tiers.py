@@ -60,6 +60,7 @@ def test_killed_workers_and_a_killed_driver_go_on_from_the_newest_snapshot_that_
         os.kill(pids[chance.randrange(2)], signal.SIGKILL)
     wait_for(lambda: len(run.events("recovered")) == rounds, "recovery")
     run.reach(killed := run.step() + 3)
+    wait_for(lambda: max(taken(run, "ram"), default=0) >= killed - 1, "a snapshot of it")
     run.kill()
     wait_for(lambda: not run.processes(), "the processes' end")
     assert run.run() == 0, run.output + run.logs()
@@ -146,14 +147,15 @@ def test_workers_that_are_stopped_or_killed_while_a_run_stops_lose_nothing_that_
     training: Training, reference_runs, ram: Path, tmp_path: Path
 ):
     run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram), resilience={"drain_s": 8.0}).start()
-    run.reach(12)
+    wait_for(lambda: max(taken(run, "ram"), default=0) > 10, "a snapshot")
     for pid in run.workers().values():
         os.kill(pid, signal.SIGSTOP)  # for good
     held = max(taken(run, "ram"))
     run.signal(signal.SIGTERM)
     assert run.wait() == 75, run.output + run.logs()
     assert max(event["step"] for event in run.events("committed")) >= held > 10
-    run.start().reach(22)
+    run.start()
+    wait_for(lambda: max(taken(run, "ram"), default=0) > 20, "a snapshot")
     pids = run.workers()
     run.signal(signal.SIGTERM)
     os.kill(pids[1], signal.SIGKILL)
@@ -263,6 +265,7 @@ def test_with_no_room_on_any_tier_the_run_ends_and_says_so(training: Training, t
     assert "Traceback" not in run.output
 
 
+@pytest.mark.alone
 def test_a_tier_a_hundred_times_too_slow_does_not_slow_training(training: Training, reference_runs, ram: Path, tmp_path: Path):
     # A state of 1.6 MiB in 0.3 s steps; at this rate a checkpoint takes as long as half the training.
     run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram, max_mib_s=1.0))

@@ -35,7 +35,7 @@ def steps_told(run: Campaign) -> set[int]:
 
 def test_hangs_and_ends_of_a_plain_ddp_script_are_named_recovered_and_accounted_for(campaign: Callable[..., Campaign]):
     faults = "--fault hang:16:1 --fault data:31:0 --fault exit:36:1"
-    run = scripted(campaign, f"--steps 60 --step-s 0.05 {faults}", resilience=SOON)
+    run = scripted(campaign, f"--steps 120 --step-s 0.05 {faults}", resilience=SOON)
     run.start()
     run.reach(42)
     os.kill(run.workers()[0], signal.SIGSTOP)
@@ -50,10 +50,10 @@ def test_hangs_and_ends_of_a_plain_ddp_script_are_named_recovered_and_accounted_
     assert resumed[:4] == [0, 10, 30, 30] and resumed[4] % 10 == 0, (
         "the step from which the script goes on is that of its optimizer"
     )
-    assert steps_told(run) == set(range(1, 61)), "those between the last line of a worker that is killed and its end, too"
+    assert steps_told(run) == set(range(1, 121)), "those between the last line of a worker that is killed and its end, too"
     assert run.events("script_checkpoint")[-1]["path"] == str(run.directory / "out/checkpoint.pt")
     summary = inspect(run.run_dir)
-    assert (summary.state, summary.step, summary.target_step, summary.recovered) == ("reached", 60, None, 4)
+    assert (summary.state, summary.step, summary.target_step, summary.recovered) == ("reached", 120, None, 4)
     assert summary.goodput is not None and summary.rank_seconds["productive"] > 0 and summary.rank_seconds["rework"] > 0
     assert "300" not in run.output and "tp 1" not in run.output
 

@@ -17,7 +17,7 @@ from resilient.heartbeat_region import AgentRegion, WorkerRegion
 from resilient.protocol.connection import Connection
 from resilient.protocol.messages import AgentFailed, AgentMessage, DriverMessage, Heartbeat
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 SECRET = "secret"
 
 

@@ -257,7 +257,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for(start: Start, tmp_path: P
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, stacks are waited for."""
-    monkeypatch.setattr(inspection, "WINDOW_S", 20.0)
+    monkeypatch.setattr(inspection, "ANSWER_S", 20.0)
 
 
 @pytest.mark.usefixtures("patient")

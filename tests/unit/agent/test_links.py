@@ -398,6 +398,7 @@ def test_a_real_interface_that_vanishes_is_down_until_there_is_one_of_its_name(n
 
 
 @NAMESPACES
+@pytest.mark.alone
 def test_at_four_looks_a_second_an_outage_of_a_second_is_measured(namespace: Namespace):
     with Looker(namespace, 0.25) as poller:
         took_s = down_for(namespace, "far", 1.0)

@@ -1,15 +1,20 @@
+import errno
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from resilient.agent import standby as standby_module
-from resilient.agent.bootstrap import WorkerSpec
-from resilient.agent.forkserver import ForkServer
+from resilient.agent import watch as watch_module
+from resilient.agent.bootstrap import WorkerSpec, _raised
+from resilient.agent.forkserver import Forked, ForkServer
 from resilient.agent.standby import Standbys
+from resilient.agent.watch import Watch
 
 PATIENCE_S = 60.0
 
@@ -67,6 +72,12 @@ def test_without_a_standby_a_rank_is_forked(standbys: Standbys, spec: WorkerSpec
     assert ran(standbys, spec)[1:] == ["3", spec.output.read_text().split()[0], "word"]
 
 
+@pytest.mark.parametrize("stream", ["sys.stdout.close()", "sys.stdout = None", "sys.stdout = open(os.devnull); sys.stdout.close()"])
+def test_a_script_that_has_closed_its_output_ends_as_well_as_any(standbys: Standbys, spec: WorkerSpec, stream: str):
+    Path(spec.entrypoint.split()[0]).write_text(f"import os, sys\nprint('trained', file=sys.stderr)\n{stream}\n")
+    assert ran(standbys, spec) == ["trained"]
+
+
 @pytest.mark.parametrize("sig", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_standby_that_would_not_run_is_ended_and_replaced(standbys: Standbys, spec: WorkerSpec, sig: signal.Signals):
     pid = waiting(standbys)
@@ -112,9 +123,42 @@ def test_one_that_does_not_die_is_told_of_as_it_may_hold_memory_of_a_gpu(standby
     monkeypatch.setattr(standbys, "_left_behind", told.append)
     monkeypatch.setattr(standby_module, "KILL_S", 0.0)
     os.kill(pid, signal.SIGSTOP)  # it would end by itself once nobody wants it
-    monkeypatch.setattr(standby_module.os, "kill", lambda *_: None)  # as one that the kernel holds
+    monkeypatch.setattr(Forked, "kill", lambda _: None)  # as one that the kernel holds
     standbys.close()
     assert told == [pid]
     monkeypatch.undo()
     os.kill(pid, signal.SIGKILL)
     process.join(PATIENCE_S)
+
+
+def test_no_room_for_a_standby_ends_nobody_and_is_tried_again(
+    standbys: Standbys, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refused(*_: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    watch = Watch.__new__(Watch)
+    watch._workers = SimpleNamespace(underway=True, pids={3: 1})  # type: ignore[assignment]
+    watch._standbys, watch._world_size, watch._standby_t = standbys, 4, 0.0
+    monkeypatch.setattr(watch_module, "STANDBY_AGAIN_S", 0.2)
+    descriptors = psutil.Process().num_fds()
+    with monkeypatch.context() as patch:
+        patch.setattr(ForkServer, "fork", refused)
+        for _ in range(3):
+            watch._stand_by()
+    assert caplog.text.count("no standby for rank 3 can be had") == 1
+    assert psutil.Process().num_fds() == descriptors
+    wait_for(lambda: [watch._stand_by(), standbys.missing([3], 4)][1] is None)
+
+
+def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type():
+    class WithoutText(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    try:
+        raise WithoutText from WithoutText()
+    except WithoutText as error:
+        told = _raised(error)
+    assert (told["type"], told["message"]) == ("WithoutText", "(its text cannot be had: ValueError)")
+    assert "test_standby.py" in str(told["traceback"]) and str(told["causes"]).startswith("WithoutText: (its text")

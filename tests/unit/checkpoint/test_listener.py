@@ -237,10 +237,10 @@ def test_a_line_without_end_takes_no_more_memory_than_a_handshake(lines: list[st
 
 
 def test_who_says_nothing_is_hung_up_on_in_time(monkeypatch: pytest.MonkeyPatch, lines: list[str]):
-    monkeypatch.setattr(module, "HANDSHAKE_S", 0.05)
-
     async def work(house: House) -> None:
-        assert await house.says(b"") == b""
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "HANDSHAKE_S", 0.05)
+            assert await house.says(b"") == b""
         assert b"challenge" in await house.says(Client(KEYS[WORKER_DAEMON], WORKER_DAEMON, "", "").opening)
 
     play(work)

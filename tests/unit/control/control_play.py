@@ -60,6 +60,7 @@ def job(
     measured: Measured | None = None,
     layouts: Mapping[int, Mapping[str, int]] | None = None,
     min_procs_per_node: int | None = None,
+    script: bool = False,
     **budget: int,
 ) -> JobSpec:
     return JobSpec(
@@ -81,6 +82,7 @@ def job(
         without_spare=without_spare,
         measured=measured or Measured(),
         min_procs_per_node=min_procs_per_node,
+        script=script,
     )
 
 

@@ -4,8 +4,8 @@ from control_play import Play
 
 from resilient.config.timeouts import FENCE_RAISE_S
 from resilient.control.coordinator import State
-from resilient.control.ends import SETTLE_S
-from resilient.control.membership import LAUNCH_ATTEMPTS
+from resilient.control.ends import FAILING_S, SETTLE_S
+from resilient.control.membership import LAUNCH_ATTEMPTS, STUCK_S
 from resilient.exits import Exit
 from resilient.faults import Raised
 from resilient.outbox import AcknowledgeRecords, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
@@ -78,6 +78,50 @@ def test_a_victim_alone_is_blamed_after_a_moment(play):
     assert not play.sent(Stop, play.do("tick"))
     assert play.sent(Stop, play.wait(SETTLE_S + 0.01))
     assert play.events("fault")[0]["ranks"] == [0]
+
+
+def test_the_peers_of_a_node_whose_agent_fails_are_not_blamed_while_it_ends_its_workers(play):
+    play.do("failing", 1)
+    play.exit(0, 1, VICTIM)
+    assert not play.sent(Stop, play.wait(SETTLE_S + 5.0))
+    play.do("lost", 1, "it has failed: OSError: no space")
+    (fault,) = play.events("fault")
+    assert (fault["kind"], fault["nodes"], fault["ranks"]) == ("node_lost", [1], [1])
+    assert "no space" in fault["detail"]
+
+
+def test_the_peers_of_a_node_whose_agent_never_goes_although_it_said_so_are_blamed_in_the_end(play):
+    play.do("failing", 1)
+    play.exit(0, 1, VICTIM)
+    play.wait(FAILING_S + 1.0)
+    assert [(fault["kind"], fault["ranks"]) for fault in play.events("fault")] == [("exception", [0])]
+
+
+def test_a_node_that_answers_and_is_never_ready_is_lost_and_launched_again():
+    play = Play()
+    play.do("begin")
+    play.do("prepared")
+    play.join(0)
+    play.hello(1)
+    assert Launch(1) not in play.wait(STUCK_S - 1.0)
+    assert Launch(1) in play.wait(2.0)
+    (fault,) = play.events("fault")
+    assert (fault["kind"], fault["nodes"]) == ("node_lost", [1])
+    assert "was not ready within 600 s" in fault["detail"]
+    play.join(1)
+    assert [send.node for send in play.sent(Start)] == [0, 1]
+    play.wait(2 * STUCK_S)
+    assert len(play.events("fault")) == 1
+
+
+def test_a_peer_that_was_blamed_is_not_heard_any_more_once_the_run_is_given_up():
+    play = Play(give_up_after_same_step=1)
+    play.start()
+    play.exit(0, 1, VICTIM)
+    play.do("lost", 1, "its connection was closed")
+    play.wait(SETTLE_S + 5.0)
+    assert [action["name"] for action in play.events("action")] == ["give_up"]
+    assert len(play.events("fault")) == 1
 
 
 def test_ends_after_the_decision_are_no_new_fault(play):

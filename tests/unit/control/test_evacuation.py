@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from control_play import Play, beat, candidates, shard
 
+from resilient.control.evacuation import UNSEEN_S
 from resilient.exits import Exit
 from resilient.faults import Raised
 from resilient.outbox import Launch
@@ -251,3 +252,21 @@ def test_a_node_with_too_few_devices_left_takes_no_part():
     play.deliver(1, Health(generation=play.generation, took_s=0.1, findings=(failed,)))
     play.again(0, 1)
     assert [(send.node, send.message.world_size) for send in play.sent(Start)] == [(0, 2)]
+
+
+def test_a_script_of_which_no_step_is_seen_is_left_as_well_and_ended_where_it_is():
+    play = Play(spares=1, script=True)
+    play.start()
+    play.effects.clear()
+    evacuate(play, 1)
+    play.wait(UNSEEN_S - 1.0)
+    assert not play.sent(Propose)
+    play.wait(2.0)
+    assert [send.node for send in play.sent(Propose)] == [0, 1]
+    play.wait(play.job.drain_s + 1.0)
+    assert [send.node for send in play.sent(Stop)] == [0, 1]
+    assert names(play) == ["evacuate"]
+    play.again(0, 1)
+    assert [send.node for send in play.sent(Start)] == [0, 2]
+    play.wait(UNSEEN_S + 1.0)
+    assert [send.node for send in play.sent(Shutdown)] == [1]

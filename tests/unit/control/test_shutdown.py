@@ -1,5 +1,7 @@
 """Stops, drains, and how long they may take."""
 
+from dataclasses import replace
+
 import pytest
 from control_play import flush, shard
 
@@ -60,6 +62,19 @@ def test_a_second_stop_ends_at_once(play):
     play.do("stop", "SIGINT")
     assert play.finish().code is Exit.STOPPED
     assert len(play.sent(Shutdown)) == 2
+
+
+def test_a_run_that_is_given_up_is_no_stop_however_often_one_is_asked_for_while_it_saves(play):
+    play.silent_daemons = {0, 1}
+    for node in (0, 1):
+        play.held(node, 7)
+    play.exit(0, 1, replace(BUG, final=int(Exit.GAVE_UP)))
+    assert play.coordinator.state is State.SAVING
+    for _ in range(2):
+        play.do("stop", "SIGINT")
+    end = play.finish()
+    assert end.code is Exit.GAVE_UP
+    assert "a second SIGINT" in end.message and "boom" in end.message
 
 
 def test_a_stop_between_generations_ends_at_once(play):

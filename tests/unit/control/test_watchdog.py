@@ -293,3 +293,13 @@ def test_doings_of_threads_beside_the_main_one_count():
     assert doing(seen(LOADER.replace("threading.py", "torch/distributed/fsdp.py"))).what == "waiting"
     assert innermost(LOADER).startswith('File "/y/data.py"')
     assert innermost("") == ""
+
+
+def test_ranks_that_end_well_while_their_silence_is_looked_into_are_no_fault():
+    watchdog = warm()
+    silent(watchdog, 3.0, 0, 1)
+    suspicion = watchdog.suspects()
+    assert suspicion is not None
+    assert suspicion.ranks == (0, 1)
+    watchdog.ended(0)
+    assert judged(watchdog, suspicion, {0: seen(COLLECTIVE), 1: seen(COLLECTIVE)}) is None

@@ -53,11 +53,13 @@ class House:
     def __init__(self) -> None:
         self.connected: list[int] = []
         self.said: list[tuple[int, AgentMessage]] = []
+        self.failing: list[int] = []
         self.lost: list[tuple[int, int, str]] = []
         self.forbidden: NotAMessage | None = None
         listeners = Listeners(
             lambda node, _: self.connected.append(node),
             self.hear,
+            self.failing.append,
             lambda *news: self.lost.append(news),
         )
         self.server = Server(SECRET, lambda: 3, listeners)
@@ -124,6 +126,7 @@ def test_an_agent_that_fails_is_lost_with_its_error_in_one_line():
         peer = await house.agent(2)
         await peer.say(AgentFailed(generation=3, error=f"OSError: [Errno 27] File too large:\n{'x' * 1000}"), Alive(generation=3))
         await house.until(lambda: house.said)
+        assert house.failing == [2]
         assert not house.lost, "it still ends its workers, beside which no other agent may start"
         peer.writer.close()
         await house.until(lambda: house.lost)
@@ -221,12 +224,12 @@ def test_an_agent_cannot_speak_as_another_node_than_it_has_authenticated_itself_
 
 
 def test_agents_that_wait_for_files_of_the_run_directory_may_say_hello_late(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("checkpoint.listener.HANDSHAKE_S", 0.05)
+    monkeypatch.setattr("checkpoint.listener.HANDSHAKE_S", 1.0)
 
     async def work(house: House) -> None:
         house.server.expect(0, 1)
         house.peers.append(Peer(*await open_agent(house.port, SECRET, 0, 1)))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1.5)
         await house.peers[0].say(Hello(generation=0, node=0, incarnation=1, host="h", addr="127.0.0.1", t=0.0))
         await house.until(lambda: house.connected)
 

@@ -1,6 +1,7 @@
 """The writer against real file systems: lines whole, once and in order; the event loop never waits."""
 
 import asyncio
+import errno
 import os
 import random
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from volumes import MOUNTS, Volume, Writing, volume
 
 from resilient.driver import spill_file
+from resilient.driver.disk_client import DiskClient
 from resilient.driver.lease import LEASE
 from resilient.protocol.disk import PackLogs
 
@@ -206,6 +208,32 @@ def test_a_disk_process_that_dies_is_followed_by_another_and_no_line_is_lost(tmp
             await work.until(lambda pid=pid: work.writer.disk_pid != pid, "another one is there")
         assert await close(work)
         work.complete()
+
+    asyncio.run(run())
+
+
+def test_lines_are_spilled_while_no_disk_process_can_be_had(tmp_path: Path, spill_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    async def run() -> None:
+        work = Writing(tmp_path / "run", spill_dir)
+        work.writer.start()
+        await work.until(lambda: work.kept > 5, "lines are kept")
+        assert await work.writer.flush(20.0)
+        pid = work.writer.disk_pid
+        assert pid is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(DiskClient, "_spawn", refused)
+            os.kill(pid, signal.SIGKILL)
+            while work.writer._disk.connected:  # nothing is on its way when it is found dead
+                await asyncio.sleep(0.001)
+            await work.until(lambda: not work.spill.empty, "lines are spilled")
+            step, turns = work.step, work.turns
+            await work.until(lambda: work.kept > step and work.turns > turns + 100, "they count as kept, and the loop goes on")
+        await work.until(lambda: work.writer.disk_pid not in (None, pid), "another one is there")
+        assert await close(work)
+        work.complete()
+
+    def refused(*_: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     asyncio.run(run())
 

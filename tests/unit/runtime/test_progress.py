@@ -185,6 +185,23 @@ def test_a_step_that_only_makes_a_state_to_load_into_is_none(watched: Watched):
     assert watched.agent.activity().step == 1
 
 
+@pytest.mark.parametrize("counted", [False, True], ids=["saved without that step", "saved with it"])
+def test_a_step_that_makes_a_state_to_load_into_is_none_after_the_load_either(tmp_path: Path, counted: bool):
+    """`torch.distributed.checkpoint` loads into a state that a step has made; the script may have made one before it saved, too."""
+    watched = Watched(tmp_path / "region", saved_step=40)
+    optimizer = torch.optim.AdamW(watched.model.parameters(), lr=0.1)
+    watched.progress.first_step = optimizer.register_step_pre_hook(watched.progress.before_first_step)
+    optimizer.register_step_post_hook(watched.progress.after_step)
+    get_state_dict(watched.model, optimizer)
+    for state in optimizer.state.values():
+        state["step"].fill_(41.0 if counted else 40.0)
+    watched.step(optimizer, optimizer)
+    assert watched.agent.activity().step == 42
+    (resumed,) = watched.told("resumed")
+    assert resumed["step"] == 40
+    watched.agent.close()
+
+
 def test_what_the_script_says_itself_wins(watched: Watched):
     optimizer = watched.optimizer()
     watched.progress.expect_words()

@@ -27,7 +27,7 @@ class Fed:
 
     def __init__(self, written, receiver, began_t: float = 0.0, **settings: Any) -> None:
         self.ending = threading.Event()
-        wanted = {"url": receiver.url, "pause_s": 0.01, "timeout_s": 0.5, **settings}
+        wanted = {"url": receiver.url, "pause_s": 0.01, "timeout_s": 30.0, **settings}
         self.pump = Pump("webhook", made("webhook"), written.campaign(), wanted, began_t=began_t, ending=self.ending)
         self.pump.start()
 
@@ -82,7 +82,7 @@ def test_a_server_that_fails_gets_all_once_it_is_back(written, receiver, status:
 
 def test_a_server_that_hangs_gets_all_once_it_is_back(written, receiver):
     receiver.open.clear()
-    fed = Fed(written, receiver)
+    fed = Fed(written, receiver, timeout_s=0.5)
     campaign_with(written, 3)
     wait_for(lambda: receiver.asked >= 2)
     assert receiver.bodies == []
