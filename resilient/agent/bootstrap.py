@@ -86,7 +86,7 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
         if status == 0 and entry.parse(spec.entrypoint).is_script:
             _as_the_interpreter_ends()
         # A script that catches what ends it and leaves by `sys.exit` ends of what it has caught.
-        ended_by = _origin(error) if isinstance(error, SystemExit) else error
+        ended_by = _cause_of(error) if isinstance(error, SystemExit) else error
         if status != 0 and ended_by is not None:
             worker.report(_raised(ended_by), event=RAISED)
         if not isinstance(error, SystemExit):
@@ -132,6 +132,11 @@ def _text(error: BaseException) -> str:
         return str(error)
     except Exception as why:  # noqa: BLE001 - its `__str__` is the script's own code
         return f"(its text cannot be had: {type(why).__name__})"
+
+
+def _cause_of(error: SystemExit) -> BaseException | None:
+    """Why a script has left: what it has caught before, or what it says by `sys.exit("...")`."""
+    return _origin(error) or (error if isinstance(error.code, str) else None)
 
 
 def _origin(error: BaseException) -> BaseException | None:

@@ -37,6 +37,12 @@ class Patience:
         self.limits = limits
         self._seen: dict[str, dict[int, float]] = {}  # by phase and step, the longest silence of all ranks
         self._timeouts_s: dict[str, float] = {}
+        self._least_s = limits.floor_s
+
+    def bear(self, silent_s: float) -> None:
+        """A silence that workers were ended for was no hang: however rare, it may come again, and be twice as long."""
+        self._least_s = max(self._least_s, AGAIN * silent_s)
+        self._timeouts_s.clear()
 
     def learn(self, phase: str, step: int, silent_s: float) -> None:
         """So long was a rank silent after this step. How many ranks there are, and how often they tell, makes no difference."""
@@ -60,7 +66,7 @@ class Patience:
         if phase == UNKNOWN or len(seen) < (NEEDED if often else 1):
             return self.limits.ceiling_s
         wanted = patience_s(seen.values()) if often else max(SELDOM_FLOOR_S, SELDOM_FACTOR * max(seen.values()))
-        return min(self.limits.ceiling_s, max(self.limits.floor_s, wanted))
+        return min(self.limits.ceiling_s, max(self._least_s, wanted))
 
 
 def patience_s(seen: Collection[float]) -> float:

@@ -14,6 +14,8 @@ from resilient.control.learning import COLLECTIVES, EVERY_STEP, NEEDED, Limits, 
 from resilient.protocol.messages import Heartbeat
 
 WARM_STEPS = 3
+LONGER = 6.0  # times as long may a step take that took too long in the attempt before
+REMEMBERED = 32  # such steps, the newest
 NO_STEP = -1  # the step of a rank that has not finished one
 
 
@@ -74,6 +76,7 @@ class Watchdog:
         self._stopped: set[int] = set()
         self._stopped_long: set[int] = set()
         self._suspended = False
+        self._ended_after: dict[int, int] = {}  # steps after which ranks were silent for too long: how often they were ended for it
 
     @property
     def alive(self) -> dict[int, Rank]:
@@ -84,6 +87,20 @@ class Watchdog:
         """A generation begins: its ranks are other ones."""
         self._ranks, self._ended, self._suspended = {}, set(), False
         self._silent, self._stopped, self._stopped_long = set(), set(), set()
+
+    def gave_up(self, rank: int) -> None:
+        """The workers are ended for the silence of this rank.
+
+        Of a script that says nothing of what it does that may be a mistake, as for a validation by one rank in a step that is long for
+        the first time. So the next attempt may be silent there for `LONGER` times as long, the one after it for `LONGER` times that.
+        """
+        known = self._ranks.get(rank)
+        if known is None or not known.heartbeat.observed or known.heartbeat.step == NO_STEP:
+            return
+        step = known.heartbeat.step
+        self._ended_after[step] = self._ended_after.pop(step, 0) + 1
+        if len(self._ended_after) > REMEMBERED:
+            del self._ended_after[next(iter(self._ended_after))]
 
     def ended(self, rank: int) -> None:
         """A rank's process has ended; its silence means nothing."""
@@ -122,6 +139,8 @@ class Watchdog:
             self._patience.learn(known.phase, before.step, before.silent_s)
             known.longest_s[before.phase] = max(before.silent_s, known.longest_s.get(before.phase, 0.0))
         if heartbeat.step > before.step:
+            if self._ended_after.pop(before.step, 0):  # it was no hang, and need not be taken for one again
+                self._patience.bear(before.silent_s + SILENCE_REPORT_S)
             if known.first_step != NO_STEP and not known.excused:
                 self._learn_steps(known, heartbeat)
             known.longest_s = {}
@@ -157,7 +176,11 @@ class Watchdog:
         return self._timeout_s(self._ranks[rank])
 
     def _timeout_s(self, known: Rank) -> float:
-        return self._patience.timeout_s(known.phase) if not known.excused else self._patience.limits.ceiling_s
+        if known.excused:
+            return self._patience.limits.ceiling_s
+        timeout_s = self._patience.timeout_s(known.phase)
+        times = self._ended_after.get(known.heartbeat.step, 0)
+        return min(self._patience.limits.ceiling_s, timeout_s * LONGER**times) if times else timeout_s
 
     def _too_long(self, known: Rank) -> bool:
         seen = known.heartbeat.step != NO_STEP or known.by_collectives

@@ -190,6 +190,8 @@ class Response:
             case "replace_node" | "restart_workers" | "roll_back":
                 if action.roll_back is not None:
                     self._core.roll_backs.roll_back(action.roll_back, fault, out)
+                if fault.kind in ("hang", "collective_timeout") and fault.ranks:
+                    self._core.watchdog.gave_up(fault.ranks[0])
                 if fault.kind == "straggler":
                     self._give_up_on(fault.nodes, when, out)
                 self._core.generations.hold_back(when.attended_s + action.delay_s)

@@ -89,6 +89,37 @@ def test_a_hang_in_a_script_without_an_optimizer_is_found_by_its_collectives(cam
     assert fault["detect_s"] < 20 and script.name in fault["evidence"], fault
 
 
+VALIDATES = """
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(1, 121):
+    model(torch.ones(8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.05)
+    if step % 40 == 0:  # one rank validates, and others wait for it
+        if dist.get_rank() == 0:
+            time.sleep(10.0)
+        dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.soak
+def test_a_validation_by_one_rank_is_taken_for_a_hang_once_at_the_most(campaign: Callable[..., Campaign], tmp_path: Path):
+    script = tmp_path / "validates.py"
+    script.write_text(VALIDATES)
+    run = campaign(entrypoint=str(script), cluster=ON_CPU, resilience=SOON)
+    assert run.run() == 0, run.output + run.logs()
+    assert told(run) == [("hang", [0])]
+    assert steps_told(run) == set(range(1, 121))
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("optimizer", ["adamw", soaked("sgd")])
 def test_an_exception_every_few_steps_is_never_given_up_on(campaign: Callable[..., Campaign], optimizer: str):

@@ -11,7 +11,7 @@ import pytest
 
 from resilient.agent import standby as standby_module
 from resilient.agent import watch as watch_module
-from resilient.agent.bootstrap import WorkerSpec, _raised
+from resilient.agent.bootstrap import WorkerSpec, _cause_of, _raised
 from resilient.agent.forkserver import Forked, ForkServer
 from resilient.agent.standby import Standbys
 from resilient.agent.watch import Watch
@@ -162,3 +162,12 @@ def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type():
         told = _raised(error)
     assert (told["type"], told["message"]) == ("WithoutText", "(its text cannot be had: ValueError)")
     assert "test_standby.py" in str(told["traceback"]) and str(told["causes"]).startswith("WithoutText: (its text")
+
+
+def test_what_a_script_says_when_it_leaves_is_why_it_has_ended():
+    said = SystemExit("no GPU is free")
+    assert _cause_of(said) is said and _raised(said)["message"] == "no GPU is free"
+    assert _cause_of(SystemExit(3)) is None
+    caught = KeyError("lr")
+    said.__context__ = caught
+    assert _cause_of(said) is caught

@@ -7,7 +7,7 @@ from test_watchdog import COLLECTIVE, LIMITS, LOADER, MAIN, judged, received, se
 
 from resilient.config.timeouts import SILENCE_REPORT_S
 from resilient.control.learning import FACTOR, NEEDED
-from resilient.control.liveness import Watchdog
+from resilient.control.liveness import LONGER, Watchdog
 from resilient.protocol.messages import Inspection, Record
 from resilient.standing import Standing
 
@@ -37,6 +37,50 @@ def test_a_rank_that_computes_without_a_word_may_validate(inspections: dict[int,
     assert suspicion is not None
     fault = judged(watchdog, suspicion, inspections)
     assert (fault.ranks if fault is not None else None) == guilty
+
+
+def reaches(watchdog: Watchdog, last: int) -> None:
+    """Two ranks of an attempt, each of whose steps takes a tenth of a second."""
+    watchdog.begin()
+    for step in range(last + 1):
+        for rank in (0, 1):
+            received(watchdog, rank, msgspec.structs.replace(beat(step, step * 0.1), observed=True))
+
+
+def test_a_script_that_was_ended_for_a_silence_may_be_silent_there_for_longer_in_the_next_attempts():
+    """As for a validation by one rank, which sleeps or reads, in a step that is long for the first time."""
+    watchdog, borne = Watchdog(LIMITS), LIMITS.floor_s
+    for _ in range(3):
+        reaches(watchdog, 10)
+        assert watchdog.timeout_s(0) == pytest.approx(min(borne, LIMITS.ceiling_s))
+        observed(watchdog, borne + 0.1, 0, 1)
+        assert (watchdog.suspects() is None) == (borne > LIMITS.ceiling_s)
+        watchdog.gave_up(0)
+        borne *= LONGER
+    reaches(watchdog, 9)
+    assert watchdog.timeout_s(0) == LIMITS.floor_s, "at this step alone"
+
+
+def test_what_was_no_hang_after_all_is_not_taken_for_one_again():
+    watchdog = Watchdog(LIMITS)
+    reaches(watchdog, 10)
+    observed(watchdog, 3.0, 0, 1)
+    watchdog.gave_up(0)
+    reaches(watchdog, 10)
+    observed(watchdog, 9.0, 0, 1)
+    assert watchdog.suspects() is None
+    for step in range(11, 900):
+        for rank in (0, 1):
+            received(watchdog, rank, msgspec.structs.replace(beat(step, 9.0 + step * 0.1), observed=True))
+    assert 18.0 <= watchdog.timeout_s(0) <= 2 * (9.0 + SILENCE_REPORT_S)
+
+
+def test_a_rank_that_says_its_phase_is_ended_as_soon_in_each_attempt():
+    watchdog = warm()
+    silent(watchdog, 3.0, 0, 1)
+    before = watchdog.timeout_s(0)
+    watchdog.gave_up(0)
+    assert watchdog.timeout_s(0) == before
 
 
 def test_a_rank_that_says_its_phase_is_taken_at_its_word():
