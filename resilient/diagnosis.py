@@ -225,8 +225,8 @@ def _advise(code: Exit, fault: Line | None, checkpoint: int | None) -> list[str]
     if fault["kind"] == "node_lost":
         return [f"Take {_nodes(fault)} out of the job.", go_on]
     return [
-        f"The stacks of all ranks are in the incident's folder: they say what {at} waits for. If it was no hang and only takes long,",
-        "raise `resilience.hang_floor_s`.",
+        f"The stacks of all ranks are in the incident's folder: they say what {at} waits for. If it was no hang, and only",
+        "takes long, raise `resilience.hang_floor_s`.",
         go_on,
     ]
 

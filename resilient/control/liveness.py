@@ -91,8 +91,9 @@ class Watchdog:
     def gave_up(self, rank: int) -> None:
         """The workers are ended for the silence of this rank.
 
-        Of a script that says nothing of what it does that may be a mistake, as for a validation by one rank in a step that is long for
-        the first time. So the next attempt may be silent there for `LONGER` times as long, the one after it for `LONGER` times that.
+        Of a script that says nothing of what it does, that may be a mistake, as for a validation by one rank in a step that is long
+        for the first time. So the next attempt may be silent there for `LONGER` times as long, the one after it for `LONGER` times
+        that.
         """
         known = self._ranks.get(rank)
         if known is None or not known.heartbeat.observed or known.heartbeat.step == NO_STEP:
