@@ -75,10 +75,12 @@ def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]
 
     All are stopped again when this returns, but for one that gets no core within `STOPS_S`.
     """
+    deaf = {rank for rank, (pid, _) in workers.items() if not _hears(pid)}
+    found = dict.fromkeys(deaf, "")
+    workers = {rank: each for rank, each in workers.items() if rank not in deaf}
     sizes = {rank: _size(stacks) for rank, (_, stacks) in workers.items()}
     for pid, _ in workers.values():
         _ask(pid)  # is waiting when it is continued, and answered before anything else is done
-    found = {}
     deadline = time.monotonic() + ANSWER_S
     for rank, (pid, stacks) in workers.items():
         _signal(pid, signal.SIGCONT)
@@ -96,10 +98,20 @@ def _wait_for_stacks(asked: Collection[tuple[int, Path, int]], deadline: float) 
     """Wait until all that can answer have. Args: asked: process id, file, and how long it was before."""
 
     def silent(pid: int, stacks: Path, size: int) -> bool:
-        return not _is_whole(_from(stacks, size)) and state_of(pid) in ("R", "S")
+        return not _is_whole(_from(stacks, size)) and state_of(pid) in ("R", "S") and _hears(pid)
 
     while any(silent(*each) for each in asked) and time.monotonic() < deadline:
         time.sleep(0.005)
+
+
+def _hears(pid: int) -> bool:
+    """Whether a process takes the signal: a script may have blocked all there are."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    masks = dict(line.split(":\t") for line in status.splitlines() if line.startswith(("SigBlk", "SigCgt")))
+    return bool((int(masks["SigCgt"], 16) & ~int(masks["SigBlk"], 16)) >> (STACKS_SIGNAL - 1) & 1)
 
 
 def _is_whole(stacks: str) -> bool:

@@ -86,6 +86,22 @@ def test_a_stopped_process_that_said_where_it_was_is_stopped_again(worker: Calla
         assert inspection.state_of(pid) == "T"
 
 
+DEAF = WORKER.replace("print(", "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); print(")
+
+
+def test_a_stopped_process_that_takes_no_signal_is_not_continued_for_it(tmp_path: Path):
+    path = tmp_path / "stacks"
+    with subprocess.Popen([sys.executable, "-c", DEAF, str(path), "spin"], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            stop(process.pid)
+            used = inspection._stat(process.pid)
+            assert inspection.stacks_of_stopped({0: (process.pid, path)}) == {0: ""}
+            assert inspection._stat(process.pid) == used
+        finally:
+            process.kill()
+
+
 BUSY = """
 import json, sys, threading, time
 from pathlib import Path
