@@ -8,8 +8,9 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
 # What asks a run to stop. A scheduler sends it to every process of a job, and the driver alone decides what it comes to.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -43,6 +44,29 @@ def name_process(name: str) -> None:
     Forked processes all have the command line of the agent that they come from.
     """
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def name_of(pid: int) -> str:
+    """What `name_process` has named it, or the kernel; "" if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def adopt_orphans() -> None:
+    """Be the parent of all processes below this one whose own parent has ended. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def children_of(pid: int) -> list[int]:
+    """The children that the main thread of a process has; none where the kernel does not tell (CONFIG_PROC_CHILDREN)."""
+    try:
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def flush_streams() -> None:

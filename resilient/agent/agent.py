@@ -247,6 +247,7 @@ class NodeAgent(LocalElasticAgent):
         if workers is None:
             return
         self._left_behind = not end_workers(workers, self._loop)
+        self._fork_server.end_strays()
         self._stuck += workers.stuck
         self._reports.end()
         self._workers = None
@@ -271,6 +272,7 @@ class NodeAgent(LocalElasticAgent):
             self._workers = None
         self._end_check()
         self._preparations.close()
+        self._fork_server.end_strays()
         self._fork_server.close()
         end_output(self._output, self._loop)
         memory.clear_up(self._regions)

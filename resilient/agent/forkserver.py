@@ -25,8 +25,18 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NoReturn
 
-from resilient.agent.limits import FORK_S, KILL_S, NEXT_SERVER_S, STATUS_S
-from resilient.lifeline import die_with_parent, flush_streams, leave_stops_to_the_driver, name_process
+from resilient.agent.inspection import state_of
+from resilient.agent.limits import FORK_S, KILL_S, NEXT_SERVER_S, STATUS_S, STRAYS_S
+from resilient.faults import listed
+from resilient.lifeline import (
+    adopt_orphans,
+    children_of,
+    die_with_parent,
+    flush_streams,
+    leave_stops_to_the_driver,
+    name_of,
+    name_process,
+)
 
 log = logging.getLogger(__name__)
 
@@ -195,6 +205,30 @@ class ForkServer:
         found = forked._exitcode
         return -signal.SIGKILL if found is None else found
 
+    def end_strays(self) -> None:
+        """Kill what processes that have ended have started and left behind, in whatever session: it may hold memory of a GPU.
+
+        Such processes become the server's own children. What is left after `STRAYS_S` sits in the kernel, and is told.
+        """
+        deadline, told = time.monotonic() + STRAYS_S, set[int]()
+        while strays := self._strays():
+            if time.monotonic() > deadline:
+                log.error("what ranks had started does not die: processes %s", listed(sorted(strays)))
+                return
+            for pid in strays:
+                if pid not in told:
+                    told.add(pid)
+                    log.info("killing process %d (%s), which an ended rank had started", pid, name_of(pid))
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.002)
+
+    def _strays(self) -> set[int]:
+        """The server's children that were not asked for, but for those that have ended."""
+        if self._server is None:
+            return set()
+        return {pid for pid in children_of(self._server_pid) if pid not in self._children and state_of(pid) not in ("Z", "")}
+
     def forget(self, forked: Forked) -> None:
         if self._children.get(forked.pid or 0) is forked:
             del self._children[forked.pid or 0]
@@ -332,6 +366,7 @@ def keep_serving(control: socket.socket, *, preparation: int | None, name: str =
 def _serve(agent: socket.socket) -> NoReturn:
     """Fork what the agent asks for, and tell it what has ended; ends with the agent."""
     leave_stops_to_the_driver()
+    adopt_orphans()
     woken, waker = socket.socketpair()
     for each in (woken, waker):
         each.setblocking(False)
@@ -340,17 +375,20 @@ def _serve(agent: socket.socket) -> NoReturn:
     poll = select.poll()
     for each in (agent, woken):
         poll.register(each, select.POLLIN)
+    asked_for: set[int] = set()  # others are orphans, of whose ends nobody is told
     while True:
         ready = {fd for fd, _ in poll.poll()}
         if woken.fileno() in ready:
             woken.recv(4096)
             for pid, status in _reaped():
-                agent.send(pickle.dumps(("ended", pid, os.waitstatus_to_exitcode(status))))
+                if pid in asked_for:
+                    asked_for.remove(pid)
+                    agent.send(pickle.dumps(("ended", pid, os.waitstatus_to_exitcode(status))))
         if agent.fileno() in ready:
             request, descriptors, _, _ = socket.recv_fds(agent, PACKET_BYTES, DESCRIPTORS)
             if not request:
                 os._exit(0)
-            _fork(agent, request, descriptors, (woken, waker))
+            asked_for.update(_fork(agent, request, descriptors, (woken, waker)))
 
 
 def _reaped() -> Iterator[tuple[int, int]]:
@@ -359,8 +397,9 @@ def _reaped() -> Iterator[tuple[int, int]]:
             yield ended
 
 
-def _fork(agent: socket.socket, request: bytes, descriptors: Sequence[int], own: Sequence[socket.socket]) -> None:
-    server = os.getpid()
+def _fork(agent: socket.socket, request: bytes, descriptors: Sequence[int], own: Sequence[socket.socket]) -> list[int]:
+    """Fork a process and tell the agent; its process id, if it could be forked."""
+    server, forked = os.getpid(), list[int]()
     try:
         pid = os.fork()
     except OSError as error:  # no memory, or too many processes
@@ -376,8 +415,10 @@ def _fork(agent: socket.socket, request: bytes, descriptors: Sequence[int], own:
         pidfd = os.pidfd_open(pid)
         socket.send_fds(agent, [pickle.dumps(("forked", pid, 0))], [pidfd])
         os.close(pidfd)
+        forked.append(pid)
     for descriptor in descriptors:
         os.close(descriptor)
+    return forked
 
 
 def _call(request: bytes, descriptors: Sequence[int]) -> NoReturn:

@@ -50,6 +50,8 @@ FORK_S = 10.0
 """A fork server that has not forked by then is stopped or stuck, and replaced."""
 NEXT_SERVER_S = 60.0
 """The next fork server after one that has died; the template forks it within milliseconds."""
+STRAYS_S = 1.0
+"""The end of what ended ranks had started, once it was killed."""
 STATUS_S = 2.0
 """Between the end of a process and the fork server's word on its exit status."""
 PREPARATION_STATUS_S = 300.0

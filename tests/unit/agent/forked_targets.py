@@ -19,3 +19,13 @@ def sleep(_: object = None) -> None:
 
 def fail() -> None:
     raise ValueError("as it was told to")
+
+
+def leave_one_behind(orders: Connection) -> None:
+    """A process in a session of its own, as a daemon is: its id is told."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        time.sleep(600)
+        os._exit(0)
+    orders.send(pid)

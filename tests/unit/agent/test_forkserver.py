@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from forked_targets import answer, fail, leave, sleep
+from forked_targets import answer, fail, leave, leave_one_behind, sleep
 from parts import Talk
 
 from resilient.agent import forkserver
@@ -24,6 +24,23 @@ def run(server: ForkServer, target: object, *args: object, name: str = "") -> Fo
     process = server.Process(target=target, args=args, name=name)  # type: ignore[arg-type]
     process.start()
     return process
+
+
+def told(server: ForkServer, target: object) -> object:
+    """What a process says before it ends."""
+    ours, its = server.Pipe()
+    process = run(server, target, its)
+    its.close()
+    assert ours.poll(PATIENCE_S)
+    said: object = ours.recv()
+    process.join(PATIENCE_S)
+    assert process.exitcode == 0
+    process.close()
+    return said
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def asked(server: ForkServer) -> tuple[int, object]:
@@ -154,3 +171,13 @@ def test_a_server_that_is_stopped_keeps_no_ping_waiting(template, monkeypatch: p
     assert talk.peer.arrived() == [Alive(generation=0)]
     fork_server.close()
     talk.close()
+
+
+def test_what_an_ended_process_has_started_in_a_session_of_its_own_is_killed_and_what_runs_is_left(fork_server: ForkServer):
+    other = run(fork_server, sleep)
+    left = [int(told(fork_server, leave_one_behind)) for _ in range(3)]  # type: ignore[call-overload]
+    assert not [pid for pid in left if gone(pid)]
+    fork_server.end_strays()
+    assert [pid for pid in left if gone(pid)] == left
+    assert other.exitcode is None
+    other.kill()
