@@ -10,6 +10,7 @@ from pathlib import Path
 LAST_STEP = 99_999_999
 
 _STEP = re.compile(r"step-(\d{8})")
+UNFINISHED = ".tmp"  # behind the name of a directory that a node copies a shard into
 _TEMPORARY = re.compile(r"step-(\d{8})\.g(\d+)\.tmp")
 _DELETED = re.compile(r"step-\d{8}\.deleted-\d+")
 

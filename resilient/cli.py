@@ -292,7 +292,7 @@ def watch(
     from resilient.watch.command import watch as look
     from resilient.watch.memory import default_path
 
-    wanted = Wanted(run_dirs, patience_s, notify, memory or default_path(), every_s, as_json)
+    wanted = Wanted(run_dirs, patience_s, notify, memory or (default_path() if notify else Path(os.devnull)), every_s, as_json)
     raise typer.Exit(look(wanted, typer.echo))
 
 

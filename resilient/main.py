@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from resilient.exits import Exit, ForeseenError
+from resilient.exits import EnvironmentUnusable, Exit, ForeseenError
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -53,6 +53,10 @@ def guarded(command: Callable[[], Any]) -> int:
         # Whoever read the output has gone; nothing more can be said, and Python must not try at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.filename is None:
+            raise  # of nothing that a person has named
+        return complain(EnvironmentUnusable(f"{error.filename}: {error.strerror}"))
     return Exit.OK
 
 

@@ -66,7 +66,7 @@ def understand(
     asked = [
         *([f"cluster.procs_per_node={procs}"] if procs is not None else []),
         *([f"cluster.nodes={nodes}"] if nodes is not None else []),
-        *([f"run_dir={json.dumps(str(run_dir))}"] if run_dir is not None else []),
+        *([f"run_dir={json.dumps(str(run_dir), ensure_ascii=False)}"] if run_dir is not None else []),
     ]
     if rest[0] == "-m":
         return _program(rest, rest[1].rpartition(".")[2], [*asked, *settings], accept)
@@ -95,7 +95,11 @@ def _accepted(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _program(words: Sequence[str], name: str, settings: Sequence[str], accept: Sequence[str]) -> Told:
     fit = re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-") or "run"
-    return Told(NO_CONFIG, (f"name={json.dumps(fit)}", f"entrypoint={json.dumps(shlex.join(words))}", *settings), tuple(accept))
+    return Told(
+        NO_CONFIG,
+        (f"name={json.dumps(fit)}", f"entrypoint={json.dumps(shlex.join(words), ensure_ascii=False)}", *settings),
+        tuple(accept),
+    )
 
 
 def _no_option(word: str) -> str:

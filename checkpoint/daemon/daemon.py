@@ -63,6 +63,7 @@ class Daemon:
         self._snapshots = Snapshots(settings, outlet.report)
         self._jobs = Jobs(settings, self._snapshots, outlet.report)
         self._forgetting = Tasks()
+        self._swept = False
         self._watching = Tasks()
         self._inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._workers: Decoder[WorkerNews] = Decoder(WorkerNews)
@@ -136,6 +137,9 @@ class Daemon:
         buffers.rescan()
         memory = self._snapshots.memory
         found = [shards.node_shard(memory, step_path(buffers.root, step), held) for step, held in buffers.held().items()]
+        if not self._swept:
+            self._swept = True  # no job was begun before the first inventory
+            await asyncio.to_thread(shards.sweep, self._jobs.roots())
         return [*found, *await asyncio.to_thread(shards.inventory, self._jobs.roots())]
 
     def _retain(self, request: Retain) -> None:

@@ -19,10 +19,11 @@ from checkpoint import manifest, safe_dir
 from checkpoint.daemon import transfers
 from checkpoint.daemon.buffer_files import BufferSource
 from checkpoint.daemon.buffers import Buffer, Use
-from checkpoint.daemon.shards import Lookup, OpenShard, Root, Superseded, node_shard
+from checkpoint.daemon.shards import Lookup, Root, Superseded, node_shard
 from checkpoint.daemon.snapshots import Snapshots
 from checkpoint.daemon.tasks import Tasks
-from checkpoint.errors import CheckpointError
+from checkpoint.daemon.transfers import FlushedShard
+from checkpoint.errors import CheckpointError, StaleGeneration
 from checkpoint.handshake import DAEMON_DAEMON
 from checkpoint.manifest import Manifest
 from checkpoint.protocol import (
@@ -47,6 +48,7 @@ from checkpoint.tiers.remote import Unreachable
 T = TypeVar("T")
 
 HANG_S = 30.0
+STALE_S = 1.0  # a job of a generation that is over is told as failed so much later
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 30.0
 
 
@@ -72,7 +74,7 @@ class Tier:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     running: "TierJob | None" = None
     trouble_t: float | None = None
-    flushed: OpenShard | None = None
+    flushed: FlushedShard | None = None
 
     def check_mounted(self) -> None:
         """Raises FileNotFoundError where the file system is not mounted: what is made in its place would be hidden by it later."""
@@ -193,7 +195,7 @@ class Jobs:
                 if tier.running is not None and time.monotonic() - tier.running.progress_t > HANG_S:
                     self._trouble(tier, f"nothing has been written for {HANG_S:.0f} s", None)
 
-    def _flushed(self, tier: Tier, request: StartJob | Replicate) -> OpenShard | None:
+    def _flushed(self, tier: Tier, request: StartJob | Replicate) -> FlushedShard | None:
         """The shard of a request, where this node has flushed it last."""
         if tier.flushed is None:
             return None
@@ -234,6 +236,8 @@ class Jobs:
         try:
             news: DaemonNews = await attempts(self._attempt, tier, job)
         except (CheckpointError, OSError, Cancelled, ValueError) as error:
+            if isinstance(error, StaleGeneration):  # the fence is up, and the generation that it is for begins in a moment
+                await job.sleep(STALE_S)
             cancelled = job.cancelled.is_set()
             return self._failed(job.request, job.kind, "cancelled" if cancelled else f"{error}", cancelled=cancelled, error=error)
         if tier.trouble_t is not None:
@@ -268,7 +272,7 @@ class Jobs:
         return transfers.copy(job.request, job.lookup, job.root, transfer)
 
     async def _flush(self, tier: Tier, job: TierJob, request: StartJob, began: float) -> DaemonNews:
-        def work() -> OpenShard:
+        def work() -> FlushedShard:
             tier.check_mounted()
             return transfers.flush(request, job.lookup, job.root, Copy(tier.pace, job.cancelled, job.progress))
 

@@ -3,9 +3,10 @@
 Runs in threads; knows no bookkeeping.
 """
 
+import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -13,10 +14,12 @@ from typing import NamedTuple
 from checkpoint import points, safe_dir, shard_manifest
 from checkpoint.daemon.buffer_files import BufferSource
 from checkpoint.errors import CheckpointError, DamagedCheckpoint
-from checkpoint.naming import step_path, steps
+from checkpoint.naming import UNFINISHED, step_path, steps
 from checkpoint.protocol import NodeShard, SnapshotKey
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import DirectorySource, Source
+
+log = logging.getLogger(__name__)
 
 SPARE = "spare"
 """Directory of a replica that is not needed any more; the next one overwrites its files."""
@@ -119,21 +122,39 @@ def inventory(roots: Iterable[Root]) -> list[NodeShard]:
     found = []
     for root in roots:
         for path, replica in _directories(root):
-            with suppress(DamagedCheckpoint):
+            with suppress(DamagedCheckpoint), _told(path):
                 found.append(node_shard(root.tier, path, shard_manifest.read(path), replica=replica))
     return found
+
+
+def sweep(roots: Iterable[Root]) -> None:
+    """Delete what a daemon that died has left half copied. No job may run."""
+    for root in roots:
+        for directory in (root.path, *root.path.glob("replica-*")) if root.safe else ():
+            for path in directory.glob(f"step-{'[0-9]' * 8}{UNFINISHED}"):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """A file system that is read-only or broken is a tier's trouble, of which its jobs tell, and no defect."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("%s: %s", path, error.strerror)
 
 
 def forget(roots: Sequence[Root], needed: Callable[[ShardManifest], bool]) -> None:
     """Delete the shards that are not needed, replicas too; buffers are overwritten instead."""
     for root in roots:
         for path, replica in _directories(root):
-            try:
-                gone = not needed(shard_manifest.read(path))
-            except DamagedCheckpoint:
-                gone = True
-            if gone:
-                _delete(path, replica)
+            with _told(path):
+                try:
+                    gone = not needed(shard_manifest.read(path))
+                except DamagedCheckpoint:
+                    gone = True
+                if gone:
+                    _delete(path, replica)
 
 
 def _delete(path: Path, replica: bool) -> None:
@@ -152,8 +173,13 @@ def _directories(base: Root) -> Iterator[tuple[Path, bool]]:
     if not base.safe:
         return
     root = base.path
-    for directory in (root, *root.glob("replica-*")):
-        for step in steps(directory):
-            path = step_path(directory, step)
-            if not path.is_symlink():
-                yield path, directory != root
+    directories, found = [root], list[tuple[Path, int]]()
+    with _told(root):
+        directories += root.glob("replica-*")
+    for directory in directories:
+        with _told(directory):
+            found += [(directory, step) for step in steps(directory)]
+    for directory, step in found:
+        path = step_path(directory, step)
+        if not path.is_symlink():
+            yield path, directory != root

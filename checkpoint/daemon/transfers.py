@@ -4,12 +4,13 @@ Runs in threads, on descriptions that do not change.
 """
 
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import crc32c
 
 from checkpoint import points
-from checkpoint.daemon.shards import SPARE, Lookup, OpenShard, replica_root
+from checkpoint.daemon.shards import SPARE, Lookup, replica_root
 from checkpoint.errors import CheckpointError
 from checkpoint.handshake import DAEMON_DAEMON
 from checkpoint.manifest import Manifest
@@ -45,17 +46,25 @@ def replicate(request: Replicate, key: str, root: Path, transfer: Copy) -> tuple
     return found, target
 
 
-def flush(request: StartJob, lookup: Lookup, root: Path, transfer: Copy) -> OpenShard:
+@dataclass(frozen=True)
+class FlushedShard:
+    """What a commit must know of a shard that was flushed; its buffer is not kept for it."""
+
+    manifest: ShardManifest
+    documents: dict[str, bytes]
+
+
+def flush(request: StartJob, lookup: Lookup, root: Path, transfer: Copy) -> FlushedShard:
     """Write a shard into the checkpoint on the durable tier that all nodes write together. Raises as `copy` does."""
     found = lookup.open(request.key, request.shard)
     transfer.check = found.source.check
     with closing(found.source):
         copying.flush(found.source, found.manifest, found.documents, root, request.generation, transfer)
-    return found
+    return FlushedShard(found.manifest, found.documents)
 
 
 def commit(
-    request: StartJob, lookup: Lookup, flushed: OpenShard | None, root: Path, keep_last: int, keep_every: int | None
+    request: StartJob, lookup: Lookup, flushed: FlushedShard | None, root: Path, keep_last: int, keep_every: int | None
 ) -> Manifest:
     """Commit what all nodes have flushed.
 
@@ -65,8 +74,9 @@ def commit(
     Raises as `copy` does.
     """
     if flushed is None:
-        flushed = lookup.open(request.key, request.shard)
-        flushed.source.close()
+        found = lookup.open(request.key, request.shard)
+        found.source.close()
+        flushed = FlushedShard(found.manifest, found.documents)
     return copying.finish(flushed.manifest, flushed.documents, root, request.generation, keep_last=keep_last, keep_every=keep_every)
 
 

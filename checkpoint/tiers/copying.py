@@ -17,7 +17,7 @@ from checkpoint.errors import CheckpointError, DamagedCheckpoint
 from checkpoint.fence import fsync_directory, guard, raise_fence
 from checkpoint.layout import ArrayInfo, ChunkRun, Shard
 from checkpoint.manifest import Manifest
-from checkpoint.naming import stale, step_path, temporary_path
+from checkpoint.naming import UNFINISHED, stale, step_path, temporary_path
 from checkpoint.pruning import prune, remove
 from checkpoint.runs import runs
 from checkpoint.shard_manifest import Chunks, ShardManifest
@@ -88,8 +88,25 @@ def to_tier(
 
     Raises OSError, DamagedCheckpoint where the source is not what it was, Cancelled.
     """
-    temporary = target.with_name(f"{target.name}.tmp")
+    temporary = target.with_name(f"{target.name}{UNFINISHED}")
     shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        _write_shard(source, node_shard, documents, temporary, copy, spare)
+    except BaseException:  # it may be a whole shard of memory, and nobody comes back to it
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if target.exists():  # of a past that was left
+        (target / shard_manifest.NAME).unlink(missing_ok=True)
+        shutil.rmtree(target)
+    temporary.rename(target)
+    points.reached("copy_renamed")
+    fsync_directory(target.parent)
+
+
+def _write_shard(
+    source: Source, node_shard: ShardManifest, documents: Mapping[str, bytes], temporary: Path, copy: Copy, spare: Path | None
+) -> None:
+    """Make the directory, durable; see `to_tier`."""
     shards = shards_of(_root(documents, source.path), source.path, node_shard.chunks)
     if spare is not None and _fits(spare, {*documents, *shards}):
         spare.rename(temporary)
@@ -111,12 +128,6 @@ def to_tier(
     for directory in sorted({parent for file in files for parent in file.parents if parent.is_relative_to(temporary)}):
         fsync_directory(directory)
     points.reached("copy_durable")
-    if target.exists():  # of a past that was left
-        (target / shard_manifest.NAME).unlink(missing_ok=True)
-        shutil.rmtree(target)
-    temporary.rename(target)
-    points.reached("copy_renamed")
-    fsync_directory(target.parent)
 
 
 def _fits(spare: Path, names: set[str]) -> bool:

@@ -28,7 +28,11 @@ def expanded(config: Config, environ: Mapping[str, str]) -> tuple[Config, list[P
             return found
 
         text = _VARIABLE.sub(value, str(path))
-        return Path(text).expanduser().absolute()
+        try:
+            return Path(text).expanduser().absolute()
+        except RuntimeError as error:
+            problems.append(Problem(key, path, f"there is no such home directory: {error}"))
+            return Path(text)
 
     own = {"name": config.name}
     run_dir = whole("run_dir", config.run_dir, own)

@@ -24,7 +24,10 @@ def is_file(name: str) -> bool:
 
 def find(name: str) -> Path | None:
     """The file of a profile, absolute; None if there is none."""
-    path = Path(os.path.expandvars(name)).expanduser().absolute() if is_file(name) else DIRECTORY / f"{name}.yaml"
+    try:
+        path = Path(os.path.expandvars(name)).expanduser().absolute() if is_file(name) else DIRECTORY / f"{name}.yaml"
+    except RuntimeError:  # of a user that there is not
+        return None
     return path if path.is_file() else None
 
 

@@ -253,8 +253,10 @@ class Train(Section):
             return values
         try:
             batches = BatchSizes.of(values)
+            if batches.full < 1 or (batches.samples and min(batches.start, batches.increment) < 1):
+                return values
             steps = batches.steps(int(values["samples"]))
-        except (TypeError, ValueError, KeyError, AttributeError):
+        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
             return values  # what is wrong with them is said elsewhere
         return {"steps": steps, **values}
 

@@ -172,6 +172,8 @@ def dump(config: Config) -> str:
     values = config.model_dump(mode="json")
     # A text to prepare and a path that is prepared exclude each other, so what is off is left out.
     values["data"] = {name: value for name, value in values["data"].items() if value is not None}
+    if config.target_step is None:
+        del values["train"]["steps"]  # a default: only the script knows
     if profile.is_file(config.slurm.profile):
         del values["slurm"]["profile"]  # all that it gave stands here, and where this is read it may not be there
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

@@ -1,6 +1,8 @@
 """`resilient run`: from the words of the command line to the exit code, and what the terminal shows before and after a campaign."""
 
 import logging
+from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -8,7 +10,7 @@ from rich.console import Console
 from resilient import throughput
 from resilient.access import must_be_ours, restrict
 from resilient.campaign import allocation_of, already_reached, fitted, machine_layout, shares_of_gpus
-from resilient.config import ConfigError, attribute, load, notes, with_shards
+from resilient.config import ConfigError, Problem, attribute, load, notes, with_shards
 from resilient.decided import decided
 from resilient.driver.campaign import run_campaign
 from resilient.driver.display import Display
@@ -17,6 +19,7 @@ from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_s
 from resilient.driver.launch import AgentAhead
 from resilient.driver.terminal import drain
 from resilient.exits import Exit
+from resilient.identity import record
 from resilient.identity.resume import Known, versions_here
 from resilient.run_words import Told
 from resilient.sinks.packages import missing
@@ -28,6 +31,7 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     loaded = load(config, given)
     must_be_ours(config, loaded.run_dir, loaded.run_dir_mode)
     restrict(loaded.run_dir_mode)
+    _must_not_be_moved(config, loaded.run_dir, given)
     allocation = allocation_of(loaded)
     if allocation is not None and allocation.task > 0:
         return Exit.OK  # one of many that srun has started; the first one starts an agent on each node
@@ -92,6 +96,18 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     drain()  # driver.log has, too, what has become of these words
     log.finish(loaded.run_dir)
     return code
+
+
+def _must_not_be_moved(config: Path, run_dir: Path, given: Sequence[str]) -> None:
+    """A run directory's own config names it: elsewhere it would begin the campaign anew, in the old place. Raises ConfigError."""
+    here = config.absolute().parent
+    named = any(each.startswith("run_dir=") for each in given)
+    if named or not (here / record.FILE).exists() or here.resolve() == run_dir.resolve():
+        return
+    why = (
+        f"this config is of a run directory that was moved or copied to {here}: move it back, or name run_dir and all tiers' paths"
+    )
+    raise ConfigError([Problem("run_dir", run_dir, why)])
 
 
 def _log_to_stderr(level: str) -> None:

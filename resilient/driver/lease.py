@@ -23,6 +23,7 @@ import msgspec
 
 from checkpoint.typed import built
 from resilient.exits import EnvironmentUnusable
+from resilient.slurm.allocation import own_job
 
 LOCK = ".lock"
 LEASE = ".lease"
@@ -255,7 +256,7 @@ def machine_id() -> str:
 
 
 def _owner(pid: int, machine: str, token: str) -> Owner:
-    return Owner(socket.gethostname(), pid, os.environ.get("SLURM_JOB_ID", ""), machine, token)
+    return Owner(socket.gethostname(), pid, own_job(os.environ), machine, token)
 
 
 def _boot_time() -> float:

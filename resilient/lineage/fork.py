@@ -7,6 +7,7 @@ Owns what a fork takes over. All of it appears at once, by the rename of the new
 import json
 import re
 import secrets
+import shlex
 import shutil
 import stat
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from pydantic import BaseModel
 
 from checkpoint import manifest
 from checkpoint.errors import CheckpointError
@@ -89,7 +91,7 @@ def fork(parent: Path, step: int | None, new: Path, overrides: Sequence[str]) ->
     must_be_run_directory(parent)
     file = parent / "config.yaml"
     before = load(file)
-    settings = [f"run_dir={json.dumps(str(new))}", *overrides]
+    settings = [f"run_dir={json.dumps(str(new), ensure_ascii=False)}", *overrides]
     mode = load(file, settings).run_dir_mode
     access.must_be_ours(file, parent, mode)
     access.restrict(mode)
@@ -199,13 +201,13 @@ def _config(parent: Path, before: Config, state: Any, new: Path, overrides: Sequ
             above, _, last = key.rpartition(".")
             inside = at(then, above) if above else then
             if kind != "free" and isinstance(inside, dict) and last in inside and inside[last] != at(now, key):
-                settings.append(f"{key}={json.dumps(inside[last])}")
+                settings.append(f"{key}={json.dumps(inside[last], ensure_ascii=False)}")
     named = {each.partition("=")[0] for each in overrides}
     if "data.path" in named and "data.text" not in named:
         settings.append("data.text=null")
     if _NAME.fullmatch(new.name):
-        settings.append(f"name={json.dumps(new.name)}")
-    config = load(parent / "config.yaml", [*settings, f"run_dir={json.dumps(str(new))}", *overrides])
+        settings.append(f"name={json.dumps(new.name, ensure_ascii=False)}")
+    config = load(parent / "config.yaml", [*settings, f"run_dir={json.dumps(str(new), ensure_ascii=False)}", *overrides])
     tiers: list[Tier] = []
     for tier in config.checkpoint.tiers:
         path = _relocated(_relocated(tier.path, before.run_dir, new), parent, new)
@@ -213,7 +215,32 @@ def _config(parent: Path, before: Config, state: Any, new: Path, overrides: Sequ
     durable = tiers[-1].path
     if durable == before.checkpoint.tiers[-1].path:  # beside the parent's, never in it
         tiers[-1] = tiers[-1].model_copy(update={"path": durable.with_name(f"{durable.name}-{new.name}")})
-    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"tiers": tiers})})
+    moves = ((before.run_dir, new), (parent, new))
+    changed = {
+        "checkpoint": config.checkpoint.model_copy(update={"tiers": tiers}),
+        "logging": _moved(config.logging, moves),
+        "entrypoint": _words_moved(config.entrypoint, moves) if config.is_script else config.entrypoint,
+    }
+    return config.model_copy(update=changed)
+
+
+def _moved(value: Any, moves: Sequence[tuple[Path, Path]]) -> Any:
+    """A part of a config with its paths in one run directory as those in another."""
+    if isinstance(value, BaseModel):
+        return value.model_copy(update={name: _moved(getattr(value, name), moves) for name in type(value).model_fields})
+    for old, new in moves:
+        value = _relocated(value, old, new) if isinstance(value, Path) else value
+    return value
+
+
+def _words_moved(entrypoint: str, moves: Sequence[tuple[Path, Path]]) -> str:
+    """The words of a script with their paths, also behind `=`, as `_moved`."""
+
+    def one(word: str) -> str:
+        name, equals, text = word.rpartition("=")
+        return f"{name}{equals}{_moved(Path(text), moves)}" if text.startswith("/") else word
+
+    return shlex.join(one(word) for word in shlex.split(entrypoint))
 
 
 def _relocated(path: Path, old: Path, new: Path) -> Path:

@@ -10,6 +10,16 @@ JOB = "SLURM_JOB_ID"
 COMPONENTS = 1024  # of a heterogeneous job, at most
 
 
+def own_job(environ: Mapping[str, str]) -> str:
+    """The job of this process as Slurm's commands name it; "" outside of one.
+
+    Of a task of an array: the id of one of them is that of the whole array, too.
+    """
+    if (task := environ.get("SLURM_ARRAY_TASK_ID")) and (array := environ.get("SLURM_ARRAY_JOB_ID")):
+        return f"{array}_{task}"
+    return environ.get(JOB, "")
+
+
 @dataclass(frozen=True)
 class Allocation:
     """A job's nodes.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from resilient.lifeline import STOP_SIGNALS
 from resilient.slurm import queue
-from resilient.slurm.allocation import JOB
+from resilient.slurm.allocation import JOB, own_job
 from resilient.slurm.queue import SlurmSilent
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def see_to_the_job(environ: Mapping[str, str]) -> None:
     if JOB in environ:
         for sig in STOP_SIGNALS:  # a driver that lives after all ends the step
             signal.signal(sig, signal.SIG_DFL)
-        asyncio.run(_watch(environ[JOB]))
+        asyncio.run(_watch(own_job(environ)))
 
 
 async def _watch(job_id: str) -> None:

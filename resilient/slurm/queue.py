@@ -133,8 +133,9 @@ def parse_kill_wait(text: str) -> float | None:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a new job should inherit: not what Slurm has told this one of itself."""
-    return {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "SRUN_")) or name == "SLURM_CONF"}
+    """What a new job and Slurm's commands should inherit: not what Slurm has told this one of itself, nor a person's filters."""
+    dropped = ("SLURM_", "SRUN_", "SQUEUE_", "SCANCEL_")
+    return {name: value for name, value in environ.items() if not name.startswith(dropped) or name == "SLURM_CONF"}
 
 
 async def _call(command: Sequence[str], timeout_s: float = ASK_S) -> str:

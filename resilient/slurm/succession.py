@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from resilient.slurm.script import job_name, script
 log = logging.getLogger(__name__)
 
 LOCK = "chain.lock"
+_EXCLUDED = re.compile(r"^#SBATCH\s+(?:--exclude(?:=|\s+)|-x\s*)(\S+)", re.MULTILINE)
 PERSON_PATIENCE_S = 60.0
 END_PATIENCE_S = 20.0  # a successor that is not cancelled finds the chain over, and ends at once
 LOCK_POLL_S = 0.1
@@ -122,7 +124,7 @@ class Succession:
             await self._carry_out(plan)
             why[:] = [plan.why_none]
 
-        await self._retried(work, stop_never)
+        await self._retried(work, stop_never, (SlurmSilent, OSError))  # the run directory's file system may be away as well
         return why[0]
 
     async def ended(self, job_id: str, code: Exit) -> None:
@@ -146,7 +148,7 @@ class Succession:
             hosts = self._bad_hosts()
             for job in await queue.jobs(self.name):
                 if job.waits and hosts:
-                    await queue.exclude(job.job_id, hosts)
+                    await queue.exclude(job.job_id, [*self._left_out(), *hosts])
 
         try:
             await self._retried(work, stop_any(stop_after_delay(PERSON_PATIENCE_S), WhenRefused()))
@@ -155,6 +157,10 @@ class Succession:
 
     def _bad_hosts(self) -> list[str]:
         return [each.host for each in bad_nodes(self._run_dir)]
+
+    def _left_out(self) -> list[str]:
+        """What the job script itself excludes, as it stands there: an option of sbatch takes its place."""
+        return _EXCLUDED.findall((self._run_dir / SCRIPT).read_text())
 
     async def inspect(self) -> list[QueuedJob] | None:
         """The jobs that wait or run; None if Slurm does not say."""
@@ -198,7 +204,7 @@ class Succession:
     async def _submit(self, dependencies: Sequence[str]) -> str:
         without = self._bad_hosts()
         try:
-            return await queue.submit(self._run_dir / SCRIPT, dependencies, without)
+            return await queue.submit(self._run_dir / SCRIPT, dependencies, [*self._left_out(), *without] if without else ())
         except SlurmRefused as error:
             if not without:
                 raise
@@ -212,9 +218,11 @@ class Succession:
         finally:
             lines.close()
 
-    async def _retried(self, work: Callable[[], Awaitable[None]], stop: stop_base) -> None:
+    async def _retried(
+        self, work: Callable[[], Awaitable[None]], stop: stop_base, errors: tuple[type[Exception], ...] = (SlurmSilent,)
+    ) -> None:
         async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(SlurmSilent),
+            retry=retry_if_exception_type(errors),
             wait=wait_random_exponential(multiplier=1, max=60),
             stop=stop,
             before_sleep=_log_retry,

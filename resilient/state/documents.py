@@ -151,6 +151,8 @@ def _restored(value: Any, state: Any) -> Any:
     if hasattr(value, "load_state_dict"):
         value.load_state_dict(state)
         return value
+    if isinstance(value, torch.Tensor) and isinstance(state, torch.Tensor):
+        return state.to(value.device)
     return state
 
 

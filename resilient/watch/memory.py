@@ -10,12 +10,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from resilient.exits import EnvironmentUnusable
+
 FILE = "watch.json"
 
 
 def default_path() -> Path:
-    """Where it is unless somebody says so."""
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    """Where it is unless somebody says so. Raises EnvironmentUnusable."""
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    except RuntimeError as error:
+        raise EnvironmentUnusable(f"this user has no home directory ({error}): name a file with --memory") from None
     return Path(state) / "resilient" / FILE
 
 

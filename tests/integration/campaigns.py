@@ -145,7 +145,10 @@ class Campaign:
         return {node: there[record.pid] for node, record in records.items() if record is not None and record.pid in there}
 
     def logs(self) -> str:
-        parts = [f"--- {p}\n{p.read_text()[-3000:]}" for p in sorted(self.run_dir.glob("logs/**/*.log"))]
+        parts = []
+        with contextlib.suppress(FileNotFoundError):  # old ones are packed meanwhile
+            for path in sorted(self.run_dir.glob("logs/**/*.log")):
+                parts.append(f"--- {path}\n{path.read_text()[-3000:]}")
         return "\n".join(parts)
 
     def printed(self, rank: int, generation: int = 1) -> str:

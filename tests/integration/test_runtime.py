@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -264,3 +266,13 @@ def test_a_job_goes_on_above_a_fence_that_is_ahead_of_its_ledger(counting: Count
     assert run.wait() == 75, run.output + run.logs()
     assert run.events("generation_started")[-1]["generation"] == 9
     assert run.events("committed")[-1]["step"] > saved
+
+
+def test_a_run_directory_that_was_moved_is_not_begun_anew_in_its_old_place(counting: Counting, tmp_path: Path):
+    run = counting(steps=10).start()
+    assert run.wait() == 0, run.output + run.logs()
+    moved = run.run_dir.rename(tmp_path / "moved")
+    command = [sys.executable, "-m", "resilient", "run", str(moved / "config.yaml")]
+    found = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert found.returncode == 78 and "was moved or copied" in found.stderr, found.stderr
+    assert not run.run_dir.exists()

@@ -1,7 +1,9 @@
 """Snapshots on their way through the tiers, with real daemons and ranks: whatever dies, a whole step is found again."""
 
+import errno
 import os
 import random
+import re
 import shutil
 import signal
 import threading
@@ -14,8 +16,11 @@ import pytest
 from daemon_lab import Lab
 from soak import soaked
 
-from checkpoint import points, steps, verify
+from checkpoint import points, shard_manifest, steps, verify
+from checkpoint.daemon import shards
+from checkpoint.fence import raise_fence
 from checkpoint.protocol import Committed, Flushed, JobFailed, SnapshotKey, StartJob
+from checkpoint.shard_manifest import ShardManifest
 
 AT_THE_DAEMON = points.POINTS[points.POINTS.index("seal_begun") :]
 COMMITTING = (
@@ -150,6 +155,13 @@ def test_a_point_of_each_job_is_in_the_first_tier() -> None:
     assert found - jobs <= {point.partition("_")[0] for point in COMMITTING}
 
 
+def half_copied(nodes: Lab) -> list[str]:
+    """Directories of steps on the tiers of nodes that are not finished, those of replicas too."""
+    unfinished = re.compile(r"step-\d{8}\.tmp")
+    tiers = (nodes.base / tier for tier in ("ram", "nvme"))
+    return [name for tier in tiers for _, names, _ in os.walk(tier) for name in names if unfinished.fullmatch(name)]
+
+
 @pytest.mark.parametrize(("point", "all_die"), list(each_point_both_ways()))
 def test_a_daemon_killed_at_any_point_loses_nothing_that_was_reported(lab: Callable[..., Lab], point: str, all_die: bool) -> None:
     nodes = lab()
@@ -187,6 +199,7 @@ def test_a_daemon_killed_at_any_point_loses_nothing_that_was_reported(lab: Calla
         verify(nodes.root / f"step-{each:08d}")
     left = {path.name for path in nodes.root.iterdir() if path.is_dir() and path.name.startswith("step-") and "." in path.name}
     assert not {name for name in left if ".tmp" in name}
+    nodes.wait(lambda: not half_copied(nodes), "what was half copied is gone")
 
 
 @pytest.mark.parametrize("point", [soaked("snapshot_acquired"), "snapshot_copied", "snapshot_reported"])
@@ -391,3 +404,39 @@ def test_a_snapshot_that_arrives_after_the_roll_back_is_void_as_well(lab: Callab
     nodes.step(7)  # the ranks do not know of it yet
     nodes.end_workers()
     assert [said[0] for said in nodes.begin()] == [2, 2]
+
+
+def test_a_flush_that_meets_the_fence_of_the_next_generation_is_done_by_that_one_and_no_fault(lab: Callable[..., Lab]) -> None:
+    nodes = lab()
+    nodes.begin()
+    raise_fence(nodes.root, nodes.generation + 1)  # as the driver does a moment before it begins
+    assert nodes.step(1, ALL)
+    nodes.wait(lambda: nodes.reported("snapshot", "ram") == 1, "the snapshot")
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        nodes.pump(0.01)
+    nodes.end_workers()
+    nodes.begin()
+    nodes.wait_durable(1)
+    assert not [event for event in nodes.events if event.event == "fault"], nodes.events
+
+
+def test_a_shard_that_cannot_be_deleted_keeps_no_other_from_it_and_ends_no_daemon(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = lab(1)
+    nodes.begin()
+    for step in (1, 2):
+        assert nodes.step(step, ("ram", "nvme"))
+        nodes.wait(lambda step=step: nodes.reported("snapshot", "nvme") == step, "the disk")
+    root = nodes.nodes[0].tier_root("nvme")
+    read = shard_manifest.read
+
+    def broken(path: Path) -> ShardManifest:
+        if path.name == "step-00000001":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read(path)
+
+    monkeypatch.setattr(shard_manifest, "read", broken)
+    roots = [shards.Root("nvme", root, nodes.base)]
+    assert [each.key.step for each in shards.inventory(roots)] == [2]
+    shards.forget(roots, lambda _: False)
+    assert steps(root) == [1]

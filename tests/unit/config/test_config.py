@@ -129,3 +129,31 @@ def test_a_config_cannot_change_under_the_campaigns_feet():
 
 def test_the_reference_of_all_keys_is_up_to_date():
     assert (ROOT / "docs/config.md").read_text() == markdown()
+
+
+def test_a_script_without_a_target_has_none_after_its_config_was_kept(tmp_path: Path):
+    config = load(write(tmp_path, "entrypoint: train.py\n"))
+    assert config.target_step is None
+    kept = write(tmp_path, dump(config))
+    assert load(kept) == config and load(kept).target_step is None
+    assert load(write(tmp_path, dump(load(kept, ["train.steps=300"])))).target_step == 300
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        "{samples: 1000, global_batch_size: 0}",
+        "{samples: .inf}",
+        "{samples: 1000, batch_rampup: {start: 0, increment: 1, samples: 100}}",
+        "{samples: 1000, batch_rampup: {start: 2, increment: 0, samples: 100}}",
+    ],
+)
+def test_numbers_of_samples_that_are_wrong_are_told_and_not_computed_with(tmp_path: Path, train: str):
+    with pytest.raises(ConfigError):
+        load(write(tmp_path, f"train: {train}\n"))
+
+
+@pytest.mark.parametrize("text", ["run_dir: ~nosuch/x", "data: {text: ['~draft.txt']}", "slurm: {profile: ~nosuch/site.yaml}"])
+def test_a_home_that_there_is_not_is_told(tmp_path: Path, text: str):
+    with pytest.raises(ConfigError, match="no such"):
+        load(write(tmp_path, f"{text}\n"))

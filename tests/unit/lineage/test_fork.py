@@ -269,3 +269,14 @@ def test_the_step_is_told_behind_an_at_sign(tmp_path: Path):
 def test_the_lineage_is_json_in_ledger_and_identity(parent: Parent, tmp_path: Path):
     new = fork(parent.run_dir, None, tmp_path / "new", []).run_dir
     assert json.loads((new / record.FILE).read_text())["lineage"]["parent_name"] == "parent"
+
+
+def test_what_a_campaign_writes_into_its_run_directory_its_fork_writes_into_its_own(tmp_path: Path):
+    words = "train.py --out ${run_dir}/out --log=${run_dir}/log --data /data/x"
+    parent = Parent(tmp_path, entrypoint=words, logging={"sinks": {"prometheus": {}}})
+    parent.save(5)
+    new = fork(parent.run_dir, None, tmp_path / "new", []).run_dir
+    config = load(new / "config.yaml")
+    assert config.entrypoint == f"train.py --out {new}/out --log={new}/log --data /data/x"
+    assert str(parent.run_dir) not in (new / "config.yaml").read_text()
+    assert config.target_step is None

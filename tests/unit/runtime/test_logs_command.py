@@ -12,6 +12,7 @@ import pytest
 
 from resilient import ledger
 from resilient.cli import app
+from resilient.exits import Exit
 from resilient.logs import packing
 from resilient.logs.since import point
 from resilient.main import guarded
@@ -153,3 +154,18 @@ def test_logs_of_single_ranks_of_an_earlier_version_are_shown(tmp_path: Path, co
     assert out.splitlines() == [f"[rank {rank}] {line}" for rank in (0, 1, 10) for line in ("step 1", f"as rank {rank}")]
     _, out, _ = command("--generation", "1", "--rank", "10", where=tmp_path / "old")
     assert out == "[rank 10] step 1\n[rank 10] as rank 10\n"
+
+
+def test_a_run_directory_that_is_a_file_or_may_not_be_read_is_told_in_a_line(run_dir: Path, capsys: pytest.CaptureFixture[str]):
+    file = run_dir / "config.yaml"
+    file.touch()
+    for words in (["status", str(file)], ["stop", str(file)], ["evacuate", str(file), "n1"]):
+        code = guarded(lambda words=words: app(words, standalone_mode=False))
+        err = capsys.readouterr().err
+        assert code in (Exit.CONFIG, Exit.UNUSABLE) and err.count("\n") == 1 and "config.yaml" in err, (words, err)
+
+    def refused() -> None:
+        raise PermissionError(13, "Permission denied", "/x/run/events.jsonl")
+
+    assert guarded(refused) == Exit.UNUSABLE
+    assert capsys.readouterr().err == "resilient: /x/run/events.jsonl: Permission denied\n"

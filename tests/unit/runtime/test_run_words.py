@@ -19,6 +19,12 @@ def test_a_config_is_taken_with_its_settings():
     assert (told.config, told.settings) == (Path("run.yaml"), ("train.steps=5",))
 
 
+def test_words_may_have_any_characters(tmp_path: Path):
+    told = understand(["train.py", "--prompt", "hi \U0001f642"], **{**NOTHING, "run_dir": tmp_path / "\U0001f680"})
+    config = load(told.config, told.settings)
+    assert (config.entrypoint, config.run_dir) == ("train.py --prompt 'hi \U0001f642'", tmp_path / "\U0001f680")
+
+
 def test_what_follows_a_script_is_its_own():
     words = ["train.global_batch_size=8", "train.py", "--lr", "3e-4", "steps=7", "a b"]
     told = understand(words, **{**NOTHING, "procs": 3, "nodes": 2, "run_dir": Path("some where")})

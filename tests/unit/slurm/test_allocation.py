@@ -8,7 +8,7 @@ from resilient.campaign import allocation_of, fitted, machine_layout
 from resilient.config import Config
 from resilient.exits import EnvironmentUnusable
 from resilient.protocol.connection import parse_addresses
-from resilient.slurm.allocation import Allocation
+from resilient.slurm.allocation import Allocation, own_job
 from resilient.slurm.hosts import counts, expand, fold
 from resilient.slurm.launch import addresses
 
@@ -204,3 +204,9 @@ def test_addresses_are_written_so_that_an_agent_can_read_them():
     assert addresses("n1", 80, suffix="i")[0] == "n1i:80"
     assert all("127.0.0.1" not in each for each in addresses("n1", 80))
     assert addresses("n1", 80, interface="no-such-interface") == []
+
+
+def test_a_task_of_an_array_is_no_other_task_of_it():
+    array = {"SLURM_JOB_ID": "36", "SLURM_ARRAY_JOB_ID": "36", "SLURM_ARRAY_TASK_ID": "9"}
+    assert own_job(array) == "36_9"
+    assert own_job({"SLURM_JOB_ID": "36"}) == "36" and own_job({}) == ""

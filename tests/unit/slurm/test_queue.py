@@ -47,7 +47,10 @@ def test_the_sites_kill_wait_is_read():
 
 def test_a_new_job_inherits_nothing_that_slurm_told_the_old_one_of_itself():
     stays = {"SLURM_CONF": "/etc/s", "SBATCH_ACCOUNT": "a", "PATH": "/"}
-    assert environment({"SLURM_JOB_ID": "7", "SLURM_CPU_BIND": "x", "SRUN_CPUS_PER_TASK": "4", **stays}) == stays
+    assert (
+        environment({"SLURM_JOB_ID": "7", "SLURM_CPU_BIND": "x", "SRUN_CPUS_PER_TASK": "4", "SQUEUE_STATES": "RUNNING", **stays})
+        == stays
+    )
 
 
 @pytest.mark.parametrize(

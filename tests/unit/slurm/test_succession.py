@@ -1,6 +1,7 @@
 """A chain on Slurm's commands: real processes whose queue is a file."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -222,3 +223,30 @@ def test_a_job_that_cannot_be_had_without_the_bad_nodes_is_submitted_with_them(c
     remember(config.run_dir, {"n2": "gone"}, now=time.time(), for_s=60.0)
     assert asyncio.run(going.ensure("100", 50)) == ""
     assert [job["exclude"] for job in slurm.jobs("PENDING")] == [""]
+
+
+def test_what_the_job_script_itself_excludes_stays_excluded_beside_the_bad_nodes(config: Config, slurm):
+    found = Succession.of(config)
+    asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n#SBATCH --exclude=n13\n#SBATCH -x n[20-21]\n"))
+    slurm.becomes("100", state="RUNNING", end="2099-01-01T00:00:00")
+    remember(config.run_dir, {"n7": "slow"}, now=time.time(), for_s=60.0)
+    assert asyncio.run(found.ensure("100", 50)) == ""
+    (waits,) = slurm.jobs("PENDING")
+    assert waits["exclude"] == "n13,n[20-21],n7"
+    remember(config.run_dir, {"n3": "gone"}, now=time.time(), for_s=60.0)
+    asyncio.run(found.avoid_bad_nodes())
+    assert slurm.jobs("PENDING")[0]["exclude"] == "n13,n[20-21],n7,n3"
+
+
+def test_a_run_directory_that_is_away_for_a_while_breaks_no_chain(config: Config, slurm, going: Succession, monkeypatch):
+    opened, tries = os.open, []
+
+    def away(path, *args, **named):
+        if Path(path).name == succession.LOCK and len(tries) < 2:
+            tries.append(path)
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return opened(path, *args, **named)
+
+    monkeypatch.setattr(succession.os, "open", away)
+    assert asyncio.run(going.ensure("100", 50)) == ""
+    assert len(tries) == 2 and len(slurm.jobs("PENDING")) == 1

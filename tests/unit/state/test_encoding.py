@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from resilient.state import randomness
+from resilient.state.documents import _restored
 from resilient.state.encoding import decode, encode
 
 
@@ -103,3 +104,8 @@ def test_generators_of_a_script_go_on_too():
     for each, state in zip((ours, theirs), saved, strict=True):
         randomness.set_generator(each, state)
     assert (torch.rand(2, generator=ours).tolist(), theirs.random()) == expected
+
+
+def test_a_tensor_comes_back_where_it_was():
+    assert _restored(torch.zeros(3, device="meta"), torch.ones(3)).device.type == "meta"
+    assert _restored(torch.zeros(3), torch.ones(3)).tolist() == [1.0] * 3
