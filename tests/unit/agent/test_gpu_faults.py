@@ -50,7 +50,7 @@ class Agent(NodeAgent):
         self._events: Any = SimpleNamespace(take_gpu_faults=lambda: tuple(faults))
         self._driver: Any = SimpleNamespace(generation=1)
         self._reports: Any = SimpleNamespace(end=lambda: None)
-        self._fork_server: Any = None
+        self._fork_server: Any = SimpleNamespace(end_strays=lambda: None)
         self._standbys: Any = SimpleNamespace(close=lambda: None)
         self._devices = None
         self._worker_group: Any = SimpleNamespace(spec=SimpleNamespace(local_world_size=2))
