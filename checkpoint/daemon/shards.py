@@ -129,10 +129,11 @@ def inventory(roots: Iterable[Root]) -> list[NodeShard]:
 
 def sweep(roots: Iterable[Root]) -> None:
     """Delete what a daemon that died has left half copied. No job may run."""
-    for root in roots:
-        for directory in (root.path, *root.path.glob("replica-*")) if root.safe else ():
-            for path in directory.glob(f"step-{'[0-9]' * 8}{UNFINISHED}"):
-                shutil.rmtree(path, ignore_errors=True)
+    for root in (each for each in roots if each.safe):
+        with _told(root.path):
+            for directory in (root.path, *root.path.glob("replica-*")):
+                for path in directory.glob(f"step-{'[0-9]' * 8}{UNFINISHED}"):
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def _must_not_be_moved(config: Path, run_dir: Path, given: Sequence[str]) -> Non
     """A run directory's own config names it: elsewhere it would begin the campaign anew, in the old place. Raises ConfigError."""
     here = config.absolute().parent
     named = any(each.startswith("run_dir=") for each in given)
-    if named or not (here / record.FILE).exists() or here.resolve() == run_dir.resolve():
+    if named or not (here / record.FILE).exists() or (run_dir.exists() and here.samefile(run_dir)):
         return
     why = (
         f"this config is of a run directory that was moved or copied to {here}: move it back, or name run_dir and all tiers' paths"

@@ -440,3 +440,9 @@ def test_a_shard_that_cannot_be_deleted_keeps_no_other_from_it_and_ends_no_daemo
     assert [each.key.step for each in shards.inventory(roots)] == [2]
     shards.forget(roots, lambda _: False)
     assert steps(root) == [1]
+
+    def unreadable(path: Path, _: str) -> list[Path]:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(Path, "glob", unreadable)
+    shards.sweep(roots)
