@@ -45,6 +45,7 @@ from checkpoint.errors import (
     CheckpointError,
     CheckpointMismatch,
     DamagedCheckpoint,
+    NoReachableCheckpoint,
     NoUsableCheckpoint,
     StaleGeneration,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "Every",
     "Holding",
     "LocalShard",
+    "NoReachableCheckpoint",
     "NoUsableCheckpoint",
     "Restored",
     "Saved",

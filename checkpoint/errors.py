@@ -28,6 +28,18 @@ class DamagedCheckpoint(CheckpointError):
         return type(self), (self.path, self.reason)
 
 
+class UnreachableCheckpoint(DamagedCheckpoint):
+    """Nobody answers where a part of a checkpoint should be: its node is gone, or the way to it. It may be sound."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.args = (f"{path} cannot be reached: {reason}",)
+
+
+AWAY = frozenset({errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH})
+"""What a file system says that has lost its servers, or was unmounted: nothing of the files on it."""
+
+
 def unreadable(path: Path, name: str, error: OSError) -> CheckpointError:
     """What it means that a file of a committed checkpoint cannot be opened or read.
 
@@ -40,7 +52,8 @@ def unreadable(path: Path, name: str, error: OSError) -> CheckpointError:
     if error.errno in (errno.EMFILE, errno.ENFILE):  # which says nothing of the checkpoint
         advice = f"this process may have {descriptors.current()} files open; raise the limit (ulimit -n)"
         return CheckpointError(f"{path / name} cannot be read: {error.strerror}; {advice}")
-    return DamagedCheckpoint(path, f"{name} cannot be read: {error.strerror}")
+    kind = UnreachableCheckpoint if error.errno in AWAY else DamagedCheckpoint
+    return kind(path, f"{name} cannot be read: {error.strerror}")
 
 
 class CheckpointMismatch(CheckpointError):
@@ -60,6 +73,22 @@ class NoUsableCheckpoint(CheckpointError):
         self.rejected = tuple(rejected)
 
     def __reduce__(self) -> tuple[type["NoUsableCheckpoint"], tuple[Path, tuple[tuple[int, str], ...]]]:
+        return type(self), (self.root, self.rejected)
+
+
+class NoReachableCheckpoint(CheckpointError):
+    """There are checkpoints; none could be used, and some of them only because nobody answered where they are."""
+
+    def __init__(self, root: Path, rejected: Sequence[tuple[int, str]]) -> None:
+        listed = "".join(f"\n  step {step}: {reason}" for step, reason in rejected)
+        super().__init__(
+            f"none of the {len(rejected)} checkpoints in {root} and in the nodes' memory can be used at present:{listed}\n"
+            "those that cannot be reached may be sound: start again once their nodes and file systems answer"
+        )
+        self.root = root
+        self.rejected = tuple(rejected)
+
+    def __reduce__(self) -> tuple[type["NoReachableCheckpoint"], tuple[Path, tuple[tuple[int, str], ...]]]:
         return type(self), (self.root, self.rejected)
 
 

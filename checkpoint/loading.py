@@ -16,7 +16,7 @@ import torch
 from checkpoint import direct, manifest, metadata, slots
 from checkpoint.block import Block
 from checkpoint.device import Device, device_of
-from checkpoint.errors import CheckpointMismatch, DamagedCheckpoint
+from checkpoint.errors import CheckpointMismatch, DamagedCheckpoint, UnreachableCheckpoint
 from checkpoint.layout import ArrayInfo, ChunkRun, Shard
 from checkpoint.local_shard import LocalShard
 from checkpoint.metadata import Contents
@@ -309,7 +309,8 @@ class _Reader:
                         self._read(ChunkRun(shard, slot, 1), run.wanted, source, buffer)
                         break
                 except DamagedCheckpoint as another:
-                    error = another
+                    if not isinstance(error, UnreachableCheckpoint):  # which may be sound
+                        error = another
             else:
                 raise error
 

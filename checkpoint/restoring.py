@@ -4,6 +4,7 @@ Owns the choice: newest first, and of one step the nearest copy first; every ran
 and all agree before they go on. Each byte is read once: what no rank needs is verified by the first.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,13 @@ import torch.distributed as dist
 from checkpoint import manifest, metadata, shard_manifest
 from checkpoint.agreement import Ranks
 from checkpoint.candidates import Candidate
-from checkpoint.errors import CheckpointMismatch, DamagedCheckpoint, NoUsableCheckpoint
+from checkpoint.errors import (
+    CheckpointMismatch,
+    DamagedCheckpoint,
+    NoReachableCheckpoint,
+    NoUsableCheckpoint,
+    UnreachableCheckpoint,
+)
 from checkpoint.loading import Seals, contents_of, fill
 from checkpoint.local_shard import LocalShard
 from checkpoint.metadata import Contents
@@ -21,6 +28,9 @@ from checkpoint.naming import step_path, steps
 from checkpoint.source import DirectorySource, Source
 from checkpoint.state import JSON
 from checkpoint.verification import verify_rest
+
+PAUSES_S = (1.0, 2.0, 4.0)
+"""Before a step is tried again that is not damaged, but cannot be reached: a link is down, a daemon is started anew."""
 
 LocalShardsFor = Callable[[Mapping[str, JSON]], Sequence[LocalShard]]
 
@@ -54,39 +64,65 @@ def restore(
         on_reject: called on rank 0 with step, tier and reason of each one that is damaged.
 
     Returns None if there is nothing at all. Raises NoUsableCheckpoint if there is something and nothing is good;
-    CheckpointMismatch if it is of another model; CheckpointError if the directory cannot be read.
+    NoReachableCheckpoint if there is something that may be good, but nobody answers where it is; CheckpointMismatch if it is of
+    another model; CheckpointError if the directory cannot be read.
     """
     ranks = Ranks(group)
     committed = ranks.first(lambda: steps(root))
     choices = [Candidate(step, tier, step_path(root, step)) for step in committed]
     rejected: list[tuple[int, str]] = []
+    unreachable = False
     for choice in sorted([*held, *choices], key=lambda each: (-each.step, each.path is not None)):
-        attempt = _attempt(choice, local_shards)
-        outcomes: list[_Outcome] = ranks.all(_Outcome(attempt.reason, attempt.mismatch))
-        if any(outcome.mismatch for outcome in outcomes):
-            raise CheckpointMismatch(next(outcome.mismatch for outcome in outcomes if outcome.mismatch))
-        reasons = [outcome.reason for outcome in outcomes if outcome.reason is not None]
-        if not reasons and choice.path is not None:
-            reasons = [reason for reason in [_rest(ranks, choice.path, attempt.seals)] if reason is not None]
-        if not reasons:
-            return Restored(choice.step, choice.tier, attempt.state)
-        rejected.append((choice.step, reasons[0]))
+        found = _restore_one(choice, local_shards, ranks)
+        if isinstance(found, Restored):
+            return found
+        unreachable |= found.unreachable
+        rejected.append((choice.step, found.reason))
         if ranks.rank == 0 and on_reject is not None:
-            on_reject(choice.step, choice.tier, reasons[0])
+            on_reject(choice.step, choice.tier, found.reason)
+    if unreachable:
+        raise NoReachableCheckpoint(root, rejected)
     if rejected:
         raise NoUsableCheckpoint(root, rejected)
     return None
 
 
 @dataclass(frozen=True)
+class _Rejection:
+    """Why a step cannot be gone on from. `unreachable`: it may be sound, but nobody answers where it is."""
+
+    reason: str
+    unreachable: bool = False
+
+
+def _restore_one(choice: Candidate, local_shards: LocalShardsFor, ranks: Ranks) -> Restored | _Rejection:
+    """Go on from one step. Collective; what cannot be reached is tried again. Raises CheckpointMismatch."""
+    for pause_s in (*PAUSES_S, None):
+        attempt = _attempt(choice, local_shards)
+        outcomes: list[_Outcome] = ranks.all(_Outcome(attempt.rejection, attempt.mismatch))
+        if any(outcome.mismatch for outcome in outcomes):
+            raise CheckpointMismatch(next(outcome.mismatch for outcome in outcomes if outcome.mismatch))
+        rejections = [outcome.rejection for outcome in outcomes if outcome.rejection is not None]
+        if not rejections and choice.path is not None:
+            rejections = [each for each in [_rest(ranks, choice.path, attempt.seals)] if each is not None]
+        if not rejections:
+            return Restored(choice.step, choice.tier, attempt.state)
+        worst = min(rejections, key=lambda each: each.unreachable)
+        if pause_s is None or not worst.unreachable:
+            break
+        time.sleep(pause_s)
+    return worst
+
+
+@dataclass(frozen=True)
 class _Outcome:
-    reason: str | None = None
+    rejection: _Rejection | None = None
     mismatch: str | None = None
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    reason: str | None = None
+    rejection: _Rejection | None = None
     mismatch: str | None = None
     state: Mapping[str, JSON] = field(default_factory=dict)
     seals: Seals = field(default_factory=dict)
@@ -94,8 +130,9 @@ class _Attempt:
 
 def _attempt(choice: Candidate, local_shards: LocalShardsFor) -> _Attempt:
     """Fill this rank's tensors."""
+    away: list[UnreachableCheckpoint] = []
     try:
-        contents, sources = _sources(choice)
+        contents, sources = _sources(choice, away)
         try:
             where = choice.path or sources[0].path
             return _Attempt(None, None, contents.state, fill(where, contents, sources, local_shards(contents.state)))
@@ -103,12 +140,14 @@ def _attempt(choice: Candidate, local_shards: LocalShardsFor) -> _Attempt:
             for source in sources:
                 source.close()
     except DamagedCheckpoint as error:
-        return _Attempt(error.reason)
+        cause = away[0] if away else error
+        return _Attempt(_Rejection(cause.reason, isinstance(cause, UnreachableCheckpoint)))
     except CheckpointMismatch as error:
         return _Attempt(mismatch=str(error))
 
 
-def _sources(choice: Candidate) -> tuple[Contents, list[Source]]:
+def _sources(choice: Candidate, away: list[UnreachableCheckpoint]) -> tuple[Contents, list[Source]]:
+    """What a step holds, and where. Args: away: to it are added the copies that may be there, and do not answer."""
     if choice.path is not None:
         contents, source = contents_of(choice.path)
         return contents, [source]
@@ -126,6 +165,10 @@ def _sources(choice: Candidate) -> tuple[Contents, list[Source]]:
             else:
                 remote = RemoteShard(holding.address or "", holding.remote_path, holding.key)
                 each, held, text = remote, remote.manifest, remote.document(metadata.NAME)
+        except UnreachableCheckpoint as error:
+            away.append(error)
+            lost = error
+            continue
         except DamagedCheckpoint as error:
             lost = error
             continue
@@ -139,11 +182,11 @@ def _sources(choice: Candidate) -> tuple[Contents, list[Source]]:
     return found, sources
 
 
-def _rest(ranks: Ranks, path: Path, seals: Seals) -> str | None:
+def _rest(ranks: Ranks, path: Path, seals: Seals) -> _Rejection | None:
     """What is wrong with a committed checkpoint beyond the chunks that the ranks have read; the same answer on all."""
     shares = ranks.to_first(seals)
 
-    def check() -> str | None:
+    def check() -> _Rejection | None:
         read: Seals = {}
         for share in shares:
             for name, found in share.items():
@@ -152,7 +195,7 @@ def _rest(ranks: Ranks, path: Path, seals: Seals) -> str | None:
             contents = manifest.read(path)
             verify_rest(path, contents, metadata.read(path, contents.files).arrays, read)
         except DamagedCheckpoint as error:
-            return error.reason
+            return _Rejection(error.reason, isinstance(error, UnreachableCheckpoint))
         return None
 
     return ranks.first(check)

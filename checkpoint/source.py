@@ -95,7 +95,7 @@ class DirectorySource(Source):
                 else:
                     done = direct.read(fd, [target], offset)
             except OSError as error:
-                raise DamagedCheckpoint(self.path, f"{shard.path} cannot be read: {error.strerror}") from error
+                raise unreadable(self.path, shard.path, error) from error
         if done < len(target):
             raise DamagedCheckpoint(self.path, f"{shard.path} ends at byte {offset + done}")
 

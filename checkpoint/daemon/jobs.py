@@ -23,7 +23,7 @@ from checkpoint.daemon.shards import Lookup, Root, Superseded, node_shard
 from checkpoint.daemon.snapshots import Snapshots
 from checkpoint.daemon.tasks import Tasks
 from checkpoint.daemon.transfers import FlushedShard
-from checkpoint.errors import CheckpointError, StaleGeneration
+from checkpoint.errors import CheckpointError, StaleGeneration, UnreachableCheckpoint
 from checkpoint.handshake import DAEMON_DAEMON
 from checkpoint.manifest import Manifest
 from checkpoint.protocol import (
@@ -43,7 +43,6 @@ from checkpoint.protocol import (
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.tiers.copying import Cancelled, Copy
 from checkpoint.tiers.pace import Pace
-from checkpoint.tiers.remote import Unreachable
 
 T = TypeVar("T")
 
@@ -328,7 +327,7 @@ class Jobs:
             shard=request.shard,
             reason=reason,
             cancelled=cancelled,
-            unreachable=isinstance(error, Unreachable),
+            unreachable=isinstance(error, UnreachableCheckpoint),
             superseded=isinstance(error, Superseded) and not self._snapshots.buffers.holds(request.key),
         )
 

@@ -33,7 +33,7 @@ def copy(request: StartJob, lookup: Lookup, root: Path, transfer: Copy) -> tuple
 
 
 def replicate(request: Replicate, key: str, root: Path, transfer: Copy) -> tuple[ShardManifest, Path]:
-    """Fetch a shard of the node whose buddy this is. Raises as `copy` does, and Unreachable."""
+    """Fetch a shard of the node whose buddy this is. Raises as `copy` does, and UnreachableCheckpoint."""
     with closing(RemoteShard(request.address, request.directory, key, transfer.cancelled, role=DAEMON_DAEMON)) as source:
         found = source.manifest
         if (found.step, found.generation, found.node) != (*_pair(request), request.shard):

@@ -215,6 +215,7 @@ def finish(
             raise CheckpointError(f"{temporary / name} has {size} bytes instead of {shard.size_bytes}")
     shutil.rmtree(temporary / SHARES)
     points.reached("finish_shares_gone")
+    _remove_others(temporary, {*documents, *shards})
     contents = Manifest(node_shard.step, node_shard.generation, files)
     commit.commit(root, attempt, contents)
     for leftover in stale(root, attempt, node_shard.step):
@@ -239,6 +240,18 @@ def _take_over(root: Path, step: int, attempt: int) -> Path:
                     break
     temporary.mkdir(exist_ok=True)
     return temporary
+
+
+def _remove_others(temporary: Path, names: set[str]) -> None:
+    """Delete what is none of these files: an attempt before, whose files these were, may have had other arrays."""
+    for directory, inside, files in os.walk(temporary, topdown=False):
+        for name in files:
+            path = Path(directory, name)
+            if str(path.relative_to(temporary)) not in names:
+                path.unlink()
+        for name in inside:
+            with suppress(OSError):  # where something is left in it, it belongs to the checkpoint
+                Path(directory, name).rmdir()
 
 
 def _share(temporary: Path, node: int, node_shard: ShardManifest) -> ShardManifest:

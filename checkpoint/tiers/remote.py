@@ -13,7 +13,7 @@ import crc32c
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from checkpoint import shard_manifest
-from checkpoint.errors import DamagedCheckpoint
+from checkpoint.errors import DamagedCheckpoint, UnreachableCheckpoint
 from checkpoint.framing import Decoder, NotAMessage, encode
 from checkpoint.handshake import WORKER_DAEMON, authenticate
 from checkpoint.layout import Shard
@@ -29,10 +29,6 @@ _REPLY_LIMIT_BYTES = 1 << 16
 _AT_ONCE_BYTES = 1 << 12
 
 
-class Unreachable(DamagedCheckpoint):
-    """Nobody answers where a shard should be: its node is gone, or the way to it."""
-
-
 class RemoteShard(Source):
     """A shard that another node holds.
 
@@ -43,7 +39,7 @@ class RemoteShard(Source):
         cancelled: set once nobody waits for it any more.
         role: in which it is read; see `checkpoint.handshake`.
 
-    Raises DamagedCheckpoint where it cannot be reached, or is none.
+    Raises UnreachableCheckpoint where nobody answers, DamagedCheckpoint where it is none.
     """
 
     def __init__(
@@ -94,11 +90,11 @@ class RemoteShard(Source):
         try:
             return attempts(self._once, target, request)
         except OSError as error:
-            raise Unreachable(self.path, f"{file} cannot be fetched: {error}") from error
+            raise UnreachableCheckpoint(self.path, f"{file} cannot be fetched: {error}") from error
 
     def _once(self, target: memoryview | None, request: ReadRequest) -> bytes:
         if self._cancelled.is_set():
-            raise Unreachable(self.path, NOT_WANTED)
+            raise UnreachableCheckpoint(self.path, NOT_WANTED)
         try:
             connection = self._connection()
             connection.sendall(encode(request))
@@ -162,7 +158,7 @@ class RemoteShard(Source):
                 count = connection.recv_into(target)
             except TimeoutError:
                 if self._cancelled.is_set():
-                    raise Unreachable(self.path, NOT_WANTED) from None
+                    raise UnreachableCheckpoint(self.path, NOT_WANTED) from None
                 if time.monotonic() - began > TIMEOUT_S:
                     raise
                 continue

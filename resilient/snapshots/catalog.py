@@ -218,6 +218,10 @@ class Catalog:
         snapshot = self.snapshots.get(key)
         return snapshot is not None and snapshot.whole_on(tier)
 
+    def on(self, tier: str) -> list[SnapshotKey]:
+        """Every snapshot of which a tier has some shard."""
+        return [key for key, snapshot in self.snapshots.items() if tier in snapshot.tiers]
+
     def whole(self) -> list[SnapshotKey]:
         """Every snapshot that is whole."""
         return [key for key, snapshot in self.snapshots.items() if snapshot.whole]

@@ -112,6 +112,8 @@ class Replication:
         key = complete[-1]
         if key in (self.protected.get(tier), self._unprotected.get(tier)):
             return
+        if not self._catalog.addresses.keys() >= set(self._members):
+            return  # a member is gone, and the generation with it
         snapshot = self._catalog.snapshots[key]
         if snapshot.replicated_on(tier):
             self._protect(key, tier, out)

@@ -73,11 +73,13 @@ class Retention:
         sent = self._sent.get(tier)
         if sent is None or self.holding:
             return
-        occupied = set(sent.steps)
-        if tier == self._memory:  # daemons do not overwrite what they read
-            occupied.update(job.key.step for job in self._transfers.jobs.values())
-        short = tier != self._memory or len(occupied) >= self._plan.buffers
-        if short and not occupied.issubset(key.step for key in self._needed(tier)):
+        if tier != self._memory:
+            if self._request(tier, generation) != sent:
+                self.send(tier, generation, out)
+            return
+        # Daemons do not overwrite what they read.
+        occupied = {*sent.steps, *(job.key.step for job in self._transfers.jobs.values())}
+        if len(occupied) >= self._plan.buffers and not occupied.issubset(key.step for key in self._needed(tier)):
             self.send(tier, generation, out)
 
     def _request(self, tier: str, generation: int) -> Retain:
@@ -85,8 +87,10 @@ class Retention:
         if tier == self._memory:
             left_out = tuple(sorted(self._left_out.steps))
             return Retain(generation=generation, tier=tier, steps=steps, upto=self._left_out.upto, left_out=left_out)
-        # What is newer than the newest that is complete may be on its way.
-        upto = max((key.step for key in self._catalog.complete[tier]), default=0)
+        # Of a job that failed, some nodes may have done their part; it counts until something newer is whole.
+        job, newest = self._transfers.jobs.get(tier), self._catalog.newest
+        over = [key for key in self._catalog.on(tier) if job is None or key != job.key]
+        upto = max((key.step for key in over if key in self._catalog.complete[tier] or (newest and key < newest)), default=0)
         return Retain(generation=generation, tier=tier, steps=steps, upto=upto)
 
     def _needed(self, tier: str) -> list[SnapshotKey]:

@@ -1,9 +1,14 @@
 """What tests of checkpoints share."""
 
-from collections.abc import Iterator
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from daemon_lab import Lab
 
 from checkpoint import layout, points
 
@@ -23,3 +28,20 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
+    made: list[Lab] = []
+
+    def make(count: int = 2, **settings: Any) -> Lab:
+        # Short, because the path of a socket may have 107 characters.
+        base = Path(f"/tmp/lab-{os.getpid()}-{random.randrange(1 << 30)}")
+        made.append(Lab(base, count, **settings))
+        made[-1].boot()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.kill()
+        shutil.rmtree(each.base, ignore_errors=True)

@@ -1,12 +1,39 @@
-"""Shards that are fetched from other nodes, where those do not answer."""
+"""Shards that are fetched from other nodes, where those do not answer, or not yet."""
 
+import asyncio
+import logging
+import os
+import random
+import shutil
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import torch
+from lone_daemon import PATIENCE_S, TOKEN, LoneDaemon
 
-from checkpoint.tiers.remote import TIMEOUT_S, RemoteShard, Unreachable
+from checkpoint import (
+    Candidate,
+    Holding,
+    LocalShard,
+    NoReachableCheckpoint,
+    NoUsableCheckpoint,
+    Snapshots,
+    restore,
+    restoring,
+    save,
+)
+from checkpoint.daemon.server import Server
+from checkpoint.errors import UnreachableCheckpoint
+from checkpoint.handshake import WORKER_DAEMON, daemon_keys
+from checkpoint.listener import Listener
+from checkpoint.protocol import Held, Listening
+from checkpoint.tiers.remote import TIMEOUT_S, RemoteShard
+
+KEY = daemon_keys(TOKEN)[WORKER_DAEMON]
 
 
 def test_a_node_that_never_answers_holds_nobody_who_no_longer_waits():
@@ -19,5 +46,84 @@ def test_a_node_that_never_answers_holds_nobody_who_no_longer_waits():
             assert asked.recv(1 << 10)
             assert not fetched.done()
             cancelled.set()
-            with pytest.raises(Unreachable, match="nobody waits"):
+            with pytest.raises(UnreachableCheckpoint, match="nobody waits"):
                 fetched.result(TIMEOUT_S / 2)
+
+
+@pytest.fixture
+def holding() -> Iterator[Holding]:
+    """A snapshot of step 5, with ones, that a node holds whose address nobody answers at."""
+    base = Path(f"/tmp/lone-{os.getpid()}-{random.randrange(1 << 30)}")
+    try:
+        with LoneDaemon(base) as daemon:
+            daemon.start()
+            address = daemon.wait_for(Listening).address
+            snapshots = Snapshots(daemon.begin(1))
+            snapshots.start(weights(1.0))
+            snapshots.ready()
+            assert snapshots.take(5, weights(1.0), {}, frozenset(["ram"]), wait_s=20.0).copied
+            directory = daemon.wait_for(Held).shard.directory
+            yield Holding(address=address, remote_path=directory, key=KEY)
+            snapshots.finish()
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def weights(value: float) -> list[LocalShard]:
+    return [LocalShard("w", (8, 8), (0, 0), torch.full((8, 8), value), (8, 8))]
+
+
+def cut_off(holding: Holding) -> tuple[Holding, socket.socket]:
+    """The same copy behind a link that is down: an address that refuses, until somebody listens on the socket."""
+    link = socket.socket()
+    link.bind(("127.0.0.1", 0))
+    return Holding(address=f"127.0.0.1:{link.getsockname()[1]}", remote_path=holding.remote_path, key=holding.key), link
+
+
+class LateServer(Server):
+    """Serves the node's shards where nobody has listened until now: the link is up again."""
+
+    def serve(self, link: socket.socket, after_s: float) -> None:
+        async def forever() -> None:
+            await asyncio.sleep(after_s)
+            link.listen()
+            link.setblocking(False)
+            self._listener = Listener([link], self._keys, self._on_admitted, logging.getLogger())
+            await asyncio.sleep(PATIENCE_S)
+
+        threading.Thread(target=asyncio.run, args=(forever(),), daemon=True).start()
+
+
+def test_a_snapshot_behind_a_link_that_is_down_for_a_moment_is_gone_on_from_all_the_same(holding: Holding, tmp_path: Path):
+    save(tmp_path, 3, weights(-1.0), {}, generation=1)
+    behind, link = cut_off(holding)
+    LateServer([Path(holding.remote_path).parent], daemon_keys(TOKEN)).serve(link, 1.5)
+    wanted = weights(0.0)
+    rejected: list[tuple[int, str, str]] = []
+    found = restore(
+        tmp_path, lambda state: wanted, held=[Candidate(5, "ram", holdings=[behind])], on_reject=lambda *each: rejected.append(each)
+    )
+    assert found is not None and (found.step, rejected) == (5, [])
+    assert torch.equal(wanted[0].data, torch.ones(8, 8))
+
+
+def test_where_nobody_answers_an_older_step_is_taken_and_else_it_is_no_defect(
+    holding: Holding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The run may be started again: nothing is known to be damaged."""
+    monkeypatch.setattr(restoring, "PAUSES_S", (0.01, 0.01))
+    behind, link = cut_off(holding)
+    held = [Candidate(5, "ram", holdings=[behind])]
+    with link:
+        with pytest.raises(NoReachableCheckpoint, match=r"step 5: .* cannot be fetched: .*refused"):
+            restore(tmp_path, lambda state: weights(0.0), held=held)
+        save(tmp_path, 3, weights(-1.0), {}, generation=1)
+        wanted = weights(0.0)
+        found = restore(tmp_path, lambda state: wanted, held=held)
+        assert found is not None and found.step == 3
+        path = next(each for each in (tmp_path / "step-00000003" / "w").rglob("*") if each.is_file() and each.name != "zarr.json")
+        path.write_bytes(b"damaged")
+        with pytest.raises(NoReachableCheckpoint, match="step 3: "):
+            restore(tmp_path, lambda state: weights(0.0), held=held)
+        with pytest.raises(NoUsableCheckpoint):
+            restore(tmp_path, lambda state: weights(0.0))

@@ -1,26 +1,19 @@
 """Snapshots on their way through the tiers, with real daemons and ranks: whatever dies, a whole step is found again."""
 
-import errno
 import os
 import random
 import re
-import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from daemon_lab import Lab
 from soak import soaked
 
-from checkpoint import points, shard_manifest, steps, verify
-from checkpoint.daemon import shards
-from checkpoint.fence import raise_fence
-from checkpoint.protocol import Committed, Flushed, JobFailed, SnapshotKey, StartJob
-from checkpoint.shard_manifest import ShardManifest
+from checkpoint import points, steps, verify
 
 AT_THE_DAEMON = points.POINTS[points.POINTS.index("seal_begun") :]
 COMMITTING = (
@@ -33,23 +26,6 @@ COMMITTING = (
     "pruned_by_name",
     "unlinked",
 )
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
-    made: list[Lab] = []
-
-    def make(count: int = 2, **settings: Any) -> Lab:
-        # Short, because the path of a socket may have 107 characters.
-        base = Path(f"/tmp/lab-{os.getpid()}-{random.randrange(1 << 30)}")
-        made.append(Lab(base, count, **settings))
-        made[-1].boot()
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.kill()
-        shutil.rmtree(each.base, ignore_errors=True)
 
 
 ALL = ("ram", "nvme", "durable")
@@ -83,37 +59,6 @@ def test_a_daemon_takes_seals_copies_flushes_and_commits_without_torch_zarr_or_n
         imported = {line.rpartition("|")[2].strip() for line in node.imports.read_text().splitlines()}
         assert {"checkpoint.daemon.buffers", "checkpoint.tiers.copying", "checkpoint.verification"} <= imported
         assert not {"torch", "zarr", "numpy"} & {name.partition(".")[0] for name in imported}
-
-
-def test_what_a_flush_that_failed_has_left_goes_with_the_next_commit(lab: Callable[..., Lab]) -> None:
-    nodes = lab()
-    nodes.begin()
-    assert nodes.step(1, ALL)
-    nodes.wait_durable(1)
-    generation = nodes.generation
-    left = [nodes.root / f"step-{step:08}.g{generation}.tmp" for step in (2, 9)]
-    for each in left:
-        (each / "model").mkdir(parents=True)
-    assert nodes.step(3, ALL)
-    nodes.wait_durable(3)
-    assert [each.exists() for each in left] == [False, True]  # one that is yet to come may be under way
-
-
-def test_a_step_that_is_flushed_is_committed_although_its_buffer_has_something_newer(lab: Callable[..., Lab]) -> None:
-    nodes = lab(1)
-    nodes.begin()
-    assert nodes.step(1)
-    nodes.wait(lambda: nodes.reported("snapshot", "ram") == 1, "the snapshot")
-    job = {"tier": "durable", "key": SnapshotKey(1, nodes.generation), "shard": 0, "generation": nodes.generation, "job_id": 77}
-    nodes.nodes[0].send(StartJob(kind="flush", **job))
-    nodes.wait(lambda: any(isinstance(news, Flushed) for news in nodes.said), "the flush")
-    for step in range(2, 6):  # while another node is still at it
-        assert nodes.step(step)
-    nodes.wait(lambda: nodes.reported("snapshot", "ram") == 5, "newer snapshots")
-    assert 1 not in steps(nodes.nodes[0].tier_root("ram"))
-    nodes.nodes[0].send(StartJob(kind="commit", **job))
-    nodes.wait(lambda: any(isinstance(news, Committed | JobFailed) for news in nodes.said), "the commit")
-    verify(nodes.root / "step-00000001")
 
 
 def test_dead_workers_go_on_from_memory(lab: Callable[..., Lab]) -> None:
@@ -404,45 +349,3 @@ def test_a_snapshot_that_arrives_after_the_roll_back_is_void_as_well(lab: Callab
     nodes.step(7)  # the ranks do not know of it yet
     nodes.end_workers()
     assert [said[0] for said in nodes.begin()] == [2, 2]
-
-
-def test_a_flush_that_meets_the_fence_of_the_next_generation_is_done_by_that_one_and_no_fault(lab: Callable[..., Lab]) -> None:
-    nodes = lab()
-    nodes.begin()
-    raise_fence(nodes.root, nodes.generation + 1)  # as the driver does a moment before it begins
-    assert nodes.step(1, ALL)
-    nodes.wait(lambda: nodes.reported("snapshot", "ram") == 1, "the snapshot")
-    until = time.monotonic() + 0.3
-    while time.monotonic() < until:
-        nodes.pump(0.01)
-    nodes.end_workers()
-    nodes.begin()
-    nodes.wait_durable(1)
-    assert not [event for event in nodes.events if event.event == "fault"], nodes.events
-
-
-def test_a_shard_that_cannot_be_deleted_keeps_no_other_from_it_and_ends_no_daemon(lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = lab(1)
-    nodes.begin()
-    for step in (1, 2):
-        assert nodes.step(step, ("ram", "nvme"))
-        nodes.wait(lambda step=step: nodes.reported("snapshot", "nvme") == step, "the disk")
-    root = nodes.nodes[0].tier_root("nvme")
-    read = shard_manifest.read
-
-    def broken(path: Path) -> ShardManifest:
-        if path.name == "step-00000001":
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        return read(path)
-
-    monkeypatch.setattr(shard_manifest, "read", broken)
-    roots = [shards.Root("nvme", root, nodes.base)]
-    assert [each.key.step for each in shards.inventory(roots)] == [2]
-    shards.forget(roots, lambda _: False)
-    assert steps(root) == [1]
-
-    def unreadable(path: Path, _: str) -> list[Path]:
-        raise OSError(errno.EIO, "Input/output error", str(path))
-
-    monkeypatch.setattr(Path, "glob", unreadable)
-    shards.sweep(roots)

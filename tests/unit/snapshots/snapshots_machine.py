@@ -420,6 +420,9 @@ class Campaign(RuleBasedStateMachine):
             self.do("save_newest", self.now)
             self.settle()
         assert not self.core.behind, f"{newest} does not become durable"
+        for daemon in self.daemons:
+            lying = sorted({place[1] for place in daemon.held if place[0] == NVME})
+            assert len(lying) <= 3, f"node {daemon.node} keeps {lying} although two are to be kept, and one may be on its way"
         assert newest is None or self.core.durable_step >= newest.step
 
 

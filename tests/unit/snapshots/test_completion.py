@@ -35,6 +35,18 @@ def test_nothing_is_forgotten_from_a_fault_until_the_ranks_go_on(course: Course)
     assert {node for node, _ in course.requests(Retain, course.resumed(6))} == {0, 1}
 
 
+def test_what_a_new_daemon_lists_counts_only_if_nobody_has_told_it_to_forget_that(course: Course) -> None:
+    """It may have listed it before it was told; what it answers when it is asked is of after that."""
+    course.all_take(5)
+    course.all_take(6)
+    course.core.hold()
+    course.new_daemon(1, shard(5, 1), shard(6, 1))
+    course.stopped({0: [shard(5, 0), shard(6, 0)]})
+    assert [candidate.key.step for candidate in unpack(course.core.candidates())] == [6]
+    course.stopped({1: [shard(5, 1), shard(6, 1)]})
+    assert [candidate.key.step for candidate in unpack(course.core.candidates())] == [6, 5]
+
+
 def test_a_snapshot_that_became_complete_while_nothing_is_forgotten_can_be_gone_on_from(course: Course) -> None:
     course.core.hold()
     course.all_take(7)

@@ -254,6 +254,15 @@ def test_on_a_slower_tier_a_buddy_copies_what_one_node_has_written() -> None:
     assert [(node, each.shard, each.tier) for node, each in course.requests(Replicate, effects)] == [(1, 0, "nvme"), (2, 1, "nvme")]
 
 
+def test_a_lost_member_is_asked_for_no_copy_although_others_complete_a_step_without_it() -> None:
+    course = Hybrid(4, 2, others=(TierPlan("nvme", 1, True),))
+    copies = course.jobs("copy", course.all_take(1, wants=("nvme",)))
+    for node in (2, 3):
+        course.do("lost", node)
+    assert not course.requests(Replicate, course.all_done(copies))
+    assert course.core._catalog.complete["nvme"] == [SnapshotKey(1, course.generation)]
+
+
 def test_owners_are_counted_as_they_come_and_go() -> None:
     plan = StoragePlan(TierPlan("ram", 1), (), TierPlan("scratch", 3), 2)
     catalog = Catalog(plan)

@@ -1,9 +1,12 @@
 """What is complete in memory goes on to slower tiers, whatever happens meanwhile; and what the end of a run asks."""
 
+from collections.abc import Sequence
+
 import pytest
 from snapshot_course import Course, done, failed, shard
 
 from checkpoint.protocol import Cancel, Retain, SnapshotKey, TierTrouble, TierWell
+from resilient.outbox import Effect
 from resilient.snapshots import TierPlan
 
 
@@ -251,3 +254,25 @@ def test_what_is_copied_again_after_a_restart_is_not_forgotten_on_the_slower_tie
     effects = course.resumed(8)
     assert [request.key.step for _, request in course.jobs("copy", effects)] == [8, 8]
     assert {each.steps for _, each in course.requests(Retain, effects) if each.tier == "nvme"} == {(8,)}
+
+
+def test_what_sound_nodes_have_copied_of_steps_that_a_broken_node_cannot_have_is_forgotten() -> None:
+    """Else one node's broken tier fills those of all others."""
+    course = Course(2, buffers=3, others=(TierPlan("nvme", 1),))
+    course.resumed()
+    lying: set[int] = set()
+
+    def heard(effects: Sequence[Effect]) -> Sequence[Effect]:
+        for node, each in course.requests(Retain, effects):
+            if node == 0 and each.tier == "nvme":
+                lying.difference_update([step for step in lying if step not in each.steps and step <= each.upto])
+        return effects
+
+    for step in range(6, 20):
+        copies = course.jobs("copy", heard(course.all_take(step, wants=("nvme",))))
+        while copies:
+            ((_, sound), (_, broken)) = copies
+            lying.add(step)
+            effects = [*heard(course.deliver(0, done(sound))), *heard(course.deliver(1, failed(broken)))]
+            copies = course.jobs("copy", effects)
+        assert len(lying) <= 2, f"{lying} lie on the tier of node 0, and no step of them is whole there"

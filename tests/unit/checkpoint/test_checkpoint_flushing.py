@@ -1,0 +1,104 @@
+"""What is left of flushes that were cut off, and what a tier does that cannot be read or deleted from: real daemons."""
+
+import errno
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from daemon_lab import Lab
+
+from checkpoint import shard_manifest, steps, verify
+from checkpoint.daemon import shards
+from checkpoint.fence import raise_fence
+from checkpoint.protocol import Committed, Flushed, JobFailed, SnapshotKey, StartJob
+from checkpoint.shard_manifest import ShardManifest
+
+ALL = ("ram", "nvme", "durable")
+
+
+def test_what_a_flush_that_failed_has_left_goes_with_the_next_commit(lab: Callable[..., Lab]) -> None:
+    nodes = lab()
+    nodes.begin()
+    assert nodes.step(1, ALL)
+    nodes.wait_durable(1)
+    generation = nodes.generation
+    left = [nodes.root / f"step-{step:08}.g{generation}.tmp" for step in (2, 9)]
+    for each in left:
+        (each / "model").mkdir(parents=True)
+    assert nodes.step(3, ALL)
+    nodes.wait_durable(3)
+    assert [each.exists() for each in left] == [False, True]  # one that is yet to come may be under way
+
+
+def test_what_a_flush_of_other_arrays_has_left_of_the_same_step_is_no_part_of_the_checkpoint(lab: Callable[..., Lab]) -> None:
+    """A job ended in the middle of it, and the next one shards the state otherwise."""
+    nodes = lab()
+    nodes.begin()
+    left = nodes.root / f"step-00000001.g{nodes.generation - 1}.tmp"
+    for name in ("model/weight/c/7", "model/gone/c/0", "gone.json", ".shares/node-5.g0.json"):
+        (left / name).parent.mkdir(parents=True, exist_ok=True)
+        (left / name).write_bytes(b"of others")
+    assert nodes.step(1, ALL)
+    nodes.wait_durable(1)
+    assert not left.exists()
+    verify(nodes.root / "step-00000001")
+
+
+def test_a_step_that_is_flushed_is_committed_although_its_buffer_has_something_newer(lab: Callable[..., Lab]) -> None:
+    nodes = lab(1)
+    nodes.begin()
+    assert nodes.step(1)
+    nodes.wait(lambda: nodes.reported("snapshot", "ram") == 1, "the snapshot")
+    job = {"tier": "durable", "key": SnapshotKey(1, nodes.generation), "shard": 0, "generation": nodes.generation, "job_id": 77}
+    nodes.nodes[0].send(StartJob(kind="flush", **job))
+    nodes.wait(lambda: any(isinstance(news, Flushed) for news in nodes.said), "the flush")
+    for step in range(2, 6):  # while another node is still at it
+        assert nodes.step(step)
+    nodes.wait(lambda: nodes.reported("snapshot", "ram") == 5, "newer snapshots")
+    assert 1 not in steps(nodes.nodes[0].tier_root("ram"))
+    nodes.nodes[0].send(StartJob(kind="commit", **job))
+    nodes.wait(lambda: any(isinstance(news, Committed | JobFailed) for news in nodes.said), "the commit")
+    verify(nodes.root / "step-00000001")
+
+
+def test_a_flush_that_meets_the_fence_of_the_next_generation_is_done_by_that_one_and_no_fault(lab: Callable[..., Lab]) -> None:
+    nodes = lab()
+    nodes.begin()
+    raise_fence(nodes.root, nodes.generation + 1)  # as the driver does a moment before it begins
+    assert nodes.step(1, ALL)
+    nodes.wait(lambda: nodes.reported("snapshot", "ram") == 1, "the snapshot")
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        nodes.pump(0.01)
+    nodes.end_workers()
+    nodes.begin()
+    nodes.wait_durable(1)
+    assert not [event for event in nodes.events if event.event == "fault"], nodes.events
+
+
+def test_a_shard_that_cannot_be_deleted_keeps_no_other_from_it_and_ends_no_daemon(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = lab(1)
+    nodes.begin()
+    for step in (1, 2):
+        assert nodes.step(step, ("ram", "nvme"))
+        nodes.wait(lambda step=step: nodes.reported("snapshot", "nvme") == step, "the disk")
+    root = nodes.nodes[0].tier_root("nvme")
+    read = shard_manifest.read
+
+    def broken(path: Path) -> ShardManifest:
+        if path.name == "step-00000001":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read(path)
+
+    monkeypatch.setattr(shard_manifest, "read", broken)
+    roots = [shards.Root("nvme", root, nodes.base)]
+    assert [each.key.step for each in shards.inventory(roots)] == [2]
+    shards.forget(roots, lambda _: False)
+    assert steps(root) == [1]
+
+    def unreadable(path: Path, _: str) -> list[Path]:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(Path, "glob", unreadable)
+    shards.sweep(roots)
