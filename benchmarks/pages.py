@@ -153,7 +153,9 @@ def comparison(results: Sequence[Result]) -> str:
     if used:
         newest = max(used, key=lambda result: result.date)
         where = f"{newest.machine.get('cores', '?')} cores, {newest.machine.get('processor', '?')}"
-        lines += ["", f"Medians, measured in turns on one machine ({where}; {newest.date[:10]}, commit {newest.commit})."]
+        commits = list(dict.fromkeys(result.commit for result in sorted(used, key=lambda result: result.date)))
+        versions = f"commit{'s' * (len(commits) > 1)} {' and '.join(commits)}"
+        lines += ["", f"Medians, measured in turns on one machine ({where}; {newest.date[:10]}, {versions})."]
     return "\n".join(lines)
 
 
