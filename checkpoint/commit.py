@@ -6,7 +6,7 @@ contents durable, then manifest, then directories, then the name, then the direc
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -79,10 +79,15 @@ def entries(
     return found
 
 
-def commit(root: Path, generation: int, contents: Manifest) -> bool:
+def commit(root: Path, generation: int, contents: Manifest, *, described: Callable[[], None] = lambda: None) -> bool:
     """Publish the temporary directory of a step; False where the same step turned out to be there already, and sound.
 
-    A damaged checkpoint of that step is set aside under another name. Raises StaleGeneration, OSError.
+    A damaged checkpoint of that step is set aside under another name.
+
+    Args:
+        described: called once the manifest is durable, and before the directories are.
+
+    Raises StaleGeneration, OSError: then it can be called again.
     """
     target, temporary = step_path(root, contents.step), temporary_path(root, contents.step, generation)
     (temporary / manifest.NAME).write_bytes(manifest.encode(contents))
@@ -92,6 +97,7 @@ def commit(root: Path, generation: int, contents: Manifest) -> bool:
     with ThreadPoolExecutor(_FSYNC_THREADS, thread_name_prefix="checkpoint-fsync") as pool:
         list(pool.map(fsync_file, files))
         points.reached("manifest_durable")
+        described()
         list(pool.map(fsync_directory, directories))
     points.reached("directories_durable")
     if good(root, contents.step) is not None:

@@ -62,8 +62,11 @@ def encode(manifest: Manifest) -> bytes:
     return sealed.seal({**head, "files": files})
 
 
-def read(path: Path) -> Manifest:
-    """The manifest of the checkpoint at `path`. Raises DamagedCheckpoint."""
+def read(path: Path, *, step: int | None = None) -> Manifest:
+    """The manifest of the checkpoint at `path`. Args: step: that it must be of; None: the one that its name says.
+
+    Raises DamagedCheckpoint.
+    """
     try:
         text = (path / NAME).read_bytes()
     except OSError as error:
@@ -76,7 +79,7 @@ def read(path: Path) -> Manifest:
         manifest = _decode(path, document)
     except ValueError as error:
         raise DamagedCheckpoint(path, f"{NAME} is not what a checkpoint has: {error}") from error
-    if manifest.step != step_of(path):
+    if manifest.step != (step_of(path) if step is None else step):
         raise DamagedCheckpoint(path, f"{NAME} is that of step {manifest.step}")
     return manifest
 

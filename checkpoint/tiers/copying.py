@@ -16,7 +16,7 @@ from checkpoint.commit import fsync_file
 from checkpoint.errors import CheckpointError, DamagedCheckpoint
 from checkpoint.fence import fsync_directory, guard, raise_fence
 from checkpoint.layout import ArrayInfo, ChunkRun, Shard
-from checkpoint.manifest import Manifest
+from checkpoint.manifest import FileEntry, Manifest
 from checkpoint.naming import UNFINISHED, stale, step_path, temporary_path
 from checkpoint.pruning import prune, remove
 from checkpoint.runs import runs
@@ -186,7 +186,7 @@ def finish(
     keep_last: int | None = None,
     keep_every: int | None = None,
 ) -> Manifest:
-    """Commit what all nodes have flushed; one of them does.
+    """Commit what all nodes have flushed; one of them does. After an OSError it can be called again.
 
     Args:
         node_shard: of the node that commits.
@@ -195,12 +195,28 @@ def finish(
     """
     target = step_path(root, node_shard.step)
     temporary = temporary_path(root, node_shard.step, attempt)
-    if not temporary.exists() and target.exists():
-        return manifest.read(target)  # it was committed by one that died before it could say so
+    if not temporary.exists() and target.exists():  # it was committed by one that died before it could say so
+        fsync_directory(root)
+        return manifest.read(target)
     with guard(root, attempt):
         pass
-    shares = [_share(temporary, node, node_shard) for node in range(node_shard.nodes)]
     points.reached("finish_begun")
+    if not (temporary / SHARES).exists() and (temporary / manifest.NAME).exists():
+        contents = manifest.read(temporary, step=node_shard.step)  # which is durable: it could only not be published
+    else:
+        contents = Manifest(node_shard.step, node_shard.generation, _gather(node_shard, documents, temporary))
+    commit.commit(root, attempt, contents, described=lambda: _remove_others(temporary, {*contents.files, manifest.NAME}))
+    for leftover in stale(root, attempt, node_shard.step):
+        remove(leftover)
+    if keep_last is not None:
+        with suppress(OSError):
+            prune(root, keep_last, keep_every, upto=node_shard.step, generation=attempt)
+    return contents
+
+
+def _gather(node_shard: ShardManifest, documents: Mapping[str, bytes], temporary: Path) -> Mapping[str, FileEntry]:
+    """What the manifest says of each file, from all nodes' shares. Raises CheckpointError where a share or a file is not there."""
+    shares = [_share(temporary, node, node_shard) for node in range(node_shard.nodes)]
     for name, text in documents.items():
         (temporary / name).parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).write_bytes(text)
@@ -213,17 +229,7 @@ def finish(
         size = (temporary / name).stat().st_size
         if size != shard.size_bytes:
             raise CheckpointError(f"{temporary / name} has {size} bytes instead of {shard.size_bytes}")
-    shutil.rmtree(temporary / SHARES)
-    points.reached("finish_shares_gone")
-    _remove_others(temporary, {*documents, *shards})
-    contents = Manifest(node_shard.step, node_shard.generation, files)
-    commit.commit(root, attempt, contents)
-    for leftover in stale(root, attempt, node_shard.step):
-        remove(leftover)
-    if keep_last is not None:
-        with suppress(OSError):
-            prune(root, keep_last, keep_every, upto=node_shard.step, generation=attempt)
-    return contents
+    return files
 
 
 def _take_over(root: Path, step: int, attempt: int) -> Path:
@@ -243,7 +249,11 @@ def _take_over(root: Path, step: int, attempt: int) -> Path:
 
 
 def _remove_others(temporary: Path, names: set[str]) -> None:
-    """Delete what is none of these files: an attempt before, whose files these were, may have had other arrays."""
+    """Delete what is none of these files: shares, and what an attempt before has left that had other arrays."""
+    shares = temporary / SHARES
+    if shares.exists():
+        shares.rename(shares.with_suffix(".over"))  # at once: half of them would be none
+    points.reached("finish_shares_gone")
     for directory, inside, files in os.walk(temporary, topdown=False):
         for name in files:
             path = Path(directory, name)

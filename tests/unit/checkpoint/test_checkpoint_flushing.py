@@ -1,20 +1,39 @@
 """What is left of flushes that were cut off, and what a tier does that cannot be read or deleted from: real daemons."""
 
 import errno
+import shutil
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from daemon_lab import Lab
+from lone_daemon import PATIENCE_S, LoneDaemon
 
-from checkpoint import shard_manifest, steps, verify
+from checkpoint import LocalShard, Snapshots, points, shard_manifest, steps, verify
 from checkpoint.daemon import shards
 from checkpoint.fence import raise_fence
-from checkpoint.protocol import Committed, Flushed, JobFailed, SnapshotKey, StartJob
+from checkpoint.protocol import Committed, Flushed, Held, JobFailed, SnapshotKey, StartJob
 from checkpoint.shard_manifest import ShardManifest
+from checkpoint.source import DirectorySource
+from checkpoint.tiers import copying
+from checkpoint.tiers.copying import Copy
+from checkpoint.tiers.pace import Pace
 
 ALL = ("ram", "nvme", "durable")
+COMMITTING = (
+    "finish_begun",
+    "manifest_written",
+    "manifest_durable",
+    "finish_shares_gone",
+    "directories_durable",
+    "fence_checked",
+    "renamed",
+    "published",
+)
 
 
 def test_what_a_flush_that_failed_has_left_goes_with_the_next_commit(lab: Callable[..., Lab]) -> None:
@@ -43,6 +62,37 @@ def test_what_a_flush_of_other_arrays_has_left_of_the_same_step_is_no_part_of_th
     nodes.wait_durable(1)
     assert not left.exists()
     verify(nodes.root / "step-00000001")
+
+
+@pytest.mark.parametrize("point", COMMITTING)
+def test_a_commit_that_a_file_system_ends_at_any_point_is_made_when_it_is_tried_again(tmp_path: Path, point: str) -> None:
+    """By the daemon itself: nobody flushes again."""
+    state = [LocalShard("model/weight", (8, 64), (0, 0), torch.ones(8, 64), (8, 64))]
+    base = Path(tempfile.mkdtemp(prefix="lone-", dir="/tmp"))
+    try:
+        with LoneDaemon(base) as daemon:
+            daemon.start()
+            snapshots = Snapshots(daemon.begin(1))
+            snapshots.start(state)
+            assert snapshots.ready() and snapshots.take(1, state, {}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
+            path = Path(daemon.wait_for(Held).shard.directory)
+            held = shard_manifest.read(path)
+            documents = {name: (path / name).read_bytes() for name in held.files}
+            source, copy = DirectorySource(path, chunks=held.chunks), Copy(Pace(None), threading.Event(), lambda size_bytes: None)
+            copying.flush(source, held, documents, tmp_path, 1, copy)
+    finally:
+        shutil.rmtree(base)
+
+    def fails() -> None:
+        points.disarm()
+        raise OSError(errno.EIO, "Input/output error")
+
+    points.arm(point, fails)
+    with pytest.raises(OSError, match="Input/output"):
+        copying.finish(held, documents, tmp_path, 1)
+    assert copying.finish(held, documents, tmp_path, 1).step == 1
+    verify(tmp_path / "step-00000001")
+    assert [each.name for each in tmp_path.iterdir() if each.is_dir()] == ["step-00000001"]
 
 
 def test_a_step_that_is_flushed_is_committed_although_its_buffer_has_something_newer(lab: Callable[..., Lab]) -> None:
