@@ -49,7 +49,7 @@ def show(
     sections["training"] = training(config, decisions or {}, notes)
     if site:
         sections[f"from the site profile {config.slurm.profile}"] = site
-    sections.update(_entry_plan(config))
+    sections.update(_entry_plan(config, layout))
     sections["tiers"] = tiers(config, layout, checkpoint_size(config))
     sections["storage of the site"] = {name: f"{path}, {_free(path, 0, 0)}" for name, path in site_places(os.environ).items()}
     sections["timeouts, the shortest first"] = ladder(config)
@@ -240,10 +240,12 @@ def _links(config: Config) -> str:
     return network.covered(environ, retries)
 
 
-def _entry_plan(config: Config) -> Mapping[str, Mapping[str, object]]:
+def _entry_plan(config: Config, layout: Layout) -> Mapping[str, Mapping[str, object]]:
+    """What the entry point's module says. Args: layout: on this machine, whose number of ranks the config may have left open."""
     sys.path.insert(0, str(Path.cwd()))  # where the ranks will look for it, too
     module, problem = entry.find(entry.parse(config.entrypoint))
     if problem is not None:
         raise ConfigError([Problem(key="entrypoint", value=config.entrypoint, message=problem)])
     hook = getattr(module, "plan", None)
-    return hook(config) if hook is not None else {}
+    cluster = config.cluster.model_copy(update={"procs_per_node": layout.procs_per_node})
+    return hook(config.model_copy(update={"cluster": cluster})) if hook is not None else {}

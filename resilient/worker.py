@@ -6,6 +6,7 @@ torchrun or alone. None of them costs a system call: they write to memory that t
 This module is also the one face that the runtime shows to a training script, so the campaign's config is to be had here.
 """
 
+import errno
 import json
 import logging
 import os
@@ -186,8 +187,16 @@ def decided_here(config: Config) -> Config:
 
 
 def record_config(config: Config) -> None:
-    """Write the config into its run directory, for later runs to keep what was decided; a supervisor does it itself."""
+    """Write the config into its run directory, for later runs to keep what was decided; a supervisor does it itself.
+
+    Raises OSError, also where a supervisor works in that directory now.
+    """
+    from resilient.driver.lease import holder  # not needed under a supervisor
+
     config.run_dir.mkdir(parents=True, exist_ok=True)
+    if who := holder(config.run_dir):
+        why = f"in use by {who}; stop that run first, or give this one another run_dir"
+        raise OSError(errno.EBUSY, why, str(config.run_dir))
     write(config, config.run_dir / "config.yaml")
 
 

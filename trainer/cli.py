@@ -32,12 +32,13 @@ def generate(
     """Go on with a text."""
     from trainer.data import tokenizer as tokenizers
     from trainer.data.errors import DataError
+    from trainer.generate import NotFiniteError
     from trainer.generate import generate as write
-    from trainer.sources import END_OF_TEXT, tokenizer_file
+    from trainer.sources import END_OF_TEXT, tokenizer_of_texts
 
     model, config = _restored(checkpoint)
     try:
-        coder = tokenizers.load(tokenizer or tokenizer_file(config))
+        coder = tokenizers.load(tokenizer or tokenizer_of_texts(config))
     except DataError as error:
         _refuse(str(error))
     stop = coder.token_to_id(END_OF_TEXT)
@@ -49,13 +50,17 @@ def generate(
     written: list[int] = []
     shown = ""
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    for token in write(model, start, tokens, vocabulary=size, stop=stop, **options):  # type: ignore[arg-type]
-        written.append(token)
-        text = coder.decode(written)
-        if not text.endswith("\ufffd"):  # half a character waits for its other half
-            sys.stdout.write(text[len(shown) :])
-            sys.stdout.flush()
-            shown = text
+    try:
+        for token in write(model, start, tokens, vocabulary=size, stop=stop, **options):  # type: ignore[arg-type]
+            written.append(token)
+            text = coder.decode(written)
+            if not text.endswith("\ufffd"):  # half a character waits for its other half
+                sys.stdout.write(text[len(shown) :])
+                sys.stdout.flush()
+                shown = text
+    except NotFiniteError as error:
+        sys.stdout.write("\n")
+        _refuse(str(error))
     sys.stdout.write("\n")
 
 
@@ -71,10 +76,12 @@ def export(
 
     from trainer.export import ExportError
     from trainer.export import export as write
-    from trainer.sources import tokenizer_file
+    from trainer.sources import tokenizer_of_texts
 
     model, config = _restored(checkpoint)
-    known = tokenizer or tokenizer_file(config)
+    known = tokenizer or tokenizer_of_texts(config)
+    if tokenizer is not None and not tokenizer.is_file():
+        _refuse(f"there is no {tokenizer}; a tokenizer.json is expected there")
     try:
         kind = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
         layout = write(model, config, output, dtype=kind, tokenizer=known if known.is_file() else None)

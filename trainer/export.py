@@ -81,11 +81,11 @@ def export_checkpoint(checkpoint: Path, output: Path, *, float32: bool = False) 
         CheckpointError: it is damaged, or holds no model that fits a layout.
     """
     from trainer.restore import RestoreError, restore
-    from trainer.sources import tokenizer_file
+    from trainer.sources import tokenizer_of_texts
 
     try:
         model, config = restore(checkpoint)
-        known = tokenizer_file(config)
+        known = tokenizer_of_texts(config)
         dtype = torch.float32 if float32 else torch.bfloat16
         layout = export(model, config, output, dtype=dtype, tokenizer=known if known.is_file() else None)
     except (ExportError, RestoreError) as error:
@@ -254,6 +254,10 @@ def _of_tokenizer(shape: GPTShape, end: int | None) -> dict[str, Any]:
 def _end_of_text(tokenizer: Path | None) -> int | None:
     if tokenizer is None:
         return None
+    from trainer.data.errors import DataError
     from trainer.sources import END_OF_TEXT, tokens_of
 
-    return tokens_of(tokenizer).get(END_OF_TEXT)
+    try:
+        return tokens_of(tokenizer).get(END_OF_TEXT)
+    except DataError as error:
+        raise ExportError(str(error)) from error

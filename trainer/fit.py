@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from checkpoint.rounds import STAGE_BYTES
-from resilient.worker import Config, ConfigError, Layout, layout, reduces_every
+from resilient.worker import Config, ConfigError, Layout, reduces_every, settle
 from trainer.memory import most, warming_bytes
 from trainer.shape import GPTShape
 
@@ -93,7 +93,8 @@ def too_much(config: Config, shape: GPTShape, spread: Layout, gpu_bytes: int) ->
         return None
     who = f"pipeline rank {pp_rank}" if spread.pp > 1 else "a rank"
     need = f"{who} holds {memory.peak / GIB:.1f} GiB of tensors at its most, and of a GPU of {gpu_bytes / GIB:.1f} GiB"
-    changes = [" ".join(f"{key}={value}" for key, value in each.items()) for each in cheapest_changes(config, shape, gpu_bytes)]
+    known = cheapest_changes(config, shape, spread, gpu_bytes)
+    changes = [" ".join(f"{key}={value}" for key, value in each.items()) for each in known]
     help_ = f"it fits with {', or with '.join(changes)}" if changes else "no change of the layout that is known makes it fit"
     return f"{need} {max(0.0, budget(gpu_bytes) / GIB):.1f} GiB are left to them; {help_}"
 
@@ -106,12 +107,12 @@ def changed(config: Config, change: Change) -> Config:
     return config
 
 
-def cheapest_changes(config: Config, shape: GPTShape, gpu_bytes: int) -> list[Change]:
+def cheapest_changes(config: Config, shape: GPTShape, spread: Layout, gpu_bytes: int) -> list[Change]:
     """The first ways to make it fit, those first that cost least time; two changes at once only where one is not enough."""
     single = list(_changes(config))
     pairs = [{**one, **other} for one, other in combinations(single, 2) if not one.keys() & other.keys()]
     for candidates in (single, pairs):
-        found = [change for change in candidates if _fits(changed(config, change), shape, gpu_bytes)]
+        found = [change for change in candidates if _fits(changed(config, change), shape, spread.world_size, gpu_bytes)]
         if found:
             return found[:SHOWN]
     return []
@@ -133,10 +134,10 @@ def _changes(config: Config) -> Iterator[Change]:
     yield {"parallel.pp": parallel.pp * 2, "parallel.dp": "auto", "parallel.pp_layers": "auto"}
 
 
-def _fits(config: Config, shape: GPTShape, gpu_bytes: int) -> bool:
+def _fits(config: Config, shape: GPTShape, world_size: int, gpu_bytes: int) -> bool:
     try:
         config = Config.model_validate(config.model_dump())
-        spread = layout(config, cpu_count=1, gpu_count=1)
+        spread = settle(config, world_size)
     except (ConfigError, ValidationError):
         return False
     return most(settled(config, shape, spread, gpu_bytes), shape, spread)[1].peak <= budget(gpu_bytes)

@@ -8,6 +8,10 @@ from torch import Tensor
 from trainer.model import GPT
 
 
+class NotFiniteError(Exception):
+    """The model's numbers are none."""
+
+
 def sample(logits: Tensor, *, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator) -> int:
     """Draw a token from logits (vocab).
 
@@ -18,13 +22,14 @@ def sample(logits: Tensor, *, temperature: float, top_k: int | None, top_p: floa
     """
     if temperature == 0:
         return int(logits.argmax())
-    chances = (logits.float() / temperature).softmax(-1)
+    chances = ((logits.double() - logits.max()) / temperature).softmax(-1)
     ordered, tokens = chances.sort(descending=True)
     keep = torch.ones_like(ordered, dtype=torch.bool)
     if top_k is not None:
         keep[top_k:] = False
     if top_p is not None:
         keep &= ordered.cumsum(-1) - ordered < top_p
+        keep[0] = True
     return int(tokens[torch.multinomial(ordered * keep, 1, generator=generator)])
 
 
@@ -46,11 +51,16 @@ def generate(
     Args:
         vocabulary: tokens from here on are padding of the model's vocabulary, and are never drawn.
         stop: a token that ends the text.
+
+    Raises:
+        NotFiniteError: nothing can be drawn.
     """
     generator = torch.Generator().manual_seed(seed)
     tokens = list(prompt)
     for _ in range(count):
         logits = model(torch.tensor([tokens[-model.shape.seq_len :]]))[0, -1, :vocabulary]
+        if logits.isnan().any():
+            raise NotFiniteError("the model computes no numbers: the weights of this checkpoint are not finite")
         token = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
         if token == stop:
             return

@@ -132,13 +132,17 @@ class Instruments:
         """Write the profile, if one is being taken."""
         if self._profile is None:
             return
-        self._profile.stop()
+        profile, self._profile = self._profile, None
+        profile.stop()
         directory = self._config.run_dir / "profile"
-        directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"g{self._context.generation}-rank{self._context.rank}.json"
-        self._profile.export_chrome_trace(str(path))
-        self._profile = None
-        log.info("profile written to %s", path)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            profile.export_chrome_trace(str(path))
+        except (OSError, RuntimeError) as error:  # the run directory is full, say; training needs no profile
+            log.warning("the profile of these steps is lost: %s", error)
+        else:
+            log.info("profile written to %s", path)
 
     def _timers(self) -> dict[str, float]:
         """Seconds of each phase of the step, by `<name>_s`. Waits for the GPU, which has only the optimizer's step left to do."""

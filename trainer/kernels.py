@@ -22,6 +22,7 @@ from resilient.worker import Config, ConfigError, Layout, Problem
 from trainer.attention import Apart, Core, Kernel
 from trainer.data.bounds import Documents
 from trainer.device import Meter, meter_of
+from trainer.parallel.tensor import kv_shares
 from trainer.shape import GPTShape
 
 log = logging.getLogger(__name__)
@@ -60,13 +61,15 @@ class Work:
 
 def work_of(config: Config, shape: GPTShape, layout: Layout, device: torch.device, dtype: torch.dtype) -> Work:
     """That of a campaign's ranks."""
+    shares = kv_shares(shape, layout.tp, 0)
+    even = len({queries for _, queries in shares}) == 1  # else each head of queries gets keys and values of its own
     return Work(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         torch=torch.__version__,
         dtype=str(dtype).removeprefix("torch."),
         batch=config.train.micro_batch_size,
         heads=shape.heads // layout.tp,
-        kv_heads=max(1, shape.kv_heads // layout.tp),
+        kv_heads=len(shares) if even else shape.heads // layout.tp,
         head_dim=shape.head_dim,
         seq=shape.seq_len // layout.cp,
         alibi=shape.position == "alibi",

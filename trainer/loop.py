@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 COLLECTIVE_TIMEOUT_S = 600.0  # without a supervisor
 
 
-def run(config: worker.Config) -> None:
-    """Train until the target step, or until the runtime asks to stop; returns with the state saved.
+def run(config: worker.Config) -> bool:
+    """Train until the target step, or until the runtime asks to stop; returns with the state saved: whether the target is reached.
 
     Raises:
         ConfigError: the ranks, the device or the data are not what the config needs.
@@ -63,6 +63,7 @@ def run(config: worker.Config) -> None:
         raise refused(config, error) from error
     dist.barrier()  # who leaves while others still connect, as where nothing is left to do, looks to them as if it had died
     dist.destroy_process_group()
+    return trainer.state.progress.step >= config.train.steps
 
 
 class Trainer:
@@ -178,7 +179,8 @@ class Trainer:
                     self._skip(bad)
             if bad is None:
                 progress.skipped = 0
-                if config.train.guard.spike is not None:
+                progress.updates += 1
+                if config.train.guard.spike is not None and math.isfinite(found.loss):
                     progress.losses = [*progress.losses, found.loss][-config.train.guard.window :]
             instruments.computed()
             self.optimizer.zero_grad()

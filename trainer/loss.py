@@ -26,11 +26,13 @@ class _Part:
     """The part of the vocabulary that is computed here.
 
     Attributes:
+        most: tokens of the largest part.
         first: its first token.
         group: the ranks that have the parts; None: it is all here.
     """
 
     weight: Tensor
+    most: int
     first: int = 0
     group: dist.ProcessGroup | None = None
 
@@ -38,10 +40,10 @@ class _Part:
     def of(cls, weight: Tensor) -> "_Part":
         """From a head's weight (vocab, hidden), which tensor parallelism may have cut along its first dimension."""
         if not isinstance(weight, DTensor):
-            return cls(weight)
+            return cls(weight, len(weight))
         mesh = weight.device_mesh
-        first = mesh.get_local_rank() * -(-weight.shape[0] // mesh.size())
-        return cls(weight.to_local(), first, mesh.get_group())
+        most = -(-weight.shape[0] // mesh.size())
+        return cls(weight.to_local(), most, mesh.get_local_rank() * most, mesh.get_group())
 
     def reduce(self, numbers: Tensor, op: Any) -> None:
         """Over the ranks that have the parts, in place."""
@@ -77,7 +79,7 @@ class CrossEntropy:
 
     def _computed(self, x: Tensor, part: _Part, targets: Tensor, of_hidden: Tensor | None, of_weight: Tensor | None) -> Tensor:
         """The loss of hidden states (tokens, hidden); its gradients are written into what is given for them."""
-        rows = chunk_rows(len(x), len(part.weight), x.element_size(), self._limit_bytes)
+        rows = chunk_rows(len(x), part.most, x.element_size(), self._limit_bytes)
         losses = torch.empty(len(x), dtype=torch.float32, device=x.device)
         for first in range(0, len(x), rows):
             chunk = slice(first, first + rows)

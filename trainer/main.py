@@ -31,11 +31,11 @@ PRELOAD = (
 )
 
 
-def train(config: Config) -> None:
-    """Train as one rank; every rank calls it."""
+def train(config: Config) -> bool:
+    """Train as one rank; every rank calls it. Whether the last step is reached."""
     from trainer.loop import run
 
-    run(config)
+    return run(config)
 
 
 def warm_up(config: Config, rank: int, world_size: int) -> None:

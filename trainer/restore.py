@@ -8,6 +8,7 @@ import torch
 from pydantic import ValidationError
 
 import checkpoint
+from checkpoint.naming import step_of
 from resilient.worker import Config, ConfigError, load_config
 from trainer.attention import Kernel
 from trainer.kernels import choose
@@ -26,7 +27,7 @@ def find(path: Path) -> Path:
     Raises:
         RestoreError: there is none.
     """
-    if path.name.startswith("step-"):
+    if step_of(path) is not None:
         if path.is_dir():
             return path
         raise RestoreError(f"{path} is not there")

@@ -25,7 +25,12 @@ def datasets(config: Config) -> list[tuple[Path, float]]:
 
 def tokenizer_file(config: Config) -> Path:
     """Where the vocabulary of the first dataset stands."""
-    return config.data.tokenizer.vocab_file or Path(f"{datasets(config)[0][0]}.tokenizer.json")
+    return config.data.tokenizer.vocab_file or tokenizer_of_texts(config)
+
+
+def tokenizer_of_texts(config: Config) -> Path:
+    """The tokenizer.json beside the first dataset, which encodes and decodes texts; GPT-2's vocab.json alone cannot."""
+    return Path(f"{datasets(config)[0][0]}.tokenizer.json")
 
 
 def was_trained(config: Config) -> bool:
@@ -80,8 +85,9 @@ def _tokens_in(path: Path, changed_ns: int) -> dict[str, int]:
     """Read once, also by a process that was warmed up before it was a rank; `changed_ns` tells of a file that was replaced."""
     try:
         found = json.loads(path.read_bytes())
-        vocab = found["model"]["vocab"] if "model" in found else found
-        added = {token["content"]: token["id"] for token in found.get("added_tokens", [])}
+        model = found.get("model")  # GPT-2's vocab.json has a token of that name, too
+        vocab = found if model is None or type(model) is int else model["vocab"]
+        added = {token["content"]: token["id"] for token in found.get("added_tokens", [])} if vocab is not found else {}
         tokens: dict[str, int] = {**vocab, **added}
         if not tokens or not all(type(number) is int and 0 <= number < 1 << 31 for number in tokens.values()):
             raise ValueError("its tokens have no numbers")

@@ -8,7 +8,7 @@ import functools
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 
 import checkpoint
+from checkpoint import agreement, fence
 from resilient import worker
 from trainer.model import GPT
 from trainer.parallel import Ranks
@@ -34,12 +35,14 @@ class Progress:
     Attributes:
         losses: of the last steps, as many as the guard against spikes looks at.
         skipped: batches skipped in a row.
+        updates: of the weights: one each step, but for batches that were skipped or left out.
     """
 
     step: int
     consumed_samples: int
     losses: list[float] = field(default_factory=list)
     skipped: int = 0
+    updates: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class TrainingState:
         self._saved_step: int | None = None
         self._untouched = False
         self._started = False
+        self._generation = context.generation  # on whose behalf it saves
         self._identity = worker.identity(config)
         self.progress = Progress(0, 0)
 
@@ -99,9 +103,14 @@ class TrainingState:
                 snapshots = self._snapshots
                 self._optimizer.register_step_pre_hook(lambda *_: snapshots.before_change())
             return
+        self._generation = self._fenced()
         every_steps = self._config.checkpoint.every_steps if tier.every_steps is None else tier.every_steps
         every = checkpoint.Every(None if tier.every_s is not None else every_steps, tier.every_s)
         self._clock = checkpoint.Clock({tier.name: every}, checkpoint.mean_time_between_failures(0, 0.0), time.monotonic())
+
+    def _fenced(self) -> int:
+        """The generation of the tier's fence, which a supervisor before this run has raised and nobody raises now. Collective."""
+        return agreement.Ranks(None).first(lambda: fence.newest_generation(self._root) or 0)
 
     def _settled(self, tier: str, every_steps: int) -> None:
         """So many steps apart are the snapshots of a tier by cost."""
@@ -165,7 +174,7 @@ class TrainingState:
                 self.progress.step,
                 [*self.arrays(), *self._random_numbers(random_state())],
                 self._small(),
-                generation=self._context.generation,
+                generation=self._generation,
                 keep_last=3 if tier.keep_last == "auto" else tier.keep_last,
                 keep_every=tier.keep_every,
             )
@@ -210,7 +219,8 @@ class TrainingState:
     def _go_on(self, state: Mapping[str, Any], numbers: torch.Tensor) -> None:
         """Take over what is not in the arrays."""
         same_ranks = state.get("layout") == self._layout()
-        known = {name: state[name] for name in ("step", "consumed_samples", "losses", "skipped") if name in state}
+        names = [each.name for each in fields(Progress)]
+        known = {"updates": state.get("step"), **{name: state[name] for name in names if name in state}}  # of older checkpoints
         try:
             self.progress = _PROGRESS.validate_python(known)
         except ValidationError as error:
@@ -218,7 +228,7 @@ class TrainingState:
         # Generators belong to ranks: on other ranks they start anew, and not where they started before.
         set_random_state(numbers) if same_ranks else seed_random(self._config.seed + self.progress.step, self._ranks, self._config)
         for moments in self._optimizer.state.values():
-            moments["step"].fill_(float(self.progress.step))
+            moments["step"].fill_(float(self.progress.updates))
 
     def arrays(self) -> list[checkpoint.LocalShard]:
         """Everything that is saved of this rank, but its random numbers."""

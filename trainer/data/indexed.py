@@ -130,9 +130,14 @@ class IndexedWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._file.close()
-        for path in (bin_path(self._prefix), idx_path(self._prefix), *self._sidecars):
-            beside(path).unlink(missing_ok=True)
+        try:
+            self._file.close()
+        except OSError:  # what is left in its buffer has no room, either
+            if kind is None:
+                raise
+        finally:
+            for path in (bin_path(self._prefix), idx_path(self._prefix), *self._sidecars):
+                beside(path).unlink(missing_ok=True)
 
 
 class IndexedDataset:

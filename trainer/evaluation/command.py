@@ -89,8 +89,9 @@ def evaluate_campaign(path: Path, options: Options, *, every: int, follow: bool,
             over = _is_over(path)  # before the look, so that nothing comes between
             for step in _due(path, every, done):
                 done.add(step)
-                chosen = checkpoint.step_path(_root(path), step)
+                chosen = checkpoint.step_path(path, step)
                 try:
+                    chosen = checkpoint.step_path(_root(path), step)
                     found = _evaluated(chosen, options)
                 except RestoreError as error:
                     if chosen.is_dir():  # else it was deleted meanwhile, as older ones are
@@ -106,6 +107,8 @@ def evaluate_campaign(path: Path, options: Options, *, every: int, follow: bool,
             time.sleep(LOOK_S)
     except OSError as error:
         raise Refused(f"{path}: {error.strerror or error}", UNUSABLE) from error
+    except RestoreError as error:
+        raise Refused(str(error)) from error
     if damaged:
         raise Refused(f"{len(damaged)} checkpoints could not be evaluated: steps {', '.join(map(str, sorted(damaged)))}", UNUSABLE)
     if not done:

@@ -107,3 +107,13 @@ def test_what_a_device_that_is_lost_costs_where_its_node_goes_on(least, parallel
     assert (told and (told.layout.dp, round(told.throughput, 3))) == left
     rows = nodes_left(config, found)
     assert ("2, one without a device" in rows) == (left is not None)
+
+
+def test_what_a_rank_holds_is_planned_for_the_ranks_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    words = ["cluster.procs_per_node=auto", "parallel.tp=2"]
+    found = CliRunner().invoke(app, ["plan", str(EXAMPLES / "quickstart.yaml"), *words])
+    assert found.exit_code == 0, found.output
+    assert "2 = tp 2" in found.output and "fp32 masters" in found.output

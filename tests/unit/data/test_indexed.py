@@ -1,6 +1,8 @@
 """The bytes of an indexed dataset, and what is said when they are wrong."""
 
 import struct
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -210,3 +212,22 @@ def test_any_flipped_byte_of_an_index_is_refused_or_changes_nothing_but_document
     else:
         assert place == 17 or tokens.tobytes() == TOKEN_BYTES  # the token type alone says how to read them
         assert len(tokens) == 6
+
+
+FULL = """
+import resource, sys
+import numpy as np
+from pathlib import Path
+from trainer.data.indexed import IndexedWriter
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+with IndexedWriter(Path(sys.argv[1]), np.dtype("<u2")) as writer:
+    for _ in range(1 << 20):
+        writer.add(range(100))
+"""
+
+
+def test_a_disk_that_gets_full_while_a_dataset_is_written_gets_its_room_back(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FULL, tmp_path / "d"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "File too large" in done.stderr
+    assert list(tmp_path.iterdir()) == []

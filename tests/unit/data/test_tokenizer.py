@@ -15,6 +15,7 @@ from tokenizers import pre_tokenizers
 from trainer.data import tokenizer
 from trainer.data.errors import DataError
 from trainer.data.tokenizer import END_OF_TEXT
+from trainer.sources import tokens_of
 
 TEXTS = ["the lower the newer, the wider the lowest", "newer and newer, lower and lower", "ünïcode is text as well"] * 5
 SMALL = tokenizer.train(TEXTS, 300)
@@ -141,3 +142,10 @@ def test_a_bad_saved_tokenizer_is_refused_with_file_and_reason(tmp_path: Path, d
     (tmp_path / "t.json").write_text(content)
     with pytest.raises(DataError, match=rf"t\.json .*{said}|t\.json {said}"):
         tokenizer.load(tmp_path / "t.json")
+
+
+def test_a_vocabulary_with_a_token_that_is_called_model_is_one(tmp_path: Path) -> None:
+    """As GPT-2's has; a tokenizer.json has its vocabulary under that name."""
+    vocab = {"a": 0, "model": 1, "added_tokens": 2, "<|endoftext|>": 3}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    assert tokens_of(tmp_path / "vocab.json") == vocab

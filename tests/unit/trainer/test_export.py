@@ -112,6 +112,9 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path):
     for path in (tmp_path, tmp_path / "step-00000001", tmp_path / "none"):
         with pytest.raises(RestoreError):
             find(path)
+    named = tmp_path / "step-decay"  # a run directory may be called so
+    (named / "checkpoints/step-00000004").mkdir(parents=True)
+    assert find(named) == named / "checkpoints/step-00000004"
     (tmp_path / "step-00000001").mkdir()
     with pytest.raises(RestoreError, match="holds no model"):
         restore(find(tmp_path))
@@ -136,7 +139,8 @@ def test_the_command_exports_and_refuses(run_dir: Path, tmp_path: Path):
     assert {path.name for path in place.iterdir()} == EXPORTED
     again = CliRunner().invoke(app, ["export", str(run_dir), str(place)])
     assert (again.exit_code, again.stderr.count("\n")) == (78, 1)
-    for arguments in (["generate", str(tmp_path), "x"], ["export", str(tmp_path), str(tmp_path / "y")]):
+    missing = ["export", str(run_dir), str(tmp_path / "y"), "--tokenizer", str(tmp_path / "none.json")]
+    for arguments in (["generate", str(tmp_path), "x"], ["export", str(tmp_path), str(tmp_path / "y")], missing):
         refused = CliRunner().invoke(app, arguments)
         assert (refused.exit_code, refused.stderr.count("\n")) == (78, 1)
 
@@ -185,6 +189,7 @@ def test_sampling_keeps_to_the_likeliest_that_it_is_told():
     assert drawn(top_p=0.5) == {1}
     assert drawn(top_p=0.7) == {1, 2}
     assert drawn(temperature=0.0) == {1}
+    assert drawn(top_p=0.0) == drawn(temperature=1e-39) == {1}
 
 
 def test_the_context_is_cut_and_padding_is_never_drawn():

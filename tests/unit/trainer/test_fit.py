@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from resilient.config import Config, layout, load
+from resilient.config import Config, layout, load, settle
 from trainer import fit
 from trainer.memory import memory, most
 from trainer.plan import sections
@@ -104,3 +104,14 @@ def test_a_memory_that_is_none_is_refused(value: Any):
 def test_the_profile_of_a_site_knows_its_gpus():
     config = load(EXAMPLE, ["slurm.profile=juwels-booster", "name=x"])
     assert fit.gpu_bytes_of(config) == 40 * fit.GIB
+
+
+def test_what_would_help_is_found_for_as_many_ranks_as_there_are_where_the_config_leaves_them_open():
+    words = ["cluster.nodes=1", "cluster.procs_per_node=8", "parallel.dp=auto", "parallel.pp=1", "train.global_batch_size=64"]
+    config = load(EXAMPLE, ["cluster.gpu_memory_gib=none", *words])
+    left_open = config.model_copy(update={"cluster": config.cluster.model_copy(update={"procs_per_node": "auto"})})
+    shape, spread = shape_of(config, VOCABULARY), settle(config, 8)
+    gpu_bytes = int(0.8 * most(config, shape, spread)[1].peak)
+    said = fit.too_much(config, shape, spread, gpu_bytes)
+    assert said is not None and "it fits with" in said
+    assert fit.too_much(left_open, shape, spread, gpu_bytes) == said

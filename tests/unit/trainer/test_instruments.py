@@ -1,5 +1,6 @@
 """Time and memory of a step's phases on a GPU, which does its work later than it is told to. A stand-in checks the order of use."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,3 +124,14 @@ def test_the_cpu_is_timed_by_its_clock():
     last = meter.mark()
     assert 0 <= meter.seconds(first, last) < 60
     assert meter.peak_bytes() > 1 << 20
+
+
+def test_a_profile_that_cannot_be_written_ends_no_rank(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "profile").write_text("in the place of the directory")
+    context = worker.Context(0, 0, 1, 1, 0, None, False)
+    config = Config.model_validate({"run_dir": str(tmp_path), "logging": {"profile_steps": [1, 2]}})
+    under_test = Instruments(config, context, torch.device("cpu"), 1, None, StandIn())
+    under_test.start_step(1)
+    assert under_test._profile is not None
+    under_test.close()
+    assert "the profile of these steps is lost" in caplog.text

@@ -166,3 +166,12 @@ def test_flash_attention_3_takes_the_place_of_pytorchs_own_only_while_it_is_the_
     for kernel in (Kernel.SDPA_FLASH, Kernel.FLASH_ATTN_3, Kernel.SDPA_FLASH, Kernel.MATH):
         assert kernels.use(kernel) is kernel
     assert told == ["FA3", "own"]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "expected"), [(36, 18, (9, 9)), (32, 8, (8, 2)), (32, 1, (8, 1))])
+def test_kernels_are_tried_on_the_heads_that_a_rank_of_four_has(heads: int, kv_heads: int, expected: tuple[int, int]):
+    """Of 9 queries, keys of 18 go to 2, 2, 2, 2 and 1: those queries get nine of their own."""
+    model = {"hidden": heads * 8, "heads": heads, "kv_heads": kv_heads, "vocab_size": 64, "seq_len": 16}
+    config = Config.model_validate({"model": model, "parallel": {"tp": 4}})
+    found = work_of(config, shape_of(config, 64), settle(config, 4), CPU, torch.float32)
+    assert (found.heads, found.kv_heads) == expected

@@ -175,3 +175,27 @@ def test_the_plan_counts_one_chunk_of_logits_and_the_gradients_that_wait(schedul
     vocab = shape_of(config, VOCABULARY).vocab // 2
     head = (vocab - 64) * 64 * 2 * waiting
     assert large - small == head + loss_bytes(8192, vocab, 2, cpu=False) - loss_bytes(8192, 64, 2, cpu=False)
+
+
+def chunks_of_this_rank(limit_bytes: int) -> list[int]:
+    """Tokens of each chunk, of a vocabulary that the ranks share unevenly."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo")
+    weight = distribute_tensor(torch.ones(5, 8), init_device_mesh("cpu", (2,)), [Shard(0)])
+    asked: list[int] = []
+
+    def losses(self: CrossEntropy, logits: Tensor, *args: Any, **options: Any) -> Tensor:
+        asked.append(len(logits))
+        return torch.zeros(len(logits))
+
+    with mock.patch.object(CrossEntropy, "_losses", losses), torch.no_grad():
+        CrossEntropy(limit_bytes=limit_bytes)(torch.ones(1, 4, 8), weight, torch.zeros(1, 4, dtype=torch.long))
+    return asked
+
+
+def test_ranks_that_share_a_vocabulary_unevenly_compute_the_same_chunks():
+    """Else they would reduce numbers of different tokens, or wait for each other without end."""
+    assert run_ranks(2, chunks_of_this_rank, 2 * 4 * 4) == [[2, 2], [2, 2]]

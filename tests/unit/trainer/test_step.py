@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -53,7 +54,7 @@ def test_the_guard_can_be_switched_off():
     assert judge(NAN, NAN, limits([], not_finite=False, spike=None, window=8)) is None
 
 
-def broken(config: Path, bad: dict[int, int]) -> list[dict[str, Any]]:
+def broken(config: Path, bad: dict[int, int], stop_at: int | None = None) -> list[dict[str, Any]]:
     """Train on this rank; at step s, the first bad[s] times that it is computed, one gradient of the last rank is no number."""
     import torch.distributed as dist
 
@@ -79,7 +80,7 @@ def broken(config: Path, bad: dict[int, int]) -> list[dict[str, Any]]:
             return whole(self, size)
 
     with mock.patch.object(Trainer, "_gradients", spoilt):
-        return train(config)
+        return train(config, stop_at=stop_at)
 
 
 def ledger(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -263,3 +264,33 @@ def test_adan_does_what_its_paper_says():
         parameter.grad = torch.tensor(gradient)
         optimizer.step()
     assert parameter.detach().numpy() == pytest.approx(value, rel=1e-12)
+
+
+def test_a_loss_that_is_no_number_is_not_among_those_that_spikes_are_told_from(dataset: Path, tmp_path: Path):
+    guard = {"not_finite": False, "spike": 6.0, "window": 2}
+    config = write_config(tmp_path, dataset, train={"guard": guard, "steps": 6}, checkpoint={"every_steps": 2})
+    (told,) = run_ranks(1, without_a_loss, config, 2)
+    assert [line[0] for line in steps(told)] == [1, 2, 3, 4, 5, 6]
+
+
+def without_a_loss(config: Path, step: int) -> list[dict[str, Any]]:
+    """Train on this rank, and find no number for the loss of a step."""
+    from trainer.loop import Trainer
+
+    whole = Trainer._attempt
+
+    def attempt(self: Trainer, size: int) -> Any:
+        found, bad = whole(self, size)
+        return (replace(found, loss=NAN) if self.state.progress.step + 1 == step else found), bad
+
+    with mock.patch.object(Trainer, "_attempt", attempt):
+        return train(config)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", soaked("adan")])
+def test_after_a_skipped_batch_a_run_that_was_stopped_goes_on_as_one_that_was_not(dataset: Path, tmp_path: Path, optimizer: str):
+    kind = {"optimizer": {"name": optimizer, **({"betas": [0.98, 0.92, 0.99]} if optimizer == "adan" else {})}}
+    (whole,) = run_ranks(1, broken, write_config(tmp_path / "whole", dataset, **kind), {3: 2})
+    config = write_config(tmp_path / "parts", dataset, **kind)
+    (first,) = run_ranks(1, broken, config, {3: 2}, 5)
+    assert steps(first) + steps(trained(config, 1)) == steps(whole)
