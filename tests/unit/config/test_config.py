@@ -33,7 +33,7 @@ def test_an_empty_config_is_good(tmp_path: Path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_good(path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in ("SCRATCH", "PROJECT"):  # where sites say what is where
+    for name in ("SCRATCH", "PROJECT", "USER"):  # where sites say what is where
         monkeypatch.setenv(name, f"/{name.lower()}")
     load(path)
 
