@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from resilient.config.annotations import allowed
 from resilient.config.fields import Section
-from resilient.config.schema import Config, Container, Tier, WeightedPath
+from resilient.config.schema import Config, Container, Guard, Rampup, Tier, WeightedPath
 from resilient.config.sinks import SINKS, Sinks
 from resilient.identity.classes import CLASSES, Kind
 
@@ -42,7 +42,7 @@ A campaign that goes on is compared with what it began as ([run-directory.md](ru
 
 _CLASSES: Mapping[Kind, str] = {
     "free": "nothing is said: the numbers do not depend on it",
-    "told": "a line on the terminal, and `config_changed` in the ledger",
+    "told": "it is logged: a line on the terminal, and `config_changed` in the ledger",
     "refused": "exit 78 before anything starts, unless the key is accepted: `--accept KEY`",
 }
 
@@ -50,7 +50,7 @@ _CLASSES_END = """
 A default that an upgrade has changed is not taken over: a key that the config does not name keeps the value that the campaign began
 with, and a line says so. `auto` is compared by what it comes to, files by what is in them, and keys that are not in effect, such as
 `optimizer.beta3` without `adan`, are not compared. Of a script, only its arguments, its file and the number of ranks are. Versions
-of Python, torch, numpy and other packages that compute are told.
+of Python, torch, numpy and other packages that compute have the class `told`.
 """
 
 
@@ -80,7 +80,7 @@ def markdown() -> str:
         if isinstance(section, type) and issubclass(section, Section):
             parts.append(_table(name, section))
             if name == "train":
-                parts.append(_RECOMPUTATION)
+                parts += [_table("train.guard", Guard), _table("train.batch_rampup", Rampup), _RECOMPUTATION]
             if name == "data":
                 parts.append(_table("data.tokenizer", type(section().tokenizer)))  # type: ignore[attr-defined]
                 parts.append(_table("entries of data.path", WeightedPath))

@@ -29,7 +29,10 @@ IB_RETRIES = (0, 7)
 class Cluster(Section):
     """Which processes there are, and where."""
 
-    launcher: Literal["auto", "local", "slurm"] = "auto"
+    launcher: Literal["auto", "local", "slurm"] = Field(
+        "auto",
+        description="where agents run; local: on this machine; slurm: on the nodes of the job; auto: slurm in a job, else local",
+    )
     nodes: Count | Auto = Field(
         1,
         description="agents to start; on one machine several agents stand for several nodes; auto: all nodes of the job less the "
@@ -40,15 +43,20 @@ class Cluster(Section):
     )
     min_procs_per_node: Count | None = Field(
         None,
-        description="with so many devices left, a node goes on without those that do not work any more; null: a node whose "
-        "device has died takes no part",
+        description="fewest working devices with which a node takes part, without those that have failed; null: a node with a "
+        "failed device takes no part",
     )
     domains: list[str] | None = Field(
         None, description="failure domain of each node, then of each spare; replicas are kept in another one"
     )
     spares: NonNegative = Field(0, description="nodes beside these that stand by, warm, to take over from one that is lost")
-    min_nodes: Count = Field(1, description="with so many left, and no spare, the run goes on with as many replicas as they make")
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    min_nodes: Count = Field(
+        1,
+        description="fewest nodes with which training goes on when nodes are lost and no spare is left; data parallelism shrinks",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="what ranks compute on; auto: cuda where there is a GPU, else cpu"
+    )
     binding: Literal["auto", "none", "numa"] = Field(
         "auto",
         description="numa: ranks run at the cores and memory of their GPU's NUMA domain, without GPUs they divide the domains; "
@@ -56,7 +64,8 @@ class Cluster(Section):
     )
     gpu_memory_gib: Positive | Literal["auto", "none"] = Field(
         "auto",
-        description="of each GPU, which what a rank holds is compared with; auto: as ranks find it; none: nothing is compared",
+        description="memory of each GPU in GiB, with which the need of a rank is compared; auto: what ranks find there; none: "
+        "nothing is compared",
     )
     fabric: Path | None = Field(
         None,
@@ -195,18 +204,20 @@ class Data(Section):
 class Rampup(Section):
     """The global batch grows from `start` to `global_batch_size` by `increment`, evenly over `samples`."""
 
-    start: Count
-    increment: Count
-    samples: Count
+    start: Count = Field(description="global batch of the first step")
+    increment: Count = Field(description="by which it grows each time")
+    samples: Count = Field(description="consumed by when it has its full size")
 
 
 class Guard(Section):
-    """What keeps a bad batch out of the weights. A batch that is bad is computed again; bad again, it is skipped."""
+    """Checks that keep a bad batch out of the weights. A bad batch is computed again; if it is bad again, it is skipped."""
 
-    not_finite: Flag = Field(True, description="loss or gradient norm is not a number, or infinite")
-    spike: Positive | None = Field(None, description="loss is so many standard deviations above the mean of the window")
-    window: Annotated[int, Field(ge=2, strict=True)] = Field(64, description="steps that a spike is measured against")
-    max_skips: NonNegative = Field(3, description="skipped one after the other; one more ends the attempt")
+    not_finite: Flag = Field(True, description="a loss or gradient norm that is NaN or infinite is bad")
+    spike: Positive | None = Field(
+        None, description="a loss so many standard deviations above the mean of the window is bad; null: no loss is"
+    )
+    window: Annotated[int, Field(ge=2, strict=True)] = Field(64, description="losses that a spike is compared with")
+    max_skips: NonNegative = Field(3, description="batches skipped one after the other; one more ends the attempt")
 
 
 class Train(Section):
@@ -218,7 +229,9 @@ class Train(Section):
         16, description="samples of a step, a multiple of micro_batch_size; at least one for each replica, which need not divide it"
     )
     micro_batch_size: Count = Field(4, description="samples of a pass; replicas have one pass more than others at the most")
-    batch_rampup: Rampup | None = None
+    batch_rampup: Rampup | None = Field(
+        None, description="a global batch that grows at the start of training; null: it has its full size from the first step on"
+    )
     precision: Literal["auto", "bf16", "fp32"] = Field(
         "auto",
         description="auto: bf16 on GPUs of compute capability 8.0 or later and on CPUs with AMX or of AMD's Zen 5, else fp32; a "
@@ -346,14 +359,24 @@ class Resilience(Section):
         description="where a node is gone and no spare is there: fewer go on, it is waited for, or the job ends for the next one; "
         "auto: what costs least, by what nodes have taken to come back, jobs to start, and the time left",
     )
-    drain_s: Seconds | Auto = Field("auto", description="time that a stop on request may take before workers are killed")
+    drain_s: Seconds | Auto = Field(
+        "auto",
+        description="time that a stop on request may take before workers are killed; auto: 25, and in a job of Slurm twice what a "
+        "stop was measured to take if that is longer",
+    )
     run_dir_patience_s: Seconds | Auto = Field(
         "auto", description="training goes on for so long while the run directory cannot be written, then the job drains; auto: 900"
     )
     hang_floor_s: Seconds = Field(
-        10.0, description="a rank is suspected of being hung after five times the silence that is usual, but not sooner"
+        10.0,
+        description="shortest silence after which a rank is suspected of a hang; the limit itself is learned: five times "
+        "the silence that is usual in a step",
     )
-    hang_ceiling_s: Seconds = Field(600.0, description="and not later, nor in phases of which nothing is known yet")
+    hang_ceiling_s: Seconds = Field(
+        600.0,
+        description="longest silence after which a rank is suspected of a hang, whatever was learned; it is the limit as long as "
+        "nothing was learned of a phase",
+    )
     health_check: Flag | Seconds = Field(
         True,
         description="nodes are checked before they take part: right results, a tier to write to, limits; a number: seconds that it "
@@ -381,7 +404,9 @@ class Resilience(Section):
         description="what SIGHUP does, which comes when a terminal is closed: nothing but a line in driver.log, or a stop as by "
         "Ctrl-C; under `nohup` it never does anything",
     )
-    max_restarts_per_hour: NonNegative = 30
+    max_restarts_per_hour: NonNegative = Field(
+        30, description="after so many restarts within an hour, the next fault ends the run with exit 70"
+    )
     give_up_after_same_step: Count = Field(
         3, description="failures of the same kind at the same step, without progress; twice as many if they differ"
     )
@@ -515,15 +540,21 @@ class Logging(Section):
     batch_size: Flag = Field(True, description="the global batch size, in the metrics")
     world_size: Flag = Field(False, description="ranks, in the metrics")
     validation_ppl: Flag = Field(True, description="perplexity beside the validation loss")
-    profile_steps: tuple[Count, Count] | None = Field(None, description="torch.profiler from one step to another, both included")
-    profile_ranks: list[NonNegative] = Field([0])
+    profile_steps: tuple[Count, Count] | None = Field(
+        None, description="first and last step recorded by torch.profiler; traces go to profile/ in the run directory"
+    )
+    profile_ranks: list[NonNegative] = Field([0], description="ranks that record a trace")
     inspect_step: Count | None = Field(
         None,
         description="a step of which rank 0 measures, by torch.profiler, the tensors that it holds and how long it communicates; "
         "`resilient bench` takes the last one of the warm-up",
     )
     nvtx: Flag = Field(False, description="NVTX ranges of the phases, for Nsight Systems; on GPUs")
-    progress: Literal["auto", "live", "plain", "none"] = "auto"
+    progress: Literal["auto", "live", "plain", "none"] = Field(
+        "auto",
+        description="display on the terminal; live: events and a status line; plain: events, and the step now and then; none: no "
+        "events; auto: live on a terminal, else plain",
+    )
     level: Literal["debug", "info", "warning", "error"] = "info"
     sinks: Sinks = Sinks()
 

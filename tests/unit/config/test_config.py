@@ -1,6 +1,10 @@
 """Configs that are right: defaults, overrides, variables, and what they come to on a machine."""
 
+import re
+import typing
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +12,7 @@ from hypothesis import strategies as st
 
 from resilient.config import Config, ConfigError, attribute, dump, layout, load
 from resilient.config.errors import Problem
+from resilient.config.fields import Section
 from resilient.config.reference import markdown
 
 ROOT = Path(__file__).parents[3]
@@ -28,7 +33,7 @@ def test_an_empty_config_is_good(tmp_path: Path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_good(path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in ("SCRATCH", "PROJECT"):  # where sites say what is where
+    for name in ("SCRATCH", "PROJECT", "USER"):  # where sites say what is where
         monkeypatch.setenv(name, f"/{name.lower()}")
     load(path)
 
@@ -129,6 +134,38 @@ def test_a_config_cannot_change_under_the_campaigns_feet():
 
 def test_the_reference_of_all_keys_is_up_to_date():
     assert (ROOT / "docs/config.md").read_text() == markdown()
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def _sections(annotation: Any, title: str) -> Iterator[tuple[str, type[Section]]]:
+    """The sections that a key may hold, whatever wraps them, and those inside of them: each with the title of its table."""
+    if _is_section(annotation):
+        yield title, annotation
+        for name, field in annotation.model_fields.items():
+            yield from _sections(field.annotation, name if annotation is Config else f"{title}.{name}")
+    elif typing.get_origin(annotation) is list:
+        yield from _sections(typing.get_args(annotation)[0], f"entries of {title}")
+    else:
+        for part in typing.get_args(annotation):
+            yield from _sections(part, title)
+
+
+def test_the_page_has_a_table_for_every_section_with_all_of_its_keys():
+    tables: dict[str, set[str]] = {}
+    for part in (ROOT / "docs/config.md").read_text().split("\n## ")[1:]:
+        title, _, rest = part.partition("\n")
+        tables[title] = set(re.findall(r"^\| `(\w+)` \|", rest, re.MULTILINE))
+    found = dict(_sections(Config, "top level"))
+    assert {"train.guard", "train.batch_rampup", "data.tokenizer", "entries of checkpoint.tiers"} <= found.keys()
+    missing = []
+    for title, section in found.items():
+        told = tables.get(title, set())  # a key that is a section has a table in place of a row
+        keys = [name for name, field in section.model_fields.items() if not _is_section(field.annotation)]
+        missing += [f"{title}: {name}" for name in keys if name not in told]
+    assert not missing
 
 
 def test_a_script_without_a_target_has_none_after_its_config_was_kept(tmp_path: Path):

@@ -19,6 +19,7 @@ VOCABULARY = 100_352
 def _places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRATCH", "/scratch")
     monkeypatch.setenv("PROJECT", "/project")
+    monkeypatch.setenv("USER", "me")
 
 
 def settled(*overrides: str) -> Config:
