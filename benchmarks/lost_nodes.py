@@ -391,7 +391,7 @@ def others(run: LabJob, directory: Path) -> int:
 def hour(chance: random.Random) -> list[figures.Figure]:
     """Of each campaign the goodput of an hour, in many hours that differ by chance; even layouts see the same failures."""
     found = []
-    environ = {"SCRATCH": "/scratch", "PROJECT": "/project", **os.environ}
+    environ = {"SCRATCH": "/scratch", "PROJECT": "/project", "USER": "user", **os.environ}
     campaigns = {"lab": Config.model_validate(settings() | {"run_dir": "/none"})}
     campaigns |= {name: load(EXAMPLES / f"{name}.yaml", environ=environ) for name in ("teuken-7b", "13b-juwels")}
     failures = Failures(every_s=1200.0, back_s=600.0, pause_s=PAUSE_S)

@@ -9,7 +9,8 @@ changed is found.
     from checkpoint import load, newest_good, local_shard_of, save
 
     root = Path("checkpoints")
-    local_shards = [local_shard_of(f"model/{name}", tensor) for name, tensor in model.state_dict().items()]
+    same = {"replica": rank, "replicas": world_size}       # plain tensors, which all ranks hold alike; DTensors know their mesh
+    local_shards = [local_shard_of(f"model/{name}", tensor, **same) for name, tensor in model.state_dict().items()]
 
     save(root, step, local_shards, {"samples": 6400}, generation=0, keep_last=3)     # on all ranks
 

@@ -289,7 +289,7 @@ def without_a_loss(config: Path, step: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("optimizer", ["adamw", soaked("adan")])
 def test_after_a_skipped_batch_a_run_that_was_stopped_goes_on_as_one_that_was_not(dataset: Path, tmp_path: Path, optimizer: str):
-    kind = {"optimizer": {"name": optimizer, **({"betas": [0.98, 0.92, 0.99]} if optimizer == "adan" else {})}}
+    kind = {"optimizer": {"name": optimizer}}
     (whole,) = run_ranks(1, broken, write_config(tmp_path / "whole", dataset, **kind), {3: 2})
     config = write_config(tmp_path / "parts", dataset, **kind)
     (first,) = run_ranks(1, broken, config, {3: 2}, 5)
