@@ -7,6 +7,7 @@ killed at any moment. When it is killed itself, its guard undoes the fault.
 
 import json
 import os
+import secrets
 import select
 import signal
 import sys
@@ -114,17 +115,19 @@ def _order(request: InjectionRequest, context: InjectionContext) -> None:
     if moment.phase in OF_THE_RUN:  # which no rank can tell
         wait_for(moment, context, request.limit_s)
         moment = Moment()
-    context.guard.add(["rm", "-f", str(request.run_dir / inside.DIRECTORY / f"{request.id}.order")])
+    order = f"{request.id}-{secrets.token_hex(4)}"  # a name that was never given, nor taken back, by another injector
+    context.guard.add(["rm", "-f", str(request.run_dir / inside.DIRECTORY / f"{order}.order")])
     inside.give(
-        request.run_dir,
-        inside.Order(request.id, request.fault, request.target.rank, moment.step, moment.phase, dict(request.params)),
+        request.run_dir, inside.Order(order, request.fault, request.target.rank, moment.step, moment.phase, dict(request.params))
     )
     deadline = time.monotonic() + request.limit_s
-    while (mark := inside.taken(request.run_dir, request.id)) is None:
+    while (mark := inside.taken(request.run_dir, order)) is None:
         if time.monotonic() > deadline or _over(0.02):
-            if inside.withdraw(request.run_dir, request.id):
+            withdrawn = inside.withdraw(request.run_dir, order)
+            mark = inside.taken(request.run_dir, order)
+            if withdrawn or mark is None:
                 raise Missed(f"rank {request.target.rank} did not come to step {moment.step or 'any'}")
-            deadline = float("inf")
+            break
     _answer("injected", t=mark["t"], evidence=mark)
 
 
