@@ -6,6 +6,7 @@ Owns chance: the same seed gives the same faults, on the same world.
 import bisect
 import itertools
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -84,7 +85,12 @@ def plan(experiment: Experiment, seed: int, world: World) -> Plan:
     left_out: dict[str, str] = {}
     groups = [*_scheduled(experiment.faults, drawn, left_out)]
     if experiment.random is not None:
-        groups += _mixed(experiment.random, drawn, left_out, experiment.limits.faults)
+        groups += _mixed(experiment.random, drawn, left_out, experiment.limits.faults, len(experiment.faults) + 1)
+    twice = [name for name, count in Counter(strike.id for group in groups for strike in group.strikes).items() if count > 1]
+    if twice:
+        raise ExperimentError(
+            f"faults: the id {', '.join(twice)} stands twice; those without one have their number and their fault"
+        )
     kept: list[Group] = []
     count = 0
     for group in groups:
@@ -177,7 +183,7 @@ def _target(each: Scheduled, drawn: _Draw, where: str) -> Target | Literal["culp
     return Target(rank=rank)
 
 
-def _mixed(mix: Mix, drawn: _Draw, left_out: dict[str, str], most: int) -> Iterator[Group]:
+def _mixed(mix: Mix, drawn: _Draw, left_out: dict[str, str], most: int, first_number: int) -> Iterator[Group]:
     lacking = {name: why for name in mix.kinds if (why := why_not(name, drawn.world.has))}
     left_out |= lacking
     possible = {name: kind for name, kind in mix.kinds.items() if name not in lacking}
@@ -187,7 +193,7 @@ def _mixed(mix: Mix, drawn: _Draw, left_out: dict[str, str], most: int) -> Itera
     second = [name for name in names if _may_follow(name, possible[name])]
     chance = drawn.chance
     bag: list[str] = []
-    number = itertools.count(1)
+    number = itertools.count(first_number)
 
     def strike(name: str, at: When, calm_s: float = 0.0) -> Strike:
         target = drawn.target(faults.kind(name).aim)

@@ -128,7 +128,8 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
         many = f"{len(made.strikes)} faults" if terms.minutes is None else f"faults for {terms.minutes:g} minutes"
         display.note(f"{experiment.name}, seed {seed}: {many}, in {directory}")
         before, began = inspect(places(config), site.hosts()), time.monotonic()
-        outcome = Runner(made, campaign, site, terms, display, cleanup.injector()).run()
+        runner = Runner(made, campaign, site, terms, display, cleanup.injector())
+        outcome = runner.run()
         wall_s = time.monotonic() - began
         display.note(outcome.why)
         _end(campaign, cleanup)
@@ -140,6 +141,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
             campaign.jobs,
             before,
             experiment=experiment.name,
+            injections=runner.injections,
             seed=seed,
             reference=reference,
             tolerance=experiment.tolerance,
@@ -169,9 +171,10 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, di
         made = plan(experiment, seed, world_of(config, site.has))
         terms = _terms(experiment, own=False)
         before = inspect(places(config), site.hosts())
-        outcome = Runner(made, campaign, site, terms, display, cleanup.injector()).run()
+        runner = Runner(made, campaign, site, terms, display, cleanup.injector())
+        outcome = runner.run()
         display.note(outcome.why)
-        seen = observe(run_dir, (), before, experiment=experiment.name, seed=seed, hosts=site.hosts())
+        seen = observe(run_dir, (), before, experiment=experiment.name, injections=runner.injections, seed=seed, hosts=site.hosts())
         found = judge(seen)
         # It goes on, so that only what was done to it can be judged.
         return _judged(seen, replace(found, checks=[check for check in found.checks if check.name in OF_EACH]), directory)

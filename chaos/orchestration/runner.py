@@ -85,6 +85,9 @@ class Runner:
 
     Args:
         injector_environ: added to the environment of injectors.
+
+    Attributes:
+        injections: what became of each fault, once `run` has returned.
     """
 
     def __init__(
@@ -96,6 +99,8 @@ class Runner:
         self._watch = Watch(campaign.run_dir)
         self._active: list[ActiveInjection] = []
         self._past: list[ActiveInjection] = []
+        self.injections: list[Injection] = []
+        self._unwritten: list[Injection] = []
         self._begun_t = self._steady_t = self._calm_t = self._started_t = self._due_t = 0.0
         self._steady: tuple[float, bool] | None = None
         self._stopping = False
@@ -311,8 +316,17 @@ class Runner:
                 self._record(each.injection())
 
     def _record(self, injection: Injection) -> None:
+        self.injections.append(injection)
+        self._unwritten.append(injection)
+        self._write_down()
+
+    def _write_down(self) -> None:
+        """Tell of them in the run directory. Where that is full or read-only, as some faults make it, they are told later."""
         if self._campaign.run_dir.is_dir():
-            record.append(self._campaign.run_dir, injection)
+            with suppress(OSError):
+                while self._unwritten:
+                    record.append(self._campaign.run_dir, self._unwritten[0])
+                    self._unwritten.pop(0)
 
     def _where(self, each: ActiveInjection) -> str:
         target = each.target
@@ -325,6 +339,9 @@ class Runner:
             each.sent.let_go()
         deadline = time.monotonic() + HEED_S
         while any(not each.closed for each in self._active) and time.monotonic() < deadline:
-            with suppress(OSError):
-                self._hear()
+            self._hear()
             time.sleep(POLL_S)
+        for each in [each for each in self._active if not each.recorded]:
+            each.recorded, each.failed = True, each.failed or "its injector does not end"
+            self._record(each.injection())
+        self._write_down()

@@ -49,6 +49,7 @@ def observe(
     before: Mapping[str, machine.State],
     *,
     experiment: str,
+    injections: Sequence[record.Injection] | None = None,
     seed: int = 0,
     reference: Path | None = None,
     tolerance: float = 0.0,
@@ -59,10 +60,11 @@ def observe(
 
     Args:
         before: as `inspect` found it.
+        injections: those of this experiment; None: all that the run directory tells of, which others may have made before.
         reference: run directory of the same campaign without faults.
     """
     config = load(run_dir / "config.yaml", [])
-    injections = record.read(run_dir)
+    injections = record.read(run_dir) if injections is None else record.in_order(injections)
     events = list(ledger.read_events(run_dir / ledger.EVENTS))
     metrics = _metrics(run_dir)
     return Observation(

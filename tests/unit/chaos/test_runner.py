@@ -1,0 +1,85 @@
+"""The runner: carries out a plan, and loses no fault of it without a word. Injectors are real, ranks there are none."""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.experiment import Experiment, Limits
+from chaos.orchestration.campaign import Campaign
+from chaos.orchestration.runner import Outcome, Runner, Terms
+from chaos.orchestration.sites import Here
+from chaos.planning import World, plan
+from chaos.verdict import record
+from resilient import ledger
+from resilient.config import dump, load
+
+TERMS = Terms(Limits(), steady_steps=5, own=False)
+
+
+class Heard:
+    """A display that hands on what it is told."""
+
+    def __init__(self, hear: Callable[[str], None] = lambda text: None) -> None:
+        self.hear = hear
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        self.hear(text)
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        pass
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Campaign:
+    """One that told of many steps, and of none that will not have been finished when it is broken."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    path = run_dir / "config.yaml"
+    path.write_text(f"run_dir: {run_dir}\ncluster: {{device: cpu, procs_per_node: 1}}\nchaos: {{allow: true}}\n")
+    config = load(path, [])
+    path.write_text(dump(config))
+    tell(run_dir, [0], 1)
+    lines = [{"t": time.time() + 1000 + step, "generation": 1, "step": step, "step_s": 0.01, "loss": 1.0} for step in range(1, 31)]
+    (run_dir / ledger.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return Campaign(config, tmp_path, Here(), {})
+
+
+def tell(run_dir: Path, members: list[int], generation: int) -> None:
+    """Of a generation on these nodes, with a rank each."""
+    where = {"members": members, "nodes": [socket.gethostname()] * len(members), "world_size": len(members)}
+    line = {"t": time.time(), "event": "generation_started", "host": socket.gethostname(), "generation": generation, **where}
+    with (run_dir / ledger.EVENTS).open("a") as events:
+        events.write(json.dumps({**line, "resumed_step": 0}) + "\n")
+
+
+def carried_out(campaign: Campaign, heard: Heard, terms: Terms = TERMS, nodes: int = 1, **keys: Any) -> tuple[Runner, Outcome]:
+    wanted = Experiment.model_validate({"name": "test", "campaign": {}, **keys})
+    runner = Runner(plan(wanted, 0, World(nodes, 1)), campaign, Here(), replace(terms, limits=wanted.limits), heard, {})
+    return runner, runner.run()
+
+
+def test_a_run_directory_that_is_full_ends_no_experiment_and_has_all_that_was_done_once_it_is_not(campaign: Campaign):
+    path = campaign.run_dir / record.RECORD
+    path.symlink_to("/dev/full")
+    heard = Heard(lambda text: path.unlink() if text.startswith("2-worker_kill") else None)
+    runner, _ = carried_out(campaign, heard, faults=[{"fault": "worker_kill"}, {"fault": "worker_kill"}])
+    assert [(each.id, each.failed) for each in runner.injections] == [
+        ("1-worker_kill", "rank 0 does not run here"),
+        ("2-worker_kill", "rank 0 does not run here"),
+    ]
+    assert record.read(campaign.run_dir) == runner.injections
+
+
+def test_what_was_done_by_another_experiment_is_not_taken_for_done_by_this_one(campaign: Campaign):
+    before, _ = carried_out(campaign, Heard(), faults=[{"fault": "worker_kill"}])
+    now, _ = carried_out(campaign, Heard(), faults=[{"fault": "worker_kill"}])
+    assert [each.id for each in now.injections] == ["1-worker_kill"]
+    assert record.read(campaign.run_dir) == [*before.injections, *now.injections]
