@@ -89,7 +89,7 @@ class Mix(Section):
 
     seed: int = Field(0, description="of everything that is drawn; `--seed` overrides it")
     count: int | None = Field(None, ge=1, description="faults until it ends")
-    minutes: float | None = Field(None, gt=0, description="until it ends; `--minutes` overrides it")
+    minutes: float | None = Field(None, gt=0, description="from the first of them on until it ends; `--minutes` overrides it")
     calm_s: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = Field(
         (1.0, 5.0), description="shortest and longest time between a recovery and the next fault"
     )

@@ -57,10 +57,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """Groups, one after the other; and which faults are left out, with the reason."""
+    """Groups, one after the other; and which faults are left out, with the reason.
+
+    Attributes:
+        missing: those of the schedule among them, which an experiment is not what it says without.
+    """
 
     groups: tuple[Group, ...]
     left_out: Mapping[str, str]
+    missing: Sequence[tuple[Strike, str]] = ()
 
     @property
     def strikes(self) -> list[Strike]:
@@ -83,7 +88,9 @@ def plan(experiment: Experiment, seed: int, world: World) -> Plan:
     chance = random.Random(f"{experiment.name} {seed}")
     drawn = _Draw(chance, world, _allowed(experiment, world, chance))
     left_out: dict[str, str] = {}
-    groups = [*_scheduled(experiment.faults, drawn, left_out)]
+    missing: list[tuple[Strike, str]] = []
+    groups = [*_scheduled(experiment.faults, drawn, missing)]
+    left_out |= {strike.id: why for strike, why in missing}
     if experiment.random is not None:
         groups += _mixed(experiment.random, drawn, left_out, experiment.limits.faults, len(experiment.faults) + 1)
     twice = [name for name, count in Counter(strike.id for group in groups for strike in group.strikes).items() if count > 1]
@@ -93,7 +100,7 @@ def plan(experiment: Experiment, seed: int, world: World) -> Plan:
         )
     kept: list[Group] = []
     count = 0
-    for group in groups:
+    for number, group in enumerate(groups):
         count += len(group.strikes)
         if len(group.strikes) > experiment.limits.at_once:
             ids = ", ".join(strike.id for strike in group.strikes)
@@ -101,9 +108,11 @@ def plan(experiment: Experiment, seed: int, world: World) -> Plan:
         if count > experiment.limits.faults:
             if experiment.random is None or experiment.random.minutes is None:  # else time is up first
                 left_out["the rest"] = f"limits.faults: {experiment.limits.faults}"
+            rest = [strike for group in groups[number:] for strike in group.strikes if not strike.by_chance]
+            missing += [(strike, f"limits.faults: {experiment.limits.faults}") for strike in rest]
             break
         kept.append(group)
-    return Plan(tuple(kept), left_out)
+    return Plan(tuple(kept), left_out, tuple(missing))
 
 
 class _Draw:
@@ -145,7 +154,7 @@ def _allowed(experiment: Experiment, world: World, chance: random.Random) -> lis
     return sorted([*named, *chance.sample(others, min(most - len(named), len(others)))])
 
 
-def _scheduled(wanted: Sequence[Scheduled], drawn: _Draw, left_out: dict[str, str]) -> Iterator[Group]:
+def _scheduled(wanted: Sequence[Scheduled], drawn: _Draw, missing: list[tuple[Strike, str]]) -> Iterator[Group]:
     found: list[list[Strike]] = []
     gone: set[str] = set()
     for number, each in enumerate(wanted):
@@ -156,11 +165,11 @@ def _scheduled(wanted: Sequence[Scheduled], drawn: _Draw, left_out: dict[str, st
         other = each.at.after or each.at.together
         if not why and other in gone:
             why = f"comes with {other}, which is left out"
+        strike = Strike(name, each.fault, target, each.at, each.params)
         if why:
-            left_out[name] = why
+            missing.append((strike, why))
             gone.add(name)
             continue
-        strike = Strike(name, each.fault, target, each.at, each.params)
         group = next((group for group in found if other in {one.id for one in group}), None)
         if group is None or each.at.recovered:
             found.append([strike])

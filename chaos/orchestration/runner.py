@@ -50,7 +50,7 @@ class Terms:
     """On which terms faults are injected.
 
     Attributes:
-        minutes: for so many of the steady state, at most.
+        minutes: for so many faults come by chance, at most, counted from the moment at which the first one might.
         to_target: the campaign goes on to its target afterwards; else it is stopped.
         own: the campaign is this command's own, to be started, and started again.
     """
@@ -94,6 +94,7 @@ class Runner:
         self, plan: Plan, campaign: Campaign, site: Site, terms: Terms, display: Display, injector_environ: Mapping[str, str]
     ) -> None:
         self._groups = list(plan.groups)
+        self._missing = plan.missing
         self._campaign, self._site, self._terms, self._display = campaign, site, terms, display
         self._injector_environ = injector_environ
         self._watch = Watch(campaign.run_dir)
@@ -102,12 +103,15 @@ class Runner:
         self.injections: list[Injection] = []
         self._unwritten: list[Injection] = []
         self._begun_t = self._steady_t = self._calm_t = self._started_t = self._due_t = 0.0
+        self._chance_t: float | None = None  # since when faults come by chance
         self._steady: tuple[float, bool] | None = None
         self._stopping = False
 
     def run(self) -> Outcome:
         """Until the campaign is over; no injector is left then."""
         self._begun_t = time.time()
+        for strike, why in self._missing:
+            self._fail(strike, f"left out: {why}")
         if self._terms.own:
             self._start()
         try:
@@ -166,11 +170,8 @@ class Runner:
             self._display.note(f"steady: {1000 * step_s:.0f} ms a step{'' if finite else ', but losses that are not finite'}")
 
     def _over(self, finished: bool, why: str) -> Outcome:
-        now = time.time()
         for strike in [strike for group in self._groups for strike in group.strikes if not strike.by_chance]:
-            failed = "its turn did not come before the end"
-            target = strike.target if isinstance(strike.target, Target) else Target()
-            self._record(Injection(strike.id, strike.fault, strike.params, target, now, failed=failed))
+            self._fail(strike, "its turn did not come before the end")
         step_s, finite = self._steady or (None, False)
         return Outcome(finished, why, self._watch.step, step_s, finite)
 
@@ -180,10 +181,14 @@ class Runner:
         """Send the injectors of the next group, if it is nearly time."""
         if self._stopping or self._watch.generation is None or not self._watch.goes_on_since(self._calm_t, CALM_STEPS):
             return None
-        late = self._terms.minutes is not None and now > self._steady_t + 60 * self._terms.minutes
-        if late or not self._groups:
+        if not self._groups:
             return self._done()
         first = self._groups[0].strikes[0]
+        if first.by_chance:
+            self._chance_t = self._chance_t or now
+            if self._terms.minutes is not None and now > self._chance_t + 60 * self._terms.minutes:
+                self._groups = []
+                return self._done()
         assert self._steady is not None
         self._due_t = max(self._calm_t + first.calm_s, self._steady_t + (first.at.s or 0.0))
         steps = (first.at.step or 0) - self._watch.step
@@ -195,7 +200,6 @@ class Runner:
 
     def _done(self) -> Outcome | None:
         """There is nothing more to inject; what the last faults lost is computed again before anything ends."""
-        self._groups = []
         if self._watch.furthest_t < self._calm_t:
             return None
         if not self._terms.own:
@@ -314,6 +318,11 @@ class Runner:
                 self._groups.insert(0, Group((again(each.strike),)))
             else:
                 self._record(each.injection())
+
+    def _fail(self, strike: Strike, why: str) -> None:
+        """It is not injected."""
+        target = strike.target if isinstance(strike.target, Target) else Target()
+        self._record(Injection(strike.id, strike.fault, strike.params, target, time.time(), failed=why))
 
     def _record(self, injection: Injection) -> None:
         self.injections.append(injection)

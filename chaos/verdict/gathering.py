@@ -50,6 +50,7 @@ def observe(
     *,
     experiment: str,
     injections: Sequence[record.Injection] | None = None,
+    left_out: Mapping[str, str] | None = None,
     seed: int = 0,
     reference: Path | None = None,
     tolerance: float = 0.0,
@@ -61,6 +62,7 @@ def observe(
     Args:
         before: as `inspect` found it.
         injections: those of this experiment; None: all that the run directory tells of, which others may have made before.
+        left_out: of the plan, with the reasons.
         reference: run directory of the same campaign without faults.
     """
     config = load(run_dir / "config.yaml", [])
@@ -83,6 +85,7 @@ def observe(
         left=left(run_dir, places(config), before, hosts),
         tolerance=tolerance,
         wall_s=wall_s,
+        left_out=left_out or {},
     )
 
 

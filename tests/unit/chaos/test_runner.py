@@ -12,10 +12,14 @@ import pytest
 
 from chaos.experiment import Experiment, Limits
 from chaos.orchestration.campaign import Campaign
+from chaos.orchestration.execution import _planned
 from chaos.orchestration.runner import Outcome, Runner, Terms
 from chaos.orchestration.sites import Here
 from chaos.planning import World, plan
 from chaos.verdict import record
+from chaos.verdict.gathering import observe
+from chaos.verdict.report import as_json
+from chaos.verdict.verdict import judge
 from resilient import ledger
 from resilient.config import dump, load
 
@@ -83,3 +87,45 @@ def test_what_was_done_by_another_experiment_is_not_taken_for_done_by_this_one(c
     now, _ = carried_out(campaign, Heard(), faults=[{"fault": "worker_kill"}])
     assert [each.id for each in now.injections] == ["1-worker_kill"]
     assert record.read(campaign.run_dir) == [*before.injections, *now.injections]
+
+
+def test_however_short_a_mix_is_the_faults_before_it_are_injected(campaign: Campaign):
+    terms = replace(TERMS, minutes=1e-6)
+    mix = {"kinds": {"worker_kill": 1}, "minutes": 1e-6, "calm_s": (60, 60)}
+    runner, outcome = carried_out(campaign, Heard(), terms, faults=[{"fault": "worker_kill", "id": "first"}], random=mix)
+    assert (outcome.finished, outcome.why) == (True, "all faults were injected")
+    assert [(each.id, each.failed) for each in runner.injections] == [("first", "rank 0 does not run here")]
+
+
+def test_what_is_left_out_is_told_and_a_fault_of_the_schedule_that_is_was_not_injected(campaign: Campaign):
+    wanted = Experiment.model_validate(
+        {
+            "name": "test",
+            "campaign": {},
+            "faults": [{"fault": "worker_kill"}, {"fault": "link_down"}, {"fault": "worker_kill"}],
+            "random": {"kinds": {"link_flap": 1}, "count": 1},
+            "limits": {"faults": 1},
+        }
+    )
+    heard = Heard()
+    site = Here()
+    site.has = frozenset()
+    made = _planned(wanted, 0, campaign.config, site, heard)
+    assert heard.notes == [
+        "left out: 2-link_down: needs lab, root",
+        "left out: link_flap: needs lab, root",
+        "left out: the rest: limits.faults: 1",
+    ]
+    runner = Runner(made, campaign, site, TERMS, heard, {})
+    runner.run()
+    assert {each.id: each.failed for each in runner.injections} == {
+        "1-worker_kill": "rank 0 does not run here",
+        "2-link_down": "left out: needs lab, root",
+        "3-worker_kill": "left out: limits.faults: 1",
+    }
+    seen = observe(campaign.run_dir, (), {}, experiment="test", injections=runner.injections, left_out=made.left_out)
+    told = as_json(judge(seen))
+    assert told["left_out"] == made.left_out
+    assert [each["wrong"] for each in told["injections"] if each["id"] == "2-link_down"] == [
+        {"injected": "left out: needs lab, root"}
+    ]
