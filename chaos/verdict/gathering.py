@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chaos import faults
 from chaos.verdict import machine, record
@@ -18,6 +18,9 @@ from chaos.verdict.observation import Checked, JobRun, Observation, Weights
 from resilient import ledger
 from resilient.account import account
 from resilient.config import Config, load
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Hosts = Mapping[str, Sequence[str]]
 """By name of a host, the command that runs another one there: of a lab, or `srun --overlap --nodelist=n2`; nothing: here."""
@@ -120,14 +123,27 @@ def weights(run_dir: Path, reference: Path) -> Weights | None:
 def _distance(one: Path, other: Path, name: str) -> float:
     """How far an array is from another, in lengths of the longer one. Bytes, as the state of a generator is, have no distance."""
     import numpy as np
-    import zarr
 
-    a, b = (np.asarray(zarr.open_group(root, mode="r")[name]) for root in (one, other))
-    if a.dtype == np.uint8:
+    a, b = _numbers(one, name), _numbers(other, name)
+    if a is None or b is None:
         return 0.0
-    a, b = a.astype(np.float64), b.astype(np.float64)
     longer = max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
     return float(np.linalg.norm(a - b)) / longer if longer else 0.0
+
+
+def _numbers(root: Path, name: str) -> "np.ndarray[Any, np.dtype[np.float64]] | None":
+    """An array of a checkpoint, whatever its type is called in the files; None if it is of bytes."""
+    import numpy as np
+    import torch
+    import zarr
+
+    from checkpoint.elements import BITS_OF
+
+    array = zarr.open_group(root, mode="r")[name]
+    data, kind = np.asarray(array), array.attrs.get(BITS_OF)
+    if kind is not None:
+        return torch.from_numpy(data).view(getattr(torch, str(kind))).to(torch.float64).numpy()
+    return None if data.dtype == np.uint8 else data.astype(np.float64)
 
 
 def checkpoints(run_dir: Path) -> list[Checked]:

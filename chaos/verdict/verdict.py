@@ -213,7 +213,7 @@ def _weights(seen: Observation) -> list[str]:
     if seen.weights is None or not seen.weights.differing:
         return []
     tolerance = seen.tolerance if _inexact_t(seen) < math.inf else 0.0
-    if seen.weights.largest <= tolerance:
+    if tolerance and seen.weights.largest <= tolerance:
         return []
     return [f"{name} differs (by {seen.weights.largest:.3g} at most of all)" for name in seen.weights.differing]
 
