@@ -182,7 +182,7 @@ class InjectionContext:
 
     def events(self, name: str | None = None) -> list[dict[str, object]]:
         """Lines of the ledger."""
-        return [line for line in ledger.read(self.run_dir / ledger.EVENTS) if name in (None, line["event"])]
+        return [line for line in ledger.read_events(self.run_dir / ledger.EVENTS) if name in (None, line["event"])]
 
     def memory(self, node: int) -> Sequence[Path]:
         """What a node has in RAM beside its tiers: heartbeat regions, and the snapshot daemon's own."""

@@ -141,6 +141,11 @@ class Runner:
         self._started_t = time.time()
         self._campaign.start()
 
+    @property
+    def _job_t(self) -> float:
+        """When the newest job was started, here or, of a campaign that is not this command's own, by whoever does."""
+        return self._started_t if self._terms.own else self._watch.started_t
+
     def _poll(self) -> None:
         for event in self._watch.poll():
             self._display.event(event)
@@ -225,7 +230,7 @@ class Runner:
         if all(self._is_over(each) for each in self._active):
             self._conclude(now)
         elif all(each.closed for each in self._active):
-            last_t = max(*(each.last_t for each in self._active), self._started_t)
+            last_t = max(*(each.last_t for each in self._active), self._job_t)
             if now > last_t + self._terms.limits.recovery_s:
                 if not self._watch.goes_on_since(last_t):
                     return self._over(False, f"the run does not go on {now - last_t:.0f} s after {leader.strike.id}")
@@ -254,14 +259,14 @@ class Runner:
             return False
         if each.t is None:
             return True
-        if each.expects.exits and self._started_t < each.t - 1.0:  # the injector may see the end after it was seen here
+        if each.expects.exits and self._job_t < each.t - 1.0:  # the injector may see the end after it was seen here
             return False
         must_be_reported = each.expects.kinds and not each.expects.exits and not each.expects.may_pass and not self._covered(each)
         if must_be_reported and not self._watch.reported_since(each.t, each.expects.kinds):
             return False
         if not each.expects.actions.isdisjoint(DEGRADED) and not self._watch.tiers_are_well:
             return False  # what befalls a tier that is in trouble is not reported again
-        return self._watch.goes_on_since(max(each.last_t, self._started_t))
+        return self._watch.goes_on_since(max(each.last_t, self._job_t))
 
     def _covered(self, each: ActiveInjection) -> bool:
         """Whether it may have hit ranks that were being stopped because of another one of its group: then nobody reports it."""

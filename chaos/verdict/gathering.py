@@ -60,9 +60,10 @@ def observe(
     wall_s: float = 0.0,
     hosts: Hosts = ON_THIS_ONE,
 ) -> Observation:
-    """All that is known of a campaign that is over.
+    """All that is known of a campaign that is over, or, without jobs, of one that goes on.
 
     Args:
+        jobs: of a campaign that is over. Of one that goes on, checkpoints and machines are not looked at: they are in use.
         before: as `inspect` found it.
         injections: those of this experiment; None: all that the run directory tells of, which others may have made before.
         left_out: of the plan, with the reasons.
@@ -84,8 +85,8 @@ def observe(
         account=account(events, metrics),
         reference=None if reference is None else _metrics(reference),
         weights=None if reference is None else weights(run_dir, reference),
-        checkpoints=checkpoints(run_dir),
-        left=left(run_dir, places(config), before, hosts),
+        checkpoints=checkpoints(run_dir) if jobs else [],
+        left=left(run_dir, places(config), before, hosts) if jobs else {},
         tolerance=tolerance,
         wall_s=wall_s,
         left_out=left_out or {},
@@ -93,7 +94,7 @@ def observe(
 
 
 def _metrics(run_dir: Path) -> list[Line]:
-    return [line for line in ledger.read(run_dir / ledger.METRICS) if "step" in line and "t" in line]
+    return [line for line in ledger.read_metrics(run_dir / ledger.METRICS) if "step" in line]
 
 
 def weights(run_dir: Path, reference: Path) -> Weights | None:

@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from chaos.experiment import Experiment, Limits
 from chaos.orchestration.campaign import Campaign
@@ -17,9 +20,12 @@ from chaos.orchestration.runner import Outcome, Runner, Terms
 from chaos.orchestration.sites import Here
 from chaos.planning import World, plan
 from chaos.verdict import record
-from chaos.verdict.gathering import observe
+from chaos.verdict.gathering import inspect, observe, places
+from chaos.verdict.observation import JobRun
 from chaos.verdict.report import as_json
 from chaos.verdict.verdict import judge
+from checkpoint.local_shard import LocalShard
+from checkpoint.saving import save
 from resilient import ledger
 from resilient.config import dump, load
 
@@ -62,6 +68,13 @@ def tell(run_dir: Path, members: list[int], generation: int) -> None:
     line = {"t": time.time(), "event": "generation_started", "host": socket.gethostname(), "generation": generation, **where}
     with (run_dir / ledger.EVENTS).open("a") as events:
         events.write(json.dumps({**line, "resumed_step": 0}) + "\n")
+
+
+def started_again(campaign: Campaign) -> None:
+    """By whoever does, so that the next one takes it up."""
+    line = {"t": time.time() + 1, "event": "run_started", "host": "h", "generation": 2, "name": "run", "target_step": 1000}
+    with (campaign.run_dir / ledger.EVENTS).open("a") as events:
+        events.write(json.dumps(line) + "\n")
 
 
 def carried_out(campaign: Campaign, heard: Heard, terms: Terms = TERMS, nodes: int = 1, **keys: Any) -> tuple[Runner, Outcome]:
@@ -129,3 +142,24 @@ def test_what_is_left_out_is_told_and_a_fault_of_the_schedule_that_is_was_not_in
     assert [each["wrong"] for each in told["injections"] if each["id"] == "2-link_down"] == [
         {"injected": "left out: needs lab, root"}
     ]
+
+
+def test_an_attached_campaign_that_is_started_again_by_somebody_else_has_recovered_from_its_end(campaign: Campaign):
+    driver = subprocess.Popen(["sleep", "600"])
+    (campaign.run_dir / ".lock").write_text(f"pid {driver.pid}\n")
+    heard = Heard(lambda text: started_again(campaign) if text.startswith("1-driver_kill") else None)
+    threading.Thread(target=driver.wait).start()
+    runner, outcome = carried_out(campaign, heard, faults=[{"fault": "driver_kill"}], limits={"recovery_s": 3})
+    assert [each.failed for each in runner.injections] == [""]
+    assert (outcome.finished, outcome.why) == (True, "all faults were injected")
+    assert not [note for note in heard.notes if "not recovered from" in note]
+
+
+def test_of_a_campaign_that_goes_on_no_checkpoint_is_read_and_no_machine_inspected(campaign: Campaign):
+    save(campaign.run_dir / "checkpoints", 1, [LocalShard("a", (1,), (0,), torch.ones(1), (1,))], {}, generation=0)
+    found = [
+        observe(campaign.run_dir, jobs, inspect(places(campaign.config)), experiment="test", injections=())
+        for jobs in ((), (JobRun(0.0, 1.0, 0),))
+    ]
+    assert [len(seen.checkpoints) for seen in found] == [0, 1]
+    assert [bool(seen.left) for seen in found] == [False, True]
