@@ -56,6 +56,14 @@ def _passed(seconds: float) -> bool:
     return False
 
 
+def _running(pid: int) -> psutil.Process | None:
+    """The process of this number, unless it has ended, though nobody may have asked for its status yet."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process
+    return None
+
+
 @dataclass
 class InjectionContext:
     """One target of one run. Times in unix seconds.
@@ -103,16 +111,17 @@ class InjectionContext:
             CannotInject: it does not run on this machine.
         """
         activity = self.activities().get(-1 if self.target.rank is None else self.target.rank)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if activity is not None:
-                return psutil.Process(activity.pid)
-        raise CannotInject(f"rank {self.target.rank} does not run here")
+        found = None if activity is None else _running(activity.pid)
+        if found is None:
+            raise CannotInject(f"rank {self.target.rank} does not run here")
+        return found
 
     def workers(self) -> list[psutil.Process]:
         """Those of the node that is aimed at."""
         agent = self.agent()
         mine = {process.pid for process in agent.children(recursive=True)}
-        return [psutil.Process(activity.pid) for activity in self.activities().values() if activity.pid in mine]
+        found = (_running(activity.pid) for activity in self.activities().values() if activity.pid in mine)
+        return [process for process in found if process is not None]
 
     def agent(self) -> psutil.Process:
         """The agent of the node that is aimed at.
@@ -134,7 +143,7 @@ class InjectionContext:
         for node in self._nodes():
             record = agent_record(self.run_dir, node)
             with contextlib.suppress(psutil.NoSuchProcess):
-                if record is not None and (process := psutil.Process(record.pid)).name() == NAME:
+                if record is not None and (process := _running(record.pid)) is not None and process.name() == NAME:
                     found[node] = process
         return found
 
@@ -170,9 +179,11 @@ class InjectionContext:
         Raises:
             CannotInject: it does not run on this machine.
         """
-        with contextlib.suppress(OSError, ValueError, IndexError, psutil.NoSuchProcess):
+        with contextlib.suppress(OSError, ValueError, IndexError):
             words = (self.run_dir / ".lock").read_text().split()
-            return psutil.Process(int(words[words.index("pid") + 1]))
+            found = _running(int(words[words.index("pid") + 1]))
+            if found is not None:
+                return found
         raise CannotInject("the run has no driver here")
 
     def _nodes(self) -> range:

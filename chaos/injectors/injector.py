@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from chaos import faults
 from chaos.fault import CannotInject, Inside, Outside
@@ -28,6 +29,7 @@ from checkpoint.typed import built
 from resilient.config import load
 
 TRIGGER = b"now\n"
+_GONE = (psutil.Error, OSError)  # what was looked at has ended, or is not there, by the time that something is done to it
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def main() -> int:
         context = InjectionContext(request.run_dir, config, request.target, guard, request.lab, _over)
         try:
             _do(request, context)
-        except (CannotInject, Missed) as error:
+        except (CannotInject, Missed, *_GONE) as error:
             _answer("failed", reason=str(error))
             return 1
     _answer("undone")
@@ -98,7 +100,7 @@ def _do(request: InjectionRequest, context: InjectionContext) -> None:
         began_t = time.time()
         try:
             evidence = fault.inject(context)
-        except CannotInject:
+        except (CannotInject, *_GONE):
             # While a run recovers there are moments at which there is nobody to hit.
             if request.moment.phase != "recovery" or _over(SLOW_POLL_S):
                 raise
