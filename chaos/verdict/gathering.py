@@ -4,6 +4,7 @@ Owns all the reading; nothing is decided here. The hosts of a run are inspected 
 """
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from resilient.config import Config, load
 if TYPE_CHECKING:
     import numpy as np
 
+log = logging.getLogger(__name__)
+
 Hosts = Mapping[str, Sequence[str]]
 """By name of a host, the command that runs another one there: of a lab, or `srun --overlap --nodelist=n2`; nothing: here."""
 
@@ -38,12 +41,18 @@ def places(config: Config) -> list[Path]:
 def inspect(where: Sequence[Path], hosts: Hosts = ON_THIS_ONE) -> dict[str, machine.State]:
     """How each host is set up. Call it before anything is broken, and give it to `observe`.
 
+    A host that cannot be inspected, as one that a job has lost, is missing: nothing can be said of it afterwards either.
+
     Args:
         where: the `places` of the run.
     """
-    return {
-        host: _asked(prefix, "chaos.verdict.machine", where) if prefix else machine.inspect(where) for host, prefix in hosts.items()
-    }
+    found: dict[str, machine.State] = {}
+    for host, prefix in hosts.items():
+        try:
+            found[host] = _asked(prefix, "chaos.verdict.machine", where) if prefix else machine.inspect(where)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            log.warning("%s cannot be inspected, and is left out of the verdict: %s", host, _said(error))
+    return found
 
 
 def observe(
@@ -173,16 +182,16 @@ def _durable(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def left(run_dir: Path, where: Sequence[Path], before: Mapping[str, machine.State], hosts: Hosts) -> dict[str, list[str]]:
-    """What is left on the hosts of a run, or changed; a host that cannot be inspected counts as changed."""
+    """What is left on the hosts of a run, or changed; one that cannot be inspected any more counts as changed."""
     found: dict[str, list[str]] = {"processes": [], "files": [], "machine": []}
-    for host, prefix in hosts.items():
+    for host, prefix in ((host, prefix) for host, prefix in hosts.items() if host in before):
         name = f"{host}: " if host else ""
         try:
             now = _inspect(run_dir, where, prefix)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            found["machine"].append(f"{name}cannot be inspected: {error}")
+            found["machine"].append(f"{name}cannot be inspected: {_said(error)}")
             continue
-        changed = machine.changes(before.get(host, {}), now["machine"])
+        changed = machine.changes(before[host], now["machine"])
         for what, lines in (("processes", now["processes"]), ("files", now["files"]), ("machine", changed)):
             found[what] += [f"{name}{line}" for line in lines]
     return found
@@ -192,6 +201,12 @@ def _inspect(run_dir: Path, where: Sequence[Path], prefix: Sequence[str]) -> dic
     if not prefix:
         return {"processes": processes(run_dir), "files": files(run_dir), "machine": machine.inspect(where)}
     return _asked(prefix, "chaos.verdict.leftovers", [run_dir, *where])
+
+
+def _said(error: Exception) -> str:
+    """What is wrong with a host, in a line: the last one of a command that failed there."""
+    lines = (error.stderr or "").strip().splitlines() if isinstance(error, subprocess.CalledProcessError) else []
+    return lines[-1] if lines else str(error)
 
 
 def _asked(prefix: Sequence[str], module: str, words: Sequence[Path]) -> dict[str, Any]:
