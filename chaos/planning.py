@@ -7,7 +7,7 @@ import bisect
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -274,3 +274,15 @@ class Spread:
             at = self.members.index(target.node) if target.node in self.members else target.node % len(self.members)
             rank = firsts[at]
         return Target(rank if aim is Aim.RANK else None, self.members[at], self.hosts[at])
+
+    def confined(self, target: Target, hit: Collection[int], most: int | None) -> Target | None:
+        """A target that `placed` has found, where so many nodes may be hit in all and these were: it, or one on one of those.
+
+        None: no node that was hit is in the generation. A spare that stands in for a node is another one.
+        """
+        if target.node is None or most is None or len({*hit, target.node}) <= most:
+            return target
+        left = [node for node in self.members if node in hit]
+        if not left:
+            return None
+        return self.placed(Aim.NODE if target.rank is None else Aim.RANK, Target(node=left[target.node % len(left)]))

@@ -140,7 +140,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
             before,
             experiment=experiment.name,
             injections=runner.injections,
-            left_out=made.left_out,
+            left_out=runner.left_out,
             seed=seed,
             reference=reference,
             tolerance=experiment.tolerance,
@@ -169,11 +169,12 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, di
         campaign = Campaign(config, directory, site, {})
         made = _planned(experiment, seed, config, site, display)
         terms = _terms(experiment, own=False)
-        before = inspect(places(config), site.hosts())
         runner = Runner(made, campaign, site, terms, display, cleanup.injector())
         outcome = runner.run()
         display.note(outcome.why)
-        seen = observe(run_dir, (), before, experiment=experiment.name, injections=runner.injections, seed=seed, hosts=site.hosts())
+        seen = observe(
+            run_dir, (), {}, experiment=experiment.name, injections=runner.injections, left_out=runner.left_out, seed=seed
+        )
         found = judge(seen)
         # It goes on, so that only what was done to it can be judged.
         return _judged(seen, replace(found, checks=[check for check in found.checks if check.name in OF_EACH]), directory)

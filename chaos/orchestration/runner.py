@@ -88,18 +88,20 @@ class Runner:
 
     Attributes:
         injections: what became of each fault, once `run` has returned.
+        left_out: what was not to be injected after all, with the reason.
     """
 
     def __init__(
         self, plan: Plan, campaign: Campaign, site: Site, terms: Terms, display: Display, injector_environ: Mapping[str, str]
     ) -> None:
         self._groups = list(plan.groups)
-        self._missing = plan.missing
+        self._missing, self.left_out = plan.missing, dict(plan.left_out)
         self._campaign, self._site, self._terms, self._display = campaign, site, terms, display
         self._injector_environ = injector_environ
         self._watch = Watch(campaign.run_dir)
         self._active: list[ActiveInjection] = []
         self._past: list[ActiveInjection] = []
+        self._hit: set[int | None] = set()  # nodes
         self.injections: list[Injection] = []
         self._unwritten: list[Injection] = []
         self._begun_t = self._steady_t = self._calm_t = self._started_t = self._due_t = 0.0
@@ -198,9 +200,13 @@ class Runner:
         self._due_t = max(self._calm_t + first.calm_s, self._steady_t + (first.at.s or 0.0))
         steps = (first.at.step or 0) - self._watch.step
         if now > self._due_t - ARM_AHEAD_S and steps * self._steady[0] < ARM_AHEAD_S:
-            group = self._groups.pop(0)
-            for strike in group.strikes:
-                self._send(strike)
+            for strike in self._groups.pop(0).strikes:
+                if first is strike or self._active:
+                    self._send(strike)
+                else:
+                    self._leave_out(strike, f"comes with {first.id}, which is left out")
+            if not self._active:
+                self._calm_t = now
         return None
 
     def _done(self) -> Outcome | None:
@@ -280,6 +286,10 @@ class Runner:
         """Have an injector go to the target and wait for the trigger."""
         kind = faults.kind(strike.fault)
         target = self._target(strike)
+        if target is None:
+            self._leave_out(strike, f"limits.nodes: {self._terms.limits.nodes}, and no node that was hit before is there")
+            return
+        self._hit |= {target.node} - {None}
         outside = kind if issubclass(kind, Outside) else None
         within = [] if outside is not None and outside.site == "machine" else self._site.reach(target.host)
         by_step = strike.at.step is not None or strike.at.after is not None
@@ -297,8 +307,8 @@ class Runner:
         sent = InjectorProcess(request, within, self._injector_environ, self._campaign.directory / "injectors.log")
         self._active.append(ActiveInjection(strike, target, sent))
 
-    def _target(self, strike: Strike) -> Target:
-        """Whom it hits in the generation that runs now."""
+    def _target(self, strike: Strike) -> Target | None:
+        """Whom it hits in the generation that runs now; None where that would be one node too many."""
         generation = self._watch.generation
         assert generation is not None
         aim = faults.kind(strike.fault).aim
@@ -310,7 +320,8 @@ class Runner:
             first = self._active[0].target if self._active else None
             wanted = first if first is not None else blamed(aim, last["ranks"], last["nodes"])
         assert not isinstance(wanted, str)
-        return Spread.told(generation).placed(aim, wanted)
+        spread = Spread.told(generation)
+        return spread.confined(spread.placed(aim, wanted), self._hit, self._terms.limits.nodes)
 
     def _hear(self) -> None:
         """What the injectors have said."""
@@ -323,6 +334,13 @@ class Runner:
                 self._groups.insert(0, Group((again(each.strike),)))
             else:
                 self._record(each.injection())
+
+    def _leave_out(self, strike: Strike, why: str) -> None:
+        """It would be too much. Without one of the schedule the experiment is not what it says."""
+        self.left_out[strike.id] = why
+        self._display.note(f"left out: {strike.id}: {why}")
+        if not strike.by_chance:
+            self._fail(strike, f"left out: {why}")
 
     def _fail(self, strike: Strike, why: str) -> None:
         """It is not injected."""

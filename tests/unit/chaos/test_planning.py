@@ -174,3 +174,19 @@ def test_the_culprit_is_who_was_blamed():
     assert blamed(Aim.NODE, [3], [1]) == Target(node=1)
     assert blamed(Aim.NODE, [3], []) == Target(rank=3)
     assert blamed(Aim.NODE, [], []) == Target(rank=0)
+
+
+@pytest.mark.parametrize(
+    ("target", "hit", "most", "found"),
+    [
+        (Target(8, 2, "h2"), [0, 1], None, Target(8, 2, "h2")),
+        (Target(8, 2, "h2"), [0], 2, Target(8, 2, "h2")),
+        (Target(8, 2, "h2"), [0, 2], 2, Target(8, 2, "h2")),
+        (Target(8, 2, "h2"), [1, 3], 2, Target(4, 3, "h3")),  # node 1 was replaced
+        (Target(None, 2, "h2"), [1, 3], 2, Target(None, 3, "h3")),
+        (Target(8, 2, "h2"), [1], 1, None),
+        (Target(host="h0"), [1], 1, Target(host="h0")),
+    ],
+)
+def test_where_no_further_node_may_be_hit_one_is_that_was(target: Target, hit: list[int], most: int | None, found: Target | None):
+    assert Spread.told(UNEVEN).confined(target, hit, most) == found

@@ -163,3 +163,26 @@ def test_of_a_campaign_that_goes_on_no_checkpoint_is_read_and_no_machine_inspect
     ]
     assert [len(seen.checkpoints) for seen in found] == [0, 1]
     assert [bool(seen.left) for seen in found] == [False, True]
+
+
+def test_a_spare_that_stands_in_for_a_node_that_was_hit_is_another_node(campaign: Campaign):
+    faults = [
+        {"fault": "agent_kill", "target": {"node": 0}},
+        {"fault": "agent_kill", "target": {"node": 0}, "id": "after"},
+        {"fault": "worker_kill", "target": {"rank": 0}, "at": {"after": "after"}},
+    ]
+
+    def replaced(text: str) -> None:
+        if text.startswith("1-agent_kill"):
+            tell(campaign.run_dir, [2, 1], 2)
+
+    limits = {"nodes": 1, "at_once": 2}
+    mix = {"kinds": {"agent_kill": 1}, "count": 1, "calm_s": (0, 0)}
+    runner, _ = carried_out(campaign, Heard(replaced), nodes=2, faults=faults, random=mix, limits=limits)
+    why = "limits.nodes: 1, and no node that was hit before is there"
+    assert [(each.id, each.failed) for each in runner.injections] == [
+        ("1-agent_kill", "the agent of node 0 does not run here"),
+        ("after", f"left out: {why}"),
+        ("3-worker_kill", "left out: comes with after, which is left out"),
+    ]
+    assert runner.left_out == {"after": why, "3-worker_kill": "comes with after, which is left out", "4-agent_kill": why}
