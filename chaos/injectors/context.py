@@ -39,6 +39,7 @@ class RankContext:
 
     Attributes:
         step: the one that is being computed, 1-based.
+        order: name of the order that is carried out, which no other one has.
         follow: have something called, until it says False, at each phase that begins with its name and the step that is being
             computed, and with None and a step that is finished.
     """
@@ -48,6 +49,7 @@ class RankContext:
     step: int
     phase: str
     run_dir: Path
+    order: str
     follow: Callable[[Follower], None]
 
 

@@ -91,7 +91,7 @@ def _do(request: InjectionRequest, context: InjectionContext) -> None:
     if request.on_trigger and not os.read(0, len(TRIGGER)):
         raise Missed("nobody wants it any more")
     if isinstance(fault, Inside):
-        _order(request, context)
+        _order(request, context, fault)
         return
     assert isinstance(fault, Outside)
     deadline = time.monotonic() + request.limit_s
@@ -109,7 +109,7 @@ def _do(request: InjectionRequest, context: InjectionContext) -> None:
         return
 
 
-def _order(request: InjectionRequest, context: InjectionContext) -> None:
+def _order(request: InjectionRequest, context: InjectionContext, fault: Inside) -> None:
     """Have the rank do it."""
     if request.target.rank is None:
         raise CannotInject(f"{request.fault} strikes a rank, and none is named")
@@ -118,6 +118,9 @@ def _order(request: InjectionRequest, context: InjectionContext) -> None:
         wait_for(moment, context, request.limit_s)
         moment = Moment()
     order = f"{request.id}-{secrets.token_hex(4)}"  # a name that was never given, nor taken back, by another injector
+    removal = fault.removal(order)
+    if removal is not None:
+        context.guard.add(removal)
     context.guard.add(["rm", "-f", str(request.run_dir / inside.DIRECTORY / f"{order}.order")])
     inside.give(
         request.run_dir, inside.Order(order, request.fault, request.target.rank, moment.step, moment.phase, dict(request.params))

@@ -150,4 +150,4 @@ class _OrderWatcher:
         fault = kind(order.fault)(**order.params)
         assert isinstance(fault, Inside)
         run_dir = self._directory.parent
-        fault.strike(RankContext(order.rank, self._context.world_size, step, phase, run_dir, self._followers.append))
+        fault.strike(RankContext(order.rank, self._context.world_size, step, phase, run_dir, order.id, self._followers.append))
