@@ -101,7 +101,7 @@ class Runner:
         self._watch = Watch(campaign.run_dir)
         self._active: list[ActiveInjection] = []
         self._past: list[ActiveInjection] = []
-        self._hit: set[int | None] = set()  # nodes
+        self._hit: set[int] = set()  # nodes
         self.injections: list[Injection] = []
         self._unwritten: list[Injection] = []
         self._begun_t = self._steady_t = self._calm_t = self._started_t = self._due_t = 0.0
@@ -289,7 +289,8 @@ class Runner:
         if target is None:
             self._leave_out(strike, f"limits.nodes: {self._terms.limits.nodes}, and no node that was hit before is there")
             return
-        self._hit |= {target.node} - {None}
+        if target.node is not None:
+            self._hit.add(target.node)
         outside = kind if issubclass(kind, Outside) else None
         within = [] if outside is not None and outside.site == "machine" else self._site.reach(target.host)
         by_step = strike.at.step is not None or strike.at.after is not None
