@@ -89,7 +89,7 @@ class Mix(Section):
 
     seed: int = Field(0, description="of everything that is drawn; `--seed` overrides it")
     count: int | None = Field(None, ge=1, description="faults until it ends")
-    minutes: float | None = Field(None, gt=0, description="until it ends; `--minutes` overrides it")
+    minutes: float | None = Field(None, gt=0, description="from the first of them on until it ends; `--minutes` overrides it")
     calm_s: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = Field(
         (1.0, 5.0), description="shortest and longest time between a recovery and the next fault"
     )
@@ -117,7 +117,9 @@ class Limits(Section):
 
     faults: int = Field(1000, ge=1, description="that are injected in all")
     at_once: int = Field(2, ge=1, description="that are not recovered from yet")
-    nodes: int | None = Field(None, ge=1, description="different ones that are hit, over the whole experiment; unset: all may be")
+    nodes: int | None = Field(
+        None, ge=1, description="that are hit, in all, a spare that stands in for one is another; unset: all may be"
+    )
     minutes: float = Field(60.0, gt=0, description="that the experiment may take")
     recovery_s: float = Field(180.0, gt=0, description="from a fault, or its end, until the run goes on")
 

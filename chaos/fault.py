@@ -4,7 +4,7 @@ Each kind of fault is one small file of `chaos.faults`, named as the fault, with
 its parameters. Nothing here or in a fault file may import torch at the top: catalogues and injectors must start at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -99,6 +99,13 @@ class Inside(Fault):
     def strike(self, context: "RankContext") -> None:
         """Do it; called in the training thread, at most once for an order, after the order was marked as taken."""
         raise NotImplementedError
+
+    def removal(self, order: str) -> Sequence[str] | None:
+        """The command that removes, once the rank is gone, what an order of this name leaves on the rank's machine.
+
+        Of the injector's guard, since all that a rank starts is ended with it. It must do no harm if the order was never taken.
+        """
+        return None
 
 
 class CannotInject(Exception):

@@ -6,7 +6,8 @@ Owns chance: the same seed gives the same faults, on the same world.
 import bisect
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -56,10 +57,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """Groups, one after the other; and which faults are left out, with the reason."""
+    """Groups, one after the other; and which faults are left out, with the reason.
+
+    Attributes:
+        missing: those of the schedule among them, which an experiment is not what it says without.
+    """
 
     groups: tuple[Group, ...]
     left_out: Mapping[str, str]
+    missing: Sequence[tuple[Strike, str]] = ()
 
     @property
     def strikes(self) -> list[Strike]:
@@ -82,12 +88,19 @@ def plan(experiment: Experiment, seed: int, world: World) -> Plan:
     chance = random.Random(f"{experiment.name} {seed}")
     drawn = _Draw(chance, world, _allowed(experiment, world, chance))
     left_out: dict[str, str] = {}
-    groups = [*_scheduled(experiment.faults, drawn, left_out)]
+    missing: list[tuple[Strike, str]] = []
+    groups = [*_scheduled(experiment.faults, drawn, missing)]
+    left_out |= {strike.id: why for strike, why in missing}
     if experiment.random is not None:
-        groups += _mixed(experiment.random, drawn, left_out, experiment.limits.faults)
+        groups += _mixed(experiment.random, drawn, left_out, experiment.limits.faults, len(experiment.faults) + 1)
+    twice = [name for name, count in Counter(strike.id for group in groups for strike in group.strikes).items() if count > 1]
+    if twice:
+        raise ExperimentError(
+            f"faults: the id {', '.join(twice)} stands twice; those without one have their number and their fault"
+        )
     kept: list[Group] = []
     count = 0
-    for group in groups:
+    for number, group in enumerate(groups):
         count += len(group.strikes)
         if len(group.strikes) > experiment.limits.at_once:
             ids = ", ".join(strike.id for strike in group.strikes)
@@ -95,9 +108,11 @@ def plan(experiment: Experiment, seed: int, world: World) -> Plan:
         if count > experiment.limits.faults:
             if experiment.random is None or experiment.random.minutes is None:  # else time is up first
                 left_out["the rest"] = f"limits.faults: {experiment.limits.faults}"
+            rest = [strike for group in groups[number:] for strike in group.strikes if not strike.by_chance]
+            missing += [(strike, f"limits.faults: {experiment.limits.faults}") for strike in rest]
             break
         kept.append(group)
-    return Plan(tuple(kept), left_out)
+    return Plan(tuple(kept), left_out, tuple(missing))
 
 
 class _Draw:
@@ -139,7 +154,7 @@ def _allowed(experiment: Experiment, world: World, chance: random.Random) -> lis
     return sorted([*named, *chance.sample(others, min(most - len(named), len(others)))])
 
 
-def _scheduled(wanted: Sequence[Scheduled], drawn: _Draw, left_out: dict[str, str]) -> Iterator[Group]:
+def _scheduled(wanted: Sequence[Scheduled], drawn: _Draw, missing: list[tuple[Strike, str]]) -> Iterator[Group]:
     found: list[list[Strike]] = []
     gone: set[str] = set()
     for number, each in enumerate(wanted):
@@ -150,11 +165,11 @@ def _scheduled(wanted: Sequence[Scheduled], drawn: _Draw, left_out: dict[str, st
         other = each.at.after or each.at.together
         if not why and other in gone:
             why = f"comes with {other}, which is left out"
+        strike = Strike(name, each.fault, target, each.at, each.params)
         if why:
-            left_out[name] = why
+            missing.append((strike, why))
             gone.add(name)
             continue
-        strike = Strike(name, each.fault, target, each.at, each.params)
         group = next((group for group in found if other in {one.id for one in group}), None)
         if group is None or each.at.recovered:
             found.append([strike])
@@ -177,7 +192,7 @@ def _target(each: Scheduled, drawn: _Draw, where: str) -> Target | Literal["culp
     return Target(rank=rank)
 
 
-def _mixed(mix: Mix, drawn: _Draw, left_out: dict[str, str], most: int) -> Iterator[Group]:
+def _mixed(mix: Mix, drawn: _Draw, left_out: dict[str, str], most: int, first_number: int) -> Iterator[Group]:
     lacking = {name: why for name in mix.kinds if (why := why_not(name, drawn.world.has))}
     left_out |= lacking
     possible = {name: kind for name, kind in mix.kinds.items() if name not in lacking}
@@ -187,7 +202,7 @@ def _mixed(mix: Mix, drawn: _Draw, left_out: dict[str, str], most: int) -> Itera
     second = [name for name in names if _may_follow(name, possible[name])]
     chance = drawn.chance
     bag: list[str] = []
-    number = itertools.count(1)
+    number = itertools.count(first_number)
 
     def strike(name: str, at: When, calm_s: float = 0.0) -> Strike:
         target = drawn.target(faults.kind(name).aim)
@@ -259,3 +274,15 @@ class Spread:
             at = self.members.index(target.node) if target.node in self.members else target.node % len(self.members)
             rank = firsts[at]
         return Target(rank if aim is Aim.RANK else None, self.members[at], self.hosts[at])
+
+    def confined(self, target: Target, hit: Collection[int], most: int | None) -> Target | None:
+        """A target that `placed` has found, where so many nodes may be hit in all and these were: it, or one on one of those.
+
+        None: no node that was hit is in the generation. A spare that stands in for a node is another one.
+        """
+        if target.node is None or most is None or len({*hit, target.node}) <= most:
+            return target
+        left = [node for node in self.members if node in hit]
+        if not left:
+            return None
+        return self.placed(Aim.NODE if target.rank is None else Aim.RANK, Target(node=left[target.node % len(left)]))

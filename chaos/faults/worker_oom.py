@@ -8,14 +8,17 @@ from pydantic import Field
 
 from chaos.fault import CannotInject, Expectation, Inside, Need
 from chaos.injectors.context import RankContext
-from chaos.injectors.guard import Guard
+from chaos.injectors.guard import Command
 from resilient import worker
 from resilient.agent.oom import controller
 
 SEEN_S = 2.0  # for the agent to see that the worker is in the cgroup: it looks every second
 
-# $1: the cgroup. Whoever looks for the reason reads it; and it is in use until its last process has been taken apart.
-_REMOVE = 'sleep 2; for _ in $(seq 200); do rmdir "$1" 2>/dev/null && exit; sleep 0.05; done'
+# $1: the cgroup. The rank needs a moment to make it, and whoever looks for the reason of its end reads it for another one.
+_REMOVE = (
+    'sleep 2; for _ in $(seq 600); do grep -q . "$1/cgroup.procs" 2>/dev/null || break; sleep 0.1; done; [ -d "$1" ] || exit 0; '
+    'sleep 2; for _ in $(seq 200); do rmdir "$1" 2>/dev/null && exit; sleep 0.05; done; exit 1'
+)
 
 
 class WorkerOom(Inside):
@@ -30,19 +33,20 @@ class WorkerOom(Inside):
         # The kernel may look for memory to give back for so long that the rank is found hanging before it is killed.
         return Expectation(frozenset({"exit", "hang"}), frozenset({"restart_workers"}), culprit=True)
 
+    def removal(self, order: str) -> Command | None:
+        found = controller(Path("/proc/self/mountinfo").read_text())
+        return None if found is None else ["sh", "-c", _REMOVE, "sh", str(_group(found.mount, order))]
+
     def strike(self, context: RankContext) -> None:
         found = controller(Path("/proc/self/mountinfo").read_text())
         if found is None:
             raise CannotInject("no cgroup accounts for memory here")
-        group = found.mount / f"resilient-chaos-{os.getpid()}"
-        guard = Guard()
-        guard.add(["sh", "-c", _REMOVE, "sh", str(group)])
+        group = _group(found.mount, context.order)
         try:
             group.mkdir()
             (group / ("memory.max" if found.unified else "memory.limit_in_bytes")).write_text(str(self.mib << 20))
             (group / "cgroup.procs").write_text(str(os.getpid()))
         except OSError as error:
-            guard.release()
             raise CannotInject(f"a cgroup with a limit cannot be made: {error}") from error
         until = time.monotonic() + SEEN_S
         while time.monotonic() < until:
@@ -51,3 +55,7 @@ class WorkerOom(Inside):
         taken = []
         while True:
             taken.append(b"x" * (1 << 20))
+
+
+def _group(mount: Path, order: str) -> Path:
+    return mount / f"resilient-chaos-{order}"

@@ -4,7 +4,7 @@ import signal
 
 from pydantic import Field
 
-from chaos.fault import Aim, Evidence, Expectation, Outside
+from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
 from chaos.injectors.context import InjectionContext
 from chaos.primitives.processes import continues, is_gone, until
 
@@ -28,5 +28,7 @@ class WorkerStop(Outside):
         context.guard.add(continues(process))
         process.send_signal(signal.SIGSTOP)
         until(lambda: is_gone(process) or process.status() == "stopped", f"process {process.pid} does not stop")
+        if is_gone(process):
+            raise CannotInject(f"process {process.pid} has ended before it was stopped")
         context.hold(self.seconds, unless=lambda: is_gone(process))
         return {"pid": process.pid, "state": "T", "killed": is_gone(process)}

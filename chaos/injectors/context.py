@@ -39,6 +39,7 @@ class RankContext:
 
     Attributes:
         step: the one that is being computed, 1-based.
+        order: name of the order that is carried out, which no other one has.
         follow: have something called, until it says False, at each phase that begins with its name and the step that is being
             computed, and with None and a step that is finished.
     """
@@ -48,12 +49,21 @@ class RankContext:
     step: int
     phase: str
     run_dir: Path
+    order: str
     follow: Callable[[Follower], None]
 
 
 def _passed(seconds: float) -> bool:
     time.sleep(seconds)
     return False
+
+
+def _running(pid: int) -> psutil.Process | None:
+    """The process of this number, unless it has ended, though nobody may have asked for its status yet."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process
+    return None
 
 
 @dataclass
@@ -103,16 +113,17 @@ class InjectionContext:
             CannotInject: it does not run on this machine.
         """
         activity = self.activities().get(-1 if self.target.rank is None else self.target.rank)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if activity is not None:
-                return psutil.Process(activity.pid)
-        raise CannotInject(f"rank {self.target.rank} does not run here")
+        found = None if activity is None else _running(activity.pid)
+        if found is None:
+            raise CannotInject(f"rank {self.target.rank} does not run here")
+        return found
 
     def workers(self) -> list[psutil.Process]:
         """Those of the node that is aimed at."""
         agent = self.agent()
         mine = {process.pid for process in agent.children(recursive=True)}
-        return [psutil.Process(activity.pid) for activity in self.activities().values() if activity.pid in mine]
+        found = (_running(activity.pid) for activity in self.activities().values() if activity.pid in mine)
+        return [process for process in found if process is not None]
 
     def agent(self) -> psutil.Process:
         """The agent of the node that is aimed at.
@@ -134,7 +145,7 @@ class InjectionContext:
         for node in self._nodes():
             record = agent_record(self.run_dir, node)
             with contextlib.suppress(psutil.NoSuchProcess):
-                if record is not None and (process := psutil.Process(record.pid)).name() == NAME:
+                if record is not None and (process := _running(record.pid)) is not None and process.name() == NAME:
                     found[node] = process
         return found
 
@@ -170,9 +181,11 @@ class InjectionContext:
         Raises:
             CannotInject: it does not run on this machine.
         """
-        with contextlib.suppress(OSError, ValueError, IndexError, psutil.NoSuchProcess):
+        with contextlib.suppress(OSError, ValueError, IndexError):
             words = (self.run_dir / ".lock").read_text().split()
-            return psutil.Process(int(words[words.index("pid") + 1]))
+            found = _running(int(words[words.index("pid") + 1]))
+            if found is not None:
+                return found
         raise CannotInject("the run has no driver here")
 
     def _nodes(self) -> range:
@@ -182,7 +195,7 @@ class InjectionContext:
 
     def events(self, name: str | None = None) -> list[dict[str, object]]:
         """Lines of the ledger."""
-        return [line for line in ledger.read(self.run_dir / ledger.EVENTS) if name in (None, line["event"])]
+        return [line for line in ledger.read_events(self.run_dir / ledger.EVENTS) if name in (None, line["event"])]
 
     def memory(self, node: int) -> Sequence[Path]:
         """What a node has in RAM beside its tiers: heartbeat regions, and the snapshot daemon's own."""

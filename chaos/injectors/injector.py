@@ -7,6 +7,7 @@ killed at any moment. When it is killed itself, its guard undoes the fault.
 
 import json
 import os
+import secrets
 import select
 import signal
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from chaos import faults
 from chaos.fault import CannotInject, Inside, Outside
@@ -27,6 +29,7 @@ from checkpoint.typed import built
 from resilient.config import load
 
 TRIGGER = b"now\n"
+_GONE = (psutil.Error, OSError)  # what was looked at has ended, or is not there, by the time that something is done to it
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def main() -> int:
         context = InjectionContext(request.run_dir, config, request.target, guard, request.lab, _over)
         try:
             _do(request, context)
-        except (CannotInject, Missed) as error:
+        except (CannotInject, Missed, *_GONE) as error:
             _answer("failed", reason=str(error))
             return 1
     _answer("undone")
@@ -88,7 +91,7 @@ def _do(request: InjectionRequest, context: InjectionContext) -> None:
     if request.on_trigger and not os.read(0, len(TRIGGER)):
         raise Missed("nobody wants it any more")
     if isinstance(fault, Inside):
-        _order(request, context)
+        _order(request, context, fault)
         return
     assert isinstance(fault, Outside)
     deadline = time.monotonic() + request.limit_s
@@ -97,7 +100,7 @@ def _do(request: InjectionRequest, context: InjectionContext) -> None:
         began_t = time.time()
         try:
             evidence = fault.inject(context)
-        except CannotInject:
+        except (CannotInject, *_GONE):
             # While a run recovers there are moments at which there is nobody to hit.
             if request.moment.phase != "recovery" or _over(SLOW_POLL_S):
                 raise
@@ -106,7 +109,7 @@ def _do(request: InjectionRequest, context: InjectionContext) -> None:
         return
 
 
-def _order(request: InjectionRequest, context: InjectionContext) -> None:
+def _order(request: InjectionRequest, context: InjectionContext, fault: Inside) -> None:
     """Have the rank do it."""
     if request.target.rank is None:
         raise CannotInject(f"{request.fault} strikes a rank, and none is named")
@@ -114,17 +117,22 @@ def _order(request: InjectionRequest, context: InjectionContext) -> None:
     if moment.phase in OF_THE_RUN:  # which no rank can tell
         wait_for(moment, context, request.limit_s)
         moment = Moment()
-    context.guard.add(["rm", "-f", str(request.run_dir / inside.DIRECTORY / f"{request.id}.order")])
+    order = f"{request.id}-{secrets.token_hex(4)}"  # a name that was never given, nor taken back, by another injector
+    removal = fault.removal(order)
+    if removal is not None:
+        context.guard.add(removal)
+    context.guard.add(["rm", "-f", str(request.run_dir / inside.DIRECTORY / f"{order}.order")])
     inside.give(
-        request.run_dir,
-        inside.Order(request.id, request.fault, request.target.rank, moment.step, moment.phase, dict(request.params)),
+        request.run_dir, inside.Order(order, request.fault, request.target.rank, moment.step, moment.phase, dict(request.params))
     )
     deadline = time.monotonic() + request.limit_s
-    while (mark := inside.taken(request.run_dir, request.id)) is None:
+    while (mark := inside.taken(request.run_dir, order)) is None:
         if time.monotonic() > deadline or _over(0.02):
-            if inside.withdraw(request.run_dir, request.id):
+            withdrawn = inside.withdraw(request.run_dir, order)
+            mark = inside.taken(request.run_dir, order)
+            if withdrawn or mark is None:
                 raise Missed(f"rank {request.target.rank} did not come to step {moment.step or 'any'}")
-            deadline = float("inf")
+            break
     _answer("injected", t=mark["t"], evidence=mark)
 
 

@@ -7,6 +7,7 @@ whoever makes the mark beside it, and never again when the same step is computed
 import json
 import logging
 import os
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -54,13 +55,15 @@ def withdraw(run_dir: Path, order_id: str) -> bool:
 
 
 def _create_marker(path: Path, what: Mapping[str, object]) -> bool:
-    """Be the one who makes a mark; False: it was made already."""
+    """Be the one who makes a mark, which is whole or not there; False: it was made already."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        new.write_text(json.dumps(what))
+        path.hardlink_to(new)
     except FileExistsError:
         return False
-    os.write(fd, json.dumps(what).encode())
-    os.close(fd)
+    finally:
+        new.unlink(missing_ok=True)
     return True
 
 
@@ -138,9 +141,13 @@ class _OrderWatcher:
 
         step = (self._finished or 0) + 1
         marker = {"t": time.time(), "rank": order.rank, "pid": os.getpid(), "step": step, "generation": self._context.generation}
-        if not _create_marker(self._directory / f"{order.id}.taken", marker):
+        try:
+            if not _create_marker(self._directory / f"{order.id}.taken", marker):
+                return
+        except OSError as error:
+            log.warning("order %s is not carried out, since that cannot be told: %s", order.id, error)
             return
         fault = kind(order.fault)(**order.params)
         assert isinstance(fault, Inside)
         run_dir = self._directory.parent
-        fault.strike(RankContext(order.rank, self._context.world_size, step, phase, run_dir, self._followers.append))
+        fault.strike(RankContext(order.rank, self._context.world_size, step, phase, run_dir, order.id, self._followers.append))

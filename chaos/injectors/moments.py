@@ -7,7 +7,7 @@ from typing import Literal
 
 from chaos.injectors.context import InjectionContext
 from chaos.orchestration.tail import Tail
-from resilient import ledger
+from resilient import entries, ledger
 from resilient.heartbeat_region import PHASES
 
 Phase = Literal["start", "load", "data", "step", "snapshot", "eval", "flush", "recovery", "drain"]
@@ -69,7 +69,7 @@ class _Recovery:
         self._open = False
 
     def __call__(self) -> bool:
-        for line in self._tail.read():
+        for line in entries.events(self._tail.read()):
             if line["event"] in ("fault", "recovered", "run_started"):
                 self._open = line["event"] == "fault"
         return self._open

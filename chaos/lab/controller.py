@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from chaos.lab.host import CommandFailed, Host
+from chaos.lab.host import CommandFailed, Host, daemon_environ
 from chaos.lab.shape import LOGIN, LabPaths, Shape
 from chaos.lab.slurm_conf import cgroup_conf, slurm_conf
 
@@ -104,8 +104,10 @@ class Controller:
         log = self._place.logs / f"{host.name}.log"
         with log.open("ab") as output:
             line = host.inside(words, self.environ(), Path("/"))
-            code = subprocess.run(line, check=False, stdin=subprocess.DEVNULL, stdout=output, stderr=output).returncode
-        if code:
+            completed = subprocess.run(
+                line, check=False, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=daemon_environ()
+            )
+        if completed.returncode:
             raise CommandFailed(f"{words[0]} did not start on {host.name}: {log.read_text().strip()[-500:]}")
 
     def _wait(self, ready: Callable[[], bool], why: str) -> None:

@@ -20,6 +20,9 @@ from resilient.exits import EnvironmentUnusable
 
 GONE_S = 10.0
 BRIDGE = "switch"
+# What daemons of a lab do not take over from who starts them: a job of Slurm, and the marks by which an experiment ends what is its
+# own. An injector's guard boots a host again, which outlives both.
+_NOT_THEIRS = ("SLURM_", "RESILIENT_CHAOS_")
 
 _REST = "import signal, time; signal.signal(signal.SIGCHLD, signal.SIG_IGN); time.sleep(1e9)"  # orphans that end are buried
 
@@ -138,7 +141,7 @@ class Host:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 cwd="/",
-                env=_environ({}),
+                env=daemon_environ(),
             )
             assert starter.stdout is not None
             with starter.stdout as output:
@@ -217,9 +220,9 @@ class Host:
         return [*enter, "env", f"--chdir={directory}", *unset, *settings, *map(str, words)]
 
 
-def _environ(changes: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    return {**kept, **changes}
+def daemon_environ() -> dict[str, str]:
+    """What a daemon of the lab has of this process's environment."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_THEIRS)}
 
 
 def _ids(pid: int) -> list[int]:

@@ -22,7 +22,7 @@ from chaos.injectors.guard import Command, Guard
 from chaos.verdict.leftovers import files
 
 CAMPAIGN, INJECTOR = "RESILIENT_CHAOS_CAMPAIGN", "RESILIENT_CHAOS_INJECTOR"
-UNDO_S = 60.0  # for injectors to undo; then they are killed, and their guards do
+UNDO_S = 60.0  # for injectors to undo; then they are killed, and their guards do; then what of these hangs is killed
 POLL_S = 0.05
 
 
@@ -79,13 +79,8 @@ def tagged(variable: str, tag: str) -> list[psutil.Process]:
 
 def sweep(tag: str, lab: str = "", run_dir: str = "") -> None:
     """End all that carries the tag, and the lab, and remove what a run has left."""
-    deadline = time.monotonic() + UNDO_S
-    _end_campaigns(tag, deadline)
-    while injectors := tagged(INJECTOR, tag):
-        if time.monotonic() > deadline:
-            _kill([process for process in injectors if _is_injector(process)])
-            deadline += UNDO_S
-        time.sleep(POLL_S)
+    _end_campaigns(tag, time.monotonic() + UNDO_S)
+    _end_injectors(tag)
     if lab:
         _take_down(lab)
     for path in files(Path(run_dir)) if run_dir else ():
@@ -97,6 +92,34 @@ def _end_campaigns(tag: str, deadline: float) -> None:
     while (campaign := tagged(CAMPAIGN, tag)) and time.monotonic() < deadline:
         _kill(campaign)
         time.sleep(POLL_S)
+
+
+def _end_injectors(tag: str) -> None:
+    """Whatever hangs has no more than its time: commands that undo may, as do those that ask a machine which is gone."""
+    for kill in (_injectors, _innermost, _all_of_them):
+        deadline = time.monotonic() + UNDO_S
+        while found := tagged(INJECTOR, tag):
+            if time.monotonic() > deadline:
+                _kill(kill(found))
+                break
+            time.sleep(POLL_S)
+
+
+def _injectors(found: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in found if _is_injector(process)]
+
+
+def _innermost(found: list[psutil.Process]) -> list[psutil.Process]:
+    """Commands without their guard, which goes on with the next one."""
+    parents = set()
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            parents.add(process.ppid())
+    return [process for process in found if process.pid not in parents]
+
+
+def _all_of_them(found: list[psutil.Process]) -> list[psutil.Process]:
+    return found
 
 
 def _take_down(lab: str) -> None:

@@ -21,7 +21,7 @@ from chaos.orchestration.cleanup import CleanupGuard
 from chaos.orchestration.runner import POLL_S, Display, Runner, Terms
 from chaos.orchestration.sites import Here, InLab, Site, place, rights
 from chaos.orchestration.volumes import mount, undoing
-from chaos.planning import World, plan
+from chaos.planning import Plan, World, plan
 from chaos.verdict import page, report
 from chaos.verdict.gathering import inspect, observe, places
 from chaos.verdict.observation import Observation
@@ -118,9 +118,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
         config = resolve(experiment.campaign, file, directory, allow=True)
         cleanup.run(config.run_dir)
         site = _site(experiment, config, cleanup, display)
-        made = plan(experiment, seed, world_of(config, site.has))
-        if not made.groups:
-            raise EnvironmentUnusable(f"nothing can be injected here: {'; '.join(map(': '.join, made.left_out.items()))}")
+        made = _planned(experiment, seed, config, site, display)
         terms = _terms(experiment, own=True)
         if experiment.twin and reference is None and terms.to_target:
             reference = _reference(experiment, file, directory, site, cleanup, display)
@@ -128,7 +126,8 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
         many = f"{len(made.strikes)} faults" if terms.minutes is None else f"faults for {terms.minutes:g} minutes"
         display.note(f"{experiment.name}, seed {seed}: {many}, in {directory}")
         before, began = inspect(places(config), site.hosts()), time.monotonic()
-        outcome = Runner(made, campaign, site, terms, display, cleanup.injector()).run()
+        runner = Runner(made, campaign, site, terms, display, cleanup.injector())
+        outcome = runner.run()
         wall_s = time.monotonic() - began
         display.note(outcome.why)
         _end(campaign, cleanup)
@@ -140,6 +139,8 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
             campaign.jobs,
             before,
             experiment=experiment.name,
+            injections=runner.injections,
+            left_out=runner.left_out,
             seed=seed,
             reference=reference,
             tolerance=experiment.tolerance,
@@ -166,15 +167,31 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, di
     with interruptible(), CleanupGuard() as cleanup:
         site = place(config)
         campaign = Campaign(config, directory, site, {})
-        made = plan(experiment, seed, world_of(config, site.has))
+        made = _planned(experiment, seed, config, site, display)
         terms = _terms(experiment, own=False)
-        before = inspect(places(config), site.hosts())
-        outcome = Runner(made, campaign, site, terms, display, cleanup.injector()).run()
+        runner = Runner(made, campaign, site, terms, display, cleanup.injector())
+        outcome = runner.run()
         display.note(outcome.why)
-        seen = observe(run_dir, (), before, experiment=experiment.name, seed=seed, hosts=site.hosts())
+        seen = observe(
+            run_dir, (), {}, experiment=experiment.name, injections=runner.injections, left_out=runner.left_out, seed=seed
+        )
         found = judge(seen)
         # It goes on, so that only what was done to it can be judged.
         return _judged(seen, replace(found, checks=[check for check in found.checks if check.name in OF_EACH]), directory)
+
+
+def _planned(experiment: Experiment, seed: int, config: Config, site: Site, display: Display) -> Plan:
+    """What will be done; what is left out of it is said.
+
+    Raises:
+        EnvironmentUnusable: all is.
+    """
+    made = plan(experiment, seed, world_of(config, site.has))
+    if not made.groups:
+        raise EnvironmentUnusable(f"nothing can be injected here: {'; '.join(map(': '.join, made.left_out.items()))}")
+    for name, why in made.left_out.items():
+        display.note(f"left out: {name}: {why}")
+    return made
 
 
 def _judged(seen: Observation, verdict: Verdict, directory: Path, reference: Path | None = None) -> Result:

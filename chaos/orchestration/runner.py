@@ -50,7 +50,7 @@ class Terms:
     """On which terms faults are injected.
 
     Attributes:
-        minutes: for so many of the steady state, at most.
+        minutes: for so many faults come by chance, at most, counted from the moment at which the first one might.
         to_target: the campaign goes on to its target afterwards; else it is stopped.
         own: the campaign is this command's own, to be started, and started again.
     """
@@ -85,24 +85,35 @@ class Runner:
 
     Args:
         injector_environ: added to the environment of injectors.
+
+    Attributes:
+        injections: what became of each fault, once `run` has returned.
+        left_out: what was not to be injected after all, with the reason.
     """
 
     def __init__(
         self, plan: Plan, campaign: Campaign, site: Site, terms: Terms, display: Display, injector_environ: Mapping[str, str]
     ) -> None:
         self._groups = list(plan.groups)
+        self._missing, self.left_out = plan.missing, dict(plan.left_out)
         self._campaign, self._site, self._terms, self._display = campaign, site, terms, display
         self._injector_environ = injector_environ
         self._watch = Watch(campaign.run_dir)
         self._active: list[ActiveInjection] = []
         self._past: list[ActiveInjection] = []
+        self._hit: set[int] = set()  # nodes
+        self.injections: list[Injection] = []
+        self._unwritten: list[Injection] = []
         self._begun_t = self._steady_t = self._calm_t = self._started_t = self._due_t = 0.0
+        self._chance_t: float | None = None  # since when faults come by chance
         self._steady: tuple[float, bool] | None = None
         self._stopping = False
 
     def run(self) -> Outcome:
         """Until the campaign is over; no injector is left then."""
         self._begun_t = time.time()
+        for strike, why in self._missing:
+            self._fail(strike, f"left out: {why}")
         if self._terms.own:
             self._start()
         try:
@@ -131,6 +142,11 @@ class Runner:
     def _start(self) -> None:
         self._started_t = time.time()
         self._campaign.start()
+
+    @property
+    def _job_t(self) -> float:
+        """When the newest job was started, here or, of a campaign that is not this command's own, by whoever does."""
+        return self._started_t if self._terms.own else self._watch.started_t
 
     def _poll(self) -> None:
         for event in self._watch.poll():
@@ -161,11 +177,8 @@ class Runner:
             self._display.note(f"steady: {1000 * step_s:.0f} ms a step{'' if finite else ', but losses that are not finite'}")
 
     def _over(self, finished: bool, why: str) -> Outcome:
-        now = time.time()
         for strike in [strike for group in self._groups for strike in group.strikes if not strike.by_chance]:
-            failed = "its turn did not come before the end"
-            target = strike.target if isinstance(strike.target, Target) else Target()
-            self._record(Injection(strike.id, strike.fault, strike.params, target, now, failed=failed))
+            self._fail(strike, "its turn did not come before the end")
         step_s, finite = self._steady or (None, False)
         return Outcome(finished, why, self._watch.step, step_s, finite)
 
@@ -175,22 +188,29 @@ class Runner:
         """Send the injectors of the next group, if it is nearly time."""
         if self._stopping or self._watch.generation is None or not self._watch.goes_on_since(self._calm_t, CALM_STEPS):
             return None
-        late = self._terms.minutes is not None and now > self._steady_t + 60 * self._terms.minutes
-        if late or not self._groups:
+        if not self._groups:
             return self._done()
         first = self._groups[0].strikes[0]
+        if first.by_chance:
+            self._chance_t = self._chance_t or now
+            if self._terms.minutes is not None and now > self._chance_t + 60 * self._terms.minutes:
+                self._groups = []
+                return self._done()
         assert self._steady is not None
         self._due_t = max(self._calm_t + first.calm_s, self._steady_t + (first.at.s or 0.0))
         steps = (first.at.step or 0) - self._watch.step
         if now > self._due_t - ARM_AHEAD_S and steps * self._steady[0] < ARM_AHEAD_S:
-            group = self._groups.pop(0)
-            for strike in group.strikes:
-                self._send(strike)
+            for strike in self._groups.pop(0).strikes:
+                if first is strike or self._active:
+                    self._send(strike)
+                else:
+                    self._leave_out(strike, f"comes with {first.id}, which is left out")
+            if not self._active:
+                self._calm_t = now
         return None
 
     def _done(self) -> Outcome | None:
         """There is nothing more to inject; what the last faults lost is computed again before anything ends."""
-        self._groups = []
         if self._watch.furthest_t < self._calm_t:
             return None
         if not self._terms.own:
@@ -216,7 +236,7 @@ class Runner:
         if all(self._is_over(each) for each in self._active):
             self._conclude(now)
         elif all(each.closed for each in self._active):
-            last_t = max(*(each.last_t for each in self._active), self._started_t)
+            last_t = max(*(each.last_t for each in self._active), self._job_t)
             if now > last_t + self._terms.limits.recovery_s:
                 if not self._watch.goes_on_since(last_t):
                     return self._over(False, f"the run does not go on {now - last_t:.0f} s after {leader.strike.id}")
@@ -245,14 +265,14 @@ class Runner:
             return False
         if each.t is None:
             return True
-        if each.expects.exits and self._started_t < each.t - 1.0:  # the injector may see the end after it was seen here
+        if each.expects.exits and self._job_t < each.t - 1.0:  # the injector may see the end after it was seen here
             return False
         must_be_reported = each.expects.kinds and not each.expects.exits and not each.expects.may_pass and not self._covered(each)
         if must_be_reported and not self._watch.reported_since(each.t, each.expects.kinds):
             return False
         if not each.expects.actions.isdisjoint(DEGRADED) and not self._watch.tiers_are_well:
             return False  # what befalls a tier that is in trouble is not reported again
-        return self._watch.goes_on_since(max(each.last_t, self._started_t))
+        return self._watch.goes_on_since(max(each.last_t, self._job_t))
 
     def _covered(self, each: ActiveInjection) -> bool:
         """Whether it may have hit ranks that were being stopped because of another one of its group: then nobody reports it."""
@@ -266,6 +286,11 @@ class Runner:
         """Have an injector go to the target and wait for the trigger."""
         kind = faults.kind(strike.fault)
         target = self._target(strike)
+        if target is None:
+            self._leave_out(strike, f"limits.nodes: {self._terms.limits.nodes}, and no node that was hit before is there")
+            return
+        if target.node is not None:
+            self._hit.add(target.node)
         outside = kind if issubclass(kind, Outside) else None
         within = [] if outside is not None and outside.site == "machine" else self._site.reach(target.host)
         by_step = strike.at.step is not None or strike.at.after is not None
@@ -283,8 +308,8 @@ class Runner:
         sent = InjectorProcess(request, within, self._injector_environ, self._campaign.directory / "injectors.log")
         self._active.append(ActiveInjection(strike, target, sent))
 
-    def _target(self, strike: Strike) -> Target:
-        """Whom it hits in the generation that runs now."""
+    def _target(self, strike: Strike) -> Target | None:
+        """Whom it hits in the generation that runs now; None where that would be one node too many."""
         generation = self._watch.generation
         assert generation is not None
         aim = faults.kind(strike.fault).aim
@@ -296,7 +321,8 @@ class Runner:
             first = self._active[0].target if self._active else None
             wanted = first if first is not None else blamed(aim, last["ranks"], last["nodes"])
         assert not isinstance(wanted, str)
-        return Spread.told(generation).placed(aim, wanted)
+        spread = Spread.told(generation)
+        return spread.confined(spread.placed(aim, wanted), self._hit, self._terms.limits.nodes)
 
     def _hear(self) -> None:
         """What the injectors have said."""
@@ -310,9 +336,30 @@ class Runner:
             else:
                 self._record(each.injection())
 
+    def _leave_out(self, strike: Strike, why: str) -> None:
+        """It would be too much. Without one of the schedule the experiment is not what it says."""
+        self.left_out[strike.id] = why
+        self._display.note(f"left out: {strike.id}: {why}")
+        if not strike.by_chance:
+            self._fail(strike, f"left out: {why}")
+
+    def _fail(self, strike: Strike, why: str) -> None:
+        """It is not injected."""
+        target = strike.target if isinstance(strike.target, Target) else Target()
+        self._record(Injection(strike.id, strike.fault, strike.params, target, time.time(), failed=why))
+
     def _record(self, injection: Injection) -> None:
+        self.injections.append(injection)
+        self._unwritten.append(injection)
+        self._write_down()
+
+    def _write_down(self) -> None:
+        """Tell of them in the run directory. Where that is full or read-only, as some faults make it, they are told later."""
         if self._campaign.run_dir.is_dir():
-            record.append(self._campaign.run_dir, injection)
+            with suppress(OSError):
+                while self._unwritten:
+                    record.append(self._campaign.run_dir, self._unwritten[0])
+                    self._unwritten.pop(0)
 
     def _where(self, each: ActiveInjection) -> str:
         target = each.target
@@ -325,6 +372,9 @@ class Runner:
             each.sent.let_go()
         deadline = time.monotonic() + HEED_S
         while any(not each.closed for each in self._active) and time.monotonic() < deadline:
-            with suppress(OSError):
-                self._hear()
+            self._hear()
             time.sleep(POLL_S)
+        for each in [each for each in self._active if not each.recorded]:
+            each.recorded, each.failed = True, each.failed or "its injector does not end"
+            self._record(each.injection())
+        self._write_down()

@@ -100,22 +100,27 @@ class Here:
 
 
 class InJob:
-    """The job of Slurm that this process is part of: on its batch host, as the campaign's driver."""
+    """The job of Slurm that this process is part of: on its batch host, as the campaign's driver, or in the shell of `salloc`.
+
+    Args:
+        here: name of this host, which need not be one of the job's.
+    """
 
     lab = ""
 
-    def __init__(self, allocation: Allocation) -> None:
+    def __init__(self, allocation: Allocation, here: str) -> None:
         self.has = rights() | {Need.SLURM}
-        self._allocation = allocation
+        self._allocation, self._here = allocation, here
 
     def run(self, words: Sequence[str], environ: Mapping[str, str], output: Path, nodes: int) -> Started:
         return _Process(words, environ, output)
 
     def hosts(self) -> Mapping[str, Sequence[str]]:
-        return {host: self.reach(host) for host in self._allocation.hosts}
+        own: dict[str, Sequence[str]] = {} if self._here in self._allocation.hosts else {"": ()}  # of the driver
+        return own | {host: self.reach(host) for host in self._allocation.hosts}
 
     def reach(self, host: str) -> list[str]:
-        if host in ("", self._allocation.hosts[0], socket.gethostname()):
+        if host in ("", self._here, socket.gethostname()):
             return []
         if host not in self._allocation.hosts:
             hosts = ", ".join(self._allocation.hosts)
@@ -186,5 +191,6 @@ class InLab:
 def place(config: Config) -> Here | InJob:
     """Where a campaign of this config runs when it is started from here."""
     if config.cluster.launcher != "local" and JOB in os.environ:
-        return InJob(Allocation.of(os.environ, socket.gethostname()))
+        here = os.environ.get("SLURMD_NODENAME", socket.gethostname())
+        return InJob(Allocation.of(os.environ, here), here)
     return Here()

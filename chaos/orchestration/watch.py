@@ -4,6 +4,7 @@ Owns what is known of the run at this moment; decides nothing.
 """
 
 import math
+import signal
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from chaos.orchestration.tail import Tail
 from chaos.verdict.matching import DEGRADED, GOES_ON
-from resilient import ledger
+from resilient import entries, ledger
 from resilient.driver.lease import holder
 
 Event = Mapping[str, Any]
@@ -37,6 +38,7 @@ class Watch:
         self.faults: list[Event] = []
         self.generation: Event | None = None  # how the newest one started
         self.driver_host = ""
+        self.started_t = 0.0  # when the newest job was
         self._open: dict[str, float] = {}
         self._degraded: set[str] = set()  # faults of tiers that are not well again
         self._exit_code: int | None = None
@@ -45,15 +47,15 @@ class Watch:
 
     def poll(self) -> Sequence[Event]:
         """Read on; the events that are new."""
-        events = self._events.read()
+        events = list(entries.events(self._events.read()))
         for event in events:
             match event["event"]:
                 case "run_started":
                     self.driver_host = event["host"]
-                    self._exit_code = None
+                    self.started_t, self._exit_code = event["t"], None
                     self._open.clear()  # what a driver that was killed had open, nobody closes
                     self._degraded.clear()
-                case "generation_started":
+                case "generation_started" if "members" in event:
                     self.generation = event
                 case "run_finished":
                     self._exit_code = event["exit_code"]
@@ -68,14 +70,16 @@ class Watch:
                 case "recovered":
                     self._open.pop(event["fault_id"], None)
                     self._degraded.discard(event["fault_id"])
-        for line in self._metrics.read():
+        for line in entries.metrics(self._metrics.read()):
+            if "step" not in line:
+                continue  # what a script reports between steps
             if line["step"] > self.furthest:
                 self.furthest, self.furthest_t = line["step"], line["t"]
             if self._finished and line["t"] <= self._finished[-1]:
                 continue  # what a node had not reported when it was lost comes later
             self.step = line["step"]
             self._finished.append(line["t"])
-            self.steps.append((line.get("step_s", 0.0), line.get("loss", 0.0)))
+            self.steps.append((line.get("step_s") or 0.0, line.get("loss") or 0.0))
         return events
 
     def reported_since(self, t: float, kinds: frozenset[str]) -> bool:
@@ -92,7 +96,10 @@ class Watch:
         return not self._degraded
 
     def ended(self, run_dir: Path) -> int | None:
-        """The exit code of a run that is over, and that nobody has started again for a while; None while it is not."""
+        """The exit code of a run that is over, and that nobody has started again for a while; None while it is not.
+
+        Of one that could not tell its own, that of a killed process.
+        """
         if time.monotonic() < self._asked_t + ASK_S:
             return None
         self._asked_t = time.monotonic()
@@ -100,7 +107,9 @@ class Watch:
             self._free_t = None
             return None
         self._free_t = self._free_t or time.monotonic()
-        return (self._exit_code or 0) if time.monotonic() > self._free_t + SUCCESSOR_S else None
+        if time.monotonic() < self._free_t + SUCCESSOR_S:
+            return None
+        return -signal.SIGKILL if self._exit_code is None else self._exit_code
 
     def steady(self, count: int) -> tuple[float, bool] | None:
         """Seconds of a step, and whether all losses are finite, once so many were finished; None before."""

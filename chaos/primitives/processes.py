@@ -35,15 +35,17 @@ def end(process: psutil.Process, sig: signal.Signals = signal.SIGKILL) -> None:
     """Send a signal that ends it, and return when it has ended.
 
     Raises:
-        CannotInject: it does not end.
+        CannotInject: it does not end, or has ended by itself.
     """
+    if is_gone(process):
+        raise CannotInject(f"process {process.pid} has ended by itself")
     process.send_signal(sig)
     until(lambda: is_gone(process), f"process {process.pid} is still there after {sig.name}")
 
 
 def end_at_once(processes: Iterable[psutil.Process]) -> list[int]:
     """Stop all of them, then kill all of them, so that none sees another one's end; their ids, once they are gone."""
-    found = list(processes)
+    found = [process for process in processes if not is_gone(process)]
     for sig in (signal.SIGSTOP, signal.SIGKILL):
         for process in found:
             try:

@@ -30,7 +30,9 @@ class Stop(Outside):
         driver = context.driver()
         self.ask(driver)
         left = self.grace_s
-        while left > 0 and not is_gone(driver) and not context.over(POLL_S):
+        while left > 0 and not is_gone(driver):
+            if context.over(POLL_S):  # nobody may be left to start it again
+                return {"pid": driver.pid, "state": "asked to end"}
             left -= POLL_S
         killed = not is_gone(driver)
         if killed:

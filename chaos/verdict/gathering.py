@@ -4,11 +4,12 @@ Owns all the reading; nothing is decided here. The hosts of a run are inspected 
 """
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chaos import faults
 from chaos.verdict import machine, record
@@ -18,6 +19,11 @@ from chaos.verdict.observation import Checked, JobRun, Observation, Weights
 from resilient import ledger
 from resilient.account import account
 from resilient.config import Config, load
+
+if TYPE_CHECKING:
+    import numpy as np
+
+log = logging.getLogger(__name__)
 
 Hosts = Mapping[str, Sequence[str]]
 """By name of a host, the command that runs another one there: of a lab, or `srun --overlap --nodelist=n2`; nothing: here."""
@@ -35,12 +41,18 @@ def places(config: Config) -> list[Path]:
 def inspect(where: Sequence[Path], hosts: Hosts = ON_THIS_ONE) -> dict[str, machine.State]:
     """How each host is set up. Call it before anything is broken, and give it to `observe`.
 
+    A host that cannot be inspected, as one that a job has lost, is missing: nothing can be said of it afterwards either.
+
     Args:
         where: the `places` of the run.
     """
-    return {
-        host: _asked(prefix, "chaos.verdict.machine", where) if prefix else machine.inspect(where) for host, prefix in hosts.items()
-    }
+    found: dict[str, machine.State] = {}
+    for host, prefix in hosts.items():
+        try:
+            found[host] = _asked(prefix, "chaos.verdict.machine", where) if prefix else machine.inspect(where)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            log.warning("%s cannot be inspected, and is left out of the verdict: %s", host, _said(error))
+    return found
 
 
 def observe(
@@ -49,20 +61,25 @@ def observe(
     before: Mapping[str, machine.State],
     *,
     experiment: str,
+    injections: Sequence[record.Injection] | None = None,
+    left_out: Mapping[str, str] | None = None,
     seed: int = 0,
     reference: Path | None = None,
     tolerance: float = 0.0,
     wall_s: float = 0.0,
     hosts: Hosts = ON_THIS_ONE,
 ) -> Observation:
-    """All that is known of a campaign that is over.
+    """All that is known of a campaign that is over, or, without jobs, of one that goes on.
 
     Args:
+        jobs: of a campaign that is over. Of one that goes on, checkpoints and machines are not looked at: they are in use.
         before: as `inspect` found it.
+        injections: those of this experiment; None: all that the run directory tells of, which others may have made before.
+        left_out: of the plan, with the reasons.
         reference: run directory of the same campaign without faults.
     """
     config = load(run_dir / "config.yaml", [])
-    injections = record.read(run_dir)
+    injections = record.read(run_dir) if injections is None else record.in_order(injections)
     events = list(ledger.read_events(run_dir / ledger.EVENTS))
     metrics = _metrics(run_dir)
     return Observation(
@@ -77,15 +94,16 @@ def observe(
         account=account(events, metrics),
         reference=None if reference is None else _metrics(reference),
         weights=None if reference is None else weights(run_dir, reference),
-        checkpoints=checkpoints(run_dir),
-        left=left(run_dir, places(config), before, hosts),
+        checkpoints=checkpoints(run_dir) if jobs else [],
+        left=left(run_dir, places(config), before, hosts) if jobs else {},
         tolerance=tolerance,
         wall_s=wall_s,
+        left_out=left_out or {},
     )
 
 
 def _metrics(run_dir: Path) -> list[Line]:
-    return [line for line in ledger.read(run_dir / ledger.METRICS) if "step" in line and "t" in line]
+    return [line for line in ledger.read_metrics(run_dir / ledger.METRICS) if "step" in line]
 
 
 def weights(run_dir: Path, reference: Path) -> Weights | None:
@@ -115,14 +133,27 @@ def weights(run_dir: Path, reference: Path) -> Weights | None:
 def _distance(one: Path, other: Path, name: str) -> float:
     """How far an array is from another, in lengths of the longer one. Bytes, as the state of a generator is, have no distance."""
     import numpy as np
-    import zarr
 
-    a, b = (np.asarray(zarr.open_group(root, mode="r")[name]) for root in (one, other))
-    if a.dtype == np.uint8:
+    a, b = _numbers(one, name), _numbers(other, name)
+    if a is None or b is None:
         return 0.0
-    a, b = a.astype(np.float64), b.astype(np.float64)
     longer = max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
     return float(np.linalg.norm(a - b)) / longer if longer else 0.0
+
+
+def _numbers(root: Path, name: str) -> "np.ndarray[Any, np.dtype[np.float64]] | None":
+    """An array of a checkpoint, whatever its type is called in the files; None if it is of bytes."""
+    import numpy as np
+    import torch
+    import zarr
+
+    from checkpoint.elements import BITS_OF
+
+    array = zarr.open_group(root, mode="r")[name]
+    data, kind = np.asarray(array), array.attrs.get(BITS_OF)
+    if kind is not None:
+        return torch.from_numpy(data).view(getattr(torch, str(kind))).to(torch.float64).numpy()
+    return None if data.dtype == np.uint8 else data.astype(np.float64)
 
 
 def checkpoints(run_dir: Path) -> list[Checked]:
@@ -151,16 +182,16 @@ def _durable(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def left(run_dir: Path, where: Sequence[Path], before: Mapping[str, machine.State], hosts: Hosts) -> dict[str, list[str]]:
-    """What is left on the hosts of a run, or changed; a host that cannot be inspected counts as changed."""
+    """What is left on the hosts of a run, or changed; one that cannot be inspected any more counts as changed."""
     found: dict[str, list[str]] = {"processes": [], "files": [], "machine": []}
-    for host, prefix in hosts.items():
+    for host, prefix in ((host, prefix) for host, prefix in hosts.items() if host in before):
         name = f"{host}: " if host else ""
         try:
             now = _inspect(run_dir, where, prefix)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            found["machine"].append(f"{name}cannot be inspected: {error}")
+            found["machine"].append(f"{name}cannot be inspected: {_said(error)}")
             continue
-        changed = machine.changes(before.get(host, {}), now["machine"])
+        changed = machine.changes(before[host], now["machine"])
         for what, lines in (("processes", now["processes"]), ("files", now["files"]), ("machine", changed)):
             found[what] += [f"{name}{line}" for line in lines]
     return found
@@ -170,6 +201,12 @@ def _inspect(run_dir: Path, where: Sequence[Path], prefix: Sequence[str]) -> dic
     if not prefix:
         return {"processes": processes(run_dir), "files": files(run_dir), "machine": machine.inspect(where)}
     return _asked(prefix, "chaos.verdict.leftovers", [run_dir, *where])
+
+
+def _said(error: Exception) -> str:
+    """What is wrong with a host, in a line: the last one of a command that failed there."""
+    lines = (error.stderr or "").strip().splitlines() if isinstance(error, subprocess.CalledProcessError) else []
+    return lines[-1] if lines else str(error)
 
 
 def _asked(prefix: Sequence[str], module: str, words: Sequence[Path]) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class Observation:
         left: what is left behind, as `processes` and `files`, or changed, as `machine`.
         tolerance: relative, of losses and weights, from the first fault or shrinking on that is not exact.
         wall_s: of the whole experiment; 0: not known.
+        left_out: faults that were not to be injected after all, with the reason: by id, those of a mix by kind.
     """
 
     experiment: str
@@ -71,6 +72,7 @@ class Observation:
     left: Mapping[str, Sequence[str]] = field(default_factory=dict)
     tolerance: float = 0.0
     wall_s: float = 0.0
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def roll_backs(self) -> list["RollBack"]:

@@ -1,7 +1,9 @@
 """What an experiment did: `chaos.jsonl` in the run directory, one `Injection` a line, for the verdict and the page."""
 
+import errno
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,10 +40,19 @@ def read(run_dir: Path) -> list[Injection]:
     for line in ledger.read(path):
         with suppress(ValueError):  # it was cut short by what ended the command
             found.append(msgspec.convert(line, built(Injection)))
-    return sorted(found, key=lambda each: each.t or each.asked_t)
+    return in_order(found)
+
+
+def in_order(injections: Iterable[Injection]) -> list[Injection]:
+    """Of time."""
+    return sorted(injections, key=lambda each: each.t or each.asked_t)
 
 
 def append(run_dir: Path, injection: Injection) -> None:
-    """Add one."""
-    with (run_dir / RECORD).open("a") as file:
-        file.write(json.dumps(asdict(injection), default=str) + "\n")
+    """Add one. Raises OSError, with the record as it was."""
+    line = (json.dumps(asdict(injection), default=str) + "\n").encode()
+    with (run_dir / RECORD).open("ab", buffering=0) as file:
+        end = file.tell()
+        if file.write(line) < len(line):
+            file.truncate(end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run_dir / RECORD))

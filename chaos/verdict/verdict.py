@@ -5,8 +5,8 @@ Owns the invariants. It reads no file and no clock; `chaos.verdict.gathering` do
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from chaos.verdict.matching import Line, Matches, faults, match
@@ -33,6 +33,7 @@ class Verdict:
 
     Attributes:
         downtime_s: of all incidents and of the jobs that faults have ended, each second once.
+        left_out: what was not to be injected after all, with the reason.
     """
 
     experiment: str
@@ -44,6 +45,7 @@ class Verdict:
     steps: int
     generations: int
     downtime_s: float
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -87,6 +89,7 @@ def judge(seen: Observation) -> Verdict:
         steps=_last_step(seen),
         generations=sum(line["event"] == "generation_started" for line in seen.events),
         downtime_s=downtime(seen.events).down_s + between_jobs_s(seen),
+        left_out=seen.left_out,
     )
 
 
@@ -210,7 +213,7 @@ def _weights(seen: Observation) -> list[str]:
     if seen.weights is None or not seen.weights.differing:
         return []
     tolerance = seen.tolerance if _inexact_t(seen) < math.inf else 0.0
-    if seen.weights.largest <= tolerance:
+    if tolerance and seen.weights.largest <= tolerance:
         return []
     return [f"{name} differs (by {seen.weights.largest:.3g} at most of all)" for name in seen.weights.differing]
 

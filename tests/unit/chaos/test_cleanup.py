@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from chaos.orchestration.cleanup import CleanupGuard
+import pytest
+
+from chaos.orchestration import cleanup as of_cleanup
+from chaos.orchestration.cleanup import CleanupGuard, sweep
 from resilient.agent.memory import region_directory
 
 
@@ -49,3 +52,21 @@ def test_the_same_happens_when_its_owner_is_killed(tmp_path: Path):
     process.wait()
     assert select.select([fd], [], [], 60.0)[0], "the campaign of a killed command is still there"
     os.close(fd)
+
+
+def test_an_undo_that_hangs_ends_no_experiment_late_and_keeps_no_other_from_being_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(of_cleanup, "UNDO_S", 1.0)
+    with CleanupGuard() as cleanup:
+        owner = (
+            "import time; from chaos.injectors.guard import Guard; guard = Guard();"
+            f"guard.add(['touch', {str(tmp_path / 'undone')!r}]); guard.add(['sleep', '600']); print(flush=True)"
+        )
+        injector = started(owner, cleanup.injector())
+        left = started("import time; print(flush=True); time.sleep(600)", cleanup.injector())  # as a host that was booted again
+        assert injector.wait() == 0
+        sweep(cleanup.tag)
+        assert (tmp_path / "undone").exists()
+        assert left.wait() == -9
+        assert not of_cleanup.tagged(of_cleanup.INJECTOR, cleanup.tag)

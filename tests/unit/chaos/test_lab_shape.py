@@ -2,9 +2,10 @@
 
 import pytest
 
-from chaos.lab import needs
+from chaos.lab import host, needs
 from chaos.lab.shape import LOGIN, LabPaths, Shape, SlurmTimes, address, hosts_text
 from chaos.lab.slurm_conf import cgroup_conf, slurm_conf
+from chaos.orchestration.cleanup import CAMPAIGN, INJECTOR, CleanupGuard
 from resilient.exits import EnvironmentUnusable, Exit
 
 
@@ -72,3 +73,12 @@ def test_what_is_missing_is_named_with_the_packages_that_have_it(monkeypatch: py
     assert "slurmctld" in str(found.value)
     assert "apt-get install iproute2 util-linux mount slurm-wlm munge" in str(found.value)
     assert not any("slurm" in each for each in needs.missing(slurm=False))
+
+
+def test_a_daemon_of_the_lab_has_no_job_and_no_mark_of_an_experiment(monkeypatch: pytest.MonkeyPatch):
+    with CleanupGuard() as cleanup:
+        for name, value in {**cleanup.campaign(), **cleanup.injector(), "SLURM_JOB_ID": "7", "KEPT": "yes"}.items():
+            monkeypatch.setenv(name, value)
+        found = host.daemon_environ()
+    assert found["KEPT"] == "yes"
+    assert not {CAMPAIGN, INJECTOR, "SLURM_JOB_ID"} & set(found)

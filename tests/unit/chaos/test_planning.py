@@ -18,7 +18,8 @@ def experiment(**fields: Any) -> Experiment:
 
 def mixed(count: int = 40, limits: dict[str, Any] | None = None, **fields: Any) -> Experiment:
     kinds = {"worker_kill": 3, "worker_raise": 1, "agent_kill": {"weight": 1, "phase": "step"}}
-    return experiment(random={"count": count, "kinds": kinds, **fields}, limits=limits or {})
+    scheduled = fields.pop("faults", [])
+    return experiment(faults=scheduled, random={"count": count, "kinds": kinds, **fields}, limits=limits or {})
 
 
 def test_the_same_seed_gives_the_same_plan_and_another_one_another():
@@ -79,6 +80,13 @@ def test_no_more_faults_are_planned_than_allowed():
     found = plan(mixed(40, limits={"faults": 5}), 0, WORLD)
     assert len(found.strikes) == 5
     assert found.left_out == {"the rest": "limits.faults: 5"}
+
+
+def test_faults_of_the_schedule_and_of_the_mix_have_ids_of_their_own():
+    found = plan(mixed(3, faults=[{"fault": "worker_kill"}, {"fault": "worker_raise"}]), 0, WORLD).strikes
+    assert [strike.id.partition("-")[0] for strike in found] == ["1", "2", "3", "4", "5"]
+    with pytest.raises(ExperimentError, match="the id 2-worker_kill stands twice"):
+        plan(experiment(faults=[{"fault": "worker_kill", "id": "2-worker_kill"}, {"fault": "worker_kill"}]), 0, WORLD)
 
 
 def test_no_more_faults_meet_than_allowed():
@@ -166,3 +174,19 @@ def test_the_culprit_is_who_was_blamed():
     assert blamed(Aim.NODE, [3], [1]) == Target(node=1)
     assert blamed(Aim.NODE, [3], []) == Target(rank=3)
     assert blamed(Aim.NODE, [], []) == Target(rank=0)
+
+
+@pytest.mark.parametrize(
+    ("target", "hit", "most", "found"),
+    [
+        (Target(8, 2, "h2"), [0, 1], None, Target(8, 2, "h2")),
+        (Target(8, 2, "h2"), [0], 2, Target(8, 2, "h2")),
+        (Target(8, 2, "h2"), [0, 2], 2, Target(8, 2, "h2")),
+        (Target(8, 2, "h2"), [1, 3], 2, Target(4, 3, "h3")),  # node 1 was replaced
+        (Target(None, 2, "h2"), [1, 3], 2, Target(None, 3, "h3")),
+        (Target(8, 2, "h2"), [1], 1, None),
+        (Target(host="h0"), [1], 1, Target(host="h0")),
+    ],
+)
+def test_where_no_further_node_may_be_hit_one_is_that_was(target: Target, hit: list[int], most: int | None, found: Target | None):
+    assert Spread.told(UNEVEN).confined(target, hit, most) == found

@@ -1,14 +1,26 @@
 """What is known of a campaign while it is broken."""
 
 import json
+import signal
+import time
 from pathlib import Path
 
+import pytest
+
+from chaos.orchestration import watch as of_watch
 from chaos.orchestration.watch import Watch
 from resilient import ledger
 
+LINE = {"t": 1.0, "host": "vm", "generation": 1}
+WHO = {"ranks": [], "nodes": [0], "step": 3}
+COST = {"step": 4, "downtime_s": 0.0, "lost_steps": 0}
+
 
 def test_a_step_that_is_told_late_is_not_the_last_one(tmp_path: Path):
-    lines = [{"step": step, "t": float(t), "loss": 1.0, "step_s": 0.1} for t, step in ((1, 1), (2, 2), (4, 3), (5, 4), (3, 3))]
+    lines = [
+        {"step": step, "generation": 1, "t": float(t), "loss": 1.0, "step_s": 0.1}
+        for t, step in ((1, 1), (2, 2), (4, 3), (5, 4), (3, 3))
+    ]
     (tmp_path / ledger.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     watch = Watch(tmp_path)
     watch.poll()
@@ -19,7 +31,7 @@ def test_a_step_that_is_told_late_is_not_the_last_one(tmp_path: Path):
 
 
 def test_what_was_lost_does_not_count_as_the_furthest_again(tmp_path: Path):
-    lines = [{"step": step, "t": float(t)} for t, step in enumerate((1, 2, 3, 2, 3))]
+    lines = [{"step": step, "generation": 1, "t": float(t)} for t, step in enumerate((1, 2, 3, 2, 3))]
     (tmp_path / ledger.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     watch = Watch(tmp_path)
     watch.poll()
@@ -30,13 +42,41 @@ def test_a_tier_is_well_once_what_was_told_of_it_is_recovered_from(tmp_path: Pat
     with (tmp_path / ledger.EVENTS).open("a", buffering=1) as events:
         watch = Watch(tmp_path)
         for event, well in (
-            ({"event": "fault", "fault_id": "s1", "kind": "storage"}, True),
-            ({"event": "action", "fault_id": "s1", "name": "degrade_tier"}, False),
-            ({"event": "recovered", "fault_id": "g1-2"}, False),
-            ({"event": "recovered", "fault_id": "s1"}, True),
-            ({"event": "action", "fault_id": "s2", "name": "degrade_tier"}, False),
-            ({"event": "run_started"}, True),
+            ({"event": "fault", "fault_id": "s1", "kind": "storage", **WHO, "detail": "", "evidence": "", "detect_s": 0.0}, True),
+            ({"event": "action", "fault_id": "s1", "name": "degrade_tier", "reason": ""}, False),
+            ({"event": "recovered", "fault_id": "g1-2", **COST}, False),
+            ({"event": "recovered", "fault_id": "s1", **COST}, True),
+            ({"event": "action", "fault_id": "s2", "name": "degrade_tier", "reason": ""}, False),
+            ({"event": "run_started", "name": "run", "target_step": 9}, True),
         ):
-            events.write(json.dumps({"t": 1.0, "host": "vm", **event}) + "\n")
+            events.write(json.dumps(LINE | event) + "\n")
             watch.poll()
             assert watch.tiers_are_well == well, event
+
+
+def test_lines_without_a_step_or_with_half_an_event_end_no_experiment(tmp_path: Path):
+    step = {"generation": 1, "t": 1.0, "step": 1, "loss": None, "step_s": None}
+    lines = [step, {"generation": 1, "t": 2.0, "accuracy": 0.5}, {"t": "late"}, step | {"step": 2, "t": 3.0}]
+    (tmp_path / ledger.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / ledger.EVENTS).write_text(json.dumps({"t": 1.0}) + "\n" + json.dumps(LINE | {"event": "run_finished"}) + "\n")
+    watch = Watch(tmp_path)
+    assert watch.poll() == []
+    assert (watch.step, watch.steady(2)) == (2, (0.0, True))
+
+
+@pytest.mark.parametrize(("finished", "code"), [({"exit_code": 75, "step": 3}, 75), (None, -signal.SIGKILL)])
+def test_a_run_whose_driver_is_gone_without_a_word_has_not_reached_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: dict[str, int] | None, code: int
+):
+    monkeypatch.setattr(of_watch, "SUCCESSOR_S", 0.1)
+    monkeypatch.setattr(of_watch, "ASK_S", 0.0)
+    lines = [
+        {"event": "run_started", "name": "run", "target_step": 9},
+        *([{"event": "run_finished", **finished}] if finished else []),
+    ]
+    (tmp_path / ledger.EVENTS).write_text("".join(json.dumps(LINE | line) + "\n" for line in lines))
+    watch = Watch(tmp_path)
+    watch.poll()
+    while (found := watch.ended(tmp_path)) is None:
+        time.sleep(0.01)
+    assert found == code
