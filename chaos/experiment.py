@@ -117,9 +117,7 @@ class Limits(Section):
 
     faults: int = Field(1000, ge=1, description="that are injected in all")
     at_once: int = Field(2, ge=1, description="that are not recovered from yet")
-    nodes: int | None = Field(
-        None, ge=1, description="that are hit, in all, a spare that stands in for one is another; unset: all may be"
-    )
+    nodes: int | None = Field(None, ge=1, description="different ones that are hit, spares among them; unset: all may be")
     minutes: float = Field(60.0, gt=0, description="that the experiment may take")
     recovery_s: float = Field(180.0, gt=0, description="from a fault, or its end, until the run goes on")
 
