@@ -70,6 +70,17 @@ def test_the_past_that_is_read_for_the_page_agrees_with_status(tmp_path: Path):
     assert set(past.heat.rows()) == set(HOSTS)
 
 
+def test_what_was_moved_aside_is_in_the_page(tmp_path: Path):
+    run_dir = made(tmp_path / "run", steps=400, faults=12, jobs=4)
+    whole = read(run_dir)
+    for name in (ledger.EVENTS, ledger.METRICS):
+        lines = (run_dir / name).read_text().splitlines(keepends=True)
+        for part, begin, end in ((f"{name}.2", 0, 20), (f"{name}.1", 20, 40), (name, 40, None)):
+            (run_dir / part).write_text("".join(lines[begin:end]))
+    assert read(run_dir).jobs == whole.jobs and read(run_dir).kinds == whole.kinds
+    agreed(run_dir, tmp_path / "page.html")
+
+
 def test_the_page_shows_faults_jobs_queue_nodes_tiers_and_changes(tmp_path: Path):
     run_dir = made(tmp_path / "run", steps=400, faults=12, jobs=4)
     (run_dir / "incidents" / "g2-1").mkdir(parents=True)

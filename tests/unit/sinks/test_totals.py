@@ -69,7 +69,7 @@ def wild(written, chance: random.Random) -> Iterator[None]:
 @pytest.mark.parametrize("seed", range(4))
 def test_an_account_that_goes_on_is_that_of_all_lines(written, seed: int, monkeypatch: pytest.MonkeyPatch):
     """Read bit by bit, in one go at the end or also asked in between."""
-    monkeypatch.setattr("resilient.sinks.following.READ_BYTES", 4000)
+    monkeypatch.setattr("resilient.past.stream.BLOCK_BYTES", 4000)
     reader = TotalsReader(written.run_dir)
     for number, _ in enumerate(wild(written, random.Random(seed))):
         if seed % 2 and number % 40 == 0:
@@ -132,3 +132,37 @@ def test_a_file_that_has_lost_its_end_is_waited_for(tmp_path: Path):
     assert file.read() == []
     path.write_bytes(3 * line)
     assert [each.end_bytes for each in file.read()] == [3 * len(line)]
+
+
+def moved_aside(run_dir: Path) -> None:
+    """As a person does it between two jobs."""
+    for name in (ledger.EVENTS, ledger.METRICS):
+        if (run_dir / f"{name}.1").exists():
+            (run_dir / f"{name}.1").rename(run_dir / f"{name}.2")
+        (run_dir / name).rename(run_dir / f"{name}.1")
+
+
+def test_files_that_are_moved_aside_change_no_number_and_no_offset(written):
+    run_dir = written.run_dir
+    follower, taken = TotalsReader(run_dir), []
+    for job in range(3):
+        written = type(written)(run_dir)  # opens the files, as the next job does
+        written.t += 1000.0 * job
+        written.started()
+        written.step(job + 1)
+        written.finished(75)
+        at_bytes = taken[-1].end_bytes if taken else 0
+        taken += LineFile(run_dir / ledger.METRICS, at_bytes).read()
+        assert follower() == TotalsReader(run_dir)()
+        moved_aside(run_dir)
+        assert (follower().jobs, follower().step, follower().exit_code) == (job + 1, job + 1, 75)
+    assert [line.entry["step"] for line in taken] == [1, 2, 3]
+
+
+def test_a_part_that_ends_within_a_line_takes_nothing_from_the_next(tmp_path: Path):
+    path, line = tmp_path / ledger.METRICS, b'{"step": %d, "generation": 1, "t": 5.0}\n'
+    path.with_name(f"{ledger.METRICS}.1").write_bytes(line % 1 + b'{"st')
+    path.write_bytes(line % 2 + line % 3)
+    file = LineFile(path)
+    assert [each.entry["step"] for _ in range(3) for each in file.read()] == [1, 2, 3]
+    assert [each.entry["step"] for each in LineFile(path, len(line % 1) + 4).read()] == [2, 3]
