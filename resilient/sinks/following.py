@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from resilient import clock, entries, ledger
@@ -52,9 +53,14 @@ class LineFile:
 
 
 class TotalsReader:
-    """Follows both files from their beginnings for whoever asks; used by several threads."""
+    """Follows both files from their beginnings for whoever asks; used by several threads.
 
-    def __init__(self, run_dir: Path) -> None:
+    Args:
+        alive: whether the driver is there: one that was killed has said of no end.
+    """
+
+    def __init__(self, run_dir: Path, alive: Callable[[], bool]) -> None:
+        self._alive = alive
         self._files = {name: LineFile(run_dir / name) for name in (EVENTS, METRICS)}
         self._totals = Totals()
         self._account = RollingAccount()
@@ -64,9 +70,10 @@ class TotalsReader:
         """What all lines come to that are there now; a copy. Raises OSError: the files cannot be read."""
         with self._lock:
             self._catch_up()
-            now = clock.now() if self._totals.running else None
-            self._totals.rank_seconds, self._totals.goodput = self._account.seconds(now)
-            return copy.deepcopy(self._totals)
+            found = copy.deepcopy(self._totals)
+            found.running = found.running and self._alive()
+            found.rank_seconds, found.goodput = self._account.seconds(clock.now() if found.running else None)
+            return found
 
     def _catch_up(self) -> None:
         """Read what has come, the file first that lies behind, so that little has to be kept to put it in order."""

@@ -22,7 +22,7 @@ class Totals:
     """All that was counted up to a line.
 
     Attributes:
-        running: whether a job has started and said of no end.
+        running: whether a job has started and said of no end; a `TotalsReader` asks whether its driver is there, too.
         last: numbers of the newest line of metrics, by their names there.
         step_counts: steps by duration, one more than there are bounds in `STEP_BUCKETS_S`.
         rank_seconds: seconds × ranks by part of the account.

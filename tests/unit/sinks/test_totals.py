@@ -13,6 +13,11 @@ from resilient.sinks.following import LineFile, TotalsReader
 from resilient.status import overview
 
 
+def alive() -> bool:
+    """The driver is there."""
+    return True
+
+
 def test_every_number_is_that_of_the_status(written):
     written.started()
     for step in range(1, 40):
@@ -26,7 +31,7 @@ def test_every_number_is_that_of_the_status(written):
         written.step(step, generation=3)
     written.event("validation", 3, step=59, val_loss=1.5)
     written.finished(70, generation=3)
-    found, shown = TotalsReader(written.run_dir)(), overview(written.run_dir)
+    found, shown = TotalsReader(written.run_dir, alive)(), overview(written.run_dir)
     assert (found.name, found.step, found.target_step, found.generation) == ("demo", shown.step, 100, shown.generation)
     assert (found.last["loss"], found.last["tokens_per_s"]) == (shown.loss, shown.tokens_per_s)
     assert (found.recovered, found.downtime.down_s, found.downtime.lost_steps) == (
@@ -70,7 +75,7 @@ def wild(written, chance: random.Random) -> Iterator[None]:
 def test_an_account_that_goes_on_is_that_of_all_lines(written, seed: int, monkeypatch: pytest.MonkeyPatch):
     """Read bit by bit, in one go at the end or also asked in between."""
     monkeypatch.setattr("resilient.past.stream.BLOCK_BYTES", 4000)
-    reader = TotalsReader(written.run_dir)
+    reader = TotalsReader(written.run_dir, alive)
     for number, _ in enumerate(wild(written, random.Random(seed))):
         if seed % 2 and number % 40 == 0:
             reader()
@@ -85,7 +90,7 @@ def test_an_account_that_goes_on_is_that_of_all_lines(written, seed: int, monkey
 
 def test_a_start_that_takes_long_counts_for_the_ranks_that_it_leads_to(written):
     """How many there are is said only then."""
-    reader = TotalsReader(written.run_dir)
+    reader = TotalsReader(written.run_dir, alive)
     written.started(ranks=2)
     written.step(1)
     written.finished(75)
@@ -105,7 +110,7 @@ def test_an_account_keeps_no_more_than_the_last_minute(written):
     written.started()
     for step in range(1, 2001):
         written.step(step)
-    reader = TotalsReader(written.run_dir)
+    reader = TotalsReader(written.run_dir, alive)
     reader()
     assert len(reader._account._recent) <= totals.SETTLED_S / 0.5 + 3
 
@@ -144,7 +149,7 @@ def moved_aside(run_dir: Path) -> None:
 
 def test_files_that_are_moved_aside_change_no_number_and_no_offset(written):
     run_dir = written.run_dir
-    follower, taken = TotalsReader(run_dir), []
+    follower, taken = TotalsReader(run_dir, alive), []
     for job in range(3):
         written = type(written)(run_dir)  # opens the files, as the next job does
         written.t += 1000.0 * job
@@ -153,7 +158,7 @@ def test_files_that_are_moved_aside_change_no_number_and_no_offset(written):
         written.finished(75)
         at_bytes = taken[-1].end_bytes if taken else 0
         taken += LineFile(run_dir / ledger.METRICS, at_bytes).read()
-        assert follower() == TotalsReader(run_dir)()
+        assert follower() == TotalsReader(run_dir, alive)()
         moved_aside(run_dir)
         assert (follower().jobs, follower().step, follower().exit_code) == (job + 1, job + 1, 75)
     assert [line.entry["step"] for line in taken] == [1, 2, 3]
