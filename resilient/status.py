@@ -32,7 +32,7 @@ from resilient.processes import local_pids, must_be_run_directory
 from resilient.slurm.badnodes import bad_nodes
 from resilient.slurm.chain import FILE as CHAIN
 from resilient.slurm.chain import whole
-from resilient.slurm.history import began_t, history, queued_s
+from resilient.slurm.history import history, queued_s
 from resilient.slurm.queue import QueuedJob
 from resilient.slurm.succession import Succession
 
@@ -179,10 +179,10 @@ def add_chain(summary: Summary, records: Sequence[Line], queue: Sequence[QueuedJ
     """
     lines = history(records, queue)
     summary.jobs = [asdict(line) for line in lines]
-    first_t = began_t(records)
-    if first_t is None:
+    runs = [(run["t"], run["until_t"]) for run in summary.runs]
+    summary.queued_s = queued_s(records, lines, runs, summary.wall_s, now)
+    if summary.queued_s is None:
         return
-    summary.queued_s = queued_s(lines, first_t, summary.wall_s, now)
     whole_s = summary.wall_s + summary.queued_s
     if summary.goodput is not None and summary.wall_s:
         summary.chain_goodput = summary.goodput * summary.wall_s / whole_s
