@@ -186,8 +186,12 @@ class Follower:
 
 
 def follow(follower: Follower, show: Callable[[str], None], pause: Callable[[], None]) -> None:
-    """Show the lines as they come, until `pause` ends it."""
+    """Show the lines as they come, until `pause` ends it. Raises EnvironmentUnusable: they cannot be read."""
     while True:
-        for line in follower.more():
+        try:
+            found = follower.more()
+        except OSError as error:
+            raise EnvironmentUnusable(f"the logs cannot be read: {error}") from error
+        for line in found:
             show(line)
         pause()

@@ -131,6 +131,17 @@ def test_following_goes_on_with_what_comes_and_into_the_next_generation_until_ct
         assert process.stderr is not None and process.stderr.read() == ""
 
 
+def test_a_reader_that_has_gone_ends_the_following_without_a_word(run_dir: Path):
+    words = [sys.executable, "-m", "resilient", "logs", str(run_dir), "--rank", "1", "--follow"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert [process.stdout.readline().split("] ")[1] for _ in range(3)] == ["4 0\n", "4 1\n", "4 2\n"]
+        process.stdout.close()  # as `head` does
+        with (run_dir / "logs" / "g4" / "node0.log").open("a") as log:
+            log.write("2026-01-31 12:05:00.000 [rank 1] more\n")
+        assert process.stderr.read() == "" and process.wait() == 1
+
+
 def test_the_command_is_completed_as_the_others_are():
     environ = {**os.environ, "_RESILIENT_COMPLETE": "complete_bash", "COMP_WORDS": "resilient logs --ra", "COMP_CWORD": "2"}
     code = "import sys; sys.argv = ['resilient']; from resilient.cli import app; app(prog_name='resilient')"
