@@ -180,3 +180,11 @@ def test_a_run_directory_that_is_a_file_or_may_not_be_read_is_told_in_a_line(run
 
     assert guarded(refused) == Exit.UNUSABLE
     assert capsys.readouterr().err == "resilient: /x/run/events.jsonl: Permission denied\n"
+
+
+@pytest.mark.parametrize("words", [["logs"], ["status"], ["status", "--json"]], ids=" ".join)
+def test_output_that_cannot_be_written_is_told_in_a_line(run_dir: Path, words: list[str]):
+    command = [sys.executable, "-m", "resilient", words[0], str(run_dir), *words[1:]]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (Exit.UNUSABLE, "resilient: No space left on device\n")
