@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from resilient.exits import EnvironmentUnusable, Exit, ForeseenError
@@ -23,6 +24,9 @@ def main() -> None:
     from resilient.driver.terminal import keep_descriptors
 
     keep_descriptors()
+    for stream in (sys.stdout, sys.stderr):  # what a locale cannot show is no reason to end
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     _add_groups(app, sys.argv[1:])
     sys.exit(guarded(app))
 

@@ -299,7 +299,8 @@ def show(run_dir: Path, *, as_json: bool) -> None:
     """Print the summary."""
     summary = inspect(run_dir)
     if as_json:
-        console, said = Console(highlight=False, soft_wrap=True), json.dumps(asdict(summary), indent=2, ensure_ascii=False)
+        console = Console(highlight=False, soft_wrap=True)
+        said = json.dumps(asdict(summary), indent=2, ensure_ascii=console.encoding != "utf-8")
         if console.is_terminal:
             console.print_json(said)
         else:  # nobody sees colours, which take longer than all the rest

@@ -1,5 +1,6 @@
 """`resilient logs`: which lines it shows, in which order, and what it says where there are none."""
 
+import json
 import os
 import signal
 import subprocess
@@ -180,6 +181,22 @@ def test_a_run_directory_that_is_a_file_or_may_not_be_read_is_told_in_a_line(run
 
     assert guarded(refused) == Exit.UNUSABLE
     assert capsys.readouterr().err == "resilient: /x/run/events.jsonl: Permission denied\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "iso8859-1"])
+@pytest.mark.parametrize("words", [["logs"], ["status"], ["status", "--json"]], ids=" ".join)
+def test_what_a_locale_cannot_show_is_escaped(run_dir: Path, words: list[str], encoding: str):
+    started = ledger.event_entry("run_started", {"name": "größe → 漢", "target_step": 9}, generation=0, t=1.0)
+    (run_dir / ledger.EVENTS).write_bytes(ledger.encoded(started))
+    with (run_dir / "logs" / "g4" / "node0.log").open("a") as log:
+        log.write("2026-01-31 12:05:00.000 [rank 0] größe → 漢\n")
+    command = [sys.executable, "-m", "resilient", words[0], str(run_dir), *words[1:]]
+    done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": encoding}, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    if "--json" in words:
+        assert json.loads(done.stdout)["name"] == "größe → 漢"
+    else:
+        assert "größe → 漢".encode(encoding, "backslashreplace") in done.stdout
 
 
 @pytest.mark.parametrize("words", [["logs"], ["status"], ["status", "--json"]], ids=" ".join)
