@@ -32,6 +32,9 @@ def look(run_dir: Path, now: float) -> Seen:
     started, finished = _ends(run_dir / ledger.EVENTS)
     owner = holder(run_dir)
     jobs = asyncio.run(succession.inspect()) if succession is not None else None
+    chain = succession.chain if succession is not None else None
+    if chain is not None and chain.begun_t is not None and chain.begun_t > finished.get("t", 0.0):
+        finished = {}  # somebody has submitted it again since
     return Seen(
         name=str(started.get("name") or (succession.name if succession is not None else run_dir.absolute().name)),
         now=now,
@@ -43,7 +46,7 @@ def look(run_dir: Path, now: float) -> Seen:
         exit_code=finished.get("exit_code"),
         driver=None if owner is None else str(owner) if owner.pid else "its driver is on this machine",
         jobs=jobs,
-        chain=succession is not None and succession.chain.over is None,
+        chain=chain is not None and chain.over is None,
         silent=succession is not None and jobs is None,
     )
 

@@ -189,6 +189,22 @@ def test_the_chain_is_asked_for(tmp_path: Path, slurm):
     assert judged(run_dir, time.time(), None)[1].state == "stopped"
 
 
+@pytest.mark.parametrize(("code", "state"), [(0, "reached"), (70, "gave up")])
+def test_a_campaign_that_was_submitted_again_is_not_over(tmp_path: Path, slurm, code: int, state: str):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"name": "gpt", "run_dir": str(tmp_path / "run")}))
+    chain = Succession.of(load(path, []))
+    script = f"#!/bin/bash\n#SBATCH --job-name={chain.name}\n"
+    asyncio.run(chain.begin(script))
+    run_dir = campaign(tmp_path / "run", time.time(), code)  # with a job that is still to be cancelled
+    assert judged(run_dir, time.time(), None)[1].state == state
+    slurm.set([])
+    asyncio.run(chain.begin(script))
+    assert judged(run_dir, time.time(), None)[1].state == "waits"
+    slurm.set([])
+    assert judged(run_dir, time.time(), None)[1].text.startswith("no job of its chain runs or waits")
+
+
 # -- the command ---------------------------------------------------------------------------------------------------------
 
 
