@@ -15,6 +15,7 @@ from resilient import ledger
 from resilient.cli import app
 from resilient.exits import Exit
 from resilient.logs import packing
+from resilient.logs.reading import LATE_S, Follower, Wanted
 from resilient.logs.since import point
 from resilient.main import guarded
 
@@ -130,6 +131,49 @@ def test_following_goes_on_with_what_comes_and_into_the_next_generation_until_ct
         process.send_signal(signal.SIGINT)
         assert process.wait() == 0
         assert process.stderr is not None and process.stderr.read() == ""
+
+
+def test_what_comes_late_to_the_generation_before_is_shown_for_a_minute(run_dir: Path):
+    """As the traceback of the rank that ended it."""
+    now = 0.0
+    follower = Follower(run_dir, Wanted(rank=1), None, lambda: now)
+    assert [line[-3:] for line in follower.more()] == ["4 0", "4 1", "4 2"]
+
+    def said(generation: int, number: int) -> None:
+        (run_dir / "logs" / f"g{generation}").mkdir(exist_ok=True)
+        with (run_dir / "logs" / f"g{generation}" / "node0.log").open("a") as log:
+            log.write(f"2026-01-31 12:06:0{number}.000 [rank 1] {generation} {number}\n")
+
+    for generation in (5, 6):  # 5 is over before anybody has looked
+        said(generation, 0)
+    assert [line[-3:] for line in follower.more()] == ["5 0", "6 0"]
+    for generation in (4, 5, 6):
+        said(generation, 1)
+    now = LATE_S  # what has come until then is shown, too
+    assert [line[-3:] for line in follower.more()] == ["4 1", "5 1", "6 1"]
+    for generation in (4, 5, 6):
+        said(generation, 2)
+    assert [line[-3:] for line in follower.more()] == ["6 2"]
+
+
+# In a process of its own, where nobody else allocates memory.
+PEAK = """
+import sys, tracemalloc
+from pathlib import Path
+from resilient.logs.reading import Follower, Wanted
+follower = Follower(Path(sys.argv[1]), Wanted(since="2099"), None)
+tracemalloc.start()
+assert list(follower.more()) == []
+print(tracemalloc.get_traced_memory()[1])
+"""
+
+
+def test_following_a_long_log_keeps_little_of_it_in_memory(run_dir: Path):
+    line = f"2026-01-31 12:05:00.000 [rank 1] {'x' * 1000}\n"
+    with (run_dir / "logs" / "g4" / "node0.log").open("a") as log:
+        log.writelines(line for _ in range((32 << 20) // len(line)))
+    done = subprocess.run([sys.executable, "-c", PEAK, str(run_dir)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1 << 20
 
 
 def test_a_reader_that_has_gone_ends_the_following_without_a_word(run_dir: Path):
