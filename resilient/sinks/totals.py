@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resilient.account import PARTS, STEP, Clerk, place_of
+from resilient.committed import Committed
 from resilient.downtime import Downtime
 from resilient.ledger import EVENTS, METRICS
 
@@ -46,8 +47,7 @@ class Totals:
     links: Counter[str] = field(default_factory=Counter)
     snapshots: Counter[str] = field(default_factory=Counter)
     committed: Counter[str] = field(default_factory=Counter)
-    checkpoint_step: dict[str, int] = field(default_factory=dict)
-    checkpoint_t: dict[str, float] = field(default_factory=dict)
+    checkpoints: Committed = field(default_factory=Committed)
     rejected: int = 0
     recovered: int = 0
     downtime: Downtime = field(default_factory=Downtime)
@@ -79,6 +79,7 @@ class Totals:
 
     def _event(self, line: Mapping[str, Any]) -> None:
         self.downtime.take(line)
+        self.checkpoints.take(line)
         match line["event"]:
             case "run_started":
                 self.name, self.target_step = line["name"], line["target_step"]
@@ -100,9 +101,7 @@ class Totals:
                 self.snapshots[str(line.get("tier", ""))] += line.get("count", 1)
                 self.stall_s += line["stall_s"]
             case "committed":
-                tier = str(line.get("tier", ""))
-                self.committed[tier] += 1
-                self.checkpoint_step[tier], self.checkpoint_t[tier] = line["step"], line["t"]
+                self.committed[str(line.get("tier", ""))] += 1
             case "checkpoint_rejected":
                 self.rejected += 1
             case "validation":

@@ -43,6 +43,7 @@ def campaign(written):
     for step in range(1, 20):
         written.step(step, mfu=0.4, grad_norm=1.5, lr=1e-3, tokens=step * 100, samples=step, memory_bytes=5)
     written.event("snapshot", step=19, tier="ram", stall_s=0.25, bytes=1)
+    written.event("committed", step=5, tier="durable")
     written.event("committed", step=10, tier="durable")
     written.event("link", node=0, interface="ib0", state="down", detail="no carrier", down_s=None)
     written.event("checkpoint_rejected", step=10, tier="durable", reason="it is damaged")
@@ -69,7 +70,8 @@ def test_the_file_says_what_the_status_says(campaign):
     assert found["resilient_step_seconds_bucket", "0.25"] == 0
     assert found["resilient_step_seconds_bucket", "0.5"] == found["resilient_step_seconds_bucket", "+Inf"] == 19
     assert found["resilient_exit_code", ""] == 70 and found["resilient_up", ""] == 0
-    assert found["resilient_checkpoint_step", "durable"] == 10
+    assert found["resilient_checkpoint_step", "durable"] == shown.checkpoint_step == 5
+    assert found["resilient_checkpoints_committed_total", "durable"] == 2
 
 
 def test_of_a_driver_that_is_gone_without_a_word_no_job_runs_and_no_time_counts(written):

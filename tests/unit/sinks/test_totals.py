@@ -41,7 +41,7 @@ def test_every_number_is_that_of_the_status(written):
     )
     assert sum(count for kind, count in found.faults.items() if kind not in PLANNED) == shown.faults
     assert (found.validation_loss, found.exit_code, found.running) == (shown.validation_loss, shown.last_exit_code, False)
-    assert found.checkpoint_step["durable"] == shown.checkpoint_step
+    assert found.checkpoints.newest()["durable"][0] == shown.checkpoint_step
     assert found.rank_seconds == pytest.approx(shown.rank_seconds)
     assert found.goodput == pytest.approx(shown.goodput)
     assert sum(found.step_counts) == len(list(ledger.read_metrics(written.run_dir / ledger.METRICS)))
