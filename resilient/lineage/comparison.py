@@ -14,6 +14,7 @@ from rich.text import Text
 from resilient import ledger
 from resilient.config import Config, load
 from resilient.config.errors import shown_change
+from resilient.driver.display import harmless
 from resilient.identity import record
 from resilient.identity.classes import CLASSES
 from resilient.identity.comparison import Change, compare
@@ -127,12 +128,13 @@ def _table(title: str, changes: tuple[Change, ...], *, with_class: bool) -> Tabl
         "key", *(["at a resume"] if with_class else []), "a", "b", title=title, title_justify="left", box=None, pad_edge=False
     )
     for each in changes:
-        table.add_row(each.key, *([each.kind] if with_class else []), *map(Text, shown_change(each.old, each.new)))
+        cells = (harmless(each.key), *([each.kind] if with_class else []), *shown_change(each.old, each.new))
+        table.add_row(*map(Text, cells))  # not markup
     return table
 
 
 def _branch(lineage: Lineage | None) -> str:
-    return "" if lineage is None else f", branched off {lineage.parent} at step {lineage.step}"
+    return "" if lineage is None else f", branched off {harmless(lineage.parent)} at step {lineage.step}"
 
 
 def _fingerprint(run_dir: Path, config: Config) -> Fingerprint:
