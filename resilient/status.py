@@ -25,6 +25,7 @@ from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable
 from resilient.identity import record as identity
 from resilient.identity.fingerprint import Fingerprint
+from resilient.json_output import print_json
 from resilient.past.fold import Past
 from resilient.past.record import Reader
 from resilient.picture import picture
@@ -307,12 +308,7 @@ def show(run_dir: Path, *, as_json: bool) -> None:
     """Print the summary."""
     summary = inspect(run_dir)
     if as_json:
-        console = Console(highlight=False, soft_wrap=True)
-        said = json.dumps(asdict(summary), indent=2, ensure_ascii=console.encoding != "utf-8")
-        if console.is_terminal:
-            console.print_json(said)
-        else:  # nobody sees colours, which take longer than all the rest
-            console.out(said, highlight=False)
+        print_json(asdict(summary))
     else:
         Console(highlight=False).print(render(summary))
 

@@ -1,6 +1,5 @@
 """`resilient diff`: how two campaigns differ, in config, identity and losses. Reads both run directories and changes nothing."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from resilient.identity import record
 from resilient.identity.classes import CLASSES
 from resilient.identity.comparison import Change, compare
 from resilient.identity.fingerprint import Fingerprint, Lineage, at, keys_of
+from resilient.json_output import print_json
 from resilient.lineage.difference import Losses, compared, losses_of
 from resilient.processes import must_be_run_directory
 
@@ -65,7 +65,7 @@ def show(a: Path, b: Path, *, as_json: bool) -> None:
     """Print it."""
     found = between(a, b, JSON_ROWS if as_json else ROWS)
     if as_json:
-        Console(highlight=False, soft_wrap=True).print_json(json.dumps(as_plain(a, b, found)))
+        print_json(as_plain(a, b, found))
         return
     console = Console(highlight=False)
     for text in render(a, b, found):
