@@ -72,8 +72,7 @@ class Totals:
                 self.last[name] = float(value)
         step_s = line.get("step_s")
         if step_s is not None:
-            steps = line.get("steps", 1)
-            steps = steps if isinstance(steps, int) and steps > 0 else 1
+            steps = steps_of(line)
             self.step_counts[bisect_left(STEP_BUCKETS_S, step_s)] += steps
             self.step_sum_s += step_s * steps
 
@@ -106,6 +105,12 @@ class Totals:
                 self.rejected += 1
             case "validation":
                 self.validation_loss = line["val_loss"]
+
+
+def steps_of(line: Mapping[str, Any]) -> int:
+    """How many steps a line of metrics stands for: short ones are told together, by their mean."""
+    steps = line.get("steps", 1)
+    return steps if isinstance(steps, int) and steps > 0 else 1
 
 
 class RollingAccount:
