@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from rich.console import Console
 
 from resilient import entries, ledger
-from resilient.driver.display import Display, Seen, is_progress
+from resilient.driver.display import Display, Seen, harmless, is_progress
 from resilient.driver.lease import holder
 from resilient.logs.paths import DRIVER_LOG
 from resilient.processes import must_be_run_directory
@@ -152,6 +152,4 @@ def _objects(tail: Tail) -> Iterator[dict[str, Any]]:
 
 def _text(line: bytes) -> str:
     """A line without what a terminal would act upon."""
-    return "".join(
-        each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line.decode(errors="replace").expandtabs()
-    )
+    return harmless(line.decode(errors="replace").expandtabs())

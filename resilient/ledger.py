@@ -254,28 +254,36 @@ def read(path: Path, begin: int = 0) -> Iterator[dict[str, Any]]:
 def since(path: Path, t: float) -> list[dict[str, Any]]:
     """The objects at the end of a JSON-lines file, in order: at least those after the last `SINCE_BYTES` whose lines are all older.
 
+    Parts of it that were moved aside belong to it.
+
     Args:
         t: unix seconds.
     """
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return []
     found: deque[dict[str, Any]] = deque()
-    with file:
-        end = os.fstat(file.fileno()).st_size
-        rest = b""  # of a line that begins before it
-        while end:
-            begin = max(0, end - SINCE_BYTES)
-            data = os.pread(file.fileno(), end - begin, begin) + rest
-            rest, *lines = data.split(b"\n") if begin else [b"", *data.split(b"\n")]
-            block = [entry for line in lines if (entry := parsed(line)) is not None]
-            found.extendleft(reversed(block))
-            times = [entry["t"] for entry in block if isinstance(entry.get("t"), int | float)]
-            if times and max(times) < t:
-                break
-            end = begin
+    for block in _blocks_backwards(path):
+        found.extendleft(reversed(block))
+        times = [entry["t"] for entry in block if isinstance(entry.get("t"), int | float)]
+        if times and max(times) < t:
+            break
     return list(found)
+
+
+def _blocks_backwards(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """The objects of a file in blocks, each in order, the last block first."""
+    for part in reversed(parts(path)):
+        try:
+            file = part.open("rb")
+        except FileNotFoundError:
+            continue
+        with file:
+            end = os.fstat(file.fileno()).st_size
+            rest = b""  # of a line that begins before it
+            while end:
+                begin = max(0, end - SINCE_BYTES)
+                data = os.pread(file.fileno(), end - begin, begin) + rest
+                rest, *lines = data.split(b"\n") if begin else [b"", *data.split(b"\n")]
+                yield [entry for line in lines if (entry := parsed(line)) is not None]
+                end = begin
 
 
 def parts(path: Path) -> list[Path]:

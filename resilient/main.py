@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from resilient.exits import EnvironmentUnusable, Exit, ForeseenError
@@ -23,6 +24,9 @@ def main() -> None:
     from resilient.driver.terminal import keep_descriptors
 
     keep_descriptors()
+    for stream in (sys.stdout, sys.stderr):  # what a locale cannot show is no reason to end
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     _add_groups(app, sys.argv[1:])
     sys.exit(guarded(app))
 
@@ -46,18 +50,42 @@ def _add_groups(app: "Typer", words: Sequence[str]) -> None:
 def guarded(command: Callable[[], Any]) -> int:
     """Run the command line; every foreseen error becomes one message and its exit code."""
     try:
-        command()
+        _run(command)
     except ForeseenError as error:
         return complain(error)
     except BrokenPipeError:
-        # Whoever read the output has gone; nothing more can be said, and Python must not try at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()  # whoever read it has gone; nothing more can be said
         return 1
     except OSError as error:
-        if error.filename is None:
-            raise  # of nothing that a person has named
-        return complain(EnvironmentUnusable(f"{error.filename}: {error.strerror}"))
+        if error.errno is None:
+            raise
+        _give_up_output()
+        named = "" if error.filename is None else f"{error.filename}: "
+        return complain(EnvironmentUnusable(f"{named}{error.strerror}"))
     return Exit.OK
+
+
+def _run(command: Callable[[], Any]) -> None:
+    """And write what it has said, while an error of that can still be told."""
+    try:
+        command()
+    except SystemExit as end:  # of the command line's parser, also where all went well
+        (_give_up_output if end.code else _flush_output)()  # a code that says more is not lost
+        raise
+    _flush_output()
+
+
+def _flush_output() -> None:
+    if sys.stdout is not None:  # it may have been closed before
+        sys.stdout.flush()
+
+
+def _give_up_output() -> None:
+    """What cannot be written must not be tried again by Python at its exit."""
+    try:
+        _flush_output()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(error: ForeseenError) -> Exit:

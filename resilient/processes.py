@@ -21,7 +21,7 @@ DRIVER = "driver"
 
 def must_be_run_directory(run_dir: Path) -> None:
     """Raises EnvironmentUnusable if it is none."""
-    if not (run_dir / ledger.EVENTS).is_file():
+    if not any(part.is_file() for part in ledger.parts(run_dir / ledger.EVENTS)):
         raise EnvironmentUnusable(f"{run_dir} is not a run directory: it has no {ledger.EVENTS}")
 
 

@@ -20,11 +20,12 @@ from rich.text import Text
 from resilient import ledger
 from resilient.account import PARTS
 from resilient.config.errors import shown_change
-from resilient.driver.display import describe, duration, size, without
+from resilient.driver.display import describe, duration, harmless, size, without
 from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable
 from resilient.identity import record as identity
 from resilient.identity.fingerprint import Fingerprint
+from resilient.json_output import print_json
 from resilient.past.fold import Past
 from resilient.past.record import Reader
 from resilient.picture import picture
@@ -32,7 +33,7 @@ from resilient.processes import local_pids, must_be_run_directory
 from resilient.slurm.badnodes import bad_nodes
 from resilient.slurm.chain import FILE as CHAIN
 from resilient.slurm.chain import whole
-from resilient.slurm.history import began_t, history, queued_s
+from resilient.slurm.history import history, queued_s
 from resilient.slurm.queue import QueuedJob
 from resilient.slurm.succession import Succession
 
@@ -179,10 +180,10 @@ def add_chain(summary: Summary, records: Sequence[Line], queue: Sequence[QueuedJ
     """
     lines = history(records, queue)
     summary.jobs = [asdict(line) for line in lines]
-    first_t = began_t(records)
-    if first_t is None:
+    runs = [(run["t"], run["until_t"]) for run in summary.runs]
+    summary.queued_s = queued_s(records, lines, runs, summary.wall_s, now)
+    if summary.queued_s is None:
         return
-    summary.queued_s = queued_s(lines, first_t, summary.wall_s, now)
     whole_s = summary.wall_s + summary.queued_s
     if summary.goodput is not None and summary.wall_s:
         summary.chain_goodput = summary.goodput * summary.wall_s / whole_s
@@ -228,10 +229,19 @@ def render(summary: Summary) -> Group:
     ]
     for name, value in rows:
         if value is not None:
-            table.add_row(Text(name, style="dim"), value)
-    recent = [Text(f"{_clock(line['t'])}  {describe(line)}", overflow="ellipsis") for line in summary.recent]
+            table.add_row(Text(name, style="dim"), _cell(value))
+    recent = [_line(f"{_clock(line['t'])}  {describe(line)}") for line in summary.recent]
     blocks: list[Sequence[RenderableType]] = [_jobs(summary), _bad_nodes(summary), _times(summary), _incidents(summary), recent]
     return Group(table, *[each for block in blocks if block for each in (Text(""), *block)])
+
+
+def _cell(text: str, style: str = "") -> Text:
+    """What is written in a file or by a rank, as it stands there: no markup, and nothing that a terminal would act upon."""
+    return Text(harmless(text), style=style)
+
+
+def _line(text: str) -> Text:
+    return Text(harmless(text), overflow="ellipsis")
 
 
 def _origin(lineage: Mapping[str, Any] | None) -> str | None:
@@ -253,16 +263,14 @@ def _jobs(summary: Summary) -> list[Table]:
         note = each["reason"] if until is None else f"until {_clock(until)}"
         took = "" if began is None or ended is None else duration(ended - began)
         step = "" if each["step"] is None else str(each["step"])
-        table.add_row(each["job"], each["state"], step, "" if began is None else _clock(began), took, Text(note, style="dim"))
+        when = "" if began is None else _clock(began)
+        table.add_row(_cell(each["job"]), _cell(each["state"]), step, when, took, _cell(note, style="dim"))
     return [table]
 
 
 def _bad_nodes(summary: Summary) -> list[Text]:
     """The nodes that further jobs do without."""
-    return [
-        Text(f"without {each['host']} until {_clock(each['until_t'])}: {each['reason']}", overflow="ellipsis")
-        for each in summary.bad_nodes
-    ]
+    return [_line(f"without {each['host']} until {_clock(each['until_t'])}: {each['reason']}") for each in summary.bad_nodes]
 
 
 def _clock(t: float) -> str:
@@ -291,7 +299,8 @@ def _incidents(summary: Summary) -> list[Table]:
         if each["incident_id"] != each["fault_id"]:
             costs = f"counted with {each['incident_id']}"
         lost = "" if each["lost_steps"] is None else str(each["lost_steps"])
-        table.add_row(each["fault_id"], each["kind"], ", ".join(map(str, each["ranks"])), each["action"], lost, costs)
+        ranks = ", ".join(map(str, each["ranks"]))
+        table.add_row(*map(_cell, (each["fault_id"], each["kind"], ranks, each["action"], lost, costs)))
     return [table]
 
 
@@ -299,11 +308,7 @@ def show(run_dir: Path, *, as_json: bool) -> None:
     """Print the summary."""
     summary = inspect(run_dir)
     if as_json:
-        console, said = Console(highlight=False, soft_wrap=True), json.dumps(asdict(summary), indent=2, ensure_ascii=False)
-        if console.is_terminal:
-            console.print_json(said)
-        else:  # nobody sees colours, which take longer than all the rest
-            console.out(said, highlight=False)
+        print_json(asdict(summary))
     else:
         Console(highlight=False).print(render(summary))
 

@@ -27,6 +27,11 @@ _PROGRESS = re.compile(r"step \d+(/\d+)?(  |$)")
 Line = Mapping[str, Any]
 
 
+def harmless(text: str) -> str:
+    """A text as one line, without what a terminal would act upon."""
+    return "".join(each if each.isprintable() else " " if each.isspace() else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
 def duration(seconds: float) -> str:
     """Seconds as a person reads them: 42 s, 3:05, 2:10:07."""
     whole = max(0, round(seconds))

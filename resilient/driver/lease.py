@@ -272,7 +272,7 @@ def _flock(fd: int) -> bool:
 
 
 def _flocked(run_dir: Path) -> bool:
-    """Whether somebody on this machine holds the lock."""
+    """Whether somebody on this machine is seen to hold the lock."""
     try:
         fd = os.open(run_dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -281,6 +281,8 @@ def _flocked(run_dir: Path) -> bool:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:  # a file system without locks says nothing of others
+        return False
     finally:
         os.close(fd)
     return False

@@ -183,7 +183,8 @@ def _must_be_refused(accept: Sequence[str]) -> None:
 def _is_trained(config: Config, newest: int | None) -> bool:
     """Whether anything goes on that was computed before: a durable checkpoint, or steps that some tier may hold."""
     try:
-        return newest is not None or (config.run_dir / ledger.METRICS).stat().st_size > 0
+        found = [part for part in ledger.parts(config.run_dir / ledger.METRICS) if part.exists()]
+        return newest is not None or any(part.stat().st_size for part in found)
     except OSError:
         return False
 

@@ -1,6 +1,5 @@
 """`resilient diff`: how two campaigns differ, in config, identity and losses. Reads both run directories and changes nothing."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,10 +13,12 @@ from rich.text import Text
 from resilient import ledger
 from resilient.config import Config, load
 from resilient.config.errors import shown_change
+from resilient.driver.display import harmless
 from resilient.identity import record
 from resilient.identity.classes import CLASSES
 from resilient.identity.comparison import Change, compare
 from resilient.identity.fingerprint import Fingerprint, Lineage, at, keys_of
+from resilient.json_output import print_json
 from resilient.lineage.difference import Losses, compared, losses_of
 from resilient.processes import must_be_run_directory
 
@@ -64,7 +65,7 @@ def show(a: Path, b: Path, *, as_json: bool) -> None:
     """Print it."""
     found = between(a, b, JSON_ROWS if as_json else ROWS)
     if as_json:
-        Console(highlight=False, soft_wrap=True).print_json(json.dumps(as_plain(a, b, found)))
+        print_json(as_plain(a, b, found))
         return
     console = Console(highlight=False)
     for text in render(a, b, found):
@@ -127,12 +128,13 @@ def _table(title: str, changes: tuple[Change, ...], *, with_class: bool) -> Tabl
         "key", *(["at a resume"] if with_class else []), "a", "b", title=title, title_justify="left", box=None, pad_edge=False
     )
     for each in changes:
-        table.add_row(each.key, *([each.kind] if with_class else []), *map(Text, shown_change(each.old, each.new)))
+        cells = (harmless(each.key), *([each.kind] if with_class else []), *shown_change(each.old, each.new))
+        table.add_row(*map(Text, cells))  # not markup
     return table
 
 
 def _branch(lineage: Lineage | None) -> str:
-    return "" if lineage is None else f", branched off {lineage.parent} at step {lineage.step}"
+    return "" if lineage is None else f", branched off {harmless(lineage.parent)} at step {lineage.step}"
 
 
 def _fingerprint(run_dir: Path, config: Config) -> Fingerprint:

@@ -25,8 +25,6 @@ def show(run_dir: Path, wanted: Wanted, generation: int | None, *, following: bo
             follow(Follower(run_dir, wanted, generation), _print_at_once, lambda: time.sleep(POLL_S))
         except KeyboardInterrupt:
             return
-        except OSError as error:
-            raise EnvironmentUnusable(f"the logs cannot be read: {error}") from error
     if generation is None:
         found = generations(run_dir)
         if not found:

@@ -2,18 +2,22 @@
 
 import heapq
 import io
+import math
 import re
 import resource
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import BinaryIO
 
 from resilient.exits import EnvironmentUnusable
 from resilient.logs import archive, packing
 from resilient.logs.archive import DamagedArchive
 from resilient.logs.paths import DIRECTORY, generation_directory
+
+LATE_S = 60.0  # that a generation is still followed after the next one has begun
 
 _NODE_LOG = re.compile(r"node(\d+)\.log")
 _RANK_LOG = re.compile(r"rank(\d+)\.log")  # of campaigns begun with an earlier version: lines without times
@@ -112,13 +116,13 @@ def _of_rank(rank: int, file: BinaryIO, wanted: Wanted) -> Iterator[str]:
             yield f"[rank {rank}] {text(raw)}"
 
 
-def _merged(files: Iterable[BinaryIO], wanted: Wanted) -> Iterator[str]:
+def _merged(files: Iterable[Iterable[bytes]], wanted: Wanted) -> Iterator[str]:
     for _, line in heapq.merge(*map(_timed, files), key=lambda item: item[0]):
         if wanted.takes(line):
             yield line
 
 
-def _timed(file: BinaryIO) -> Iterator[tuple[str, str]]:
+def _timed(file: Iterable[bytes]) -> Iterator[tuple[str, str]]:
     """Each line with its time; one that has none goes with the one before."""
     time = ""
     for raw in file:
@@ -141,52 +145,70 @@ def _allow_files(count: int) -> None:
 
 
 class Follower:
-    """The lines that come to the logs of the newest generation, whichever that is.
+    """The lines that come to the logs of the newest generation, whichever that is, and for a while to those before it: a rank that
+    ended it may say why only then.
 
     Invariant: a line is given once, when it has its end; what was there before is given by the first call.
 
     Args:
         generation: to stay with; None: the newest, and those that follow it.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, run_dir: Path, wanted: Wanted, generation: int | None) -> None:
-        self._run_dir, self._wanted, self._generation = run_dir, wanted, generation
-        self._current = generation
+    def __init__(self, run_dir: Path, wanted: Wanted, generation: int | None, clock: Callable[[], float] = monotonic) -> None:
+        self._run_dir, self._wanted, self._generation, self._clock = run_dir, wanted, generation, clock
+        self._until: dict[int, float] = {} if generation is None else {generation: math.inf}  # each generation that is read
         self._places: dict[Path, int] = {}
 
-    def more(self) -> list[str]:
-        """What has come since the last call. Raises OSError."""
-        found = self._read()
-        newest = packing.folders(self._run_dir / DIRECTORY)[-1:]
-        if self._generation is None and newest and packing.generation_of(newest[0]) != self._current:
-            self._current = packing.generation_of(newest[0])
-            self._places = {}
-            found += self._read()
-        return found
+    def more(self) -> Iterator[str]:
+        """What has come since the last call. Raises EnvironmentUnusable: it cannot be read."""
+        try:
+            now = self._clock()
+            self._go_on(now)
+            for generation, until in sorted(self._until.items()):
+                yield from self._read(generation)
+                if now >= until:
+                    self._forget(generation)
+        except OSError as error:
+            raise EnvironmentUnusable(f"the logs cannot be read: {error}") from error
 
-    def _read(self) -> list[str]:
-        if self._current is None:
-            return []
-        found: list[tuple[str, str]] = []
-        folder = generation_directory(self._run_dir, self._current)
-        with suppress(FileNotFoundError):  # not made yet, or packed in this moment
-            for path in sorted(folder.iterdir()):
-                node = _node_of(path.name)
-                if node is not None and self._wanted.node in (None, node):
-                    found += self._new(path)
-        return [line for _, line in sorted(found, key=lambda item: item[0]) if self._wanted.takes(line)]
+    def _go_on(self, now: float) -> None:
+        """To the newest generation, with those that were over before anybody looked."""
+        there = {packing.generation_of(folder) for folder in packing.folders(self._run_dir / DIRECTORY)}
+        newest, last = max(there, default=None), max(self._until, default=None)
+        if self._generation is not None or newest is None or newest == last:
+            return
+        before = {each for each in there if last is not None and last < each < newest}
+        self._until = {each: min(self._until.get(each, math.inf), now + LATE_S) for each in {*self._until, *before}}
+        self._until[newest] = math.inf
 
-    def _new(self, path: Path) -> Iterator[tuple[str, str]]:
-        with path.open("rb") as file:
-            file.seek(self._places.get(path, 0))
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._places[path] = self._places.get(path, 0) + len(whole)
-        return _timed(io.BytesIO(whole))
+    def _forget(self, generation: int) -> None:
+        folder = generation_directory(self._run_dir, generation)
+        del self._until[generation]
+        self._places = {path: place for path, place in self._places.items() if path.parent != folder}
+
+    def _read(self, generation: int) -> Iterator[str]:
+        with ExitStack() as stack, suppress(FileNotFoundError):  # not made yet, or packed in this moment
+            nodes = {node: path for path in generation_directory(self._run_dir, generation).iterdir()
+                     if (node := _node_of(path.name)) is not None and self._wanted.node in (None, node)}  # fmt: skip
+            grown = [path for _, path in sorted(nodes.items()) if path.stat().st_size > self._places.get(path, 0)]
+            _allow_files(len(grown))
+            files = [(path, stack.enter_context(path.open("rb"))) for path in grown]
+            yield from _merged((self._new(path, file) for path, file in files), self._wanted)
+
+    def _new(self, path: Path, file: BinaryIO) -> Iterator[bytes]:
+        """The whole lines that have come to a file."""
+        place = file.seek(self._places.get(path, 0))
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                return  # the rest of it may come while this is read
+            place += len(raw)
+            self._places[path] = place
+            yield raw
 
 
 def follow(follower: Follower, show: Callable[[str], None], pause: Callable[[], None]) -> None:
-    """Show the lines as they come, until `pause` ends it."""
+    """Show the lines as they come, until `pause` ends it. Raises EnvironmentUnusable: they cannot be read."""
     while True:
         for line in follower.more():
             show(line)

@@ -9,6 +9,7 @@ from msgspec import UNSET
 
 from resilient import entries
 from resilient.account import PLANNED, Account, Clerk, in_order
+from resilient.committed import Committed
 from resilient.downtime import Downtime
 from resilient.entries import StepEvent, StepMetrics
 from resilient.rollback import InvalidationRule, Stretch, merged, without_implied
@@ -18,7 +19,6 @@ Line = Mapping[str, Any]
 
 KEPT = 100  # incidents and jobs, the newest
 RECENT = 8  # lines
-DURABLE = 64  # steps, the newest
 _NUMBERS = 1 << 53
 
 SAID = (
@@ -57,7 +57,6 @@ class Past(msgspec.Struct):
         told_step: the highest that any line of the metrics names; told_generation: likewise.
         step_s: of a step, as it has been lately; counted: the runtime has counted the steps, since the script does not tell them.
         recent: lines of the ledger, as JSON.
-        durable: steps of the durable tier that were committed and not rejected.
         left_out: devices that the newest generation does without, by node.
         rules, skip: what roll-backs have invalidated, by generation and step, and the data that is left out.
     """
@@ -85,7 +84,7 @@ class Past(msgspec.Struct):
     measuring: Measuring = msgspec.field(default_factory=Measuring)
     validation_loss: float | None = None
     recent: list[str] = []
-    durable: list[int] = []
+    committed: Committed = msgspec.field(default_factory=Committed)
     saved: Saved | None = None
     left_out: dict[str, list[int]] = {}
     rules: list[tuple[int, int]] = []
@@ -109,6 +108,7 @@ class Past(msgspec.Struct):
                 run_dir = line.get("run_dir")
                 self.run_dir = run_dir if isinstance(run_dir, str) else self.run_dir
             case "committed" | "script_checkpoint":
+                self.committed.take(line)
                 self.checkpoint_step, self.checkpoint_t = line["step"], float(line["t"])
             case "fault" if line["kind"] not in PLANNED:
                 self.faults += 1
@@ -121,10 +121,8 @@ class Past(msgspec.Struct):
             case "run_finished":
                 self.exit_code, self.ended_step = line["exit_code"], line["step"]
         match name:
-            case "committed":
-                self.durable = sorted({*self.durable, line["step"]})[-DURABLE:]
             case "checkpoint_rejected":
-                self.durable = [step for step in self.durable if step != line["step"]]
+                self._reject(line)
             case "script_checkpoint":
                 self.saved = Saved(line["path"], line["step"], line["rank"])
             case "action" if line["name"] == "roll_back":
@@ -132,6 +130,14 @@ class Past(msgspec.Struct):
         self.downtime.take(line)
         self.measuring.take(line)
         self.clerk.event(line)
+
+    def _reject(self, line: Line) -> None:
+        """A checkpoint was refused: the newest is one that was not."""
+        before = self.durable
+        self.committed.take(line)
+        if self.checkpoint_step in before and self.checkpoint_step not in self.durable:
+            newest = self.committed.found[-1:]
+            self.checkpoint_step, self.checkpoint_t = newest[0][1:] if newest else (None, 0.0)
 
     def _roll_back(self, line: Line) -> None:
         rules = [InvalidationRule(*each) for each in [*self.rules, (line["generation"], line["step"])]]
@@ -180,6 +186,11 @@ class Past(msgspec.Struct):
     def account(self, now: float | None) -> Account:
         """Where the time went, until now; see `resilient.account.account`. Nothing may follow."""
         return self.clerk.closed(now)
+
+    @property
+    def durable(self) -> list[int]:
+        """Steps of checkpoints that were committed and not refused, the newest."""
+        return self.committed.steps
 
     @property
     def invalidated(self) -> list[InvalidationRule]:

@@ -80,6 +80,15 @@ class Stream:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.close()
 
+    @property
+    def end(self) -> int:
+        """Offset of the end of the file."""
+        return self._end
+
+    def begins(self, offset: int) -> bool:
+        """Whether a line begins there; a part that was moved aside ends its last line."""
+        return any(begin == offset for begin, *_ in self._parts) or self._bytes(offset - 1, offset) == b"\n"
+
     def block(self, offset: int) -> list[bytes]:
         """Whole lines from the beginning of one on, without their ends; none where the next one is not whole, or very long."""
         for begin, end, file in self._parts:

@@ -6,7 +6,7 @@ its neighbours are taken one by one, with the same idea of a whole line as every
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -64,29 +64,37 @@ def read(run_dir: Path) -> Past:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """The file in blocks of whole lines; its last line may lack its end. Lines that are too long are left out."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        rest = b""
-        skipping = False
-        while data := file.read(READ_BYTES):
-            if skipping:  # the rest of a line that is too long
-                end = data.find(b"\n")
-                skipping = end < 0
-                data = b"" if skipping else data[end + 1 :]
-            cut = data.rfind(b"\n") + 1
-            if cut:
-                yield rest + data[:cut]
-                rest = data[cut:]
-            else:
-                rest += data
-            if len(rest) > ledger.LINE_BYTES:
-                rest, skipping = b"", True
-        if rest:
-            yield rest
+    """A file, after its parts that were moved aside, in blocks of whole lines; the last line of each may lack its end.
+
+    Lines that are too long are left out.
+    """
+    for part in ledger.parts(path):
+        try:
+            file = part.open("rb")
+        except FileNotFoundError:
+            continue
+        with file:
+            yield from _blocks_of(file)
+
+
+def _blocks_of(file: BinaryIO) -> Iterator[bytes]:
+    rest = b""
+    skipping = False
+    while data := file.read(READ_BYTES):
+        if skipping:  # the rest of a line that is too long
+            end = data.find(b"\n")
+            skipping = end < 0
+            data = b"" if skipping else data[end + 1 :]
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            yield rest + data[:cut]
+            rest = data[cut:]
+        else:
+            rest += data
+        if len(rest) > ledger.LINE_BYTES:
+            rest, skipping = b"", True
+    if rest:
+        yield rest
 
 
 def _all(data: bytes, decoder: msgspec.json.Decoder[T]) -> list[T]:

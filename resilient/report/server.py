@@ -5,17 +5,29 @@ the page; names other than loopback's are refused, so that a web site cannot rea
 """
 
 import secrets
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from resilient.exits import ForeseenError
 
 HOST = "127.0.0.1"
 _NAMES = (HOST, "localhost")
+RETRY_S = 5  # after which a browser asks again
 _PATIENCE_S = 10.0  # with a client that says nothing
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer is no error of the command."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class PageServer:
@@ -34,8 +46,7 @@ class PageServer:
         self._lock = threading.Lock()  # one page is made at a time
         self._page = b""
         self._made_t: float | None = None
-        self._server = ThreadingHTTPServer((HOST, port), _handler(self))
-        self._server.daemon_threads = True
+        self._server = _Server((HOST, port), _handler(self))
 
     @property
     def address(self) -> str:
@@ -78,10 +89,13 @@ def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
             try:
                 self._answer(HTTPStatus.OK, server.page(), "text/html; charset=utf-8")
             except ForeseenError as error:
-                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode(), "text/plain; charset=utf-8")
+                again = {"Refresh": str(RETRY_S)}  # the page that refreshes itself is gone
+                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode(), "text/plain; charset=utf-8", again)
 
-        def _answer(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+        def _answer(self, status: HTTPStatus, body: bytes, kind: str, more: Mapping[str, str] | None = None) -> None:
             self.send_response(status)
+            for name, value in (more or {}).items():
+                self.send_header(name, value)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")

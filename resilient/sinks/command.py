@@ -32,7 +32,9 @@ def send(run_dir: Path) -> str:
     settings = Settings(config.name, str(run_dir.absolute()), 0.0, config.logging.sinks.wanted)
     ending = threading.Event()
     ending.set()
-    feeding = pumps(settings, Pulse(), ending)
+    nobody = Pulse()
+    nobody.end()  # no job runs
+    feeding = pumps(settings, nobody, ending)
     for pump in feeding:
         pump.start()
     try:

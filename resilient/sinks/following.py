@@ -1,20 +1,21 @@
 """Reading a file of lines that grows, from an offset on; and what all lines of a run directory come to, in a thread of its own."""
 
 import copy
-import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from resilient import clock, entries, ledger
 from resilient.ledger import EVENTS, LINE_BYTES, METRICS
+from resilient.past.stream import Stream
 from resilient.sinks.base import Line
 from resilient.sinks.totals import RollingAccount, Totals
-
-READ_BYTES = 1 << 20
 
 
 class LineFile:
     """The lines of `events.jsonl` or `metrics.jsonl` from an offset on, as far as they are entries.
+
+    Offsets count from the beginning of the oldest part that was moved aside.
 
     Args:
         at_bytes: where to begin; the next line's beginning is looked for there.
@@ -29,37 +30,37 @@ class LineFile:
 
     def read(self) -> list[Line]:
         """The next lines, of about a mebibyte; none if there are none yet. Raises OSError."""
-        try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return []
-        try:
-            if self.at_bytes > os.fstat(fd).st_size:
+        with Stream(self._path) as stream:
+            if self.at_bytes > stream.end:
                 return []  # what was there before a crash is not there again yet
-            if not self._begins and self.at_bytes:
-                self._begins = os.pread(fd, 1, self.at_bytes - 1) == b"\n"
-            data = os.pread(fd, READ_BYTES, self.at_bytes)
-            while b"\n" not in data and len(data) < LINE_BYTES and (more := os.pread(fd, READ_BYTES, self.at_bytes + len(data))):
-                data += more
-        finally:
-            os.close(fd)
-        end = data.rfind(b"\n") + 1
-        if not end and len(data) >= LINE_BYTES:  # no line of the project's
-            self.at_bytes += len(data)
-            self._begins = False
-        return [line for line in map(self._line, data[:end].splitlines(keepends=True)) if line is not None]
+            self._begins = self._begins or stream.begins(self.at_bytes)
+            texts = stream.block(self.at_bytes)
+            if texts:
+                return [line for text in texts if (line := self._line(text, self.at_bytes + len(text) + 1)) is not None]
+            text, end, is_whole = stream.line(self.at_bytes)
+        if end == self.at_bytes or (not is_whole and end - self.at_bytes < LINE_BYTES):
+            return []
+        line = self._line(text, end)
+        self._begins = is_whole  # one that is longer than any of the project's may go on
+        return [line] if line is not None else []
 
-    def _line(self, text: bytes) -> Line | None:
-        self.at_bytes += len(text)
+    def _line(self, text: bytes, end: int) -> Line | None:
+        """Move over a line. Args: end: where it ends."""
+        self.at_bytes = end
         whole, self._begins = self._begins, True
         entry = ledger.parsed(text) if whole else None
-        return Line(self._path.name, self.at_bytes, entry) if entry is not None and self._fits(entry) else None
+        return Line(self._path.name, end, entry) if entry is not None and self._fits(entry) else None
 
 
 class TotalsReader:
-    """Follows both files from their beginnings for whoever asks; used by several threads."""
+    """Follows both files from their beginnings for whoever asks; used by several threads.
 
-    def __init__(self, run_dir: Path) -> None:
+    Args:
+        alive: whether the driver is there: one that was killed has said of no end.
+    """
+
+    def __init__(self, run_dir: Path, alive: Callable[[], bool]) -> None:
+        self._alive = alive
         self._files = {name: LineFile(run_dir / name) for name in (EVENTS, METRICS)}
         self._totals = Totals()
         self._account = RollingAccount()
@@ -69,9 +70,10 @@ class TotalsReader:
         """What all lines come to that are there now; a copy. Raises OSError: the files cannot be read."""
         with self._lock:
             self._catch_up()
-            now = clock.now() if self._totals.running else None
-            self._totals.rank_seconds, self._totals.goodput = self._account.seconds(now)
-            return copy.deepcopy(self._totals)
+            found = copy.deepcopy(self._totals)
+            found.running = found.running and self._alive()
+            found.rank_seconds, found.goodput = self._account.seconds(clock.now() if found.running else None)
+            return found
 
     def _catch_up(self) -> None:
         """Read what has come, the file first that lies behind, so that little has to be kept to put it in order."""

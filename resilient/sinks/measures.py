@@ -67,7 +67,7 @@ _SNAPSHOTS = _counter("snapshots", "Snapshots that are whole, by tier.", "tier")
 _STALL = _counter("snapshot_stall_seconds", "Time for which training stood still for snapshots.")
 _COMMITTED = _counter("checkpoints_committed", "Durable checkpoints.", "tier")
 _REJECTED = _counter("checkpoints_rejected", "Checkpoints that were not gone on from.")
-_CHECKPOINT = _gauge("checkpoint_step", "Step of the newest durable checkpoint.", "tier")
+_CHECKPOINT = _gauge("checkpoint_step", "Step of the newest durable checkpoint that was not refused.", "tier")
 _CHECKPOINT_T = _gauge("checkpoint_timestamp_seconds", "When it was made durable, in unix time.", "tier")
 
 MEASURES: tuple[Measure, ...] = (
@@ -99,6 +99,7 @@ def measured(totals: Totals) -> Iterator[tuple[Measure, Values]]:
     for measure, value in single.items():
         if value is not None:
             yield measure, {"": float(value)}
+    newest = totals.checkpoints.newest()
     labelled: dict[Measure, Mapping[str, float]] = {
         _TIME: totals.rank_seconds,
         _FAULTS: totals.faults,
@@ -106,8 +107,8 @@ def measured(totals: Totals) -> Iterator[tuple[Measure, Values]]:
         _LINKS: totals.links,
         _SNAPSHOTS: totals.snapshots,
         _COMMITTED: totals.committed,
-        _CHECKPOINT: totals.checkpoint_step,
-        _CHECKPOINT_T: totals.checkpoint_t,
+        _CHECKPOINT: {tier: step for tier, (step, _) in newest.items()},
+        _CHECKPOINT_T: {tier: t for tier, (_, t) in newest.items()},
     }
     for measure, values in labelled.items():
         if values:

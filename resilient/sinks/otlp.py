@@ -23,7 +23,9 @@ from resilient.driver.display import describe
 from resilient.ledger import EVENTS, METRICS
 from resilient.sinks.base import Campaign, Line, Sink
 from resilient.sinks.measures import MEASURES, STEP_SECONDS, STEP_SECONDS_HELP, Values, measured
-from resilient.sinks.totals import STEP_BUCKETS_S
+from resilient.sinks.totals import STEP_BUCKETS_S, steps_of
+
+MOST_STEPS = 100_000  # of a line: it is written every 0.3 s
 
 _SEVERITIES = {
     "fault": SeverityNumber.ERROR,
@@ -94,7 +96,8 @@ class OTLPSink(Sink):
         for line in lines:
             step_s = line.entry.get("step_s") if line.file == METRICS else None
             if step_s is not None:
-                self._steps.record(step_s)
+                for _ in range(min(steps_of(line.entry), MOST_STEPS)):  # a histogram of the SDK takes one value at a time
+                    self._steps.record(step_s)
 
     def _record(self, line: Line) -> ReadableLogRecord:
         entry = line.entry

@@ -5,6 +5,7 @@ job's process.
 """
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -47,6 +48,10 @@ class Pulse:
     def beat(self) -> None:
         self._heard_t = time.monotonic()
 
+    def end(self) -> None:
+        """There is no driver, or none any more."""
+        self._heard_t = -math.inf
+
     def alive(self) -> bool:
         return time.monotonic() - self._heard_t < SILENT_S
 
@@ -68,7 +73,7 @@ def made(name: str) -> Factory:
 def pumps(settings: Settings, pulse: Pulse, ending: threading.Event) -> list[Pump]:
     """A pump for each sink, not yet started. Raises OSError: the run directory cannot be used."""
     run_dir = Path(settings.run_dir)
-    campaign = Campaign(settings.name, identity_of(run_dir), run_dir, TotalsReader(run_dir), pulse.alive)
+    campaign = Campaign(settings.name, identity_of(run_dir), run_dir, TotalsReader(run_dir, pulse.alive), pulse.alive)
     return [
         Pump(name, made(name), campaign, values, began_t=settings.began_t, ending=ending) for name, values in settings.sinks.items()
     ]
@@ -99,6 +104,7 @@ def _listen(pulse: Pulse, ending: threading.Event) -> None:
     """Until the driver is gone."""
     while os.read(0, 64):
         pulse.beat()
+    pulse.end()
     ending.set()
 
 

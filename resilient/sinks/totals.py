@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resilient.account import PARTS, STEP, Clerk, place_of
+from resilient.committed import Committed
 from resilient.downtime import Downtime
 from resilient.ledger import EVENTS, METRICS
 
@@ -22,7 +23,7 @@ class Totals:
     """All that was counted up to a line.
 
     Attributes:
-        running: whether a job has started and said of no end.
+        running: whether a job has started and said of no end; a `TotalsReader` asks whether its driver is there, too.
         last: numbers of the newest line of metrics, by their names there.
         step_counts: steps by duration, one more than there are bounds in `STEP_BUCKETS_S`.
         rank_seconds: seconds × ranks by part of the account.
@@ -46,8 +47,7 @@ class Totals:
     links: Counter[str] = field(default_factory=Counter)
     snapshots: Counter[str] = field(default_factory=Counter)
     committed: Counter[str] = field(default_factory=Counter)
-    checkpoint_step: dict[str, int] = field(default_factory=dict)
-    checkpoint_t: dict[str, float] = field(default_factory=dict)
+    checkpoints: Committed = field(default_factory=Committed)
     rejected: int = 0
     recovered: int = 0
     downtime: Downtime = field(default_factory=Downtime)
@@ -72,13 +72,13 @@ class Totals:
                 self.last[name] = float(value)
         step_s = line.get("step_s")
         if step_s is not None:
-            steps = line.get("steps", 1)
-            steps = steps if isinstance(steps, int) and steps > 0 else 1
+            steps = steps_of(line)
             self.step_counts[bisect_left(STEP_BUCKETS_S, step_s)] += steps
             self.step_sum_s += step_s * steps
 
     def _event(self, line: Mapping[str, Any]) -> None:
         self.downtime.take(line)
+        self.checkpoints.take(line)
         match line["event"]:
             case "run_started":
                 self.name, self.target_step = line["name"], line["target_step"]
@@ -100,13 +100,17 @@ class Totals:
                 self.snapshots[str(line.get("tier", ""))] += line.get("count", 1)
                 self.stall_s += line["stall_s"]
             case "committed":
-                tier = str(line.get("tier", ""))
-                self.committed[tier] += 1
-                self.checkpoint_step[tier], self.checkpoint_t[tier] = line["step"], line["t"]
+                self.committed[str(line.get("tier", ""))] += 1
             case "checkpoint_rejected":
                 self.rejected += 1
             case "validation":
                 self.validation_loss = line["val_loss"]
+
+
+def steps_of(line: Mapping[str, Any]) -> int:
+    """How many steps a line of metrics stands for: short ones are told together, by their mean."""
+    steps = line.get("steps", 1)
+    return steps if isinstance(steps, int) and steps > 0 else 1
 
 
 class RollingAccount:

@@ -25,7 +25,9 @@ def numbers_of(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def step_of(entry: Mapping[str, Any], before: int) -> int:
-    """The step of a line; that of the line before where it has none."""
+    """The step of a line, of a generation the one that it goes on from; that of the line before where it has none."""
+    if entry.get("event") == "generation_started":
+        return int(entry["resumed_step"] or 0)
     step = entry.get("step")
     return step if isinstance(step, int) else before
 

@@ -31,11 +31,13 @@ class Chain:
         jobs: that have started since the chain was begun, in order; a job that was requeued counts again.
         steps: that they began at, None where that is not known.
         over: the exit code that ended the chain; None while it goes on.
+        begun_t: when somebody submitted it, unix seconds.
     """
 
     jobs: tuple[str, ...] = ()
     steps: tuple[int | None, ...] = ()
     over: Exit | None = None
+    begun_t: float | None = None
 
     @property
     def stuck(self) -> bool:
@@ -92,10 +94,11 @@ def fold(records: Iterable[Mapping[str, Any]]) -> Chain:
     jobs: list[str] = []
     steps: list[int | None] = []
     over: Exit | None = None
+    begun_t: float | None = None
     for record in records:
         match record.get("what"):
             case "begun":
-                jobs, steps, over = [], [], None
+                jobs, steps, over, begun_t = [], [], None, record.get("t")
             case "started":
                 jobs.append(str(record["job"]))
                 steps.append(record["step"])
@@ -103,7 +106,7 @@ def fold(records: Iterable[Mapping[str, Any]]) -> Chain:
                 over = Exit.STOPPED
             case "ended" if record["exit_code"] not in GOES_ON:
                 over = Exit(record["exit_code"])
-    return Chain(tuple(jobs), tuple(steps), over)
+    return Chain(tuple(jobs), tuple(steps), over, begun_t)
 
 
 def name(records: Iterable[Mapping[str, Any]]) -> str | None:

@@ -1,9 +1,11 @@
 """The jobs of a chain as a person wants to see them, from its records and the queue. Pure."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from resilient.slurm.chain import GOES_ON
 from resilient.slurm.queue import QueuedJob
 
 WAITS, RUNS, SILENT = "waiting", "running", "ended without a word"
@@ -69,19 +71,47 @@ def history(records: Iterable[Mapping[str, Any]], queue: Sequence[QueuedJob] | N
     return list(lines.values())
 
 
-def began_t(records: Iterable[Mapping[str, Any]]) -> float | None:
-    """When the campaign was submitted for the first time, unix seconds."""
-    return next((float(record["t"]) for record in records if record.get("what") == "begun"), None)
-
-
-def queued_s(lines: Sequence[JobLine], first_t: float, ran_s: float, now: float) -> float:
-    """How long no job computed, from the campaign's first submission until now, or until nothing of it is left.
+def queued_s(
+    records: Iterable[Mapping[str, Any]], lines: Sequence[JobLine], runs: Sequence[tuple[float, float]], ran_s: float, now: float
+) -> float | None:
+    """How long no job computed although the campaign was submitted and its chain not over; None: it was never submitted.
 
     Args:
-        ran_s: for how long jobs did.
+        lines: its jobs.
+        runs: beginning and end of the newest, unix seconds; those that belong to no chain among them.
+        ran_s: all runs together.
     """
-    if any(line.state in (WAITS, RUNS) for line in lines):
-        until_t = now
-    else:
-        until_t = max((line.ended_t or line.started_t or first_t for line in lines), default=first_t)
-    return max(0.0, until_t - first_t - ran_s)
+    goes_on = any(line.state in (WAITS, RUNS) for line in lines)
+    found = _stretches(records, runs, now if goes_on else None)
+    if not found:
+        return None
+    wanted_s = sum(end - begin for begin, end in found)
+    covered_s = sum(max(0.0, min(end, until_t) - max(begin, t)) for begin, end in found for t, until_t in runs)
+    older_s = ran_s - sum(until_t - t for t, until_t in runs)
+    return max(0.0, wanted_s - covered_s - older_s)
+
+
+def _stretches(
+    records: Iterable[Mapping[str, Any]], runs: Sequence[tuple[float, float]], now: float | None
+) -> list[tuple[float, float]]:
+    """From each submission until the chain was over, or the last job of it gone. Args: now: None: no job waits or runs."""
+    found: list[tuple[float, float]] = []
+    begin: float | None = None
+    last_t = 0.0  # that a job of it began or ended
+
+    def gone_t(until_t: float) -> float:
+        return max([last_t, *(end for _, end in runs if last_t <= end <= until_t)])  # one that was killed has said of no end
+
+    for record in records:
+        what, t = record.get("what"), float(record["t"])
+        over = what == "stopped" or (what == "ended" and record["exit_code"] not in GOES_ON)
+        if begin is not None and (over or what == "begun"):
+            found.append((begin, t if over else gone_t(t)))
+            begin = None
+        if what == "begun":
+            begin = last_t = t
+        elif what in ("started", "ended"):
+            last_t = t
+    if begin is not None:
+        found.append((begin, gone_t(math.inf) if now is None else now))
+    return found

@@ -37,7 +37,7 @@ class Seen:
     Attributes:
         steps_t: when the newest steps were finished, oldest first.
         started_t: of the newest job; None: none has started.
-        exit_code: that it ended with; None: it has not said that it ended.
+        exit_code: that it ended with; None: it has not said that it ended, or was submitted again since.
         driver: who works on it, in words; None: nobody.
         jobs: of its chain that wait or run; None: it is no chain, or Slurm does not say.
         chain: there is one, and it is not over.

@@ -15,7 +15,7 @@ from resilient.slurm.succession import Succession
 from resilient.watch.judgement import Judgement, Seen, judge
 
 TAIL_BYTES = 256 << 10
-READ_BYTES = 1 << 20
+READ_BYTES = TAIL_BYTES  # at once
 LOOK_S = 90.0  # for one campaign, Slurm's answer included
 _STEPS = 64
 _STARTED, _FINISHED = b'"event": "run_started"', b'"event": "run_finished"'  # as the ledger's writer spells it
@@ -32,6 +32,9 @@ def look(run_dir: Path, now: float) -> Seen:
     started, finished = _ends(run_dir / ledger.EVENTS)
     owner = holder(run_dir)
     jobs = asyncio.run(succession.inspect()) if succession is not None else None
+    chain = succession.chain if succession is not None else None
+    if chain is not None and chain.begun_t is not None and chain.begun_t > finished.get("t", 0.0):
+        finished = {}  # somebody has submitted it again since
     return Seen(
         name=str(started.get("name") or (succession.name if succession is not None else run_dir.absolute().name)),
         now=now,
@@ -43,7 +46,7 @@ def look(run_dir: Path, now: float) -> Seen:
         exit_code=finished.get("exit_code"),
         driver=None if owner is None else str(owner) if owner.pid else "its driver is on this machine",
         jobs=jobs,
-        chain=succession is not None and succession.chain.over is None,
+        chain=chain is not None and chain.over is None,
         silent=succession is not None and jobs is None,
     )
 
@@ -67,19 +70,17 @@ def judged(run_dir: Path, now: float, patience_s: float | None, limit_s: float =
     return (None, Judgement("unknown", seen)) if isinstance(seen, str) else (seen, judge(seen, patience_s))
 
 
-def _tail(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines at the end of a file."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        start = max(0, file.seek(0, 2) - TAIL_BYTES)
-        file.seek(start)
-        lines = file.read().split(b"\n")
-    for line in lines[1:] if start else lines:
-        if (found := ledger.parsed(line)) is not None:
-            yield found
+def _tail(path: Path) -> list[dict[str, Any]]:
+    """The whole lines at the end of a file, in order."""
+    found: list[dict[str, Any]] = []
+    size = 0
+    for line in _backwards(path):
+        size += len(line) + 1
+        if size > TAIL_BYTES:
+            break
+        if (entry := ledger.parsed(line)) is not None:
+            found.append(entry)
+    return found[::-1]
 
 
 def _ends(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -98,17 +99,18 @@ def _ends(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _backwards(path: Path) -> Iterator[bytes]:
-    """The lines of a file, the last one first."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        end, rest = file.seek(0, 2), b""
-        while end > 0:
-            start = max(0, end - READ_BYTES)
-            file.seek(start)
-            first, *lines = (file.read(end - start) + rest).split(b"\n")
-            yield from reversed(lines)
-            end, rest = start, first if len(first) <= ledger.LINE_BYTES else b""
-        yield rest
+    """The lines of a file and of its parts that were moved aside, the last one first."""
+    for part in reversed(ledger.parts(path)):
+        try:
+            file = part.open("rb")
+        except FileNotFoundError:
+            continue
+        with file:
+            end, rest = file.seek(0, 2), b""
+            while end > 0:
+                start = max(0, end - READ_BYTES)
+                file.seek(start)
+                first, *lines = (file.read(end - start) + rest).split(b"\n")
+                yield from reversed(lines)
+                end, rest = start, first if len(first) <= ledger.LINE_BYTES else b""
+            yield rest

@@ -1,5 +1,6 @@
 """Who may work in a run directory: the rule as a table, and real processes."""
 
+import errno
 import json
 import os
 import select
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,19 @@ class Process:
 )
 def test_the_lock_decides_on_one_machine_and_the_lease_between_machines(seen, verdict):
     assert judge(seen) == verdict
+
+
+def test_where_the_file_system_has_no_locks_nobody_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As of NFS without its lock daemon: of no file system of a test's, so the call itself is replaced."""
+
+    def refused(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    (tmp_path / lease.LOCK).touch()
+    monkeypatch.setattr(lease.fcntl, "flock", refused)
+    assert holder(tmp_path) is None
+    (tmp_path / lease.LEASE).write_text(json.dumps(asdict(OTHER)))
+    assert holder(tmp_path) == OTHER  # that another machine has it is told by its lease
 
 
 def test_a_run_directory_is_held_by_one_and_free_again_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

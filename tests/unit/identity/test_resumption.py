@@ -118,6 +118,9 @@ def test_steps_that_only_a_fast_tier_holds_count_as_trained(tmp_path: Path):
     (campaign.run_dir / ledger.METRICS).write_text('{"step": 1}\n')
     with pytest.raises(ConfigError, match="seed"):
         campaign.resume("seed=7")
+    (campaign.run_dir / ledger.METRICS).rename(campaign.run_dir / f"{ledger.METRICS}.1")
+    with pytest.raises(ConfigError, match="seed"):
+        campaign.resume("seed=7")
 
 
 def edited(run_dir: Path, **keys: Any) -> None:

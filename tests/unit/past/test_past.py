@@ -337,6 +337,20 @@ def test_what_a_start_needs_of_earlier_jobs(tmp_path: Path):
     assert found.skip == [(13, 17), (50, 52)]
 
 
+def test_a_checkpoint_that_was_refused_is_not_the_newest():
+    def newest(*events: dict[str, Any]) -> tuple[int | None, float, list[int]]:
+        found = past_of([event(1.0, "run_started", 0, name="x", target_step=99), *events], [])
+        return found.checkpoint_step, found.checkpoint_t, found.durable
+
+    made = [event(float(step), "committed", step=step, tier="disk") for step in (10, 20, 30)]
+    refused = [event(40.0, "checkpoint_rejected", step=step, tier="disk", reason="") for step in (30, 20, 10)]
+    assert newest(*made, refused[0]) == (20, 20.0, [10, 20])
+    assert newest(*made, *refused[1::-1]) == newest(*made, *refused[:2]) == (10, 10.0, [10])
+    assert newest(*made, *refused) == (None, 0.0, [])
+    assert newest(*made, {**refused[0], "tier": "ram"}) == (30, 30.0, [10, 20, 30])  # the one on disk is as good as it was
+    assert newest(*made, refused[0], event(50.0, "committed", 2, step=30, tier="disk")) == (30, 50.0, [10, 20, 30])
+
+
 def test_a_step_that_a_lost_node_is_late_to_tell_of_is_not_the_last_one():
     steps = [{"t": 2.0 + n, "step": n, "generation": 2, "loss": 1.0 * n, "step_s": 1.0, "tokens_per_s": 5.0} for n in (1, 2, 3)]
     late = {**steps[0], "t": 2.5, "generation": 1, "loss": 9.0, "step_s": 99.0}

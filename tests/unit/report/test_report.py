@@ -1,16 +1,20 @@
 """The page of a campaign: whole whatever its files hold, small and quick however long it was, and with the figures of `status`."""
 
+import http.client
 import json
 import math
 import os
 import random
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -68,6 +72,17 @@ def test_the_past_that_is_read_for_the_page_agrees_with_status(tmp_path: Path):
     assert [(job.first_step, job.last_step) for job in past.jobs] == [(1, 100), (101, 200), (201, 300), (301, 400)]
     assert past.tiers["memory"].snapshots == 8 and past.tiers["memory"].size_bytes == 8 << 24
     assert set(past.heat.rows()) == set(HOSTS)
+
+
+def test_what_was_moved_aside_is_in_the_page(tmp_path: Path):
+    run_dir = made(tmp_path / "run", steps=400, faults=12, jobs=4)
+    whole = read(run_dir)
+    for name in (ledger.EVENTS, ledger.METRICS):
+        lines = (run_dir / name).read_text().splitlines(keepends=True)
+        for part, begin, end in ((f"{name}.2", 0, 20), (f"{name}.1", 20, 40), (name, 40, None)):
+            (run_dir / part).write_text("".join(lines[begin:end]))
+    assert read(run_dir).jobs == whole.jobs and read(run_dir).kinds == whole.kinds
+    agreed(run_dir, tmp_path / "page.html")
 
 
 def test_the_page_shows_faults_jobs_queue_nodes_tiers_and_changes(tmp_path: Path):
@@ -317,6 +332,36 @@ def served(server: PageServer) -> Iterator[PageServer]:
         thread.join()
 
 
+def test_a_browser_that_goes_away_is_no_error(capfd: pytest.CaptureFixture[str]):
+    looking, gone, handlers = threading.Event(), threading.Event(), []
+
+    def render() -> bytes:
+        handlers.append(threading.current_thread())
+        looking.set()
+        gone.wait()
+        return b"x"
+
+    with served(PageServer(render, fresh_s=0.0)) as server:
+        address = urllib.parse.urlsplit(server.address)
+        with socket.create_connection((address.hostname, address.port)) as browser:
+            browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+            browser.sendall(f"GET {address.path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            looking.wait()
+        gone.set()
+        handlers[0].join()
+        assert asked(server.address) == (200, "x")
+    assert capfd.readouterr().err == ""
+
+
+def test_an_error_of_the_command_itself_is_not_hidden(capfd: pytest.CaptureFixture[str]):
+    def render() -> bytes:
+        raise ZeroDivisionError
+
+    with served(PageServer(render, fresh_s=0.0)) as server, pytest.raises(http.client.RemoteDisconnected):
+        asked(server.address)
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
 def asked(address: str, **headers: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=20) as answer:
@@ -351,7 +396,10 @@ def test_a_run_directory_that_goes_away_is_said_and_comes_back():
         return b"there"
 
     with served(PageServer(render, fresh_s=0.0)) as server:
-        assert asked(server.address) == (503, "it is gone\n")
+        with pytest.raises(urllib.error.HTTPError, match="503") as answer:
+            urllib.request.urlopen(server.address, timeout=20)
+        with answer.value as said:
+            assert (said.read(), said.headers["Refresh"]) == (b"it is gone\n", "5")  # a browser asks again by itself
         assert asked(server.address) == (200, "there")
 
 

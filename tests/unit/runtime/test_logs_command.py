@@ -1,5 +1,6 @@
 """`resilient logs`: which lines it shows, in which order, and what it says where there are none."""
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from resilient import ledger
 from resilient.cli import app
 from resilient.exits import Exit
 from resilient.logs import packing
+from resilient.logs.reading import LATE_S, Follower, Wanted
 from resilient.logs.since import point
 from resilient.main import guarded
 
@@ -131,6 +133,60 @@ def test_following_goes_on_with_what_comes_and_into_the_next_generation_until_ct
         assert process.stderr is not None and process.stderr.read() == ""
 
 
+def test_what_comes_late_to_the_generation_before_is_shown_for_a_minute(run_dir: Path):
+    """As the traceback of the rank that ended it."""
+    now = 0.0
+    follower = Follower(run_dir, Wanted(rank=1), None, lambda: now)
+    assert [line[-3:] for line in follower.more()] == ["4 0", "4 1", "4 2"]
+
+    def said(generation: int, number: int) -> None:
+        (run_dir / "logs" / f"g{generation}").mkdir(exist_ok=True)
+        with (run_dir / "logs" / f"g{generation}" / "node0.log").open("a") as log:
+            log.write(f"2026-01-31 12:06:0{number}.000 [rank 1] {generation} {number}\n")
+
+    for generation in (5, 6):  # 5 is over before anybody has looked
+        said(generation, 0)
+    assert [line[-3:] for line in follower.more()] == ["5 0", "6 0"]
+    for generation in (4, 5, 6):
+        said(generation, 1)
+    now = LATE_S  # what has come until then is shown, too
+    assert [line[-3:] for line in follower.more()] == ["4 1", "5 1", "6 1"]
+    for generation in (4, 5, 6):
+        said(generation, 2)
+    assert [line[-3:] for line in follower.more()] == ["6 2"]
+
+
+# In a process of its own, where nobody else allocates memory.
+PEAK = """
+import sys, tracemalloc
+from pathlib import Path
+from resilient.logs.reading import Follower, Wanted
+follower = Follower(Path(sys.argv[1]), Wanted(since="2099"), None)
+tracemalloc.start()
+assert list(follower.more()) == []
+print(tracemalloc.get_traced_memory()[1])
+"""
+
+
+def test_following_a_long_log_keeps_little_of_it_in_memory(run_dir: Path):
+    line = f"2026-01-31 12:05:00.000 [rank 1] {'x' * 1000}\n"
+    with (run_dir / "logs" / "g4" / "node0.log").open("a") as log:
+        log.writelines(line for _ in range((32 << 20) // len(line)))
+    done = subprocess.run([sys.executable, "-c", PEAK, str(run_dir)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1 << 20
+
+
+def test_a_reader_that_has_gone_ends_the_following_without_a_word(run_dir: Path):
+    words = [sys.executable, "-m", "resilient", "logs", str(run_dir), "--rank", "1", "--follow"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert [process.stdout.readline().split("] ")[1] for _ in range(3)] == ["4 0\n", "4 1\n", "4 2\n"]
+        process.stdout.close()  # as `head` does
+        with (run_dir / "logs" / "g4" / "node0.log").open("a") as log:
+            log.write("2026-01-31 12:05:00.000 [rank 1] more\n")
+        assert process.stderr.read() == "" and process.wait() == 1
+
+
 def test_the_command_is_completed_as_the_others_are():
     environ = {**os.environ, "_RESILIENT_COMPLETE": "complete_bash", "COMP_WORDS": "resilient logs --ra", "COMP_CWORD": "2"}
     code = "import sys; sys.argv = ['resilient']; from resilient.cli import app; app(prog_name='resilient')"
@@ -169,3 +225,27 @@ def test_a_run_directory_that_is_a_file_or_may_not_be_read_is_told_in_a_line(run
 
     assert guarded(refused) == Exit.UNUSABLE
     assert capsys.readouterr().err == "resilient: /x/run/events.jsonl: Permission denied\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "iso8859-1"])
+@pytest.mark.parametrize("words", [["logs"], ["status"], ["status", "--json"]], ids=" ".join)
+def test_what_a_locale_cannot_show_is_escaped(run_dir: Path, words: list[str], encoding: str):
+    started = ledger.event_entry("run_started", {"name": "größe → 漢", "target_step": 9}, generation=0, t=1.0)
+    (run_dir / ledger.EVENTS).write_bytes(ledger.encoded(started))
+    with (run_dir / "logs" / "g4" / "node0.log").open("a") as log:
+        log.write("2026-01-31 12:05:00.000 [rank 0] größe → 漢\n")
+    command = [sys.executable, "-m", "resilient", words[0], str(run_dir), *words[1:]]
+    done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": encoding}, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    if "--json" in words:
+        assert json.loads(done.stdout)["name"] == "größe → 漢"
+    else:
+        assert "größe → 漢".encode(encoding, "backslashreplace") in done.stdout
+
+
+@pytest.mark.parametrize("words", [["logs"], ["status"], ["status", "--json"]], ids=" ".join)
+def test_output_that_cannot_be_written_is_told_in_a_line(run_dir: Path, words: list[str]):
+    command = [sys.executable, "-m", "resilient", words[0], str(run_dir), *words[1:]]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (Exit.UNUSABLE, "resilient: No space left on device\n")

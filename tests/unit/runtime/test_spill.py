@@ -26,6 +26,16 @@ def test_what_was_left_is_written_once_with_its_own_time_and_generation(tmp_path
     assert (event["event"], event["host"], event["t"]) == ("committed", "n1", 3.5)
 
 
+def test_what_was_written_before_the_files_were_moved_aside_is_not_written_again(tmp_path: Path):
+    with ledger.Ledger(tmp_path) as book:
+        book.metrics({"step": 1, "loss": 0.2}, generation=3, t=1.5)
+    spill.leave(tmp_path, 3, "n1", [Record(0, 1.5, None, {"step": 1, "loss": 0.2}), Record(0, 2.5, None, {"step": 2})])
+    (tmp_path / ledger.METRICS).rename(tmp_path / f"{ledger.METRICS}.1")
+    with ledger.Ledger(tmp_path) as book:
+        assert spill.take_in(tmp_path, book) == 1
+    assert [line["step"] for line in ledger.read(tmp_path / ledger.METRICS)] == [1, 2]
+
+
 def test_a_checkpoint_of_a_script_is_told_once_and_by_whom(tmp_path: Path):
     told = {"step": 9, "path": "/out"}
     spill.leave(tmp_path, 1, "n1", [Record(rank, 1.0 + rank, spill.SCRIPT_CHECKPOINT, told) for rank in (1, 0)])

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,8 @@ class Written:
     def finished(self, code: int = 0, generation: int = 1) -> None:
         self.event("run_finished", generation, exit_code=code, step=3)
 
-    def campaign(self, **more: Any) -> Campaign:
-        fields = {"name": "demo", "identity": "abc", "run_dir": self.run_dir, "totals": TotalsReader(self.run_dir)}
-        return Campaign(**{**fields, "alive": lambda: True, **more})
+    def campaign(self, alive: Callable[[], bool] = lambda: True) -> Campaign:
+        return Campaign("demo", "abc", self.run_dir, TotalsReader(self.run_dir, alive), alive)
 
 
 @pytest.fixture

@@ -39,8 +39,9 @@ def lines(written) -> list[Line]:
 @pytest.fixture
 def campaign(written):
     written.started()
-    for step in range(1, 6):
+    for step in range(1, 5):
         written.step(step)
+    written.step(14, steps=10)
     written.fault(1)
     return written
 
@@ -65,10 +66,10 @@ def test_events_are_log_records_and_measures_are_metrics(campaign):
         for scopes in metrics.data[0].resource_metrics[0].scope_metrics
         for metric in scopes.metrics
     }
-    assert found["resilient_step"][0].value == 5
+    assert found["resilient_step"][0].value == 14
     assert [(dict(point.attributes), point.value) for point in found["resilient_faults_total"]] == [({"kind": "exit"}, 1)]
     steps = found["resilient_step_seconds"][0]
-    assert (steps.count, steps.sum) == (5, 2.5)
+    assert (steps.count, steps.sum) == (14, 7.0)  # ten in one line
 
 
 def test_a_batch_that_was_not_taken_is_taken_whole_the_next_time(campaign):
@@ -90,7 +91,7 @@ def test_a_batch_that_was_not_taken_is_taken_whole_the_next_time(campaign):
         for scopes in metrics.data[0].resource_metrics[0].scope_metrics
         for metric in scopes.metrics
     }
-    assert points["resilient_step_seconds"].count == 5
+    assert points["resilient_step_seconds"].count == 14
 
 
 def test_over_http_the_protocols_own_messages_arrive(campaign, receiver, tmp_path):

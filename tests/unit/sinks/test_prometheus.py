@@ -5,15 +5,20 @@ import os
 import re
 import socket
 import stat
+import subprocess
+import sys
+import tempfile
 import threading
 import urllib.request
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from resilient.sinks.measures import MEASURES, STEP_SECONDS
 from resilient.sinks.prometheus import PrometheusSink
+from resilient.sinks.settings import Settings
 from resilient.status import overview
 
 ROOT = Path(__file__).parents[3]
@@ -38,6 +43,7 @@ def campaign(written):
     for step in range(1, 20):
         written.step(step, mfu=0.4, grad_norm=1.5, lr=1e-3, tokens=step * 100, samples=step, memory_bytes=5)
     written.event("snapshot", step=19, tier="ram", stall_s=0.25, bytes=1)
+    written.event("committed", step=5, tier="durable")
     written.event("committed", step=10, tier="durable")
     written.event("link", node=0, interface="ib0", state="down", detail="no carrier", down_s=None)
     written.event("checkpoint_rejected", step=10, tier="durable", reason="it is damaged")
@@ -64,7 +70,36 @@ def test_the_file_says_what_the_status_says(campaign):
     assert found["resilient_step_seconds_bucket", "0.25"] == 0
     assert found["resilient_step_seconds_bucket", "0.5"] == found["resilient_step_seconds_bucket", "+Inf"] == 19
     assert found["resilient_exit_code", ""] == 70 and found["resilient_up", ""] == 0
-    assert found["resilient_checkpoint_step", "durable"] == 10
+    assert found["resilient_checkpoint_step", "durable"] == shown.checkpoint_step == 5
+    assert found["resilient_checkpoints_committed_total", "durable"] == 2
+
+
+def test_of_a_driver_that_is_gone_without_a_word_no_job_runs_and_no_time_counts(written):
+    written.started()
+    for step in range(1, 20):
+        written.step(step)
+    file = written.run_dir / "metrics.prom"
+    PrometheusSink(written.campaign(alive=lambda: False), {"file": str(file)}).refresh()
+    found, shown = samples(file.read_text()), overview(written.run_dir)
+    assert found["resilient_up", ""] == 0 and ("resilient_exit_code", "") not in found
+    assert found["resilient_goodput_ratio", ""] == pytest.approx(shown.goodput)
+    assert sum(value for (name, _), value in found.items() if name == "resilient_rank_seconds") == pytest.approx(2 * shown.wall_s)
+
+
+def test_the_last_file_of_a_driver_that_was_killed_says_that_no_job_runs(written):
+    """The process of the sinks, whose pipe the kernel closes then."""
+    written.started()
+    file = written.run_dir / "metrics.prom"
+    settings = Settings("demo", str(written.run_dir), 0.0, {"prometheus": {"file": str(file)}})
+    with tempfile.TemporaryFile() as wanted:
+        wanted.write(msgspec.json.encode(settings))
+        wanted.seek(0)
+        words = [sys.executable, "-m", "resilient.sinks.process", str(wanted.fileno())]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=[wanted.fileno()]) as process:
+            assert process.stdin is not None
+            process.stdin.write(b".")
+            process.stdin.close()
+    assert samples(file.read_text())["resilient_up", ""] == 0
 
 
 def test_every_measure_is_there_once_there_is_something_to_say(campaign):

@@ -13,6 +13,11 @@ from resilient.sinks.following import LineFile, TotalsReader
 from resilient.status import overview
 
 
+def alive() -> bool:
+    """The driver is there."""
+    return True
+
+
 def test_every_number_is_that_of_the_status(written):
     written.started()
     for step in range(1, 40):
@@ -26,7 +31,7 @@ def test_every_number_is_that_of_the_status(written):
         written.step(step, generation=3)
     written.event("validation", 3, step=59, val_loss=1.5)
     written.finished(70, generation=3)
-    found, shown = TotalsReader(written.run_dir)(), overview(written.run_dir)
+    found, shown = TotalsReader(written.run_dir, alive)(), overview(written.run_dir)
     assert (found.name, found.step, found.target_step, found.generation) == ("demo", shown.step, 100, shown.generation)
     assert (found.last["loss"], found.last["tokens_per_s"]) == (shown.loss, shown.tokens_per_s)
     assert (found.recovered, found.downtime.down_s, found.downtime.lost_steps) == (
@@ -36,7 +41,7 @@ def test_every_number_is_that_of_the_status(written):
     )
     assert sum(count for kind, count in found.faults.items() if kind not in PLANNED) == shown.faults
     assert (found.validation_loss, found.exit_code, found.running) == (shown.validation_loss, shown.last_exit_code, False)
-    assert found.checkpoint_step["durable"] == shown.checkpoint_step
+    assert found.checkpoints.newest()["durable"][0] == shown.checkpoint_step
     assert found.rank_seconds == pytest.approx(shown.rank_seconds)
     assert found.goodput == pytest.approx(shown.goodput)
     assert sum(found.step_counts) == len(list(ledger.read_metrics(written.run_dir / ledger.METRICS)))
@@ -69,8 +74,8 @@ def wild(written, chance: random.Random) -> Iterator[None]:
 @pytest.mark.parametrize("seed", range(4))
 def test_an_account_that_goes_on_is_that_of_all_lines(written, seed: int, monkeypatch: pytest.MonkeyPatch):
     """Read bit by bit, in one go at the end or also asked in between."""
-    monkeypatch.setattr("resilient.sinks.following.READ_BYTES", 4000)
-    reader = TotalsReader(written.run_dir)
+    monkeypatch.setattr("resilient.past.stream.BLOCK_BYTES", 4000)
+    reader = TotalsReader(written.run_dir, alive)
     for number, _ in enumerate(wild(written, random.Random(seed))):
         if seed % 2 and number % 40 == 0:
             reader()
@@ -85,7 +90,7 @@ def test_an_account_that_goes_on_is_that_of_all_lines(written, seed: int, monkey
 
 def test_a_start_that_takes_long_counts_for_the_ranks_that_it_leads_to(written):
     """How many there are is said only then."""
-    reader = TotalsReader(written.run_dir)
+    reader = TotalsReader(written.run_dir, alive)
     written.started(ranks=2)
     written.step(1)
     written.finished(75)
@@ -105,7 +110,7 @@ def test_an_account_keeps_no_more_than_the_last_minute(written):
     written.started()
     for step in range(1, 2001):
         written.step(step)
-    reader = TotalsReader(written.run_dir)
+    reader = TotalsReader(written.run_dir, alive)
     reader()
     assert len(reader._account._recent) <= totals.SETTLED_S / 0.5 + 3
 
@@ -132,3 +137,37 @@ def test_a_file_that_has_lost_its_end_is_waited_for(tmp_path: Path):
     assert file.read() == []
     path.write_bytes(3 * line)
     assert [each.end_bytes for each in file.read()] == [3 * len(line)]
+
+
+def moved_aside(run_dir: Path) -> None:
+    """As a person does it between two jobs."""
+    for name in (ledger.EVENTS, ledger.METRICS):
+        if (run_dir / f"{name}.1").exists():
+            (run_dir / f"{name}.1").rename(run_dir / f"{name}.2")
+        (run_dir / name).rename(run_dir / f"{name}.1")
+
+
+def test_files_that_are_moved_aside_change_no_number_and_no_offset(written):
+    run_dir = written.run_dir
+    follower, taken = TotalsReader(run_dir, alive), []
+    for job in range(3):
+        written = type(written)(run_dir)  # opens the files, as the next job does
+        written.t += 1000.0 * job
+        written.started()
+        written.step(job + 1)
+        written.finished(75)
+        at_bytes = taken[-1].end_bytes if taken else 0
+        taken += LineFile(run_dir / ledger.METRICS, at_bytes).read()
+        assert follower() == TotalsReader(run_dir, alive)()
+        moved_aside(run_dir)
+        assert (follower().jobs, follower().step, follower().exit_code) == (job + 1, job + 1, 75)
+    assert [line.entry["step"] for line in taken] == [1, 2, 3]
+
+
+def test_a_part_that_ends_within_a_line_takes_nothing_from_the_next(tmp_path: Path):
+    path, line = tmp_path / ledger.METRICS, b'{"step": %d, "generation": 1, "t": 5.0}\n'
+    path.with_name(f"{ledger.METRICS}.1").write_bytes(line % 1 + b'{"st')
+    path.write_bytes(line % 2 + line % 3)
+    file = LineFile(path)
+    assert [each.entry["step"] for _ in range(3) for each in file.read()] == [1, 2, 3]
+    assert [each.entry["step"] for each in LineFile(path, len(line % 1) + 4).read()] == [2, 3]

@@ -92,6 +92,22 @@ def test_mlflow_has_every_step_in_one_run_for_all_jobs(campaign):
     assert history(campaign.run_dir, "resilient/downtime_s") == [(3, 3.0)]
 
 
+def test_the_ranks_of_a_job_stand_at_the_step_that_it_goes_on_from(campaign):
+    campaign.event("run_started", 3, name="demo", target_step=100)
+    campaign.event("generation_started", 3, nodes=["here"], world_size=8, resumed_step=4)
+    events = LineFile(campaign.run_dir / "events.jsonl").read()
+    ranks = [(0, 2.0), (1, 2.0), (4, 8.0)]
+    mlflow = MLflowSink(campaign.campaign(), {})
+    mlflow.take(events[:-2])
+    MLflowSink(campaign.campaign(), {}).take(events[-2:])  # the next job's
+    assert sorted(history(campaign.run_dir, "resilient/world_size")) == ranks
+    wandb = WandBSink(campaign.campaign(), {"directory": str(campaign.run_dir)})
+    wandb.take(events)
+    wandb.close()
+    rows = recorded(campaign.run_dir)
+    assert [(row["step"], row["resilient/world_size"]) for row in rows if "resilient/world_size" in row] == ranks
+
+
 def test_a_campaign_that_is_over_is_finished_in_mlflow(campaign):
     feed(MLflowSink(campaign.campaign(), {}), campaign)
     client = MlflowClient((campaign.run_dir / "mlruns").as_uri())

@@ -1,14 +1,17 @@
 """A webhook against a real HTTP server that hangs, fails and comes back: nothing is lost, and nothing is sent too often."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml
 
 from resilient.sinks.base import Line
+from resilient.sinks.command import send
 from resilient.sinks.position import Position
 from resilient.sinks.process import made
 from resilient.sinks.pump import Pump
@@ -187,6 +190,19 @@ def test_a_beat_says_how_far_training_is_while_the_driver_gets_on(written, recei
     time.sleep(0.01)
     sink.refresh()
     assert len(receiver.bodies) == 1
+
+
+def test_between_two_jobs_what_was_missed_is_sent_and_no_beat(written, receiver, request: pytest.FixtureRequest):
+    before = os.umask(0o077)  # which the command sets, too
+    request.addfinalizer(lambda: os.umask(before))
+    sinks = {"webhook": {"url": receiver.url, "beat_s": 0.001}}
+    config = {"name": "demo", "run_dir": str(written.run_dir), "logging": {"sinks": sinks}}
+    (written.run_dir / "config.yaml").write_text(yaml.safe_dump(config))
+    Position(written.run_dir, "webhook", written.t).close()
+    campaign_with(written, 1)
+    assert send(written.run_dir) == "all was sent"
+    assert [each["type"] for each in receiver.told()] == expected(1)
+    assert not any("beat" in json.loads(body) for body in receiver.bodies)
 
 
 def test_address_and_token_may_come_from_files(written, receiver, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from resilient.slurm.history import JobLine, began_t, history, queued_s
+from resilient.slurm.history import JobLine, history, queued_s
 from resilient.slurm.queue import QueuedJob
 from resilient.status import Summary, add_chain
 
@@ -40,12 +40,39 @@ def test_a_job_that_was_requeued_waits_and_runs_again():
     assert (line.state, line.started_t, line.ended_t, line.exit_code) == ("running", 600.0, None, None)
 
 
+def waited_s(records, queue, runs, now, older_s: float = 0.0) -> float | None:
+    return queued_s(records, history(records, queue), runs, sum(end - begin for begin, end in runs) + older_s, now)
+
+
 def test_the_time_in_the_queue_is_what_no_job_covers():
-    assert began_t(RECORDS) == 0.0
-    assert queued_s(history(RECORDS, QUEUE), 0.0, 400.0, 600.0) == 200.0
-    assert queued_s(history(RECORDS[:2], [QueuedJob("7", "PENDING")]), 0.0, 0.0, 60.0) == 60.0
+    runs = [(100.0, 400.0), (500.0, 600.0)]
+    assert waited_s(RECORDS, QUEUE, runs, 600.0) == 200.0
+    assert waited_s(RECORDS, QUEUE, runs[1:], 600.0, older_s=300.0) == 200.0  # only the newest are known one by one
+    assert waited_s(RECORDS[:2], [QueuedJob("7", "PENDING")], [], 60.0) == 60.0
     over = [*RECORDS[:5], {"t": 401.0, "what": "cancelled", "job": "8"}]
-    assert queued_s(history(over, []), 0.0, 300.0, 9000.0) == 100.0  # nothing is waited for any more
+    assert waited_s(over, [], runs[:1], 9000.0) == 100.0  # nothing is waited for any more
+    assert waited_s([], [], runs, 9000.0) is None
+
+
+def test_a_run_before_the_first_submission_takes_nothing_from_the_queue():
+    early = [(-5000.0, -1000.0), (-50.0, 50.0)]
+    assert waited_s(RECORDS, QUEUE, [*early, (100.0, 400.0), (500.0, 600.0)], 600.0) == 150.0
+
+
+def test_a_job_that_was_killed_ends_the_queue_with_its_last_line():
+    assert waited_s(RECORDS, [], [(100.0, 400.0), (500.0, 800.0)], 9000.0) == 200.0
+    again = [*RECORDS, {"t": 9000.0, "what": "begun", "name": "x"}, {"t": 9001.0, "what": "submitted", "job": "10"}]
+    assert waited_s(again, [QueuedJob("10", "PENDING")], [(100.0, 400.0), (500.0, 800.0)], 9010.0) == 210.0
+
+
+@pytest.mark.parametrize(
+    "end", [{"t": 800.0, "what": "stopped"}, {"t": 800.0, "what": "ended", "job": "8", "exit_code": 70}], ids=["stopped", "gave up"]
+)
+def test_between_the_end_of_a_chain_and_the_next_submission_nothing_waits(end):
+    runs = [(100.0, 400.0), (500.0, 800.0)]
+    assert waited_s([*RECORDS, end], [], runs, 9000.0) == 200.0
+    again = [*RECORDS, end, {"t": 9000.0, "what": "begun", "name": "x"}, {"t": 9001.0, "what": "submitted", "job": "10"}]
+    assert waited_s(again, [QueuedJob("10", "PENDING")], [*runs, (2000.0, 3000.0)], 9010.0) == 210.0
 
 
 def test_the_queue_counts_in_the_goodput_and_in_the_expected_end():

@@ -144,6 +144,19 @@ def test_the_newest_job_counts_however_far_back_it_began_and_whatever_is_torn(tm
         assert (found.started_t, found.exit_code, found.step, found.steps_t[-1]) == (3.0, 75, 2, 7.0)
 
 
+def test_files_that_were_moved_aside_are_still_seen(tmp_path: Path):
+    lines(tmp_path / ledger.EVENTS, started(3.0))
+    lines(tmp_path / ledger.METRICS, *steps(4.0, 5.0))
+    whole = look(tmp_path, 9.0)
+    for name in (ledger.EVENTS, ledger.METRICS):
+        (tmp_path / name).rename(tmp_path / f"{name}.1")
+    assert look(tmp_path, 9.0) == whole  # before the next job
+    lines(tmp_path / ledger.EVENTS, ended(75, 6.0))
+    lines(tmp_path / ledger.METRICS, *steps(7.0, 8.0)[1:])
+    found = look(tmp_path, 9.0)
+    assert (found.name, found.started_t, found.exit_code, found.steps_t) == ("gpt", 3.0, 75, (4.0, 5.0, 8.0))
+
+
 def test_an_empty_ledger_is_a_campaign_that_has_never_started(tmp_path: Path):
     (tmp_path / ledger.EVENTS).touch()
     assert judged(tmp_path, NOW, None)[1].text == "it has never started"
@@ -174,6 +187,22 @@ def test_the_chain_is_asked_for(tmp_path: Path, slurm):
     slurm.deaf(0)
     asyncio.run(chain.stop())
     assert judged(run_dir, time.time(), None)[1].state == "stopped"
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "reached"), (70, "gave up")])
+def test_a_campaign_that_was_submitted_again_is_not_over(tmp_path: Path, slurm, code: int, state: str):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"name": "gpt", "run_dir": str(tmp_path / "run")}))
+    chain = Succession.of(load(path, []))
+    script = f"#!/bin/bash\n#SBATCH --job-name={chain.name}\n"
+    asyncio.run(chain.begin(script))
+    run_dir = campaign(tmp_path / "run", time.time(), code)  # with a job that is still to be cancelled
+    assert judged(run_dir, time.time(), None)[1].state == state
+    slurm.set([])
+    asyncio.run(chain.begin(script))
+    assert judged(run_dir, time.time(), None)[1].state == "waits"
+    slurm.set([])
+    assert judged(run_dir, time.time(), None)[1].text.startswith("no job of its chain runs or waits")
 
 
 # -- the command ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,77 @@
+"""What `resilient status` and `resilient diff` show of texts that somebody else has written."""
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console, RenderableType
+
+from resilient import ledger, status
+from resilient.driver.display import harmless
+from resilient.identity.comparison import Change
+from resilient.lineage import comparison
+from resilient.lineage.comparison import Comparison
+from resilient.lineage.comparison import render as rendered_difference
+from resilient.lineage.difference import compared
+from resilient.status import inspect, render
+
+TEXTS = ["/scratch/opt=[adam]/run", "[/adam] [bold]", "\x1b]0;owned\x07\x1b[2J\x9b31mred"]
+
+
+def on_terminal(*texts: RenderableType) -> str:
+    file = io.StringIO()
+    Console(file=file, force_terminal=True, color_system=None, width=400, highlight=False).print(*texts)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_of_others_are_shown_as_they_are_and_a_terminal_acts_on_none(tmp_path: Path, text: str):
+    base: dict[str, Any] = {"fault_id": text, "kind": text, "ranks": [1], "nodes": [0], "step": 3, "evidence": "", "detect_s": 0.5}
+    with ledger.Ledger(tmp_path) as written:
+        written.event("run_started", {"name": text, "target_step": 9}, generation=0, t=1.0)
+        written.event("fault", {**base, "detail": f"{text}\nsecond line"}, generation=1, t=2.0)
+        written.event("action", {"fault_id": text, "name": text, "reason": text}, generation=1, t=3.0)
+    summary = inspect(tmp_path)
+    summary.forked_from = {"parent": text, "step": 4}
+    summary.jobs = [{"job": text, "state": text, "step": 1, "started_t": 1.0, "ended_t": 2.0, "until_t": None, "reason": text}]
+    summary.bad_nodes = [{"host": text, "until_t": 1.0, "reason": text}]
+    shown = on_terminal(render(summary))
+    assert shown.count(harmless(text)) == 15
+    assert all(each.isprintable() or each == "\n" for each in shown)
+
+
+def strictly(text: str) -> Any:
+    """As parsers of other languages read JSON."""
+
+    def refused(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refused)
+
+
+def test_a_loss_that_is_no_number_is_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump({"name": name, "run_dir": str(tmp_path / name)}))
+        with ledger.Ledger(tmp_path / name) as written:
+            written.event("run_started", {"name": name, "target_step": 9}, generation=0, t=1.0)
+            written.metrics({"step": 1, "loss": math.nan if name == "a" else math.inf}, generation=1, t=2.0)
+            written.event("validation", {"step": 1, "val_loss": math.inf}, generation=1, t=2.0)
+    status.show(tmp_path / "a", as_json=True)
+    found = strictly(capsys.readouterr().out)
+    assert (found["step"], found["loss"], found["validation_loss"]) == (1, None, None)
+    comparison.show(tmp_path / "a", tmp_path / "b", as_json=True)
+    losses = strictly(capsys.readouterr().out)["losses"]
+    assert (losses["largest"], losses["rows"]) == ([1, None, None], [[1, None, None]])
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_keys_and_values_that_differ_are_shown_as_they_are(text: str):
+    found = Comparison((Change(text, "[a]", "[/b]", "told"),), (), (None, None), compared({}, {}, 1))
+    shown = on_terminal(*rendered_difference(Path("a"), Path("b"), found))
+    assert harmless(text) in shown and "[a]" in shown and "[/b]" in shown
+    assert all(each.isprintable() or each == "\n" for each in shown)
