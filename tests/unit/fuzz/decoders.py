@@ -569,8 +569,7 @@ def _slurm(directory: Path) -> list[Decoder]:
         assert folded.stuck in (True, False)
         chain.name(found)
         jobs = history.history(found, queue.parse_queue(_SQUEUE.decode()))
-        began = history.began_t(found)
-        history.queued_s(jobs, began or 0.0, 1.0, 10.0)
+        history.queued_s(found, jobs, [(0.0, 1.0)], 1.0, 10.0)
 
     def environ(data: bytes) -> None:
         names = (
