@@ -8,6 +8,7 @@ from pydantic import Field
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
 from chaos.injectors.context import InjectionContext
 from chaos.primitives import outage
+from chaos.primitives.processes import until
 
 PORTS = Path("/sys/class/infiniband")
 
@@ -31,10 +32,18 @@ class IbPort(Outside):
     def inject(self, context: InjectionContext) -> Evidence:
         if not self.down or not self.up:
             raise CannotInject("no port is taken down unasked: `down` and `up` must say by which commands")
+        before = _states()
+        context.check_undone(lambda: until(lambda: _states() == before, f"{before} was so before `down`, and is not again"))
         for line in reversed(self.up):  # the guard runs the last one first
             context.guard.add(shlex.split(line))
         for line in self.down:
             context.guard.run(shlex.split(line))
-        states = {str(path.parent): path.read_text().strip() for path in sorted(PORTS.glob("*/ports/*/state"))}
+        until(lambda: _states() != before, f"no port has changed its state by `down`: {before or 'there is none'}")
+        states = _states()
         context.hold(self.seconds)
         return {"down": self.down, "states": states}
+
+
+def _states() -> dict[str, str]:
+    """Of each port of this machine, as its driver tells it."""
+    return {str(path.parent): path.read_text().strip() for path in sorted(PORTS.glob("*/ports/*/state"))}

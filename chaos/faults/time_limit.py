@@ -3,8 +3,10 @@
 import math
 import os
 import subprocess
+from collections.abc import Mapping
 from datetime import datetime
 
+import psutil
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
@@ -17,7 +19,10 @@ PATIENCE_S = 120.0  # after the limit: Slurm looks at limits now and then, and g
 
 
 class TimeLimit(Outside):
-    """The time limit of the job in Slurm becomes so short that it ends soon; Slurm counts in minutes, so up to one later."""
+    """The time limit of the job in Slurm becomes so short that it ends soon; Slurm counts in minutes, so up to one later.
+
+    Only where it may be set again: users may shorten the limits of their jobs, and Slurm's operators alone lengthen them.
+    """
 
     aim = Aim.RUN
     needs = frozenset({Need.SLURM})
@@ -35,15 +40,18 @@ class TimeLimit(Outside):
         job = environ.get("SLURM_JOB_ID")
         if job is None:
             raise CannotInject("the driver runs in no job of Slurm")
-        before = _asked(environ, "scontrol", "--oneliner", "show", "job", job)
+        before = _job(environ, job)
         began = datetime.fromisoformat(before["StartTime"])
         elapsed_s = (datetime.now() - began).total_seconds()
         minutes = max(1, math.ceil((elapsed_s + self.in_s) / MINUTE_S))
         conf = [f"SLURM_CONF={environ['SLURM_CONF']}"] if "SLURM_CONF" in environ else []
         update = ["env", *conf, "scontrol", "update", f"JobId={job}"]
+        context.check_undone(lambda: _as_it_was(driver, environ, job, before["TimeLimit"]))
         context.guard.add([*update, f"TimeLimit={before['TimeLimit']}"])
+        if os.geteuid() != 0:
+            context.guard.run([*update, "TimeLimit=+1"])  # refused to whoever may not set the old one again
         context.guard.run([*update, f"TimeLimit={minutes}"])
-        now = _asked(environ, "scontrol", "--oneliner", "show", "job", job)
+        now = _job(environ, job)
         if now["TimeLimit"] == before["TimeLimit"]:
             raise CannotInject(f"the time limit of job {job} is still {before['TimeLimit']}")
         context.hold(minutes * MINUTE_S - elapsed_s + PATIENCE_S, unless=lambda: is_gone(driver))
@@ -55,8 +63,18 @@ class TimeLimit(Outside):
         }
 
 
-def _asked(environ: dict[str, str], *words: str) -> dict[str, str]:
-    """What Slurm says, as names and values."""
+def _as_it_was(driver: psutil.Process, environ: Mapping[str, str], job: str, limit: str) -> None:
+    """Raises CannotInject where a job that runs has another limit."""
+    if is_gone(driver):
+        return
+    now = _job(environ, job)
+    if now["JobState"] == "RUNNING" and now["TimeLimit"] != limit:
+        raise CannotInject(f"the time limit of job {job} was {limit}, and is {now['TimeLimit']}")
+
+
+def _job(environ: Mapping[str, str], job: str) -> dict[str, str]:
+    """What Slurm says of a job, as names and values."""
+    words = ["scontrol", "--oneliner", "show", "job", job]
     completed = subprocess.run(
         words, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, env={**os.environ, **environ}
     )

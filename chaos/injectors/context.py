@@ -81,6 +81,21 @@ class InjectionContext:
     guard: Guard
     lab: str = ""
     over: Callable[[float], bool] = field(default=_passed)
+    _checks: list[Callable[[], None]] = field(default_factory=list)
+
+    def check_undone(self, check: Callable[[], None]) -> None:
+        """Have it looked, once the guard has run, whether a change is undone: `check` raises CannotInject if it is not."""
+        self._checks.append(check)
+
+    def not_undone(self) -> str:
+        """What the guard has not undone; empty if that is nothing that anybody looks at."""
+        wrong = []
+        for check in self._checks:
+            try:
+                check()
+            except CannotInject as error:
+                wrong.append(str(error))
+        return "; ".join(wrong)
 
     def hold(self, seconds: float, unless: Callable[[], bool] = lambda: False) -> None:
         """Let the fault last so long, or until its end is wanted, or there is nothing left that it is done to."""

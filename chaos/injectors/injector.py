@@ -76,11 +76,17 @@ def main() -> int:
             _answer("failed", reason=f"{path}: chaos.allow: false: nothing is done to this campaign")
             return 1
         context = InjectionContext(request.run_dir, config, request.target, guard, request.lab, _over)
+        failed = ""
         try:
             _do(request, context)
         except (CannotInject, Missed, *_GONE) as error:
-            _answer("failed", reason=str(error))
-            return 1
+            failed = str(error)
+            _answer("failed", reason=failed)
+    if left := context.not_undone():
+        failed = "; ".join([*([failed] if failed else []), f"not undone: {left}"])
+        _answer("failed", reason=failed)
+    if failed:
+        return 1
     _answer("undone")
     return 0
 

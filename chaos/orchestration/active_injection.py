@@ -73,7 +73,7 @@ class ActiveInjection:
             if self.t is None and not self.failed:
                 self.failed = f"its injector ended with {by_signal(code)} (injectors.log)"
             if self.failed:
-                said.append(f"{'not injected' if self.t is None else 'not undone'}: {self.failed}")
+                said.append(f"not injected: {self.failed}" if self.t is None else self.failed)
         return said
 
     def injection(self) -> Injection:

@@ -375,6 +375,6 @@ class Runner:
             self._hear()
             time.sleep(POLL_S)
         for each in [each for each in self._active if not each.recorded]:
-            each.recorded, each.failed = True, each.failed or "its injector does not end"
+            each.recorded, each.failed = True, each.failed or "not undone: its injector does not end"
             self._record(each.injection())
         self._write_down()

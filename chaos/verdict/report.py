@@ -36,8 +36,8 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "downtime_s": round(verdict.downtime_s, 3),
         "lost_steps": sum(each.lost_steps or 0 for each in verdict.outcomes),
         "checks": [asdict(check) for check in verdict.checks],
-        "left_out": dict(verdict.left_out),
         "injections": [_rounded({**asdict(each), "ok": each.ok}) for each in verdict.outcomes],
+        "left_out": dict(verdict.left_out),
     }
 
 

@@ -106,7 +106,7 @@ def test_the_json_is_stable(tmp_path: Path):
     told = json.loads(report.save(judge(usual()), tmp_path).read_text())
     assert list(told) == [
         "version", "experiment", "seed", "ok", "broken", "faults", "kinds", "steps", "generations", "wall_s", "goodput",
-        "downtime_s", "lost_steps", "checks", "left_out", "injections",
+        "downtime_s", "lost_steps", "checks", "injections", "left_out",
     ]  # fmt: skip
     assert (told["ok"], told["faults"], told["steps"], told["downtime_s"], told["lost_steps"]) == (True, 2, STEPS, 3.0, 5)
     assert list(told["injections"][0]) == [

@@ -1,0 +1,108 @@
+"""What a guard's commands have not undone is answered. Slurm and ports are commands and files of the test."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.fault import CannotInject
+from chaos.faults import ib_port
+from chaos.faults.ib_port import IbPort
+from chaos.faults.time_limit import TimeLimit
+from chaos.injectors.context import InjectionContext, Target
+from chaos.injectors.guard import Guard
+from chaos.injectors.injector import InjectionRequest
+from chaos.primitives import processes
+from resilient.config import dump, load
+
+# The limit is in a file, and whose right it is to lengthen it in another one.
+SCONTROL = """#!/bin/sh
+cd {directory}
+for word; do limit=$word; done
+case "$* $(cat who)" in
+  *show*) echo "JobId=7 JobState=RUNNING StartTime=2026-01-01T00:00:00 TimeLimit=$(cat limit)" ;;
+  *TimeLimit=+*user | *TimeLimit=01:00:00*user) echo "Access/permission denied" >&2; exit 1 ;;
+  *TimeLimit=+*) ;;
+  *) echo "${{limit#TimeLimit=}}" > limit ;;
+esac
+"""
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Of a campaign in a job of an hour."""
+    path = tmp_path / "config.yaml"
+    path.write_text(f"run_dir: {tmp_path}\ncluster: {{device: cpu, procs_per_node: 1}}\nchaos: {{allow: true}}\n")
+    path.write_text(dump(load(path, [])))
+    script = tmp_path / "scontrol"
+    script.write_text(SCONTROL.format(directory=tmp_path))
+    script.chmod(0o755)
+    (tmp_path / "limit").write_text("01:00:00\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    driver = subprocess.Popen(["sleep", "600"], env={**os.environ, "SLURM_JOB_ID": "7"})
+    (tmp_path / ".lock").write_text(f"pid {driver.pid}\n")
+    yield tmp_path
+    driver.kill()
+    driver.wait()
+
+
+def of_an_injector(run_dir: Path) -> list[dict[str, Any]]:
+    """What it answers that shortens the limit, and is let go of at once."""
+    line = InjectionRequest("1", "time_limit", run_dir, Target()).line()
+    done = subprocess.run(
+        [sys.executable, "-m", "chaos.injectors.injector"], input=line, capture_output=True, text=True, check=False
+    )
+    return [json.loads(each) for each in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(("who", "last", "limit"), [("operator", "undone", "01:00:00"), ("user", "failed", None)])
+def test_a_limit_that_could_not_be_set_again_is_not_undone(run_dir: Path, who: str, last: str, limit: str | None):
+    (run_dir / "who").write_text(who)
+    answers = of_an_injector(run_dir)
+    assert [each["what"] for each in answers] == ["armed", "injected", last]
+    now = (run_dir / "limit").read_text().strip()
+    assert limit in (now, None)
+    if last == "failed":
+        assert answers[-1]["reason"] == f"not undone: the time limit of job 7 was 01:00:00, and is {now}"
+
+
+def test_a_limit_that_its_user_may_not_set_again_stays(run_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    (run_dir / "who").write_text("user")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with Guard() as guard, pytest.raises(CannotInject, match="permission denied"):
+        context = InjectionContext(run_dir, load(run_dir / "config.yaml", []), Target(), guard, over=lambda seconds: True)
+        TimeLimit().inject(context)
+    assert (run_dir / "limit").read_text() == "01:00:00\n"
+    assert context.not_undone() == ""
+
+
+@pytest.mark.parametrize(
+    ("down", "up", "injected", "undone"),
+    [
+        ("DOWN", "ACTIVE", True, True),
+        ("DOWN", "DOWN", True, False),
+        ("ACTIVE", "ACTIVE", False, True),
+    ],
+)
+def test_a_port_is_down_only_if_its_state_says_so_and_up_again_too(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, down: str, up: str, injected: bool, undone: bool
+):
+    monkeypatch.setattr(ib_port, "PORTS", run_dir)
+    monkeypatch.setattr(processes, "TAKES_S", 0.5)
+    state = run_dir / "mlx5_0/ports/1/state"
+    state.parent.mkdir(parents=True)
+    state.write_text("ACTIVE\n")
+    fault = IbPort(**{name: [f"sh -c 'echo {to} > {state}'"] for name, to in (("down", down), ("up", up))})
+    with Guard() as guard:
+        context = InjectionContext(run_dir, load(run_dir / "config.yaml", []), Target(), guard, over=lambda seconds: True)
+        if injected:
+            assert fault.inject(context)["states"] == {str(state.parent): "DOWN"}
+        else:
+            with pytest.raises(CannotInject, match="no port has changed"):
+                fault.inject(context)
+    assert (context.not_undone() == "") == undone
