@@ -250,9 +250,10 @@ def _take_over(root: Path, step: int, attempt: int) -> Path:
 
 def _remove_others(temporary: Path, names: set[str]) -> None:
     """Delete what is none of these files: shares, and what an attempt before has left that had other arrays."""
-    shares = temporary / SHARES
+    shares, over = temporary / SHARES, temporary / f"{SHARES}.over"
     if shares.exists():
-        shares.rename(shares.with_suffix(".over"))  # at once: half of them would be none
+        shutil.rmtree(over, ignore_errors=True)  # of an attempt that was cut off here
+        shares.rename(over)  # at once: half of them would be none
     points.reached("finish_shares_gone")
     for directory, inside, files in os.walk(temporary, topdown=False):
         for name in files:

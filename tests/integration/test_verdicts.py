@@ -199,7 +199,8 @@ def test_a_host_is_looked_at_by_a_command_and_one_that_does_not_answer_is_red(br
     regions = region_directory(broken.run_dir, 0)
     regions.mkdir()
     try:
-        found = gathering.left(broken.run_dir, where, before, hosts)
+        assert gathering.left(broken.run_dir, where, before, hosts)["machine"] == [], "of n2 nothing was known before"
+        found = gathering.left(broken.run_dir, where, {**before, "n2": {}}, hosts)
     finally:
         regions.rmdir()
     assert found["files"] == [f"n1: {regions}"]

@@ -79,20 +79,25 @@ def test_a_commit_that_a_file_system_ends_at_any_point_is_made_when_it_is_tried_
             held = shard_manifest.read(path)
             documents = {name: (path / name).read_bytes() for name in held.files}
             source, copy = DirectorySource(path, chunks=held.chunks), Copy(Pace(None), threading.Event(), lambda size_bytes: None)
-            copying.flush(source, held, documents, tmp_path, 1, copy)
+
+            def fails() -> None:
+                points.disarm()
+                raise OSError(errno.EIO, "Input/output error")
+
+            for root in (tmp_path / "same", tmp_path / "next"):
+                copying.flush(source, held, documents, root, 1, copy)
+                points.arm(point, fails)
+                with pytest.raises(OSError, match="Input/output"):
+                    copying.finish(held, documents, root, 1)
+                attempt = 1
+                if root.name == "next":  # a daemon died there, and another generation flushes the step again
+                    attempt = 2
+                    copying.flush(source, held, documents, root, attempt, copy)
+                assert copying.finish(held, documents, root, attempt).step == 1
+                verify(root / "step-00000001")
+                assert [each.name for each in root.iterdir() if each.is_dir()] == ["step-00000001"]
     finally:
         shutil.rmtree(base)
-
-    def fails() -> None:
-        points.disarm()
-        raise OSError(errno.EIO, "Input/output error")
-
-    points.arm(point, fails)
-    with pytest.raises(OSError, match="Input/output"):
-        copying.finish(held, documents, tmp_path, 1)
-    assert copying.finish(held, documents, tmp_path, 1).step == 1
-    verify(tmp_path / "step-00000001")
-    assert [each.name for each in tmp_path.iterdir() if each.is_dir()] == ["step-00000001"]
 
 
 def test_a_step_that_is_flushed_is_committed_although_its_buffer_has_something_newer(lab: Callable[..., Lab]) -> None:
