@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def test_of_a_driver_that_is_gone_without_a_word_no_job_runs_and_no_time_counts(
 
 
 def test_the_last_file_of_a_driver_that_was_killed_says_that_no_job_runs(written):
-    """The process of the sinks, whose pipe the kernel closes then."""
+    """The process of the sinks, whose pipe the kernel closes then. It is the last to get a busy processor: it is waited for first."""
     written.started()
     file = written.run_dir / "metrics.prom"
     settings = Settings("demo", str(written.run_dir), 0.0, {"prometheus": {"file": str(file)}})
@@ -97,7 +98,12 @@ def test_the_last_file_of_a_driver_that_was_killed_says_that_no_job_runs(written
         words = [sys.executable, "-m", "resilient.sinks.process", str(wanted.fileno())]
         with subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=[wanted.fileno()]) as process:
             assert process.stdin is not None
-            process.stdin.write(b".")
+            deadline = time.monotonic() + 200.0
+            while not file.exists():
+                assert time.monotonic() < deadline, "no file is written"
+                process.stdin.write(b".")
+                process.stdin.flush()
+                time.sleep(0.05)
             process.stdin.close()
     assert samples(file.read_text())["resilient_up", ""] == 0
 
