@@ -41,33 +41,44 @@ def inspect(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Inspection]:
     """Inspect workers that answer: process id and file of stacks, by rank. It takes a moment, and `ANSWER_S` twice at most.
 
     A worker that is stopped is continued for it, and stopped again, unless all are: then the job may have been suspended. `cpu` is
-    the share of one core that it used meanwhile, or that its main thread would have if nobody else had; `stacks` is the main
-    thread's, the most recent call first, and is empty where it did not answer; other threads and the standing are left to others.
+    the share of one core that it used before it was asked, or that its main thread would have if nobody else had; `stacks` is that
+    of the main thread, the most recent call first, and is empty where it did not answer; other threads and the standing are left to
+    others.
     """
-    before: dict[int, tuple[str, float, int]] = {}
-    own = {rank: OwnTime(pid) for rank, (pid, _) in workers.items()}
-    wanted_s = {rank: each.seconds() or 0.0 for rank, each in own.items()}
-    for rank, (pid, stacks) in workers.items():
-        state, cpu_s = _stat(pid)
-        before[rank] = (state, cpu_s, _size(stacks))
-    began = time.monotonic()
-    stopped = {rank: workers[rank] for rank, (state, _, _) in before.items() if state == "T"}
+    states, shares = _shares({rank: pid for rank, (pid, _) in workers.items()})
+    sizes = {rank: _size(stacks) for rank, (_, stacks) in workers.items()}
+    stopped = {rank: workers[rank] for rank, state in states.items() if state == "T"}
+    asked_t = time.monotonic()
     for rank, (pid, _) in workers.items():
         if rank not in stopped:
             _ask(pid)
     stacks_by_rank = stacks_of_stopped(stopped) if len(stopped) < len(workers) else {}
-    time.sleep(max(0.0, began + WINDOW_S - time.monotonic()))
-    asked = [(pid, stacks, before[rank][2]) for rank, (pid, stacks) in workers.items() if rank not in stopped]
-    _wait_for_stacks(asked, began + ANSWER_S)
+    asked = [(pid, stacks, sizes[rank]) for rank, (pid, stacks) in workers.items() if rank not in stopped]
+    _wait_for_stacks(asked, asked_t + ANSWER_S)
     found = {}
-    for rank, (pid, stacks) in workers.items():
-        state, cpu_s, size = before[rank]
-        wanted = (own[rank].seconds() or 0.0) - wanted_s[rank]
-        used = max(_stat(pid)[1] - cpu_s, wanted) / (time.monotonic() - began)
-        own[rank].close()
-        text = stacks_by_rank[rank] if rank in stacks_by_rank else _from(stacks, size)
-        found[rank] = Inspection(state=state, cpu=round(max(0.0, used), 2), stacks=text)
+    for rank, (_, stacks) in workers.items():
+        text = stacks_by_rank[rank] if rank in stacks_by_rank else _from(stacks, sizes[rank])
+        found[rank] = Inspection(state=states[rank], cpu=shares[rank], stacks=text)
     return found
+
+
+def _shares(pids: Mapping[int, int]) -> tuple[dict[int, str], dict[int, float]]:
+    """The states of processes, and what share of a core each wants over `WINDOW_S`.
+
+    They are not asked for anything meanwhile: one that sleeps and waits for a core to answer on would look like one that computes.
+    """
+    own = {rank: OwnTime(pid) for rank, pid in pids.items()}
+    wanted_s = {rank: each.seconds() or 0.0 for rank, each in own.items()}
+    before = {rank: _stat(pid) for rank, pid in pids.items()}
+    began = time.monotonic()
+    time.sleep(WINDOW_S)
+    shares = {}
+    for rank, pid in pids.items():
+        wanted = (own[rank].seconds() or 0.0) - wanted_s[rank]
+        used = max(_stat(pid)[1] - before[rank][1], wanted) / (time.monotonic() - began)
+        shares[rank] = round(max(0.0, used), 2)
+        own[rank].close()
+    return {rank: state for rank, (state, _) in before.items()}, shares
 
 
 def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]:

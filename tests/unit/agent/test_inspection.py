@@ -28,6 +28,18 @@ here()
 """
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, who can answer does."""
+    monkeypatch.setattr(inspection, "ANSWER_S", 60.0)
+    monkeypatch.setattr(inspection, "STOPS_S", 60.0)
+
+
+def becomes(pid: int, state: str) -> None:
+    while inspection.state_of(pid) != state:
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Callable[[str], tuple[int, Path]]]:
     """A process that answers: its id, and where."""
@@ -52,22 +64,51 @@ def worker(tmp_path: Path) -> Iterator[Callable[[str], tuple[int, Path]]]:
 
 def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    while inspection.state_of(pid) != "T":
-        time.sleep(0.01)
+    becomes(pid, "T")
 
 
 @pytest.mark.parametrize(("how", "state", "busy"), [("sleep", "S", False), ("spin", "R", True)])
 def test_an_inspection_of_a_real_process(worker: Callable[[str], tuple[int, Path]], how: str, state: str, busy: bool):
     mine = worker(how)
     for _ in range(2):  # what was written before does not come again
+        becomes(mine[0], state)  # it has done with the signal before
         found = inspection.inspect({3: mine})[3]
         assert found.stacks.count("in here") == 1
         assert (found.state, found.cpu > 0.5) == (state, busy)
 
 
+LABORIOUS = """
+import signal, sys, time
+from resilient.agent.inspection import STACKS_SIGNAL
+def answer(*_):
+    until = time.process_time() + 0.6
+    while time.process_time() < until:
+        pass
+    with open(sys.argv[1], "w") as file:
+        file.write(" in <module>\\n")
+signal.signal(STACKS_SIGNAL, answer)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_what_it_takes_to_answer_is_not_held_against_a_process_that_sleeps(tmp_path: Path):
+    path = tmp_path / "stacks"
+    with subprocess.Popen([sys.executable, "-c", LABORIOUS, str(path)], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            becomes(process.pid, "S")
+            found = inspection.inspect({0: (process.pid, path)})[0]
+            assert found.stacks and found.cpu < 0.5
+        finally:
+            process.kill()
+
+
 def test_a_stopped_process_says_where_it_was_unless_all_are_stopped(worker: Callable[[str], tuple[int, Path]]):
     one, other = worker("sleep"), worker("sleep")
     stop(one[0])
+    becomes(other[0], "S")
     found = inspection.inspect({0: one, 1: other})
     assert (found[0].state, found[1].state) == ("T", "S")
     assert "in here" in found[0].stacks
