@@ -198,10 +198,16 @@ class ForkServer:
 
     def status_of(self, forked: Forked) -> int:
         """The exit status of a process that has ended; a server that has died took it along."""
+        began = time.monotonic()
+        deadline, last = began + STATUS_S, began + max(STATUS_S, FORK_S)
         with suppress(OSError):
-            deadline = time.monotonic() + STATUS_S
             while (server := self._server) is not None and self._children.get(forked.pid or 0) is forked:
-                self._take(server, deadline)
+                try:
+                    self._take(server, deadline)
+                except TimeoutError:
+                    if time.monotonic() >= last or state_of(self._server_pid) != "R":
+                        raise
+                    deadline = min(last, time.monotonic() + STATUS_S)  # it would tell, and gets no core
         found = forked._exitcode
         return -signal.SIGKILL if found is None else found
 

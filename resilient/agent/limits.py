@@ -53,7 +53,7 @@ NEXT_SERVER_S = 60.0
 STRAYS_S = 1.0
 """The end of what ended ranks had started, once it was killed."""
 STATUS_S = 2.0
-"""Between the end of a process and the fork server's word on its exit status."""
+"""Between the end of a process and the fork server's word on its exit status; a server that waits for a core has `FORK_S`."""
 PREPARATION_STATUS_S = 300.0
 """The exit status of a preparation that has closed its pipe: the template reaps nothing while it imports."""
 STORE_TRY_S = 30.0

@@ -8,13 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from resilient.agent import forkserver
 from resilient.agent.forkserver import ForkServer
 
 TEMPLATE = """
 import socket, sys
+from resilient.agent import forkserver
 from resilient.agent.forkserver import keep_serving
 from resilient.lifeline import die_with_parent
 die_with_parent(int(sys.argv[2]))
+forkserver.WITHIN_S = 600.0  # ten rounds of a server's end and the next one's start, on a machine that is busy
 keep_serving(socket.socket(fileno=int(sys.argv[1])), preparation=None)
 """
 
@@ -35,6 +38,9 @@ def template() -> Iterator[tuple[socket.socket, "subprocess.Popen[bytes]"]]:
 
 @pytest.fixture
 def fork_server(template: "tuple[socket.socket, subprocess.Popen[bytes]]") -> Iterator[ForkServer]:
-    server = ForkServer(template[0])
-    yield server
-    server.close()
+    """One whose server may tell of the end of a process as late as it gets a core."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "STATUS_S", 60.0)
+        server = ForkServer(template[0])
+        yield server
+        server.close()

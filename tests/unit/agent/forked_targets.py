@@ -9,6 +9,10 @@ def leave(status: object) -> None:
     raise SystemExit(status)
 
 
+def leave_when_told(orders: Connection) -> None:
+    leave(orders.recv())
+
+
 def answer(orders: Connection) -> None:
     orders.send((os.getppid(), orders.recv()))
 

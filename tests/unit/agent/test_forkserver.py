@@ -4,20 +4,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
 import pytest
-from forked_targets import answer, fail, leave, leave_one_behind, sleep
+from forked_targets import answer, fail, leave, leave_one_behind, leave_when_told, sleep
 from parts import Talk
 
 from resilient.agent import forkserver
 from resilient.agent.forkserver import Forked, ForkServer, ForkServerGone
+from resilient.agent.inspection import state_of
 from resilient.protocol.messages import Alive, Ping
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 def run(server: ForkServer, target: object, *args: object, name: str = "") -> Forked:
@@ -40,7 +42,7 @@ def told(server: ForkServer, target: object) -> object:
 
 
 def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return state_of(pid) in ("", "Z")
 
 
 def asked(server: ForkServer) -> tuple[int, object]:
@@ -119,6 +121,30 @@ def test_a_server_that_is_stopped_is_replaced(fork_server: ForkServer, monkeypat
     assert not psutil.pid_exists(server)
 
 
+@pytest.mark.parametrize(("state", "exitcode"), [("R", 3), ("T", -signal.SIGKILL)])
+def test_a_server_that_waits_for_a_core_still_tells_a_status_and_one_that_is_stopped_is_not_waited_for(
+    fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch, state: str, exitcode: int
+):
+    """That it gets no core is played by stopping it."""
+    monkeypatch.setattr(forkserver, "STATUS_S", 0.2)
+    monkeypatch.setattr(forkserver, "FORK_S", PATIENCE_S)
+    server, _ = asked(fork_server)
+    ours, its = fork_server.Pipe()
+    process = run(fork_server, leave_when_told, its)
+    os.kill(server, signal.SIGSTOP)
+    while state_of(server) != "T":
+        time.sleep(0.01)
+    ours.send(3)
+    assert wait([process.sentinel], PATIENCE_S)
+    monkeypatch.setattr(forkserver, "state_of", lambda _: state)
+    going_on = threading.Timer(1.0 if state == "R" else PATIENCE_S, os.kill, (server, signal.SIGCONT))
+    going_on.start()
+    assert process.exitcode == exitcode
+    going_on.cancel()
+    os.kill(server, signal.SIGCONT)
+    ours.close(), its.close()
+
+
 def test_without_a_template_there_is_no_other_server(template, fork_server: ForkServer):
     process = run(fork_server, sleep)
     template[1].kill()
@@ -168,7 +194,8 @@ def test_a_server_that_is_stopped_keeps_no_ping_waiting(template, monkeypatch: p
     os.kill(server, signal.SIGSTOP)
     talk.peer.send(Ping(generation=0))
     assert asked(fork_server)[0] != server
-    assert talk.peer.arrived() == [Alive(generation=0)]
+    assert talk.peer.next() == Alive(generation=0)
+    assert not talk.peer.arrived()
     fork_server.close()
     talk.close()
 
