@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,9 +162,12 @@ def test_an_agent_says_who_it_is_runs_generations_and_reports_what_becomes_of_th
     for found in steps.values():
         assert found == list(range(1, len(found) + 1))
 
-    node.driver.send(Inspect(generation=1))
-    inspected, _ = node.driver.until(Inspected)
-    assert sorted(inspected.ranks) == [0, 1] and all("script.py" in each.stacks for each in inspected.ranks.values())
+    deadline, told = time.monotonic() + PATIENCE_S, list[int]()
+    while told != [0, 1]:  # a rank that gets no core in time does not say where it is
+        assert time.monotonic() < deadline
+        node.driver.send(Inspect(generation=1))
+        inspected, _ = node.driver.until(Inspected)
+        told = sorted(rank for rank, each in inspected.ranks.items() if "script.py" in each.stacks)
     os.kill(node.process.pid, signal.SIGUSR1)
     received, _ = node.driver.until(SignalReceived)
     assert received.name == "SIGUSR1"

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from resilient import worker
+from resilient.agent import inspection
 from resilient.agent import workers as workers_module
 from resilient.agent.bootstrap import WorkerSpec
 from resilient.agent.workers import Workers
@@ -71,7 +72,8 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 
 
 def test_a_rank_that_answers_late_still_says_in_which_collective_it_waits(workers: Workers, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(workers_module, "RECORDS_S", 30.0)
+    monkeypatch.setattr(workers_module, "RECORDS_S", 60.0)
+    monkeypatch.setattr(inspection, "ANSWER_S", 60.0)
     found = workers.inspect()[0]
     assert found.standing == Standing("0", 3, "gloo:broadcast [[1]]", None)
     *_, other, main = found.stacks.split("most recent call first")
