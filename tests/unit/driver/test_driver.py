@@ -16,6 +16,7 @@ from checkpoint.protocol import Sync
 from resilient import ledger
 from resilient.config import Config, layout
 from resilient.driver import driver as module
+from resilient.driver import durable
 from resilient.driver.display import Display
 from resilient.driver.driver import Driver
 from resilient.driver.lease import RunLease
@@ -35,6 +36,8 @@ from resilient.protocol.messages import (
     Shutdown,
     Stop,
 )
+
+PATIENCE_S = 120.0  # with a disk process that starts, or writes, on a busy machine
 
 
 class Core:
@@ -123,6 +126,8 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, react: Callable[[Agent
         return agents[0]
 
     monkeypatch.setattr(module, "launcher_of", launcher_of)
+    monkeypatch.setattr(module, "FLUSH_S", PATIENCE_S)
+    monkeypatch.setattr(durable, "DIAGNOSIS_S", PATIENCE_S)
     lease = RunLease(run_dir)
     core = Core(react)
 
@@ -137,7 +142,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, react: Callable[[Agent
             chain=None,
             settings=DiskSettings(run_dir=str(run_dir), token=lease.owner.token, lock_fd=lease.lock_fd),
             spill=SpillFile(Path("/dev/shm") / f"resilient-test-{os.getpid()}-{tmp_path.name}"),
-            drain_s=20.0,
+            drain_s=PATIENCE_S,
         )
         return await driver.run()
 
@@ -154,7 +159,7 @@ def test_effects_are_carried_out_in_order_and_the_fence_comes_back_as_news(tmp_p
         out.append(Send(0, Inspect(generation=1)))
         out.event("note", {"word": "said"}, 1)
         out.append(AcknowledgeRecords(0, 64))
-        out.append(RaiseFence(1, 5.0))
+        out.append(RaiseFence(1, PATIENCE_S))
 
     code, message, core, agents, run_dir = play(tmp_path, monkeypatch, react)
     assert (code, message) == (Exit.OK, "")

@@ -12,7 +12,7 @@ from resilient.driver.keeper import Keeper
 from resilient.driver.lease import LOCK
 from resilient.past.record import FILE, Reader
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture

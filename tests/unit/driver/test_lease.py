@@ -57,7 +57,7 @@ class Process:
 
     def close(self) -> None:
         self.process.send_signal(signal.SIGCONT)
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=120)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_an_expired_lease_is_taken_over_and_the_old_owner_finds_out(tmp_path: Pa
 def test_of_two_that_take_an_expired_lease_at_once_one_has_it(tmp_path: Path):
     (tmp_path / lease.LEASE).write_text(json.dumps({"host": "n7", "pid": 1, "job": "", "machine": "gone", "token": "x"}))
     os.utime(tmp_path / lease.LEASE, (0, 0))
-    both = [Process(tmp_path, name, LEASE_S, 1.0, 0.3) for name in ("one", "two")]
+    both = [Process(tmp_path, name, LEASE_S, 3.0, 0.3) for name in ("one", "two")]
     ready, _, _ = select.select([each.process.stdout for each in both], [], [])
     (first,) = [each for each in both if each.process.stdout in ready]
     (second,) = [each for each in both if each is not first]

@@ -14,7 +14,7 @@ from resilient.config import Config, layout
 from resilient.driver import launch
 from resilient.driver.launch import AgentCommand, LocalLauncher
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class Local:

@@ -11,13 +11,15 @@ from resilient.driver import terminal
 from resilient.driver.driver_log import DriverLog
 from resilient.driver.terminal import PatientStream
 
+PATIENCE_S = 120.0
+
 
 def test_text_arrives_whole_and_in_order():
     behind = io.StringIO()
     stream = PatientStream(behind)
     for number in range(1000):
         stream.write(f"{number}\n")
-    assert stream.end(20.0)
+    assert stream.end(PATIENCE_S)
     assert behind.getvalue() == "".join(f"{number}\n" for number in range(1000))
 
 
@@ -39,7 +41,7 @@ def test_a_stream_that_does_not_take_it_holds_nobody_up_and_the_oldest_text_is_l
 
         thread = threading.Thread(target=read)
         thread.start()
-        assert stream.end(20.0)
+        assert stream.end(PATIENCE_S)
         thread.join()
     numbers = [int(line) for line in received.split()]
     assert numbers == sorted(numbers) and numbers[-1] == 99_999 and len(numbers) < 100_000
@@ -52,7 +54,7 @@ def test_a_stream_whose_reader_has_gone_ends_nothing():
     told: list[str] = []
     stream = PatientStream(writer, told.append)
     stream.write("x")
-    assert stream.end(20.0)
+    assert stream.end(PATIENCE_S)
     assert stream.gone and told == ["Broken pipe"]
     stream.write("y")
     assert told == ["Broken pipe"]
@@ -65,12 +67,12 @@ def test_a_full_disk_is_said_once_and_so_is_that_there_is_room_again(tmp_path: P
     stream = PatientStream(full, told.append)
     for _ in range(3):
         stream.write("x")
-        assert stream.drain(20.0)
+        assert stream.drain(PATIENCE_S)
     assert told == ["No space left on device"] and not stream.gone
     room = (tmp_path / "room").open("w")
     os.dup2(room.fileno(), full.fileno())
     stream.write("y")
-    assert stream.end(20.0)
+    assert stream.end(PATIENCE_S)
     assert told[1:] == ["it takes text again"]
     assert (tmp_path / "room").read_text() == "y"
     room.close()
@@ -83,12 +85,12 @@ def test_a_reader_that_takes_nothing_is_said_to():
     with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w") as writer:
         stream = PatientStream(writer, told.append, slow_s=0.05)
         stream.write("x" * (1 << 17))
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + PATIENCE_S
         while not told and time.monotonic() < deadline:
             stream.keeps_up()
         assert told == ["it takes nothing; what does not fit is left out"]
         reader.read(1 << 17)
-        assert stream.end(20.0)
+        assert stream.end(PATIENCE_S)
     assert told[1:] == ["it takes text again"]
 
 
@@ -99,7 +101,7 @@ def test_a_pipe_that_others_have_made_non_blocking_gets_all():
         stream = PatientStream(writer)
         stream.write("x" * (1 << 18))
         assert reader.read(1 << 18) == b"x" * (1 << 18)
-        assert stream.end(20.0)
+        assert stream.end(PATIENCE_S)
 
 
 def test_a_stream_that_was_closed_before_takes_everything():
@@ -108,7 +110,8 @@ def test_a_stream_that_was_closed_before_takes_everything():
     assert stream.write("x") == 1 and stream.end(0.0) and not stream.isatty() and told == ["it is closed"]
 
 
-def test_standard_streams_are_as_before_when_the_command_is_over(capsys):
+def test_standard_streams_are_as_before_when_the_command_is_over(capsys, monkeypatch):
+    monkeypatch.setattr(terminal, "PRINT_S", PATIENCE_S)
     before = sys.stdout, sys.stderr
     notes = DriverLog()
     with terminal.patient(notes):

@@ -19,7 +19,7 @@ from resilient.driver.writer import Listeners, Writer
 from resilient.protocol.disk import DiskSettings, ScalarSettings
 
 MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: mounting a file system needs root")
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def command(*words: object) -> None:
