@@ -81,5 +81,5 @@ def test_they_are_looked_at_only_as_long_as_nothing_else_is_seen(
     (thread,) = (each for each in threading.enumerate() if each.name == "collectives")
     assert thread.daemon
     needed.clear()
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()

@@ -16,7 +16,7 @@ from resilient.health.bounded import Examination, Task
 from resilient.health.report import Finding
 
 SPAWN = multiprocessing.get_context("spawn")
-LONG_S = 60.0
+LONG_S = 300.0
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def test_a_check_that_hangs_is_killed_with_what_it_started_and_the_others_answer
     assert [(each.check, each.verdict) for each in findings] == [("disk", "fail"), ("link", "ok")]
     assert "no answer within 4 s" in findings[0].text
     assert word in findings[0].text
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while states(pids).strip("Z"):  # a process that was killed is gone when the kernel has come to it
         assert time.monotonic() < deadline
 

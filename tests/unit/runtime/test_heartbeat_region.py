@@ -209,7 +209,7 @@ def test_a_proposal_holds_the_worker_until_it_is_armed(regions):
         pass
     assert answers == []  # it holds at boundary 2
     agent.arm(3)  # some other rank had passed boundary 2 already
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert answers == [None, "SIGTERM"]
 
 
@@ -238,7 +238,7 @@ def test_all_ranks_stop_at_the_same_step_whenever_the_stop_is_asked_for(tmp_path
         for agent in agents:
             agent.arm(max(checked) + 1)
         for process in processes:
-            process.join(timeout=20)
+            process.join(timeout=120)
             assert process.exitcode == 0
         assert len({results.get() for _ in range(3)}) == 1
         for agent in agents:

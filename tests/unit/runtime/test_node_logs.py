@@ -13,7 +13,7 @@ import pytest
 from resilient.agent import logs
 from resilient.agent.logs import NodeOutput, RankOutput
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \[rank (\d+)\] (.*)")
 
 

@@ -92,6 +92,12 @@ def test_what_mmlsquota_prints_is_understood():
     assert parse_fileset("") is None
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs start on a busy machine."""
+    monkeypatch.setattr("resilient.health.quota.ASK_S", 120.0)
+
+
 def program(directory: Path, name: str, answers: dict[str, str]) -> None:
     """A program that gives the answer of the first key that all stands in its arguments, and fails without one."""
     path = directory / name
