@@ -1,8 +1,11 @@
 """A Slurm whose commands are real processes, and whose queue is a file."""
 
+import fcntl
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +19,36 @@ class Slurm:
         self.directory = directory
         self.set([])
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No command runs meanwhile: each writes the queue back as it has read it."""
+        with (self.directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
     def set(self, jobs: list[dict[str, Any]]) -> None:
+        with self._alone():
+            self._write(jobs)
+
+    def _write(self, jobs: list[dict[str, Any]]) -> None:
         (self.directory / "queue.json").write_text(json.dumps(jobs))
 
     def jobs(self, *states: str) -> list[dict[str, Any]]:
-        found = json.loads((self.directory / "queue.json").read_text())
+        with self._alone():
+            found = self._read()
         return [job for job in found if not states or job["state"] in states]
 
+    def _read(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads((self.directory / "queue.json").read_text())
+        return found
+
     def becomes(self, job_id: str, **fields: str) -> None:
-        self.set([job | fields if job["id"] == job_id else job for job in self.jobs()])
+        with self._alone():
+            self._write([job | fields if job["id"] == job_id else job for job in self._read()])
 
     def deaf(self, calls: int) -> None:
-        (self.directory / "deaf").write_text(str(calls))
+        with self._alone():
+            (self.directory / "deaf").write_text(str(calls))
 
     def reserved(self, lines: list[str]) -> None:
         """What `scontrol --oneliner show reservation` answers."""

@@ -18,6 +18,7 @@ from resilient.driver.stops import Stops
 from resilient.outbox import Effect, Outbox, WriteEvent
 from resilient.policy import Budget
 from resilient.protocol.messages import Hello, Ready
+from resilient.slurm import queue
 from resilient.slurm.deadline import END_S, KILL_WAIT_S
 from resilient.snapshots import StoragePlan, TierPlan
 
@@ -75,7 +76,7 @@ class Play:
                 await asyncio.sleep(0.01)
             task.cancel()
 
-        asyncio.run(asyncio.wait_for(work(), 30))
+        asyncio.run(asyncio.wait_for(work(), 120))
 
     def faults(self) -> list[Any]:
         return [effect.fields["kind"] for effect in self.effects if isinstance(effect, WriteEvent) and effect.event == "fault"]
@@ -85,6 +86,13 @@ class Play:
         drain = self.coordinator._core.shutdown.drain
         assert drain is not None
         return drain
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, Slurm's commands are waited for."""
+    monkeypatch.setattr(stops, "SIGNAL_PATIENCE_S", 60.0)
+    monkeypatch.setattr(queue, "ASK_S", 120.0)
 
 
 def clock(t: float) -> str:
@@ -113,7 +121,7 @@ def test_a_limit_that_is_changed_while_the_job_runs_is_heard_of(slurm, monkeypat
             await asyncio.sleep(0.01)
         task.cancel()
 
-    asyncio.run(asyncio.wait_for(work(), 30))
+    asyncio.run(asyncio.wait_for(work(), 120))
     assert play.faults() == ["time_limit"]
 
 
@@ -129,7 +137,7 @@ def test_the_run_is_stopped_ahead_of_a_maintenance_that_comes_before_the_end(slu
             await asyncio.sleep(0.01)
         task.cancel()
 
-    asyncio.run(asyncio.wait_for(work(), 30))
+    asyncio.run(asyncio.wait_for(work(), 120))
     assert play.faults() == kinds
     if kinds:
         assert play.drain.deadline_t == pytest.approx(start_t - END_S, abs=0.1)

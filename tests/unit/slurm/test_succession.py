@@ -104,7 +104,7 @@ def test_a_person_does_not_wait_for_ever_for_a_deaf_slurm(config: Config, slurm,
 def test_a_refusal_is_told_at_once_with_slurms_own_words(path: Path, slurm, tmp_path: Path):
     (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gone' >&2; exit 1\n")
     submit = command("submit", str(path))
-    told, _ = submit.communicate(timeout=20)
+    told, _ = submit.communicate(timeout=120)
     assert (submit.returncode, told) == (Exit.UNUSABLE, "resilient: sbatch: error: invalid partition specified: gone\n")
 
 
@@ -164,7 +164,7 @@ def test_a_stop_reaches_a_run_without_slurm(tmp_path: Path):
     assert run.stdout is not None and run.stdout.readline() == "1\n"
     told, _ = (stop := command("stop", str(tmp_path))).communicate()
     assert (stop.returncode, f"pid {run.pid} on " in told) == (0, True)
-    assert run.wait(timeout=20) == -signal.SIGTERM
+    assert run.wait(timeout=120) == -signal.SIGTERM
     run.stdout.close()
     told, _ = command("stop", str(tmp_path)).communicate()
     assert told == f"nothing runs in {tmp_path}\n"

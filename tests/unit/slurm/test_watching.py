@@ -295,7 +295,7 @@ def test_the_command_goes_on_until_all_are_over(tmp_path: Path):
         assert process.stdout is not None
         assert ": dead: " in process.stdout.readline()
         lines(run_dir / ledger.EVENTS, ended(0, time.time()))
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=120)
         assert process.returncode == 0 and ": reached: " in rest.splitlines()[-1]
     finally:
         process.kill()
@@ -312,7 +312,7 @@ def test_ctrl_c_ends_the_command_with_what_was_last_seen(tmp_path: Path):
     try:
         assert process.stdout is not None and process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == Watched.DEAD
+        assert process.wait(timeout=120) == Watched.DEAD
     finally:
         process.kill()
         process.wait()
