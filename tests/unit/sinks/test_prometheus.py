@@ -88,7 +88,7 @@ def test_of_a_driver_that_is_gone_without_a_word_no_job_runs_and_no_time_counts(
 
 
 def test_the_last_file_of_a_driver_that_was_killed_says_that_no_job_runs(written):
-    """The process of the sinks, whose pipe the kernel closes then. It is the last to get a busy processor: it is waited for first."""
+    """The process of the sinks, whose pipe the kernel closes then. A busy processor comes to it last: it is waited for first."""
     written.started()
     file = written.run_dir / "metrics.prom"
     settings = Settings("demo", str(written.run_dir), 0.0, {"prometheus": {"file": str(file)}})
@@ -127,14 +127,17 @@ def test_nobody_ever_reads_half_a_file(campaign, tmp_path: Path):
     directory.mkdir()
     sink = PrometheusSink(campaign.campaign(), {"file": str(directory / "a.prom"), "every_s": 1e-9})
     sink.refresh()
-    whole, seen, over = (directory / "a.prom").read_text(), set(), threading.Event()
+    whole, seen = (directory / "a.prom").read_text(), set()
+    reading, over = threading.Event(), threading.Event()
 
     def read() -> None:
         while not over.is_set():
             seen.update(path.read_text() for path in directory.glob("*.prom"))
+            reading.set()
 
     reader = threading.Thread(target=read)
     reader.start()
+    assert reading.wait(120.0)
     for _ in range(200):
         sink.refresh()
     over.set()
@@ -164,11 +167,12 @@ def test_a_directory_that_is_gone_is_an_error_and_comes_back(written, tmp_path: 
 
 
 def test_the_port_is_on_the_loopback_and_says_the_same(campaign):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    PrometheusSink(campaign.campaign(), {"file": str(campaign.run_dir / "metrics.prom"), "port": port}).refresh()
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
+    with socket.socket() as held:  # until the sink listens, so that no other process gets the port
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        PrometheusSink(campaign.campaign(), {"file": str(campaign.run_dir / "metrics.prom"), "port": port}).refresh()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120.0) as answer:
         assert samples(answer.read().decode()) == samples((campaign.run_dir / "metrics.prom").read_text())
 
 
