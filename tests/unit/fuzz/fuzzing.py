@@ -54,6 +54,10 @@ class Witness:
         self.see(decoder.name, data)
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
 
+    def rest(self) -> None:
+        """The decoder is done: what Hypothesis takes for the next input, at first for tables of Unicode, is not its time."""
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+
 
 def run(decoder: Decoder, count: int, seed: int, witness: Witness) -> dict[str, str]:
     """The failures of one decoder, one of each kind."""
@@ -75,19 +79,21 @@ def run(decoder: Decoder, count: int, seed: int, witness: Witness) -> dict[str, 
             if kind not in failures:
                 failures[kind] = f"{data[:SHOWN]!r}\n{''.join(traceback.format_exception(error)[-12:])}"
         finally:
+            witness.rest()
             resource.setrlimit(resource.RLIMIT_AS, before)
 
     inputs = decoder.inputs()
     for data in inputs:  # what is real is read
         witness(decoder, data)
         decoder.call(data)
+        witness.rest()
     try:
         mutator = Mutator(inputs, decoder.repair, random.Random(f"{seed} {decoder.name}"))
         for _ in range(count):
             tried(mutator())
         _by_hypothesis(inputs, max(1, count // 10), tried, decoder.repair)
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        witness.rest()
         resource.setrlimit(resource.RLIMIT_AS, before)
     return failures
 
