@@ -19,6 +19,7 @@ import torch
 from checkpoint_processes import Child, kill_this_process
 
 from checkpoint import LocalShard, points, steps
+from checkpoint.daemon.jobs import STALE_S
 from checkpoint.fence import raise_fence
 from checkpoint.framing import Decoder, Message, encode
 from checkpoint.handshake import WORKER_DAEMON, daemon_keys
@@ -33,7 +34,8 @@ from resilient.snapshots import StoragePlan, TierPlan
 
 ROWS = 12
 TOKEN = "of the lab"
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
+LEASE_S = 60.0  # for a daemon to lease a buffer, which it does at once where it gets a processor
 TIERS = {"tiers": [{"name": "ram", "every_steps": 1, "every_s": None, "roots": ["/dev/shm"]}]}
 """Those that workers have a cadence for, as `resilient.storage` describes them."""
 
@@ -68,9 +70,12 @@ def local_shards(rank: int, world: int, step: int) -> list[LocalShard]:
     return [*sharded, *whole]
 
 
-def daemon_child(pipe: Connection, inbox: str, outbox: str, point: str | None, after: int) -> None:
-    """A daemon that dies when it reaches a point for the `after`-th time."""
+def daemon_child(pipe: Connection, inbox: str, outbox: str, point: str | None, after: int, stale_s: float) -> None:
+    """A daemon that dies when it reaches a point for the `after`-th time. Args: stale_s: as `Lab`'s."""
+    from checkpoint.daemon import jobs
     from checkpoint.daemon.__main__ import main
+
+    jobs.STALE_S = stale_s
 
     os.dup2(os.open(inbox, os.O_RDONLY), 0)
     os.dup2(os.open(outbox, os.O_WRONLY), 1)
@@ -137,7 +142,7 @@ def worker_child(pipe: Connection, store: str, path: str, root: str, rank: int, 
             one.data.copy_(other.data)
         copied = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=wait_s).copied
         if wait_s == 0 and snapshots.left_out(copied):  # the last step
-            copied = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=20.0, again=True).copied
+            copied = snapshots.take(step, mine, {"step": step}, frozenset(tiers), wait_s=LEASE_S, again=True).copied
         pipe.send(copied)
     pipe.close()
     os._exit(0)
@@ -170,7 +175,7 @@ class Node:
         if self.lab.programs:
             self.daemon = DaemonProgram(fifos[0], fifos[1], self.imports)
         else:
-            self.daemon = Child(daemon_child, str(fifos[0]), str(fifos[1]), point, after)
+            self.daemon = Child(daemon_child, str(fifos[0]), str(fifos[1]), point, after, self.lab.stale_s)
         self.writer = os.open(fifos[0], os.O_WRONLY)
         self.reader = os.open(fifos[1], os.O_RDONLY)
         os.set_blocking(self.reader, False)
@@ -228,12 +233,22 @@ class Lab:
         replicas: a buddy keeps each node's part in RAM and on the disk.
         rate: cap of the durable tier in bytes per second.
         programs: daemons are started as agents start them; else they are forked, with torch imported, and can be told where to die.
+        stale_s: `STALE_S` of daemons that are forked.
     """
 
     def __init__(
-        self, base: Path, count: int, *, buffers: int = 3, replicas: bool = True, rate: float | None = None, programs: bool = False
+        self,
+        base: Path,
+        count: int,
+        *,
+        buffers: int = 3,
+        replicas: bool = True,
+        rate: float | None = None,
+        programs: bool = False,
+        stale_s: float = STALE_S,
     ) -> None:
         self.base, self.count, self.buffers, self.rate, self.programs = base, count, buffers, rate, programs
+        self.stale_s = stale_s
         self.root = base / "durable"
         self.replicas = replicas
         self.selector = selectors.DefaultSelector()
@@ -331,7 +346,7 @@ class Lab:
         except EOFError:
             return None
 
-    def step(self, number: int, tiers: tuple[str, ...] = ("ram",), *, changed: bool = True, wait_s: float = 1.0) -> bool:
+    def step(self, number: int, tiers: tuple[str, ...] = ("ram",), *, changed: bool = True, wait_s: float = LEASE_S) -> bool:
         """All ranks take a snapshot; whether all say that they have, and are alive. One that waits for no buffer is their last."""
         for worker in self.workers:
             try:

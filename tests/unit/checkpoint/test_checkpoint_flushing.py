@@ -118,7 +118,7 @@ def test_a_step_that_is_flushed_is_committed_although_its_buffer_has_something_n
 
 
 def test_a_flush_that_meets_the_fence_of_the_next_generation_is_done_by_that_one_and_no_fault(lab: Callable[..., Lab]) -> None:
-    nodes = lab()
+    nodes = lab(stale_s=PATIENCE_S)  # until it has begun, however busy the machine is
     nodes.begin()
     raise_fence(nodes.root, nodes.generation + 1)  # as the driver does a moment before it begins
     assert nodes.step(1, ALL)
