@@ -17,7 +17,7 @@ from checkpoint.tiers.lease import LeaseWord
 
 N = TypeVar("N", bound=Message)
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 TOKEN = "of the test"
 PAUSING = """
 import os, sys
@@ -152,6 +152,7 @@ class LoneDaemon:
         word, deadline = self.word, time.monotonic() + PATIENCE_S
         while (lease := word.read()).buffer is None:
             assert time.monotonic() < deadline, "there is no lease"
+            time.sleep(0.001)
         return lease.generation, lease.buffer
 
     def held_path(self, step: int) -> Path:

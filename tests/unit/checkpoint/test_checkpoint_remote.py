@@ -31,12 +31,14 @@ from checkpoint.errors import UnreachableCheckpoint
 from checkpoint.handshake import WORKER_DAEMON, daemon_keys
 from checkpoint.listener import Listener
 from checkpoint.protocol import Held, Listening
-from checkpoint.tiers.remote import TIMEOUT_S, RemoteShard
+from checkpoint.tiers import remote
+from checkpoint.tiers.remote import RemoteShard
 
 KEY = daemon_keys(TOKEN)[WORKER_DAEMON]
 
 
-def test_a_node_that_never_answers_holds_nobody_who_no_longer_waits():
+def test_a_node_that_never_answers_holds_nobody_who_no_longer_waits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remote, "TIMEOUT_S", 4 * PATIENCE_S)
     cancelled = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor() as pool:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -47,7 +49,7 @@ def test_a_node_that_never_answers_holds_nobody_who_no_longer_waits():
             assert not fetched.done()
             cancelled.set()
             with pytest.raises(UnreachableCheckpoint, match="nobody waits"):
-                fetched.result(TIMEOUT_S / 2)
+                fetched.result(PATIENCE_S)
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def holding() -> Iterator[Holding]:
             snapshots = Snapshots(daemon.begin(1))
             snapshots.start(weights(1.0))
             snapshots.ready()
-            assert snapshots.take(5, weights(1.0), {}, frozenset(["ram"]), wait_s=20.0).copied
+            assert snapshots.take(5, weights(1.0), {}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
             directory = daemon.wait_for(Held).shard.directory
             yield Holding(address=address, remote_path=directory, key=KEY)
             snapshots.finish()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lone_daemon import LoneDaemon
+from lone_daemon import PATIENCE_S, LoneDaemon
 
 from checkpoint import LocalShard, Snapshots, restore
 from checkpoint.device import OrderOfUseError, StandIn
@@ -124,7 +124,7 @@ def test_training_goes_on_while_buffers_are_mapped_and_locked_and_takes_no_snaps
         assert not training.snapshot()
         training.compute()
         threading.Timer(0.3, gpu.locking.set).start()
-        assert training.snapshot(wait_s=20.0), "the last one waits for it"
+        assert training.snapshot(wait_s=PATIENCE_S), "the last one waits for it"
         assert training.sealed() == 2
         assert gpu.locked
 
@@ -149,7 +149,7 @@ def test_a_buffer_that_is_gone_before_it_is_mapped_is_mapped_by_the_next_snapsho
             training = ends.enter_context(trained(StandIn()))
             assert not training.ready
         training.compute()
-        assert training.snapshot(wait_s=20.0)
+        assert training.snapshot(wait_s=PATIENCE_S)
         assert training.sealed() == 1
 
 
@@ -190,7 +190,7 @@ def test_a_tensor_that_changes_at_any_time_must_not_be_called_late(training: Tra
 
 def test_the_last_snapshot_is_waited_for(training: Training):
     training.compute()
-    assert training.snapshot(wait_s=20.0)
+    assert training.snapshot(wait_s=PATIENCE_S)
     training.running += 7  # nothing of it is under way any more
     training.weights += 7
     assert training.sealed() == 1

@@ -22,7 +22,7 @@ from resilient.protocol.connection import Connection
 SECRET = encrypting("s3cret")
 KEYS = daemon_keys(SECRET)
 WORDS = b"nobody else reads this" * 3000
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 why = tls.why_not()
 with_psk = pytest.mark.skipif(why is not None, reason=str(why))
