@@ -4,8 +4,10 @@ import os
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from chaos.orchestration import cleanup as of_cleanup
@@ -58,6 +60,14 @@ def test_an_undo_that_hangs_ends_no_experiment_late_and_keeps_no_other_from_bein
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(of_cleanup, "UNDO_S", 1.0)
+    kill = of_cleanup._kill
+
+    def killed(processes: list[psutil.Process]) -> None:
+        kill(processes)
+        if processes:  # what hung: the guard, which goes on now, has the time that it has otherwise
+            monkeypatch.setattr(of_cleanup, "UNDO_S", 60.0)
+
+    monkeypatch.setattr(of_cleanup, "_kill", killed)
     with CleanupGuard() as cleanup:
         owner = (
             "import time; from chaos.injectors.guard import Guard; guard = Guard();"
@@ -66,6 +76,10 @@ def test_an_undo_that_hangs_ends_no_experiment_late_and_keeps_no_other_from_bein
         injector = started(owner, cleanup.injector())
         left = started("import time; print(flush=True); time.sleep(600)", cleanup.injector())  # as a host that was booted again
         assert injector.wait() == 0
+        deadline = time.monotonic() + 120.0
+        while not any("600" in each.cmdline() for each in of_cleanup.tagged(of_cleanup.INJECTOR, cleanup.tag)):
+            assert time.monotonic() < deadline, "its guard does not come to what hangs"
+            time.sleep(0.01)
         sweep(cleanup.tag)
         assert (tmp_path / "undone").exists()
         assert left.wait() == -9
