@@ -149,7 +149,7 @@ def test_an_attached_campaign_that_is_started_again_by_somebody_else_has_recover
     (campaign.run_dir / ".lock").write_text(f"pid {driver.pid}\n")
     heard = Heard(lambda text: started_again(campaign) if text.startswith("1-driver_kill") else None)
     threading.Thread(target=driver.wait).start()
-    runner, outcome = carried_out(campaign, heard, faults=[{"fault": "driver_kill"}], limits={"recovery_s": 3})
+    runner, outcome = carried_out(campaign, heard, faults=[{"fault": "driver_kill"}], limits={"recovery_s": 60})
     assert [each.failed for each in runner.injections] == [""]
     assert (outcome.finished, outcome.why) == (True, "all faults were injected")
     assert not [note for note in heard.notes if "not recovered from" in note]
