@@ -92,7 +92,7 @@ def reads(config: Path, run: Callable[..., Any], *args: Any) -> tuple[list[dict[
         seen.append((int(numbers[0]), threading.current_thread().name))
         return whole(self, numbers)
 
-    with mock.patch.object(Samples, "get", get):
+    with mock.patch.object(Samples, "get", get), mock.patch("trainer.ahead.LAST_WAIT_S", PATIENCE_S):
         told = run(config, *args)
     return told, seen, [each.name for each in threading.enumerate() if each.name == "next-batch"]
 
