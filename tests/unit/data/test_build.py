@@ -349,7 +349,7 @@ for number, _ in enumerate(pool.tokenized(endless(), serialized, np.dtype("<u2")
         groups = {os.getpgid(worker.pid) for worker in workers}
         process.kill()
     assert len(workers) == len(groups - {os.getpgrp()}) == 3  # a Ctrl-C at the terminal is for their owner alone
-    assert psutil.wait_procs(workers, timeout=20)[1] == []
+    assert psutil.wait_procs(workers, timeout=120)[1] == []
 
 
 def test_a_worker_that_trains_for_long_ends_with_its_owner() -> None:
@@ -364,7 +364,7 @@ pool.serve()
         for message in (("train", 300), [Piece("x", 1, None, b"text", True)], None):
             pickle.dump(message, process.stdin)
         process.stdin.close()
-        assert process.wait(20) == 1
+        assert process.wait(120) == 1
 
 
 def own_workers() -> list[psutil.Process]:
