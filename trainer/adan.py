@@ -5,7 +5,8 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from trainer.local import local
 
 
 class Adan(torch.optim.Optimizer):
@@ -34,16 +35,12 @@ class Adan(torch.optim.Optimizer):
         return None
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _update(parameter: Tensor, grad: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
     first, second, third = group["betas"]
     state["step"] += 1
     step = float(state["step"])
-    value, grad = _local(parameter), _local(grad)
-    mean, change, square, before = (_local(state[name]) for name in ("exp_avg", "exp_avg_diff", "exp_avg_sq", "previous_grad"))
+    value, grad = local(parameter), local(grad)
+    mean, change, square, before = (local(state[name]) for name in ("exp_avg", "exp_avg_diff", "exp_avg_sq", "previous_grad"))
     if step == 1:
         before.copy_(grad)
     difference = grad - before

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
+from trainer.local import local
 from trainer.model import GPT
 from trainer.parallel import Ranks
 
@@ -44,13 +45,13 @@ def sum_tied(stages: Sequence[GPT], ranks: Ranks) -> None:
         return
     weight = stages[0].embedding.weight if ranks.pp_rank == 0 else stages[-1].head.weight
     assert weight.grad is not None
-    mine = _local(weight.grad).contiguous()
+    mine = local(weight.grad).contiguous()
     theirs = torch.empty_like(mine)
     if mine.numel():
         works = dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, theirs, peer)])
         for work in works:
             work.wait()
-        _local(weight.grad).add_(theirs)
+        local(weight.grad).add_(theirs)
 
 
 def agree(stages: Sequence[GPT], ranks: Ranks, loss: Tensor, counted: Tensor, extra: float) -> Measured:
@@ -72,7 +73,7 @@ def clip(stages: Sequence[GPT], norm: Tensor, limit: float) -> None:
     """Scale gradients down to the limit; 0: no limit."""
     if not limit:
         return
-    parts = [_local(p.grad) for model in stages for p in model.parameters() if p.grad is not None]
+    parts = [local(p.grad) for model in stages for p in model.parameters() if p.grad is not None]
     torch._foreach_div_(parts, excess(norm, limit))
 
 
@@ -88,7 +89,7 @@ def _squares(stages: Sequence[GPT], device: torch.device) -> Tensor:
         for name, parameter in model.named_parameters():
             if parameter.grad is None or (name == "head.weight" and model.shape.tied and not model.stage.first):
                 continue
-            part = _local(parameter.grad)
+            part = local(parameter.grad)
             if part.numel():
                 parts.setdefault(_copies(parameter.grad), []).append(part)
     squares = torch.zeros((), dtype=torch.float64, device=device)
@@ -99,10 +100,6 @@ def _squares(stages: Sequence[GPT], device: torch.device) -> Tensor:
     for copies, same in zip(parts, torch.split(norms, [len(same) for same in parts.values()]), strict=True):
         squares.add_(same.dot(same), alpha=1 / copies)
     return squares
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _copies(tensor: Tensor) -> int:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._profiler import _EventType
-from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
+from trainer.local import local
 from trainer.model import GPT
 
 Span = tuple[int, int]
@@ -74,8 +74,8 @@ class Inspection:
         parameters = [parameter for stage in self._stages for parameter in stage.parameters()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         moments = [each for state in self._optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
-        local = [each.to_local() if isinstance(each, DTensor) else each for each in (*parameters, *gradients, *moments)]
-        return sum(each.numel() * each.element_size() for each in local)
+        parts = [local(each) for each in (*parameters, *gradients, *moments)]
+        return sum(each.numel() * each.element_size() for each in parts)
 
 
 def communication(name: str) -> bool | None:

@@ -12,10 +12,10 @@ from typing import Any, overload
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.optim.adamw import adamw
 
 from checkpoint import local_shard_of
+from trainer.adamw import update
+from trainer.local import local
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of the quintic iteration
 ITERATIONS = 5
@@ -55,8 +55,8 @@ class Muon(torch.optim.Optimizer):
         eps: float,
         dtype: torch.dtype,
     ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": 0.0, "muon": False})
-        self._momentum, self._betas, self._eps = momentum, betas, eps
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "muon": False})
+        self._momentum = momentum
         self._sharing, self._dtype = sharing, dtype
         self._matrices: list[tuple[nn.Parameter, dict[str, Any]]] = [
             (parameter, group) for group in self.param_groups if group["muon"] for parameter in group["params"]
@@ -72,41 +72,21 @@ class Muon(torch.optim.Optimizer):
         """One update of every parameter; all ranks that share parameters take part."""
         for group in self.param_groups:
             if not group["muon"]:
-                self._adamw(group)
-        for (parameter, group), update in zip(self._matrices, self._orthogonal(), strict=True):
-            value = _local(parameter)
+                update(group, self.state)
+        for (parameter, group), change in zip(self._matrices, self._orthogonal(), strict=True):
+            value = local(parameter)
             value.mul_(1 - group["lr"] * group["weight_decay"])
-            value.add_(update, alpha=-0.2 * max(parameter.shape) ** 0.5 * group["lr"])
+            value.add_(change, alpha=-0.2 * max(parameter.shape) ** 0.5 * group["lr"])
         return None
-
-    def _adamw(self, group: dict[str, Any]) -> None:
-        updated = [parameter for parameter in group["params"] if parameter.grad is not None]
-        states = [self.state[parameter] for parameter in updated]
-        adamw(
-            [_local(parameter) for parameter in updated],
-            [_local(parameter.grad) for parameter in updated],
-            [_local(state["exp_avg"]) for state in states],
-            [_local(state["exp_avg_sq"]) for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=self._eps,
-            maximize=False,
-        )
 
     def _orthogonal(self) -> list[Tensor]:
         """This rank's parts of the orthogonalised momenta."""
         ahead = []
         for parameter, _ in self._matrices:
             assert parameter.grad is not None
-            state, grad = self.state[parameter], _local(parameter.grad)
+            state, grad = self.state[parameter], local(parameter.grad)
             state["step"] += 1
-            momentum = _local(state["momentum_buffer"]).lerp_(grad, 1 - self._momentum)
+            momentum = local(state["momentum_buffer"]).lerp_(grad, 1 - self._momentum)
             ahead.append(grad.lerp(momentum, self._momentum).to(self._dtype))
         if self._sharing is None:
             return [_orthogonalised(each) for each in ahead]
@@ -182,7 +162,3 @@ def _box(matrix: Tensor) -> Box:
 def _numbers(box: Box) -> int:
     rows, columns = box
     return int((rows.stop - rows.start) * (columns.stop - columns.start))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

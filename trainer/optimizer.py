@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trainer.adamw import AdamW
 from trainer.adan import Adan
 from trainer.model import GPT
 from trainer.moments import ADAMW, moments, rule
@@ -53,7 +54,7 @@ def make_optimizer(config: "Config", stages: Sequence[GPT], sharing: dist.Proces
             dtype=torch.float32 if config.train.precision == "fp32" else torch.bfloat16,
         )
     else:
-        optimizer = torch.optim.AdamW(options, lr=wanted.lr, betas=wanted.betas[:2], eps=wanted.eps, fused=True)
+        optimizer = AdamW(options, lr=wanted.lr, betas=wanted.betas[:2], eps=wanted.eps)
     for parameter, names in kept:
         state = optimizer.state[parameter]
         device = parameter.device if names == ADAMW else torch.device("cpu")  # its fused kernels count on the device

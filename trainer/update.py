@@ -6,12 +6,12 @@ it has nothing left to ask of it. The other optimizers get to know the verdict f
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer import gradients
+from trainer.adamw import AdamW
 from trainer.gradients import Found, Measured
 from trainer.guard import Bad, Limits, judge
 from trainer.model import GPT
@@ -26,7 +26,7 @@ class Update:
 
     def __init__(self, optimizer: torch.optim.Optimizer, stages: Sequence[GPT], clip_grad: float) -> None:
         self._optimizer, self._stages, self._clip_grad = optimizer, stages, clip_grad
-        self._fused: Any = optimizer if isinstance(optimizer, torch.optim.AdamW) else None
+        self._fused = optimizer if isinstance(optimizer, AdamW) else None
 
     def step(self, measured: Measured, limits: Limits) -> tuple[Found, Bad | None]:
         """Change the weights, unless the batch is bad; what is found of it, and what is wrong with it."""
@@ -37,7 +37,6 @@ class Update:
                 gradients.clip(self._stages, measured.norm, self._clip_grad)
                 self._optimizer.step()
             return found, bad
-        # The names under which the fused kernels look for them.
         self._fused.grad_scale = gradients.excess(measured.norm, self._clip_grad) if self._clip_grad else None
         self._fused.found_inf = _is_bad(measured, limits)
         self._fused.step()

@@ -6,10 +6,12 @@ of it is left but what libraries keep to themselves: a rank's numbers do not dep
 """
 
 import logging
+import math
 import os
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from resilient.worker import DEVICE_VARIABLE, Config, Context, Layout, settle
@@ -105,8 +107,8 @@ def on_gpu(config: Config, rank: int, world_size: int, device: torch.device) -> 
 
 
 def compute_layer(config: Config, shape: GPTShape, spread: Layout, kernel: Kernel, device: torch.device, rank: int) -> None:
-    """Have the kernels of a rank's step: a layer of each kind computes forward and backward and is changed by the optimizer, then
-    the loss computes; where they are compiled, the rank's first step compiles neither.
+    """Have the kernels of a rank's step: a layer of each kind computes forward and backward and is changed by the optimizer,
+    tokens are looked up, and the loss computes; where they are compiled, the rank's first step compiles none of them.
 
     What ranks of this node have compiled is read from Inductor's cache on disk. To PyTorch it is the same how many layers there
     are, and which process group shards them; the group here only pretends to communicate.
@@ -119,6 +121,9 @@ def compute_layer(config: Config, shape: GPTShape, spread: Layout, kernel: Kerne
         ranks = make_ranks(device, spread)
         dtype = DTYPES[config.train.precision]
         _step_of_a_layer(config, shape, kernel, ranks, device)
+        if ranks.pp_rank == 0:
+            _look_up(config, shape, device)
+        _add_up(device)
         give_back(device)
         if ranks.counts_loss:
             tokens = config.train.micro_batch_size * shape.seq_len
@@ -142,4 +147,20 @@ def _step_of_a_layer(config: Config, shape: GPTShape, kernel: Kernel, ranks: Ran
     torch.autograd.backward(found, torch.ones_like(found))
     zero, one = torch.zeros((), dtype=torch.float64, device=device), torch.ones((), dtype=torch.int64, device=device)
     measured = gradients.agree([stage], ranks, zero, one, 0.0)
-    Update(optimizer, [stage], config.optimizer.clip_grad).step(measured, Limits(not_finite=False, highest=None, usual=""))
+    guard = config.train.guard
+    limits = Limits(not_finite=guard.not_finite, highest=None if guard.spike is None else math.inf, usual="")  # of what is judged
+    Update(optimizer, [stage], config.optimizer.clip_grad).step(measured, limits)
+
+
+def _look_up(config: Config, shape: GPTShape, device: torch.device) -> None:
+    """Embed a micro batch and differentiate it; what is launched depends on the tokens, and not on the size of the vocabulary."""
+    few = torch.zeros(2, shape.hidden, dtype=DTYPES[config.train.precision], device=device)
+    tokens = torch.zeros(config.train.micro_batch_size, shape.seq_len, dtype=torch.int64, device=device)
+    found = F.embedding(tokens, few.requires_grad_())
+    torch.autograd.backward(found, torch.ones_like(found))
+
+
+def _add_up(device: torch.device) -> None:
+    """What micro batches come to: their gradients, which add up, and the number by which their losses are divided."""
+    gradient = torch.zeros(2, device=device)
+    gradient.add_(gradient).mul_(1 / torch.full_like(torch.ones((), dtype=torch.int64, device=device), 1))

@@ -10,11 +10,14 @@ import torch
 from soak import soaked_after
 from torch import fx
 from torch._dynamo.backends.debugging import aot_eager
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from trainer_ranks import VOCABULARY, run_ranks, train, write_config, write_dataset
 
 from resilient.worker import DEVICE_VARIABLE, Config, layout, load_config, settle
 from trainer import device, fit, kernels, warming
 from trainer.attention import Kernel
+from trainer.loop import Trainer
 from trainer.memory import most, warming_bytes
 from trainer.plan import sections
 from trainer.shape import GPTShape, shape_of
@@ -195,3 +198,50 @@ def test_the_first_step_of_a_rank_that_stood_by_compiles_nothing(tmp_path: Path,
     config = write_config(tmp_path, write_dataset(tmp_path / "walks"), train=sizes, data={"split": [1, 0, 0]})
     ((before, then),) = run_ranks(1, captured_by, config)
     assert (before, then) == (kinds + 2, 0), "layers of each kind and the two of the loss, and none"
+
+
+class Operations(TorchDispatchMode):
+    """Notes which operations run, and of what types: those that are new to a process have CUDA load kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = sorted({str(each.dtype) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)})
+        self.seen.add(f"{func.name()} of {', '.join(given)}")
+        return func(*args, **(kwargs or {}))
+
+
+# Of the batch, which is read on the host, and of the random numbers' state.
+OF_THE_HOST = {
+    "aten::cat of torch.uint8",
+    "aten::fill_.Tensor of torch.int64",
+    "aten::lift_fresh of torch.int64",
+    "aten::ne.Scalar of torch.int64",
+    "aten::split.Tensor of torch.int64",
+    "aten::sum of torch.bool",
+}
+
+
+def new_to(config: Path) -> list[str]:
+    """Operations of a rank's first step that it did not run while it stood by."""
+    with Operations() as before:
+        stand_by(config)
+    step = Trainer._step
+
+    def noted(trainer: Trainer) -> None:
+        with then:
+            step(trainer)
+
+    then = Operations()
+    with mock.patch.object(Trainer, "_step", noted):
+        train(config)
+    return sorted(then.seen - before.seen)
+
+
+def test_the_first_step_of_a_rank_that_stood_by_runs_no_operation_for_the_first_time(tmp_path: Path):
+    sizes = {"precision": "fp32", "steps": 1}
+    config = write_config(tmp_path, write_dataset(tmp_path / "walks"), train=sizes, data={"split": [1, 0, 0]})
+    (found,) = run_ranks(1, new_to, config)
+    assert set(found) <= OF_THE_HOST

@@ -10,13 +10,20 @@ from unittest import mock
 import pytest
 import torch
 from soak import soaked_after
+from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.overrides import TorchFunctionMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from trainer_ranks import run_ranks, train, write_config, write_dataset
 
+from trainer.adamw import AdamW
 from trainer.gradients import Measured, excess
 from trainer.guard import judge, limits
+from trainer.local import local
 from trainer.update import Update
 
 READS = frozenset({"item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "nonzero", "__contains__"})
@@ -169,11 +176,18 @@ def measured(loss: float, norm: float) -> Measured:
     return Measured(*(torch.tensor(number, dtype=torch.float64) for number in (loss, norm, 0.0)))
 
 
-def made() -> tuple[nn.Parameter, torch.optim.AdamW, Update]:
+def made() -> tuple[nn.Parameter, AdamW, Update]:
     torch.manual_seed(3)
     parameter = nn.Parameter(torch.randn(64))
-    optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.1, fused=True)
+    optimizer = AdamW([parameter], lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
+    with_state(optimizer)
     return parameter, optimizer, Update(optimizer, [], 1.0)
+
+
+def with_state(optimizer: torch.optim.Optimizer) -> None:
+    """As before the first step."""
+    for each in optimizer.param_groups[0]["params"]:
+        optimizer.state[each].update(step=torch.zeros(()), exp_avg=torch.zeros_like(each), exp_avg_sq=torch.zeros_like(each))
 
 
 def everything(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> list[bytes]:
@@ -215,3 +229,48 @@ def test_gradients_are_divided_down_to_the_limit_and_no_further():
     update.step(measured(2.0, float(gradient.norm())), limits([], not_finite=True, spike=None, window=8))
     twins.step()
     assert parameter.detach().numpy() == pytest.approx(twin.detach().numpy(), rel=1e-6)
+
+
+class _Sharded(TorchDispatchMode):
+    """Notes operations over distributed tensors: how one is sharded is worked out when it is first asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(each, DTensor) for each in tree_leaves((args, kwargs))):
+            self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """Of two ranks, of which this process is the first and the other is none."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("skipped", [None, 0.0, 1.0])
+def test_adamw_is_that_of_torch_and_asks_for_no_operation_over_distributed_tensors(mesh: DeviceMesh, skipped: float | None):
+    torch.manual_seed(3)
+    placements = [Shard(0), Shard(1), Replicate()]
+    parameters, twins = ([nn.Parameter(distribute_tensor(torch.ones(4, 6), mesh, [each])) for each in placements] for _ in "ab")
+    ours = AdamW(parameters, lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    theirs = torch.optim.AdamW(twins, lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+    with_state(ours)
+    with_state(theirs)
+    theirs.found_inf = ours.found_inf = None if skipped is None else torch.tensor(skipped)  # type: ignore[attr-defined]
+    theirs.grad_scale = ours.grad_scale = torch.tensor(4.0)  # type: ignore[attr-defined]
+    for _ in range(3):
+        for each, twin, placement in zip(parameters, twins, placements, strict=True):
+            gradient = torch.randn(4, 6)
+            each.grad, twin.grad = (distribute_tensor(gradient.clone(), mesh, [placement]) for _ in "ab")
+        with _Sharded() as sharded:
+            ours.step()
+        theirs.step()
+        assert sharded.seen == []
+    for each, twin in zip(parameters, twins, strict=True):
+        assert torch.equal(each.to_local(), twin.to_local()) and bool((each.to_local() == 1).all()) == (skipped == 1.0)
+        assert all(torch.equal(local(ours.state[each][name]), local(theirs.state[twin][name])) for name in ("step", "exp_avg"))
