@@ -8,9 +8,10 @@ and other threads get the interpreter. What computes in Python moves on; what sl
 import ast
 import dis
 import linecache
-import sys
 import time
 from types import CodeType, FrameType
+
+from resilient.agent.frames import current_frames
 
 LOOKS = 4
 APART_S = (0.005, 0.011, 0.023)  # uneven: a loop must not be met at the same place each time
@@ -25,13 +26,13 @@ def held_in(thread: int) -> str | None:
     Args:
         thread: its `ident`.
     """
-    frame = sys._current_frames().get(thread)
+    frame = current_frames().get(thread)
     if frame is None:
         return None
     place = frame.f_lasti
     for apart_s in APART_S:
         time.sleep(apart_s)
-        if sys._current_frames().get(thread) is not frame or frame.f_lasti != place:
+        if current_frames().get(thread) is not frame or frame.f_lasti != place:
             return None
     return _of_torch(frame, place)
 

@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 
 from checkpoint.typed import built
+from resilient.agent.frames import current_frames
 from resilient.agent.held import held_in
 from resilient.standing import Standing, group_of, number_of, standing, unfinished, what_of
 
@@ -89,7 +90,7 @@ def _other_threads() -> str:
     mine = {threading.get_ident(), threading.main_thread().ident}
     return "".join(
         f"Thread 0x{ident:016x} (most recent call first):\n{_stack(frame)}\n"
-        for ident, frame in sys._current_frames().items()
+        for ident, frame in current_frames().items()
         if ident not in mine
     )
 

@@ -1,6 +1,8 @@
 """Whether a thread is held by a GPU, looked at from another thread. A native sleep stands in for the driver's wait."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -86,3 +88,39 @@ def test_a_thread_that_sleeps_computes_or_reads_is_not(work: Callable[[threading
 
 def test_a_thread_that_is_gone_is_not():
     assert held_in(0) is None
+
+
+# Garbage whose finalizer starts a thread, and threads whose frames are new at each look: Python 3.11 deadlocks within a second.
+COLLECTS = """
+import _thread, gc, threading, time
+from resilient.agent.frames import current_frames
+
+class Garbage:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        _thread.start_new_thread(int, ())
+
+def wait(depth):
+    wait(depth - 1) if depth else time.sleep(0.0005)
+
+def work():
+    while not over.is_set():
+        wait(3)
+
+over = threading.Event()
+threads = [threading.Thread(target=work, daemon=True) for _ in range(6)]
+for each in threads:
+    each.start()
+gc.set_threshold(1)
+for _ in range(500):
+    Garbage()
+    assert len(current_frames()) >= 7
+assert gc.isenabled()
+gc.set_threshold(0)
+over.set()
+"""
+
+
+def test_threads_are_looked_at_whatever_garbage_there_is():
+    subprocess.run([sys.executable, "-c", COLLECTS], check=True, timeout=200)
