@@ -112,6 +112,13 @@ class RankOutput:
         rest, self._rest = self._rest, b""
         return self._stamped(_pieces(rest.removesuffix(b"\r"))) if rest else []
 
+    def left(self) -> list[bytes]:
+        """What lies in the pipe, however much that is, and a line that has no end yet; nothing is waited for."""
+        found: list[bytes] = []
+        for _ in range(PIPE_BYTES // READ_BYTES + 1):  # and no more of what somebody else goes on printing
+            found += self.read()[0]
+        return found + self.rest()
+
     def due_s(self, now: float) -> float | None:
         """When to come back although nothing was printed, in seconds; None: no need to."""
         times = [self._read_t + PARTIAL_S - now] if self._rest else []
@@ -352,7 +359,9 @@ class NodeOutput:
             for output in list(reading):
                 lines, over = output.read() if output in ready else ([], False)
                 given_up = not over and output.is_given_up(now)
-                if given_up or output.is_quiet(now):
+                if given_up:  # this thread may have got no core since the rank has ended
+                    lines += output.left()
+                elif output.is_quiet(now):
                     lines += output.rest()
                 if lines:
                     self._writer.put(output.log_file, lines)

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -131,6 +132,46 @@ def test_a_child_that_holds_the_pipe_keeps_nobody(output: NodeOutput, tmp_path: 
     wait_for(lambda: not rank.read.pipe.exists())  # given up
     assert rank.read.tail() == "mine\n"
     os.close(held)
+
+
+def test_what_a_rank_printed_last_is_there_although_it_is_read_late(
+    output: NodeOutput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As where the thread that reads gets no core for a second."""
+    monkeypatch.setattr(logs, "ORPHAN_S", 0.0)
+    monkeypatch.setattr(logs, "READ_BYTES", 1 << 10)
+    rank = Rank(output, tmp_path)
+    held = os.dup(rank.fd)  # so the pipe has no end that could be waited for
+    go_on, put = threading.Event(), output._writer.put
+    monkeypatch.setattr(output._writer, "put", lambda *lines: (go_on.wait(PATIENCE_S), put(*lines)))
+    rank.print("first\n")
+    wait_for(lambda: rank.read.tail() == "first\n")
+    rank.print("".join(f"line {number}\n" for number in range(1000)))
+    rank.end()
+    go_on.set()
+    assert last_words(rank.read).endswith("line 998\nline 999\n")
+    assert lines_of(rank, 1001) == ["first", *(f"line {number}" for number in range(1000))]
+    os.close(held)
+
+
+def test_what_is_left_at_a_ranks_end_is_read_without_waiting_for_a_child_that_goes_on_printing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    read = RankOutput(0, tmp_path / "pipe", tmp_path / "log")
+    fd = os.open(read.pipe, os.O_WRONLY)
+    read_once, lines = read.read, iter([b"line\n"] * 1000)
+
+    def read_and_have_it_print() -> tuple[list[bytes], bool]:
+        found = read_once()
+        os.write(fd, next(lines, b""))
+        return found
+
+    monkeypatch.setattr(read, "read", read_and_have_it_print)
+    os.write(fd, next(lines))
+    assert read.left()
+    assert next(lines, None) is not None
+    os.close(fd)
+    read.close()
 
 
 def test_lines_that_come_late_are_in_the_log_of_their_own_generation(output: NodeOutput, tmp_path: Path):
