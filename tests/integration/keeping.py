@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from holding import hold
 
 import checkpoint
 from resilient import worker
@@ -16,7 +17,8 @@ NUMBERS = 8192  # of each rank: 64 KiB
 def train(config: worker.Config) -> None:
     """Iterate a chaotic map to `train.steps`, with a snapshot after each step.
 
-    args: step_s: time of a step; late_s: by which the first rank takes its snapshot later than the others.
+    args: step_s: time of a step; late_s: by which the first rank takes its snapshot later than the others; holds: from this step on
+    ranks stand still until the campaign may go on, see `holding`.
     """
     ctx = worker.init()
     assert ctx.session is not None
@@ -56,6 +58,7 @@ def train(config: worker.Config) -> None:
         time.sleep(config.args.get("late_s", 0.0) * (ctx.rank == 0))
         if step < config.train.steps and (tiers := snapshots.due(step)):
             keep(tiers)
+        hold(step, config.args.get("holds"))
     if snapshots_started and snapshots.left_out(kept == step):
         keep(frozenset([durable]), wait_s=20.0, again=True)
     dist.destroy_process_group()

@@ -1,13 +1,14 @@
-"""The real trainer, at a pace that a test can keep up with: before each step it waits `args.step_s` seconds.
+"""The real trainer, at a pace that a test can keep up with: before each step it waits `args.step_s` seconds, until it may go on.
 
 args: dies: [rank, step]: a rank whose device dies once, before that step of the first generation, as its driver would tell it.
-holds: [step, file]: that step of a generation waits until the file is there.
+holds: from this step on ranks stand still. Both end when the campaign may go on, see `holding`.
 """
 
 import itertools
 import os
 import time
-from pathlib import Path
+
+from holding import GO_ON, hold
 
 import trainer.main
 from resilient import worker
@@ -17,21 +18,26 @@ __all__ = ["PRELOAD", "checkpoint_size", "plan", "prepare", "train", "warm_up"]
 
 
 def train(config: worker.Config) -> None:
-    asked = worker.should_stop
+    asked, told = worker.should_stop, worker.beat
 
     rank, at = config.args.get("dies", (-1, 0))
-    held, until = config.args.get("holds", (-1, ""))
     steps = itertools.count()
+    reached = 0
+
+    def beat(step: int) -> None:
+        nonlocal reached
+        reached = step
+        told(step)
 
     def after_a_while() -> str | None:
-        time.sleep(config.args["step_s"])
+        if not GO_ON.exists():
+            time.sleep(config.args["step_s"])
         step = next(steps)
-        while step == held and not Path(until).exists():
-            time.sleep(0.01)
+        hold(reached, config.args.get("holds"))
         if os.environ["RANK"] == str(rank) and os.environ[worker.GENERATION_VARIABLE] == "1" and step == at:
             print("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.", flush=True)
             os._exit(3)
         return asked()
 
-    worker.should_stop = after_a_while
+    worker.should_stop, worker.beat = after_a_while, beat
     trainer.main.train(config)

@@ -1,20 +1,34 @@
-"""A training script at a pace that a test can keep up with: before each step it waits so many seconds. `SECONDS SCRIPT ARGS...`"""
+"""A training script at a pace that a test can keep up with: before each step it waits so many seconds. `SECONDS SCRIPT ARGS...`
+
+`SECONDS:STEP` has it stand still from this step on. Both end when the campaign may go on, see `holding`.
+"""
 
 import runpy
 import sys
 import time
 
+from holding import GO_ON, hold
+
 from resilient import worker
 
-step_s = float(sys.argv[1])
-asked = worker.should_stop
+step_s, _, since = sys.argv[1].partition(":")
+asked, told = worker.should_stop, worker.beat
+reached = 0
+
+
+def beat(step: int) -> None:
+    global reached
+    reached = step
+    told(step)
 
 
 def after_a_while() -> str | None:
-    time.sleep(step_s)
+    if not GO_ON.exists():
+        time.sleep(float(step_s))
+    hold(reached, int(since) if since else None)
     return asked()
 
 
-worker.should_stop = after_a_while
+worker.should_stop, worker.beat = after_a_while, beat
 sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")

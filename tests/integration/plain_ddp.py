@@ -1,6 +1,7 @@
 """A training script as people write them for torchrun: DDP, AdamW, a DataLoader, its own checkpoints, and nothing of resilient.
 
-It misbehaves where it is told to, once for each time that is told: `--fault hang:12:1` as in *what:step:rank*.
+It misbehaves where it is told to, once for each time that is told: `--fault hang:12:1` as in *what:step:rank*. Its steps take no
+longer than they must once there is a file `go-on`.
 """
 
 import argparse
@@ -90,7 +91,8 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             done = step
-            time.sleep(args.step_s)
+            if not Path("go-on").exists():
+                time.sleep(args.step_s)
             if rank == 0:
                 print(f"step {step} loss {loss.item()!r}", flush=True)
                 if step % args.save_every == 0:

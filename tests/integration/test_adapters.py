@@ -9,15 +9,32 @@ from typing import Any
 
 import pytest
 import torch
-from campaigns import ROOT, Campaign, loses_no_snapshot, wait_for
+from campaigns import HELD, ROOT, Campaign, loses_no_snapshot, wait_for
 from soak import soaked
 
 EXAMPLES = ROOT / "examples"
+ENDLESS = 100_000
 # Steps of a millisecond are over before the last one's snapshot is sealed, and some are left out.
-PACED = f"{Path(__file__).with_name('paced_script.py')} 0.05 "
-PACES = dict.fromkeys(("accelerate_snapshots", "lightning_snapshots"), PACED)
+PACED = f"{Path(__file__).with_name('paced_script.py')} 0.05"
 
 Adapted = Callable[..., Campaign]
+
+
+def late(steps: int) -> int:
+    """A step from which a run goes on once all has been done to it."""
+    return steps - 4
+
+
+def stands(steps: int) -> str:
+    """How a paced script is told so; one without end stands nowhere."""
+    return f":{late(steps)}" if steps < ENDLESS else ""
+
+
+def kill(run: Campaign, steps: int, rank: int, further: int) -> None:
+    """A rank is killed so many steps further, or where the run stands; RAM has a snapshot to go on from."""
+    run.reach(min(run.step() + further, late(steps)))
+    wait_for(lambda: [event for event in run.events("snapshot") if event["tier"] == "ram"], lambda: f"a snapshot\n{run.logs()}")
+    os.kill(run.workers()[rank], signal.SIGKILL)
 
 
 @pytest.fixture
@@ -27,12 +44,13 @@ def adapted(campaign: Callable[..., Campaign], tmp_path: Path) -> Iterator[Adapt
     def make(script: str, steps: int, name: str = "run", words: str = "", **config: Any) -> Campaign:
         tiers = [{"name": "ram", "path": f"/dev/shm/adapters-{os.getpid()}-{tmp_path.name}-{name}", "keep_last": 2}]
         tiers += [{"name": "disk", "path": "${run_dir}/checkpoints"}]
-        example = f"{PACES.get(script, '')}{EXAMPLES}/{script}.py --steps {steps} --out ${{run_dir}}/out {words}"
+        example = f"{PACED}{stands(steps)} {EXAMPLES}/{script}.py --steps {steps} --out ${{run_dir}}/out {words}"
         return campaign(
             tmp_path / name,
             entrypoint=config.pop("entrypoint", example),
             cluster=config.pop("cluster", {"procs_per_node": 2, "threads_per_proc": 1, "device": "cpu"}),
             checkpoint={"every_steps": 1000, "tiers": tiers},
+            resilience=HELD,
             **config,
         )
 
@@ -58,14 +76,16 @@ def test_kills_in_the_middle_of_an_epoch_lose_no_step_and_change_no_number(adapt
     steps = 40 + 20 * rounds
     run = adapted(script, steps).start()
     for number in range(1, 2 * rounds + 1):
-        run.reach(run.step() + chance.randrange(4, 9))
-        os.kill(run.workers()[chance.randrange(2)], signal.SIGKILL)
+        further = chance.randrange(4, 9)
+        kill(run, steps, chance.randrange(2), further)
         recovered(run, number)
+    run.go_on()
     assert run.wait(400) == 0, run.output + run.logs()
     assert {fault["kind"] for fault in run.events("fault")} == {"exit"}
     assert {event["tier"] for event in run.events("generation_started")[1:]} == {"ram"}
     loses_no_snapshot(run)
     calm = adapted(script, steps, "calm")
+    calm.go_on()
     assert calm.run() == 0, calm.output + calm.logs()
     assert run.losses() == calm.losses() and len(calm.losses()) == steps
     assert weights(run) == weights(calm) and weights(calm)
@@ -78,16 +98,19 @@ def test_kills_in_the_middle_of_an_epoch_lose_no_step_and_change_no_number(adapt
 def test_what_lightning_does_between_steps_is_not_done_twice_after_kills(adapted: Adapted, loader: str, procs: int):
     """Ends of epochs, validations that draw random numbers, a schedule that follows them; and loaders of each kind."""
     chance, steps = random.Random(loader), 60
-    loaders = f"{PACED}{Path(__file__).with_name('lightning_loaders.py')} {loader} --steps {steps} --out ${{run_dir}}/out"
+    script = Path(__file__).with_name("lightning_loaders.py")
+    loaders = f"{PACED}{stands(steps)} {script} {loader} --steps {steps} --out ${{run_dir}}/out"
     cluster = {"procs_per_node": procs, "threads_per_proc": 1, "device": "cpu"}
     run = adapted("lightning_snapshots", steps, entrypoint=loaders, cluster=cluster).start()
     for number in (1, 2, 3):
-        run.reach(run.step() + chance.randrange(6, 14))
-        os.kill(run.workers()[chance.randrange(procs)], signal.SIGKILL)
+        further = chance.randrange(6, 14)
+        kill(run, steps, chance.randrange(procs), further)
         recovered(run, number)
+    run.go_on()
     assert run.wait(400) == 0, run.output + run.logs()
     assert {event["tier"] for event in run.events("generation_started")[1:]} == {"ram"}
     calm = adapted("lightning_snapshots", steps, "calm", entrypoint=loaders, cluster=cluster)
+    calm.go_on()
     assert calm.run() == 0, calm.output + calm.logs()
     assert run.losses() == calm.losses() and len(calm.losses()) == steps
 
@@ -95,7 +118,7 @@ def test_what_lightning_does_between_steps_is_not_done_twice_after_kills(adapted
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_lightning_that_is_asked_to_stop_saves_the_step_by_its_own_checkpoint_too(adapted: Adapted):
-    run = adapted("lightning_snapshots", 100000).start()
+    run = adapted("lightning_snapshots", ENDLESS).start()
     run.reach(8)
     run.signal(signal.SIGTERM)
     assert run.wait() == 75, run.output + run.logs()
@@ -110,7 +133,7 @@ def test_lightning_that_is_asked_to_stop_saves_the_step_by_its_own_checkpoint_to
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_loop_with_accelerate_that_is_asked_to_stop_goes_on_where_it_was(adapted: Adapted):
-    run = adapted("accelerate_snapshots", 100000).start()
+    run = adapted("accelerate_snapshots", ENDLESS).start()
     run.reach(8)
     run.signal(signal.SIGTERM)
     assert run.wait() == 75, run.output + run.logs()
@@ -124,7 +147,7 @@ def test_a_loop_with_accelerate_that_is_asked_to_stop_goes_on_where_it_was(adapt
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_trainer_that_is_asked_to_stop_saves_the_step_by_its_own_checkpoint_too(adapted: Adapted):
-    run = adapted("transformers_snapshots", 100000).start()
+    run = adapted("transformers_snapshots", ENDLESS).start()
     run.reach(8)
     run.signal(signal.SIGTERM)
     assert run.wait() == 75, run.output + run.logs()

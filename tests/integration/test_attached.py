@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaigns import ROOT, Campaign, loses_no_snapshot, wait_for, weights
+from campaigns import HELD, ROOT, Campaign, loses_no_snapshot, wait_for, weights
 from scripts import PACED, said, torchrun
 from soak import soaked
 
@@ -24,30 +24,48 @@ Attached = Callable[..., Campaign]
 
 @pytest.fixture
 def attached(campaign: Callable[..., Campaign], tmp_path: Path) -> Iterator[Attached]:
-    """Campaigns of attached scripts, with a tier in RAM: `words` of one, paced by `step_s`; each has a name of its own."""
+    """Campaigns of attached scripts, with a tier in RAM: `words` of one, paced by `step_s`; each has a name of its own.
+
+    From step `holds` on it stands still until it may go on.
+    """
     ram = Path(f"/dev/shm/resilient-test-{os.getpid()}-{random.randrange(1 << 30)}")
 
-    def make(words: str, *, step_s: float = 0.0, name: str = "run", every_steps: int = 20, **config: Any) -> Campaign:
+    def make(
+        words: str, *, step_s: float = 0.0, holds: int | None = None, name: str = "run", every_steps: int = 20, **config: Any
+    ) -> Campaign:
         base = tmp_path / name
         tiers = [
             {"name": "ram", "path": str(ram / name), "keep_last": 2, "replicas": 1},
             {"name": "disk", "path": str(base / "run/checkpoints")},
         ]
         cluster = {"procs_per_node": 2, "threads_per_proc": 1, "device": "cpu", **config.pop("cluster", {})}
-        script = words if words.startswith(str(ODD)) else f"{PACED} {step_s} {words}"
-        return campaign(base, entrypoint=script, cluster=cluster, checkpoint={"every_steps": every_steps, "tiers": tiers}, **config)
+        pace = str(step_s) if holds is None else f"{step_s}:{holds}"
+        script = words if words.startswith(str(ODD)) else f"{PACED} {pace} {words}"
+        # A snapshot after each step, also where a busy processor makes one dear.
+        checkpoint = {"every_steps": every_steps, "tiers": tiers, "memory_cost": 0.9}
+        resilience = {**(HELD if holds is not None else {}), **config.pop("resilience", {})}
+        return campaign(base, entrypoint=script, cluster=cluster, checkpoint=checkpoint, resilience=resilience, **config)
 
     make.ram = ram  # type: ignore[attr-defined]
     yield make
     shutil.rmtree(ram, ignore_errors=True)
 
 
+def kept(run: Campaign, step: int) -> None:
+    """Wait until RAM has a snapshot of this step, or of a later one."""
+    wait_for(
+        lambda: any(event["tier"] == "ram" and event["step"] >= step for event in run.events("snapshot")),
+        lambda: f"a snapshot of step {step}\n{run.logs()}",
+    )
+
+
 @pytest.mark.parametrize("example", ["ddp", soaked("fsdp2"), soaked("tensor_parallel")])
 def test_after_a_kill_losses_are_those_of_torchrun_to_the_last_bit(attached: Attached, example: str):
     script = ROOT / f"examples/{example}.py"
-    run = attached(f"{script} 60", step_s=0.05).start()
-    run.reach(13)
+    run = attached(f"{script} 60", step_s=0.05, holds=50).start()
+    kept(run, 12)
     os.kill(run.workers()[1], signal.SIGKILL)
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     (fault,) = run.events("fault")
     assert (fault["kind"], fault["ranks"]) == ("exit", [1])
@@ -63,9 +81,10 @@ def test_with_three_ranks_ddp_adds_in_the_same_order_if_it_leaves_its_buckets(at
     left = text.replace("torch.nn.Linear(64, 1)\n        )\n", "torch.nn.Linear(64, 1)\n        ), find_unused_parameters=True\n")
     assert left != text
     script.write_text(left)
-    run = attached(f"{script} 30", step_s=0.05, cluster={"procs_per_node": 3}).start()
-    run.reach(13)
+    run = attached(f"{script} 30", step_s=0.05, holds=25, cluster={"procs_per_node": 3}).start()
+    kept(run, 12)
     os.kill(run.workers()[1], signal.SIGKILL)
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     assert run.events("generation_started")[1]["resumed_step"] >= 12
     assert {step: {loss} for step, loss in torchrun(3, str(script), "30").items()} == run.losses()
@@ -124,15 +143,15 @@ def test_ten_kills_at_random_steps_leave_no_trace_in_losses_and_weights(attached
     words = f"{ROOT / f'examples/{example}.py'} {STEPS}"
     calm = attached(words, name="calm")
     assert calm.run() == 0, calm.output + calm.logs()
-    run = attached(
-        words, step_s=0.05, name="killed", resilience={"give_up_after_same_step": 9, "max_restarts_per_hour": 99}
-    ).start()
+    patience = {"give_up_after_same_step": 9, "max_restarts_per_hour": 99}
+    run = attached(words, step_s=0.05, holds=STEPS - 3, name="killed", resilience=patience).start()
     chance = random.Random(example)
     for kill, step in enumerate(sorted(chance.sample(range(3, STEPS - 3), 10))):
         run.reach(step)
         wait_for(lambda kill=kill: len(run.events("recovered")) >= kill, "recovery from the kill before")
         pids = wait_for(lambda: len(found := run.workers()) == 2 and found, "two workers")
         os.kill(pids[chance.randrange(2)], signal.SIGKILL)
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     loses_no_snapshot(run)
     assert len(run.events("fault")) == 10
@@ -144,7 +163,7 @@ def test_a_node_that_is_gone_is_restored_from_its_buddy(attached: Attached):
     words, nodes = f"{ROOT / 'examples/fsdp2.py'} 40", {"nodes": 2, "procs_per_node": 1}
     calm = attached(words, name="calm", cluster=nodes)
     assert calm.run() == 0, calm.output + calm.logs()
-    run = attached(words, step_s=0.1, name="lost", cluster=nodes, every_steps=1000).start()
+    run = attached(words, step_s=0.1, holds=35, name="lost", cluster=nodes, every_steps=1000).start()
     run.reach(15)
     ram = attached.ram / "lost"  # type: ignore[attr-defined]
     wait_for(lambda: any(ram.glob("*/node0/replica-*/step-????????/part.json")), "a copy of what node 1 holds")
@@ -156,6 +175,7 @@ def test_a_node_that_is_gone_is_restored_from_its_buddy(attached: Attached):
     for root in ram.glob("*/node1"):
         shutil.rmtree(root)
     victim.kill()
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     (lost,) = [event for event in run.events("fault") if event["kind"] == "node_lost"]
     assert lost["nodes"] == [1] and not [event for event in run.events("committed") if event["t"] < lost["t"]]

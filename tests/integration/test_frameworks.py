@@ -52,8 +52,8 @@ def whole(run: Campaign, steps: int, faults: int) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_faults_in_an_unmodified_script_are_named_and_recovered(campaign: Callable[..., Campaign], script: str):
-    steps = 600  # the last fault comes before the end, on a busy machine, too
-    run = scripted(campaign, script, steps, resilience={"hang_floor_s": 4.0}).start()
+    steps = 1500  # the last fault comes before the end, on a fast machine and on a busy one
+    run = scripted(campaign, script, steps).start()
     wait_for(run.run_dir.is_dir, "the run directory")
     orders(run, ("hang_data", 110, 1), ("worker_raise", 140, 0))
     recovered(run, 2)

@@ -25,6 +25,7 @@ from resilient.logs.paths import DRIVER_LOG
 
 STEPS = 200
 SOON = 20  # the step at which something happens
+LATE = STEPS - 20  # a step from which a run goes on once all has been done to it
 STEP_S = 0.05
 
 Counting = Callable[..., Campaign]
@@ -122,11 +123,11 @@ def terminals() -> Iterator[Callable[..., Terminal]]:
 
 @pytest.fixture
 def steady(counting: Counting) -> Iterator[Callable[..., Campaign]]:
-    """A campaign whose driver may be anybody's child; none outlives the test."""
+    """A campaign whose driver may be anybody's child; none outlives the test. From step `holds` on it waits until it may go on."""
     made: list[Campaign] = []
 
-    def make(**changes: object) -> Campaign:
-        made.append(counting(steps=STEPS, args={"step_s": STEP_S}, **changes))
+    def make(holds: int | None = None, **changes: object) -> Campaign:
+        made.append(counting(steps=STEPS, args={"step_s": STEP_S, "holds": holds}, **changes))
         return made[-1]
 
     yield make
@@ -135,7 +136,7 @@ def steady(counting: Counting) -> Iterator[Callable[..., Campaign]]:
         if found is not None and found.pid:
             process = psutil.Process(found.pid)
             process.kill()
-            wait_for(lambda process=process: not alive(process), "the end of the driver", 15.0)
+            wait_for(lambda process=process: not alive(process), "the end of the driver")
 
 
 def reach(run: Campaign, step: int) -> None:
@@ -252,11 +253,12 @@ CLOSED = {
 
 @pytest.mark.parametrize("how", ["ssh", soaked("exec"), soaked("background"), soaked("nohup"), soaked("setsid")])
 def test_a_terminal_that_is_closed_ends_nothing(steady: Callable[..., Campaign], terminals: Callable[..., Terminal], how: str):
-    run = steady()
+    run = steady(LATE)
     terminal = terminals(run, "bash", "-c", f"{CLOSED[how]}; :", "bash", *command(run)).read()
     reach(run, SOON)
     process = driver(run)
     terminal.close()
+    run.go_on()
     assert ended(run) == 0
     assert not alive(process)
     undisturbed(run)
@@ -266,7 +268,7 @@ def test_a_terminal_that_is_closed_ends_nothing(steady: Callable[..., Campaign],
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="NOT TESTED HERE: a session of tmux needs tmux")
 def test_a_session_of_tmux_that_is_killed_ends_nothing(steady: Callable[..., Campaign]):
-    run = steady()
+    run = steady(LATE)
     name = f"resilient-{os.getpid()}"
     tmux = ["tmux", "-L", name, "-f", os.devnull]
     environ = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}{ROOT}"}
@@ -276,6 +278,7 @@ def test_a_session_of_tmux_that_is_killed_ends_nothing(steady: Callable[..., Cam
         process = driver(run)
     finally:
         subprocess.run([*tmux, "kill-session", "-t", "s"], check=True)
+    run.go_on()
     assert ended(run) == 0
     assert not alive(process)
     undisturbed(run)
@@ -291,7 +294,7 @@ def test_a_terminal_that_nobody_reads_holds_nothing_up(steady: Callable[..., Cam
 
 
 def test_ctrl_z_and_fg_cost_no_restart(steady: Callable[..., Campaign], terminals: Callable[..., Terminal]):
-    run = steady()
+    run = steady(LATE)
     terminal = terminals(run, "bash", "--norc", "-i").read()
     terminal.type(" ".join(command(run)).encode() + b"; echo the code is $?\n")
     reach(run, SOON)
@@ -303,6 +306,7 @@ def test_ctrl_z_and_fg_cost_no_restart(steady: Callable[..., Campaign], terminal
     assert process.status() == psutil.STATUS_STOPPED
     assert b"\x1b[?25h" in terminal.shown  # the cursor is there for the shell
     terminal.type(b"fg; echo the code is $?\n")
+    run.go_on()
     wait_for(lambda: b"the code is 0" in terminal.shown[before:], lambda: terminal.shown.decode()[-2000:])
     undisturbed(run)
 
@@ -343,16 +347,18 @@ def test_weights_are_the_same_to_the_last_bit_although_the_terminal_was_closed(
 
 
 def test_another_terminal_shows_the_campaign_and_its_end(steady: Callable[..., Campaign], terminals: Callable[..., Terminal]):
-    run = steady().start()
+    run = steady(LATE).start()
     wait_for((run.run_dir / EVENTS).exists, "the campaign")
     terminal = terminals(run, sys.executable, "-m", "resilient", "attach", str(run.run_dir)).read()
     left = terminals(run, sys.executable, "-m", "resilient", "attach", str(run.run_dir)).read()
     wait_for(lambda: f"/{STEPS}".encode() in left.shown, "the live line")
     left.type(b"\x03")
-    assert left.process.wait(timeout=60.0) == 0
+    assert left.process.wait(timeout=200.0) == 0
     wait_for(lambda: b"the campaign goes on" in left.shown, "the last word")
+    wait_for(lambda: f"/{STEPS}".encode() in terminal.shown, "the live line of the other one")
+    run.go_on()
     assert run.wait() == 0, run.output
-    assert terminal.process.wait(timeout=60.0) == 0
+    assert terminal.process.wait(timeout=200.0) == 0
     wait_for(lambda: b"reached at" in terminal.shown, "the last word")
     shown = terminal.shown.decode()
     assert f"/{STEPS}" in shown and "loss" in shown and "generation 1" in shown and f"reached at step {STEPS} of {STEPS}" in shown

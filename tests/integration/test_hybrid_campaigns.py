@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaigns import MODEL, Campaign, Training, alive, wait_for, weights
+from campaigns import MODEL, Campaign, Training, alive, holding, wait_for, weights
 
 STEPS = 16
 TRAIN = {"steps": STEPS, "eval_interval": 0}
@@ -52,10 +52,11 @@ def parts(ram: Path) -> list[Path]:
 
 def without_a_node(training: Training, ram: Path, node: int, config: dict[str, Any]) -> Campaign:
     """A campaign that loses a node in the middle, with all that it holds, and is done nevertheless."""
-    run = training(**copy.deepcopy(config), model=DROPOUT, train=TRAIN, checkpoint=tiers(ram)).start()
+    run = training(**copy.deepcopy(config), **holding(STEPS - 4), model=DROPOUT, train=TRAIN, checkpoint=tiers(ram)).start()
     run.reach(STEPS // 2)
     wait_for(lambda: run.events("replicated"), "a snapshot that two nodes hold")
     crash(run, ram, node)
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     (lost,) = [event for event in run.events("fault") if event["kind"] == "node_lost"]
     assert not [event for event in run.events("committed") if event["t"] < lost["t"]]
@@ -104,12 +105,13 @@ def test_with_a_node_less_a_group_is_dropped_and_the_other_one_goes_on_with_the_
         cluster={"nodes": 2, "procs_per_node": 2, "device": "cpu"},
         parallel={"dp_replicate": 2},
         train={**TRAIN, "steps": 30},
-        resilience={"rejoin_s": 0},
+        **holding(20, rejoin_s=0),
         checkpoint=tiers(ram),
     ).start()
     run.reach(8)
     wait_for(lambda: run.events("replicated"), "a snapshot that two nodes hold")
     crash(run, ram, 1)
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     layouts = [event["layout"] for event in run.events("generation_started")]
     spread = [(each["dp"], each.get("dp_replicate", 1)) for each in layouts]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaigns import EVERY, STEPS, Campaign, Training, alive, same, wait_for
+from campaigns import EVERY, HELD, STEPS, Campaign, Training, alive, holding, same, wait_for
 
 
 @pytest.fixture
@@ -74,6 +74,7 @@ def test_a_spare_takes_the_place_of_a_node_that_crashes_and_no_bit_is_different(
     run = training(
         cluster={"nodes": 2, "procs_per_node": 1, "spares": 1, "device": "cpu"},
         checkpoint={**tiers(tmp_path / "disturbed/run", ram), "every_steps": 1000},  # nothing is durable before the end
+        **holding(STEPS - 4),
     ).start()
     chance = random.Random(rounds)
     for kill, step in enumerate(sorted(chance.sample(range(6, STEPS - 4), rounds))):
@@ -83,6 +84,7 @@ def test_a_spare_takes_the_place_of_a_node_that_crashes_and_no_bit_is_different(
         wait_for(lambda since=since: replicated(ram, since), "replicas of what was computed since")
         wait_for(lambda: len(run.agents()) == 3, "three agents")
         crash(run, chance.choice(sorted(run.agents())))
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     # A buddy that was fetching from the node says so before the node is known to be lost.
     assert {fault["kind"] for fault in run.events("fault")} - {"storage"} == {"node_lost"}
@@ -97,6 +99,8 @@ def test_without_a_spare_the_run_goes_on_with_fewer_and_takes_the_node_in_again(
 ):
     steps = {"steps": STEPS * 2}
     run = training(
+        entrypoint="paced:train",
+        args={"step_s": 0.5},  # until the node is back: more steps than it takes for that
         cluster={"nodes": 2, "procs_per_node": 1, "device": "cpu"},
         checkpoint={**tiers(tmp_path / "disturbed/run", ram), "every_steps": 1000},  # nothing is durable before the end
         resilience={"rejoin_s": 0},
@@ -107,6 +111,7 @@ def test_without_a_spare_the_run_goes_on_with_fewer_and_takes_the_node_in_again(
     crash(run, 1)
     wait_for(lambda: members(run)[-1] == 1, "a smaller generation")
     wait_for(lambda: members(run)[-1] == 2, f"the return of the node\n{run.logs()}")
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     assert members(run) == [2, 1, 2]
     assert [event["name"] for event in run.events("action")] == ["replace_node", "shrink", "grow"]
@@ -135,6 +140,8 @@ def test_of_four_nodes_three_go_on_with_the_same_batches_and_four_again_each_tim
     train = {"steps": STEPS * (1 + 3 * len(lost)), "precision": "fp32", "eval_interval": 0}
     durable = {**tiers(tmp_path / "disturbed/run", ram), "every_steps": 10_000}
     run = training(
+        entrypoint="paced:train",
+        args={"step_s": 0.2},  # until the last node is back
         cluster={"nodes": 4, "procs_per_node": 1, "threads_per_proc": 1, "device": "cpu"},
         parallel={"dp": 4},
         checkpoint=durable,
@@ -148,6 +155,7 @@ def test_of_four_nodes_three_go_on_with_the_same_batches_and_four_again_each_tim
         crash(run, node)
         wait_for(lambda turn=turn: members(run)[2 * turn + 1 :], f"a smaller generation\n{run.logs()}")
         wait_for(lambda turn=turn: members(run)[2 * turn + 2 :], f"the return of the node\n{run.logs()}")
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     assert members(run) == [4, *[3, 4] * len(lost)]
     assert [event["layout"]["dp"] for event in run.events("generation_started")] == members(run)
@@ -169,6 +177,7 @@ def test_a_worker_killed_while_a_spare_takes_over_costs_one_more_generation(
     run = training(
         cluster={"nodes": 2, "procs_per_node": 1, "spares": 1, "device": "cpu"},
         checkpoint=tiers(tmp_path / "disturbed/run", ram),
+        **holding(STEPS - 8),
     ).start()
     run.reach(12)
     wait_for(lambda: len(run.agents()) == 3, "three agents")
@@ -176,6 +185,7 @@ def test_a_worker_killed_while_a_spare_takes_over_costs_one_more_generation(
     crash(run, 0)
     fresh = wait_for(lambda: [pid for pid in run.workers().values() if pid not in before], "a worker that is new")
     os.kill(fresh[0], signal.SIGKILL)
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     assert set(members(run)) == {2}
     same(run, reference_runs("bf16"))
@@ -185,13 +195,12 @@ def test_a_worker_killed_while_a_spare_takes_over_costs_one_more_generation(
 def test_a_spare_that_waits_keeps_its_lease_and_one_that_dies_is_started_again_and_disturbs_nobody(
     training: Training, reference_runs, ram: Path, tmp_path: Path
 ):
-    go_on = tmp_path / "go-on"
     run = training(
         entrypoint="paced:train",
-        args={"step_s": 0.0, "holds": [10, str(go_on)]},
+        args={"step_s": 0.0, "holds": 10},
         cluster={"nodes": 1, "procs_per_node": 2, "spares": 1, "device": "cpu"},
         checkpoint={"every_steps": EVERY},
-        resilience={"hang_floor_s": 240.0, "fence_s": 5},
+        resilience={**HELD, "fence_s": 5},
     ).start()
     run.reach(5)
     first = wait_for(lambda: run.agents().get(1), "the spare's agent")
@@ -200,7 +209,7 @@ def test_a_spare_that_waits_keeps_its_lease_and_one_that_dies_is_started_again_a
     assert alive(first) and not run.events("fault")
     first.kill()
     wait_for(lambda: (found := run.agents().get(1)) and found.pid != first.pid, "another one")
-    go_on.touch()
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     (fault,) = run.events("fault")
     assert (fault["kind"], fault["ranks"], fault["nodes"]) == ("node_lost", [], [1])
@@ -215,11 +224,12 @@ def test_a_spare_takes_the_place_of_a_node_with_a_device_that_died_and_no_bit_is
 ):
     run = training(
         entrypoint="paced:train",
-        args={"step_s": 0.01, "dies": [1, 10]},
+        args={"step_s": 0.01, "dies": [1, 10], "holds": 5},
         cluster={"nodes": 1, "procs_per_node": 2, "min_procs_per_node": 1, "spares": 1, "device": "cpu"},
         checkpoint={**tiers(tmp_path / "disturbed/run", ram), "every_steps": 1000},
     ).start()
     wait_for(lambda: len(run.agents()) == 2, "the spare's agent")
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     assert [event["members"] for event in run.events("generation_started")] == [[0], [1]]
     same(run, reference_runs("bf16"))
@@ -284,6 +294,8 @@ def test_a_node_that_is_evacuated_is_left_at_a_step_boundary_and_nothing_is_comp
     training: Training, reference_runs, ram: Path, tmp_path: Path
 ):
     run = training(
+        entrypoint="paced:train",
+        args={"step_s": 0.5},  # until the node was left
         cluster={"nodes": 2, "procs_per_node": 1, "spares": 1, "device": "cpu"},
         checkpoint={**tiers(tmp_path / "disturbed/run", ram), "every_steps": 1000},  # nothing is durable before the end
     ).start()
@@ -293,6 +305,7 @@ def test_a_node_that_is_evacuated_is_left_at_a_step_boundary_and_nothing_is_comp
     wait_for(lambda: len(members(run)) == 2, f"a generation without the node\n{run.logs()}")
     wait_for(lambda: 1 not in run.agents(), "the end of the agent of the node")
     wait_for(lambda: not holds(ram, 1), "the end of what the node held in memory")
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     first, second = run.events("generation_started")
     assert (first["members"], second["members"], second["tier"]) == ([0, 1], [0, 2], "ram")

@@ -20,12 +20,13 @@ def test_killed_workers_are_named_and_cost_a_generation_each_and_nothing_else(co
     kills, chance = 1 + rounds, random.Random(rounds)
     ranks = [1, 0, *(chance.randrange(2) for _ in range(rounds - 1))]
     steps = 100 + 15 * kills
-    run = counting(steps=steps, resilience={"give_up_after_same_step": 9}).start()
+    run = counting(steps=steps, args={"holds": steps - 10}, resilience={"give_up_after_same_step": 9}).start()
     for kill, rank in enumerate(ranks):
         run.reach(8 + 15 * kill)
         wait_for(lambda kill=kill: len(run.events("recovered")) >= kill, "recovery from the kill before")
         pids = wait_for(lambda: len(found := run.workers()) == 2 and found, "two workers")
         os.kill(pids[rank], signal.SIGKILL)
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     whole(run, steps)
     faults = run.events("fault")
@@ -48,7 +49,7 @@ def test_a_rank_that_lost_its_peer_is_not_blamed_however_it_ends(counting: Count
 
 
 def test_workers_killed_at_once_and_again_while_they_recover_are_recovered(counting: Counting, rounds: int):
-    run = counting(steps=200, resilience={"give_up_after_same_step": 99}).start()
+    run = counting(steps=200, args={"holds": 150}, resilience={"give_up_after_same_step": 99}).start()
     run.reach(12)
     gone: set[int] = set()
 
@@ -68,6 +69,7 @@ def test_workers_killed_at_once_and_again_while_they_recover_are_recovered(count
     while struck < 2 * rounds:
         pids = wait_for(lambda: [pid for pid in run.workers().values() if pid not in gone], "a worker that is new")
         struck += strike(pids[0])
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     whole(run, 200)
     assert len(run.events("fault")) >= rounds + 1  # two that fall within one generation are one fault
@@ -75,7 +77,7 @@ def test_workers_killed_at_once_and_again_while_they_recover_are_recovered(count
 
 
 def test_what_a_worker_had_started_goes_with_it_and_a_killed_fork_server_is_survived(counting: Counting):
-    run = counting("with_children", steps=100).start()
+    run = counting("with_children", steps=100, args={"holds": 80}).start()
     run.reach(12)
     pids = run.workers()
     children = psutil.Process(pids[0]).children() + psutil.Process(pids[1]).children()
@@ -83,8 +85,9 @@ def test_what_a_worker_had_started_goes_with_it_and_a_killed_fork_server_is_surv
     os.kill(pids[0], signal.SIGKILL)
     wait_for(lambda: run.events("recovered"), "recovery")
     assert not [child for child in children if alive(child)]
-    run.reach(run.step() + 5)
+    run.reach(min(run.step() + 5, 80))
     next(process for process in run.processes() if process.name() == "forkserver").kill()
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     whole(run, 100)
     assert not run.processes()
@@ -157,12 +160,13 @@ def test_an_agent_killed_at_any_moment_is_replaced_and_leaves_no_gap_and_no_doub
 
 @pytest.mark.soak
 def test_two_agents_on_one_machine_are_two_nodes(counting: Counting):
-    run = counting(cluster={"nodes": 2, "procs_per_node": 1}, steps=80).start()
+    run = counting(cluster={"nodes": 2, "procs_per_node": 1}, steps=80, args={"holds": 60}).start()
     run.reach(12)
     os.kill(run.workers()[1], signal.SIGKILL)
     wait_for(lambda: run.events("recovered"), "recovery")
-    run.reach(run.step() + 5)
-    run.agents()[1].kill()
+    run.reach(min(run.step() + 5, 60))
+    wait_for(lambda: run.agents().get(1), "the agent").kill()
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     whole(run, 80)
     assert [fault["kind"] for fault in run.events("fault")] == ["exit", "node_lost"]
@@ -171,16 +175,17 @@ def test_two_agents_on_one_machine_are_two_nodes(counting: Counting):
 
 @pytest.mark.soak
 def test_an_agent_without_word_from_its_driver_ends_its_workers_and_one_that_is_stopped_is_replaced(counting: Counting):
-    run = counting(steps=150, resilience={"fence_s": 2.0, "lost_s": 5.0}).start()
+    run = counting(steps=150, args={"holds": 120}, resilience={"fence_s": 5.0, "lost_s": 8.0}).start()
     run.reach(12)
     run.signal(signal.SIGSTOP)
-    wait_for(lambda: not run.workers(), "the fence", 20.0)
+    wait_for(lambda: not run.workers(), "the fence")
     run.signal(signal.SIGCONT)
     wait_for(lambda: run.events("recovered"), "recovery")
     assert "fenced" in (run.run_dir / "logs/agent0.log").read_text()
-    run.reach(run.step() + 10)
+    run.reach(min(run.step() + 10, 120))
     agent = run.agents()[0]
     agent.suspend()
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     whole(run, 150)
     assert [fault["kind"] for fault in run.events("fault")] == ["node_lost", "node_lost"]

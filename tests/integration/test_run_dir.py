@@ -147,7 +147,7 @@ def two_nodes(campaign: Callable[..., Campaign], disk: Path, ram: Path, tmp_path
 def whole(run: Campaign, name: str) -> list[dict[str, Any]]:
     """The lines of a file, none of which may be cut short."""
     text = (run.run_dir / name).read_text()
-    lines = run.metrics() if name == "metrics.jsonl" else run.events()
+    lines = run.metrics() if name == "metrics.jsonl" else run.ledger()
     assert text.endswith("\n") and text.count("\n") == len(lines)
     return lines
 
@@ -278,7 +278,7 @@ def test_a_driver_that_is_stopped_for_a_while_ends_no_generation(two_nodes: Call
     assert [line["step"] for line in metrics] == list(range(1, steps + 1))
     assert {line["generation"] for line in metrics} == {1}
     assert [line for line in metrics if since_t + 1 < line["t"] < until_t]
-    assert not run.events("fault")
+    assert not [line for line in run.ledger() if line["event"] == "fault"]
 
 
 @pytest.mark.parametrize("fault", ["run_dir_stall", soaked("run_dir_full"), soaked("run_dir_read_only")])

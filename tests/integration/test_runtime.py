@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
-from campaigns import Campaign, wait_for, whole
+from campaigns import HELD, Campaign, wait_for, whole
+from scripts import PACED
 from soak import soaked
 
 from resilient.placement.applied import of_this_node
@@ -139,10 +140,14 @@ def test_a_script_that_knows_five_calls_is_restarted_and_goes_on_where_it_was(ca
     script = Path(__file__).parents[2] / "examples/plain_pytorch.py"
     states = tmp_path / "states with a space"
     run = campaign(
-        entrypoint=f"{script} '{states}' 60", cluster={"procs_per_node": 2, "device": "cpu"}, train={"steps": 60}
+        entrypoint=f"{PACED} 0.0:50 {script} '{states}' 60",
+        cluster={"procs_per_node": 2, "device": "cpu"},
+        train={"steps": 60},
+        resilience=HELD,
     ).start()
     run.reach(12)
     os.kill(run.workers()[1], signal.SIGKILL)
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     (fault,) = run.events("fault")
     assert (fault["kind"], fault["ranks"]) == ("exit", [1])
@@ -198,28 +203,33 @@ def test_a_full_disk_under_the_fence_ends_the_run_and_says_so(counting: Counting
 
 @pytest.mark.soak
 def test_agents_that_wait_for_the_preparation_are_not_taken_for_dead(counting: Counting):
-    # Twice as long as an agent may be silent.
-    run = counting(steps=5, args={"prepare_s": 14.0}, resilience={"fence_s": 2.0})
+    # Twice as long as an agent may be without its driver's word.
+    run = counting(steps=5, args={"prepare_s": 14.0}, resilience={"fence_s": 7.0})
     assert run.run() == 0, run.output + run.logs()
     assert not run.events("fault")
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("sig", [signal.SIGTERM, soaked(signal.SIGUSR1)])
-def test_a_stop_that_also_reaches_the_processes_of_a_node_that_starts_up_is_no_failure(counting: Counting, sig: signal.Signals):
-    run = counting(steps=5, args={"prepare_s": 3.0}).start()
+def test_a_stop_that_also_reaches_the_processes_of_a_node_that_starts_up_is_no_failure(
+    counting: Counting, tmp_path: Path, sig: signal.Signals
+):
+    done, names = tmp_path / "prepared", {"agent", "template", "forkserver", "prepare"}
+    run = counting(steps=5, args={"prepare_until": str(done)}).start()
     hit: set[str] = set()
     while not run.metrics():  # as Slurm does, to every process of a job
         for process in run.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 name = process.name()  # once: a process that was just forked takes a name of its own
-                if name in ("agent", "template", "forkserver", "prepare") and name not in hit:
+                if name in names - hit:
                     hit.add(name)
                     process.send_signal(sig)
+        if hit == names:
+            done.touch()
         assert run.process.poll() is None, run._printed() + run.logs()
         if run.events("generation_started"):
             break
-    assert hit == {"agent", "template", "forkserver", "prepare"}
+    assert hit == names
     run.wait()
     assert not run.events("fault")
 

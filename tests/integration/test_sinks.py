@@ -79,10 +79,10 @@ def sink_processes(run: Campaign) -> list[psutil.Process]:
     return [each for each in run.processes() if "resilient.sinks.process" in each.cmdline()]
 
 
-def feed(run: Campaign) -> str:
-    """`resilient sinks`."""
+def feed(run: Campaign, *packages: Path) -> str:
+    """`resilient sinks`. Args: packages: where Python finds more."""
     command = [sys.executable, "-m", "resilient", "sinks", str(run.run_dir)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*packages, ROOT]))}
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environ, timeout=120).stdout
 
 
@@ -99,14 +99,16 @@ Counting = Callable[..., Campaign]
 def test_a_receiver_that_hangs_holds_up_nothing_and_gets_all_once_it_is_back_but_not_by_a_config_that_others_may_write(
     counting: Counting, receiver: Receiver
 ):
-    run = counting(steps=STEPS, logging=webhook(receiver)).start()
+    run = counting(steps=STEPS, args={"holds": STEPS - 10}, logging=webhook(receiver)).start()
     run.reach(10)
     os.kill(run.workers()[1], signal.SIGKILL)
+    log = run.run_dir / "logs/sinks.log"  # of a process that gets a busy processor last
+    wait_for(lambda: log.exists() and "webhook: TimeoutError" in log.read_text(), "a request in vain")
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     assert receiver.asked >= 1 and receiver.events == {}
     assert [event["kind"] for event in run.events("fault")] == ["exit"]
     assert run.step() == STEPS and all(len(values) == 1 for values in run.losses().values())
-    assert "webhook: TimeoutError" in (run.run_dir / "logs/sinks.log").read_text()
     wait_for(lambda: not sink_processes(run), "the process of the sinks ends by itself")
     receiver.open.set()
     config, asked = run.run_dir / "config.yaml", receiver.asked
@@ -126,7 +128,7 @@ def test_a_receiver_that_hangs_holds_up_nothing_and_gets_all_once_it_is_back_but
 @pytest.mark.soak
 def test_a_process_that_is_killed_is_replaced_and_one_that_is_stopped_left_behind(counting: Counting, receiver: Receiver):
     receiver.open.set()
-    run = counting(steps=400, logging=webhook(receiver, beat_s=0.2)).start()
+    run = counting(steps=400, args={"holds": 300}, logging=webhook(receiver, beat_s=0.2)).start()
     wait_for(lambda: receiver.types() == ["started"], "the first event")
     wait_for(lambda: receiver.beats and receiver.beats[-1]["step"], "a beat of a campaign that trains")
     [first] = sink_processes(run)
@@ -135,6 +137,7 @@ def test_a_process_that_is_killed_is_replaced_and_one_that_is_stopped_left_behin
     os.kill(run.workers()[0], signal.SIGKILL)
     wait_for(lambda: receiver.types() == ["started", "fault", "recovered"], lambda: f"a recovery: {receiver.types()}")
     second.suspend()
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     second.kill()
     assert "all was sent" in feed(run)
@@ -163,10 +166,16 @@ def test_a_sink_of_another_package_is_fed(counting: Counting, tmp_path: Path, mo
     (package / "plugin.py").write_text(PLUGIN)
     (package / "plugin-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
     (package / "plugin-1.0.dist-info/entry_points.txt").write_text("[resilient.sinks]\nsteps = plugin:Plugin\n")
-    run = counting(steps=20, logging={"sinks": {"others": {"steps": {"file": "steps.txt"}}}})
+    run = counting(steps=20, args={"holds": 10}, logging={"sinks": {"others": {"steps": {"file": "steps.txt"}}}})
     run.within = ["env", f"PYTHONPATH={package}{os.pathsep}{Path(__file__).parent}{os.pathsep}{ROOT}"]
-    assert run.run() == 0, run.output + run.logs()
-    assert [int(line) for line in (run.run_dir / "steps.txt").read_text().split()] == [each["step"] for each in run.metrics()]
+    run.start()
+    told = run.run_dir / "steps.txt"
+    wait_for(lambda: told.exists() and len(told.read_text().split()) >= 10, "the steps until it stands still")
+    run.go_on()
+    assert run.wait() == 0, run.output + run.logs()
+    wait_for(lambda: not sink_processes(run), "the process of the sinks ends by itself")
+    feed(run, package)  # what a busy processor did not let that process take at the end
+    assert [int(line) for line in told.read_text().split()] == [each["step"] for each in run.metrics()]
 
 
 def test_a_sink_that_is_not_installed_is_refused_before_anything_starts(counting: Counting):

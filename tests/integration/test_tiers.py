@@ -14,10 +14,12 @@ from typing import Any
 
 import psutil
 import pytest
-from campaigns import EVERY, MOUNTS, STEPS, Campaign, Training, loses_no_snapshot, same, wait_for
+from campaigns import EVERY, MOUNTS, STEPS, Campaign, Training, holding, loses_no_snapshot, same, wait_for
 from soak import soaked
 
 from checkpoint import verify
+
+LATE = STEPS - 8  # a step from which a run goes on once all has been done to it
 
 
 @pytest.fixture
@@ -51,18 +53,20 @@ def taken(run: Campaign, tier: str) -> list[int]:
 def test_killed_workers_and_a_killed_driver_go_on_from_the_newest_snapshot_that_ram_holds(
     training: Training, reference_runs, ram: Path, tmp_path: Path, rounds: int
 ):
-    run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram), resilience={"give_up_after_same_step": 9}).start()
+    run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram), **holding(LATE, give_up_after_same_step=9)).start()
     chance = random.Random(rounds)
     for kill, step in enumerate(sorted(chance.sample(range(3, STEPS - 12), rounds))):
         run.reach(step)
+        wait_for(lambda: taken(run, "ram"), "a snapshot")
         wait_for(lambda kill=kill: len(run.events("recovered")) >= kill, "recovery from the kill before")
         pids = wait_for(lambda: len(found := run.workers()) == 2 and found, "two workers")
         os.kill(pids[chance.randrange(2)], signal.SIGKILL)
     wait_for(lambda: len(run.events("recovered")) == rounds, "recovery")
-    run.reach(killed := run.step() + 3)
+    run.reach(killed := min(run.step() + 3, LATE))
     wait_for(lambda: max(taken(run, "ram"), default=0) >= killed - 1, "a snapshot of it")
     run.kill()
     wait_for(lambda: not run.processes(), "the processes' end")
+    run.go_on()
     assert run.run() == 0, run.output + run.logs()
     started = run.events("generation_started")[1:]
     assert [event["tier"] for event in started] == ["ram"] * (rounds + 1)
@@ -75,8 +79,8 @@ def test_killed_workers_and_a_killed_driver_go_on_from_the_newest_snapshot_that_
 
 @pytest.mark.soak
 def test_what_ram_holds_of_a_dead_run_is_flushed_by_a_command(training: Training, ram: Path, tmp_path: Path):
-    run = training(checkpoint={**tiers(tmp_path / "disturbed/run", ram), "every_steps": 1000}).start()
-    run.reach(12)
+    run = training(checkpoint={**tiers(tmp_path / "disturbed/run", ram), "every_steps": 1000}, **holding(LATE)).start()
+    wait_for(lambda: max(taken(run, "ram"), default=0) >= 12, "a snapshot")
     command = [sys.executable, "-m", "resilient", "ckpt", "flush", str(run.run_dir)]
     alive = subprocess.run(command, check=False, capture_output=True, text=True)
     assert alive.returncode == 69
@@ -88,6 +92,7 @@ def test_what_ram_holds_of_a_dead_run_is_flushed_by_a_command(training: Training
     (path,) = (run.run_dir / "checkpoints").glob("step-*")
     verify(path)
     assert int(path.name[5:]) >= 11
+    run.go_on()
     assert run.run() == 0, run.output + run.logs()
 
 
@@ -124,6 +129,7 @@ def test_a_node_that_loses_ram_and_disk_while_it_is_down_is_restored_from_its_bu
     run = training(
         cluster={"nodes": 2, "procs_per_node": 1, "device": "cpu"},
         checkpoint={**kept, "every_steps": 1000},  # nothing is durable before the end
+        **holding(LATE),
     ).start()
     run.reach(15)
     wait_for(lambda: any(ram.glob(f"*/node{1 - node}/replica-*/step-????????/part.json")), "a copy of what it holds")
@@ -134,6 +140,7 @@ def test_a_node_that_loses_ram_and_disk_while_it_is_down_is_restored_from_its_bu
     for root in (*ram.glob(f"*/node{node}"), *(tmp_path / "nvme").glob(f"*/node{node}")):
         shutil.rmtree(root)
     victim.kill()
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     (lost,) = [event for event in run.events("fault") if event["kind"] == "node_lost"]
     assert lost["nodes"] == [node]
@@ -146,7 +153,7 @@ def test_a_node_that_loses_ram_and_disk_while_it_is_down_is_restored_from_its_bu
 def test_workers_that_are_stopped_or_killed_while_a_run_stops_lose_nothing_that_the_agents_hold(
     training: Training, reference_runs, ram: Path, tmp_path: Path
 ):
-    run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram), resilience={"drain_s": 8.0}).start()
+    run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram), **holding(15, drain_s=8.0)).start()
     wait_for(lambda: max(taken(run, "ram"), default=0) > 10, "a snapshot")
     for pid in run.workers().values():
         os.kill(pid, signal.SIGSTOP)  # for good
@@ -154,13 +161,14 @@ def test_workers_that_are_stopped_or_killed_while_a_run_stops_lose_nothing_that_
     run.signal(signal.SIGTERM)
     assert run.wait() == 75, run.output + run.logs()
     assert max(event["step"] for event in run.events("committed")) >= held > 10
-    run.start()
+    run.start("args.holds=25")
     wait_for(lambda: max(taken(run, "ram"), default=0) > 20, "a snapshot")
     pids = run.workers()
     run.signal(signal.SIGTERM)
     os.kill(pids[1], signal.SIGKILL)
     assert run.wait() == 75, run.output + run.logs()
     assert max(event["step"] for event in run.events("committed")) >= 21
+    run.go_on()
     assert run.run() == 0, run.output + run.logs()
     same(run, reference_runs("bf16"))
 
@@ -187,7 +195,9 @@ def test_a_durable_tier_that_fails_does_not_stop_training_and_comes_back_by_itse
 ):
     where = volume(mib=64, inodes=2000)
     run = training(
-        checkpoint=tiers(tmp_path / "disturbed/run", ram, durable=where / "checkpoints"), train={"eval_interval": 0}
+        checkpoint=tiers(tmp_path / "disturbed/run", ram, durable=where / "checkpoints"),
+        train={"eval_interval": 0},
+        **holding(LATE),
     ).start()
     run.reach(8)
     filler = where / "filler"
@@ -205,7 +215,7 @@ def test_a_durable_tier_that_fails_does_not_stop_training_and_comes_back_by_itse
             wait_for(lambda: subprocess.run(remount, check=False, stderr=subprocess.DEVNULL).returncode == 0, "the remount")
     fault = wait_for(lambda: storage_faults(run), "the fault of the tier")[0]
     assert "durable" in fault["detail"]
-    run.reach(run.step() + 2)  # training goes on
+    run.reach(min(run.step() + 2, LATE))  # training goes on
     with paused(run):  # a worker that dies meanwhile is recovered from RAM
         os.kill(run.workers()[0], signal.SIGKILL)
     wait_for(lambda: any(event["kind"] != "storage" for event in run.events("fault")), "the fault of the worker")
@@ -215,6 +225,7 @@ def test_a_durable_tier_that_fails_does_not_stop_training_and_comes_back_by_itse
         subprocess.run(["mount", "-o", "remount,rw", str(where)], check=True)
     else:
         shutil.rmtree(filler) if filler.is_dir() else filler.unlink()
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     assert run.losses() == reference_runs("bf16").losses()
     assert run.events("committed")[-1]["step"] == STEPS
@@ -278,13 +289,14 @@ def test_a_tier_a_hundred_times_too_slow_does_not_slow_training(training: Traini
 
 @pytest.mark.soak
 def test_a_durable_tier_that_stays_broken_ends_unusable_and_says_where_the_state_is(training: Training, ram: Path, tmp_path: Path):
-    run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram), resilience={"drain_s": 3.0}).start()
+    run = training(checkpoint=tiers(tmp_path / "disturbed/run", ram), **holding(LATE, drain_s=3.0)).start()
     run.reach(7)
     durable = run.run_dir / "checkpoints"
     aside = durable.with_name("elsewhere")
     with paused(run):
         durable.rename(aside)
         durable.write_text("not a directory")
+    run.go_on()
     assert run.wait() == 69, run.output + run.logs()
     assert "could not be made durable" in run.output
     durable.unlink()

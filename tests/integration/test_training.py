@@ -15,7 +15,7 @@ from typing import Any
 import crc32c
 import numpy as np
 import pytest
-from campaigns import EVERY, MODEL, OPTIMIZER, STEPS, TRAIN, Campaign, Training, same, wait_for, weights
+from campaigns import EVERY, MODEL, OPTIMIZER, STEPS, TRAIN, Campaign, Training, holding, same, wait_for, weights
 from soak import soaked
 
 from checkpoint import manifest
@@ -23,7 +23,7 @@ from checkpoint import manifest
 
 @pytest.mark.parametrize("precision", ["bf16", soaked("fp32")])
 def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training, reference_runs, precision: str, rounds: int):
-    run = training(train={"precision": precision}, resilience={"give_up_after_same_step": 9}).start()
+    run = training(train={"precision": precision}, **holding(STEPS - 2, give_up_after_same_step=9)).start()
     chance = random.Random(rounds)
     moments = sorted(chance.sample(range(2, STEPS - 2), rounds))
     for kill, step in enumerate(moments):
@@ -31,6 +31,7 @@ def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training,
         wait_for(lambda kill=kill: len(run.events("recovered")) >= kill, "recovery from the kill before")
         pids = wait_for(lambda: len(found := run.workers()) == 2 and found, "two workers")
         os.kill(pids[chance.randrange(2)], signal.SIGKILL)
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     faults = [event for event in run.events("fault") if event["kind"] != "storage"]  # as of a disk that stalls while all test
     assert [(fault["kind"], fault["detail"]) for fault in faults] == [("exit", "SIGKILL")] * rounds, faults
@@ -39,12 +40,13 @@ def test_killed_workers_leave_no_trace_in_losses_and_weights(training: Training,
 
 @pytest.mark.soak
 def test_stops_and_new_starts_leave_no_trace(training: Training, reference_runs, rounds: int):
-    run = training()
-    for step in sorted(random.Random(rounds).sample(range(1, STEPS - 5), rounds)):
+    run = training(entrypoint="paced:train", args={"step_s": 0.3})  # so that none comes to the end before it is told to stop
+    for step in sorted(random.Random(rounds).sample(range(1, STEPS - 20), rounds)):
         run.start()
         run.reach(max(step, run.step() + 1))
         run.signal(signal.SIGTERM)
         assert run.wait() == 75, run.output + run.logs()
+    run.go_on()
     assert run.run() == 0, run.output + run.logs()
     assert len(run.metrics()) == STEPS
     same(run, reference_runs("bf16"))
@@ -52,10 +54,11 @@ def test_stops_and_new_starts_leave_no_trace(training: Training, reference_runs,
 
 @pytest.mark.soak
 def test_a_killed_driver_and_a_new_start_leave_no_trace(training: Training, reference_runs):
-    run = training().start()
+    run = training(**holding(30)).start()
     run.reach(13)
     run.kill()
-    wait_for(lambda: not run.processes(), "everything below the driver is gone", 10.0)
+    wait_for(lambda: not run.processes(), "everything below the driver is gone")
+    run.go_on()
     assert run.run() == 0, run.output + run.logs()
     same(run, reference_runs("bf16"))
 
@@ -228,9 +231,10 @@ def test_a_killed_worker_of_a_3d_layout_leaves_no_trace(training: Training, tmp_
     short = {"train": {"steps": 12}}
     straight = training(tmp_path / "straight", **THREE_D, **short)
     assert straight.run() == 0, straight.output
-    run = training(**THREE_D, **short).start()
+    run = training(**THREE_D, **short, **holding(9)).start()
     run.reach(7)
     os.kill(run.workers()[2], signal.SIGKILL)
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     assert [fault["kind"] for fault in run.events("fault")] == ["exit"]
     assert run.losses() == straight.losses()
@@ -245,11 +249,12 @@ def test_standbys_of_tensor_parallel_ranks_leave_no_trace(training: Training, tm
     layout = {"parallel": {"tp": 2, "zero_stage": 3}, "train": {"steps": 80}}
     straight = training(tmp_path / "straight", **layout)
     assert straight.run() == 0, straight.output
-    run = training(**layout).start()
+    run = training(**layout, **holding(70)).start()
     for kill, step in enumerate((30, 60)):
         run.reach(step)
         wait_for(lambda kill=kill: len(run.events("recovered")) == kill, "recovery from the kill before")
         os.kill(run.workers()[1], signal.SIGKILL)
+    run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     assert len(run.events("recovered")) == 2
     assert run.losses() == straight.losses()

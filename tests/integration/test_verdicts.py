@@ -52,18 +52,18 @@ class Broken:
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
     """Two ranks that keep real checkpoints; one is killed, the other one raises."""
 
-    def made(name: str, step_s: float) -> Campaign:
+    def made(name: str, **args: Any) -> Campaign:
         return Campaign(
             tmp_path_factory.mktemp(name),
             entrypoint="keeping:train",
-            args={"step_s": step_s},
+            args=args,
             cluster={"procs_per_node": 2, "device": "cpu"},
             train={"steps": STEPS},
             checkpoint={"every_steps": EVERY},
             chaos={"allow": True},
         )
 
-    reference, run = made("twin", 0.0), made("broken", 0.03)
+    reference, run = made("twin", step_s=0.0), made("broken", step_s=0.03, holds=60)
     assert reference.run() == 0, reference.output + reference.logs()
     before = gathering.inspect(gathering.places(load(run.path, [])))
     began_t = time.time()
@@ -75,8 +75,10 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
             sent = {
                 name: injectors.enter_context(injector(run, name, rank=rank, step=step)) for name, (rank, step) in struck.items()
             }
+            wait_for(lambda: any((run.run_dir / "chaos").glob("*.order")), "the order for the rank that raises")
             for name, each in sent.items():  # as the runner does it: by an injector, and then into the record
                 injected, undone = each.answer("injected", 300.0), each.answer("undone")
+                run.go_on()
                 target = Target(struck[name][0], 0)
                 append(run.run_dir, Injection(name, name, {}, target, began_t, injected["t"], undone["t"], injected["evidence"]))
         code = run.wait()

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed as dist
+from holding import hold
 from torch.distributed.device_mesh import init_device_mesh
 
 from resilient import worker
@@ -45,7 +46,7 @@ def count(config: worker.Config) -> None:
     generation, from the first on, and nothing of it after the last; deaf: rank `bad_rank` never asks whether to stop; work: loops
     that each step computes; slow_every / slow_s: every so many steps one takes so long; load_s: waiting for samples in each step,
     on rank `bad_rank` three times that; device_s: that its GPU is said to have computed in each step, on rank `bad_rank` three
-    times that.
+    times that; holds: from this step on ranks stand still until the campaign may go on, see `holding`.
     """
     ctx = worker.init()
     assert ctx.run_dir is not None
@@ -86,6 +87,7 @@ def count(config: worker.Config) -> None:
         worker.beat(step)
         if step % config.checkpoint.every_steps == 0:
             _save_together(ctx, state, step)
+        hold(step, args.get("holds"))
     if step > start:
         _save_together(ctx, state, step)
     else:
