@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaigns import STEPS, Campaign, Training, wait_for, weights
+from campaigns import HELD, STEPS, Campaign, Training, wait_for, weights
 
 from checkpoint import verify
 from resilient import ledger
@@ -63,6 +63,7 @@ def test_weights_that_go_bad_are_rolled_back_past_every_checkpoint_that_has_them
     run = training(
         entrypoint="spoilt:train",
         args={"corrupt": 10, "die_at": 10, **PACED},
+        resilience=HELD,
         train=BAD_AT_ONCE,
         checkpoint=tiers(ram, tmp_path / "disturbed/run"),
     )
@@ -91,6 +92,7 @@ def test_data_that_is_bad_whatever_the_weights_is_left_out_and_the_run_reaches_i
     run = training(
         entrypoint="spoilt:train",
         args={"bad": [13, 14], **PACED},
+        resilience=HELD,
         train={"guard": {"max_skips": 1}},
         checkpoint=tiers(ram, tmp_path / "disturbed/run"),
     )
@@ -125,7 +127,8 @@ def written_before(run: Campaign, step: int, skip: list[list[int]]) -> None:
 def test_a_run_after_a_driver_that_died_in_the_middle_of_a_roll_back_completes_it(
     training: Training, reference_runs, ram, tmp_path
 ):
-    run = training(entrypoint="spoilt:train", args=PACED, checkpoint=tiers(ram, tmp_path / "disturbed/run")).start()
+    config = {"args": PACED, "resilience": HELD, "checkpoint": tiers(ram, tmp_path / "disturbed/run")}
+    run = training(entrypoint="spoilt:train", **config).start()
     run.reach(12)
     run.kill()
     wait_for(lambda: not run.processes(), "the processes' end")
