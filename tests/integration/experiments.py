@@ -75,4 +75,4 @@ def commands(directory: Path) -> Iterator[Chaos]:
     if made.process is not None:
         made.process.kill()
         made.process.wait()
-    wait_for(lambda: not made.all_of_it(), f"processes left behind: {made.all_of_it()}", 60.0)
+    wait_for(lambda: not made.all_of_it(), f"processes left behind: {made.all_of_it()}")

@@ -77,7 +77,7 @@ class Injector:
         """What showed that the fault had happened; returns when it is undone."""
         told = self.answer("injected")
         self.answer("undone")
-        assert self.process.wait(10) == 0
+        assert self.process.wait(ANSWER_S) == 0
         return told["evidence"] | {"t": told["t"]}
 
 
@@ -100,7 +100,7 @@ def injector(run: Campaign | Path, fault: str, *, within: Sequence[str] = (), **
         sent.over()
         if sent.process.poll() is None:
             try:
-                sent.process.wait(10)
+                sent.process.wait(ANSWER_S)
             except subprocess.TimeoutExpired:
                 sent.kill()
 

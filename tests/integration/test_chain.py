@@ -142,7 +142,7 @@ def test_a_chain_of_jobs_with_short_limits_reaches_its_target_and_leaves_no_job_
     scheduler.limits_s = [40.0, 600.0]  # the first job takes many steps on a slow machine, too, and not all of them on a fast one
     run = counting(steps=300, every_steps=10_000, args={"step_s": 0.1}, slurm={"signal_lead_s": 12.0})
     assert "submitted as job 100" in command("submit", str(run.path))
-    wait_for(lambda: not scheduler.jobs("RUNNING", "PENDING"), f"the end of the chain\n{scheduler.output()}", 240)
+    wait_for(lambda: not scheduler.jobs("RUNNING", "PENDING"), f"the end of the chain\n{scheduler.output()}", 400)
     codes = [event["exit_code"] for event in run.events("run_finished")]
     assert codes == scheduler.codes, scheduler.output()
     assert codes == [75, 0]

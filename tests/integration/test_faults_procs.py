@@ -138,7 +138,7 @@ def sent_in_vain(run: Campaign) -> None:
     ]:
         with injector(run, fault, **where) as sent:
             assert why in sent.answer("failed")["reason"]
-            assert sent.process.wait(10) == 1
+            assert sent.process.wait(100) == 1
     assert not list((run.run_dir / "chaos").glob("never*.order"))
 
 

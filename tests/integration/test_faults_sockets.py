@@ -30,14 +30,14 @@ def test_a_stall_is_sat_out_and_a_reset_costs_one_restart(counting: Callable[...
     run.reach(10)
     pid = run.workers()[1]
 
-    assert strike(run, "socket_stall", rank=1, seconds=0.5)["dropped_packets"] > 0
+    assert strike(run, "socket_stall", rank=1, seconds=2.0)["dropped_packets"] > 0
     assert filters(pid) == 0
     run.reach(run.step() + 10)
 
     with injector(run, "socket_stall", rank=1, seconds=1000) as sent:
         wait_for(lambda: filters(pid) == len(sockets.established(psutil.Process(pid))), "filters on all sockets")
         sent.kill()
-    wait_for(lambda: filters(pid) == 0, "the end of the filters of an injector that was killed", 20.0)
+    wait_for(lambda: filters(pid) == 0, "the end of the filters of an injector that was killed")
     run.reach(run.step() + 10)
     assert told(run) == []
 
@@ -56,5 +56,5 @@ def test_a_stall_is_sat_out_and_a_reset_costs_one_restart(counting: Callable[...
     with injector(run, "ib_port", node=0, down=down, up=up, seconds=1000) as sent:
         wait_for(lambda: not port.exists(), "the command that takes it down")
         sent.kill()
-    wait_for(port.exists, "the command that brings it up", 20.0)
+    wait_for(port.exists, "the command that brings it up")
     run.reach(run.step() + 10)
