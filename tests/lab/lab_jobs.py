@@ -53,7 +53,7 @@ def bare(own_lab: Lab) -> Iterator[Lab]:
 @pytest.fixture
 def impatient(own_lab: Lab) -> Iterator[Lab]:
     """Four fresh hosts with a Slurm that notices soon when one is gone."""
-    own_lab.up(Shape(hosts=4, slurm=True, times=replace(TIMES, slurmd_timeout_s=5)))
+    own_lab.up(Shape(hosts=4, slurm=True, times=replace(TIMES, slurmd_timeout_s=15)))
     yield own_lab
     own_lab.down()
 

@@ -1,6 +1,7 @@
 """Campaigns as jobs of a real Slurm, on hosts that break: what is lost, who takes over, and that no bit is different."""
 
 import signal
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaigns import MODEL, ROOT, STEPS, Campaign, same, wait_for
+from campaigns import HELD, MODEL, ROOT, STEPS, Campaign, holding, same, wait_for
 from lab_jobs import HOSTS, TIMES, LabJob
 from listening import listeners
 from scripts import PACED, torchrun
@@ -97,11 +98,12 @@ def told(run: LabJob) -> str:
 
 
 def test_one_job_computes_on_three_hosts_what_one_machine_does(lab: Lab, job: Jobs, reference: Campaign):
-    run = job(cluster={"spares": 1})
+    run = job(cluster={"spares": 1}, **holding(STEPS - 5, lost_s=60))
     run.start().reach(5)
     assert run.hosts() == {**HOSTS, 3: "n4"}
     assert run.steps() == [("agents", ["n1", "n2", "n3", "n4"])]
     assert len(steps_of_srun(lab, "n1")) == 1
+    run.go_on()
     assert run.wait() == 0, told(run)
     same(run, reference)
     assert members(run) == [["n1", "n2", "n3"]]
@@ -111,7 +113,7 @@ def test_one_job_computes_on_three_hosts_what_one_machine_does(lab: Lab, job: Jo
 
 @pytest.mark.parametrize("script", [soaked("srun $RUN"), "exec srun --nodes=1 --ntasks=1 $RUN"])
 def test_srun_put_before_the_command_makes_no_difference(keeping: Jobs, kept: Campaign, script: str):
-    run = keeping(cluster={"spares": 1})
+    run = keeping(cluster={"spares": 1}, resilience={"lost_s": 60})
     run.script = script
     run.start()
     assert run.wait() == 0, told(run)
@@ -122,10 +124,11 @@ def test_srun_put_before_the_command_makes_no_difference(keeping: Jobs, kept: Ca
 def test_a_spare_goes_on_from_the_buddies_copies_when_a_host_is_gone_with_all_that_it_held(
     lab: Lab, job: Jobs, reference: Campaign
 ):
-    run = job(cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={"fence_s": 4, "link_grace_s": 4})
+    run = job(cluster={"spares": 1}, checkpoint=tiers(NEVER), **holding(STEPS - 8, link_grace_s=4))
     run.start().reach(15)
     wait_for(lambda: replicated(lab, 10), "replicas of what was computed")
     lab.crash("n2")
+    run.go_on()
     assert run.wait() == 0, told(run)
     assert members(run) == [["n1", "n2", "n3"], ["n1", "n4", "n3"]]
     assert actions(run) == ["replace_node"]
@@ -148,11 +151,12 @@ def test_with_hybrid_sharding_a_spare_goes_on_from_the_host_that_holds_the_same_
         parallel={"dp_replicate": 2},
         model={**MODEL, "dropout": 0.1},
         checkpoint={"every_steps": NEVER, "tiers": [ram, {"name": "durable", "path": "${run_dir}/checkpoints"}]},
-        resilience={"fence_s": 4, "link_grace_s": 4},
+        **holding(STEPS - 8, link_grace_s=4),
     )
     run.start().reach(15)
     wait_for(lambda: run.events("replicated"), "a snapshot that two hosts hold")
     lab.crash("n2")
+    run.go_on()
     assert run.wait() == 0, told(run)
     assert members(run) == [["n1", "n2"], ["n1", "n3"]]
     assert not [path for host in ("n1", "n3") for path in inside(lab, host, "/dev/shm").glob("*/node*/replica-*")]
@@ -161,6 +165,7 @@ def test_with_hybrid_sharding_a_spare_goes_on_from_the_host_that_holds_the_same_
     (tmp_path / "calm").mkdir()
     cluster = {**run.config["cluster"], "spares": 0}
     calm = Campaign(tmp_path / "calm", **{**run.config, "run_dir": str(tmp_path / "calm/run"), "cluster": cluster})
+    calm.go_on()
     assert calm.run() == 0, calm.output + calm.logs()
     same(run, calm)
 
@@ -172,14 +177,15 @@ def test_a_script_with_attach_goes_on_from_the_buddies_copies_when_a_host_is_gon
     run = LabJob(
         lab,
         tmp_path / "job",
-        entrypoint=f"{PACED} 0.2 {script} {STEPS}",
+        entrypoint=f"{PACED} 0.2:{STEPS - 8} {script} {STEPS}",
         cluster={"nodes": 2, "spares": 1, "procs_per_node": 1, "threads_per_proc": 1, "device": "cpu"},
         checkpoint=tiers(NEVER),
-        resilience={"fence_s": 4, "link_grace_s": 4},
+        resilience={**HELD, "link_grace_s": 4},
     )
     run.start().reach(15)
     wait_for(lambda: replicated(lab, 10, ["n1", "n2"]), "replicas of what was computed")
     lab.crash("n2")
+    run.go_on()
     assert run.wait() == 0, told(run)
     assert members(run) == [["n1", "n2"], ["n1", "n3"]]
     again = run.events("generation_started")[1]
@@ -213,15 +219,19 @@ def test_each_host_but_that_of_the_driver_may_be_lost_and_is_replaced_and_taken_
 
 @pytest.mark.parametrize("host", soaked_after(1, ["n2", "n1"]), ids=["of a member", "of the driver's host"])
 def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, keeping: Jobs, kept: Campaign, host: str):
-    run = keeping(cluster={"spares": 1})
+    run = keeping(cluster={"spares": 1}, args={"step_s": 0.1, "holds": STEPS - 5})
     run.start().reach(10)
+    began = time.monotonic()
     lab.flap(host, 5)
+    took_s = time.monotonic() - began
+    run.go_on()
     assert run.wait() == 0, told(run)
     node = {name: number for number, name in HOSTS.items()}[host]
     changes = [event for event in run.events("link") if event["interface"] is not None]
     assert {(each["node"], each["host"], each["interface"]) for each in changes} == {(node, host, "eth0")}
     assert [each["state"] for each in changes] in (["down", "up"], ["flapped"])
-    assert changes[-1]["down_s"] == pytest.approx(5.0, abs=1.0)
+    # A node that is busy sees a change late; of a link that flapped between two looks it tells the most that it can have been.
+    assert changes[-1]["down_s"] > 3.0 and (changes[-1]["state"] == "flapped" or changes[-1]["down_s"] < took_s + 2.0)
     assert len(members(run)) == 1
     assert not run.events("fault")
     same(run, kept)
@@ -231,9 +241,10 @@ def test_a_link_that_is_down_for_five_seconds_costs_no_restart(lab: Lab, keeping
 @pytest.mark.soak
 @pytest.mark.parametrize("lab", [replace(TIMES, slurmd_timeout_s=120)], indirect=True, ids=["of a patient Slurm"])
 def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waited_for(lab: Lab, keeping: Jobs, kept: Campaign):
-    run = keeping()
+    run = keeping(args={"step_s": 0.1, "holds": STEPS - 5})
     run.start().reach(10)
     lab.flap("n2", 20)
+    run.go_on()
     assert run.wait() == 0, told(run)
     assert len(members(run)) == 1, told(run)
     assert {action["name"] for action in run.events("action")} <= {"wait"}
@@ -244,13 +255,19 @@ def test_without_a_spare_a_host_that_is_not_heard_of_for_twenty_seconds_is_waite
 
 @pytest.mark.soak
 def test_a_host_that_stays_cut_off_ends_its_own_ranks_and_is_replaced(lab: Lab, keeping: Jobs, kept: Campaign):
-    run = keeping(cluster={"spares": 1}, checkpoint=tiers(NEVER), resilience={"fence_s": 4, "link_grace_s": 4})
+    run = keeping(
+        cluster={"spares": 1},
+        args={"step_s": 0.1, "holds": STEPS - 8},
+        checkpoint=tiers(NEVER),
+        resilience={**HELD, "fence_s": 4, "link_grace_s": 4, "lost_s": 20},
+    )
     run.start().reach(15)
     wait_for(lambda: replicated(lab, 10), "replicas of what was computed")
     assert workers(lab, "n3")
     lab.host("n3").set_link(up=False)
     wait_for(lambda: not workers(lab, "n3"), "the end of the ranks that are cut off")
     assert len(members(run)) == 1, "the spare was let in while the ranks were still there"
+    run.go_on()
     assert run.wait() == 0, told(run)
     assert members(run) == [["n1", "n2", "n3"], ["n1", "n2", "n4"]]
     assert actions(run) == ["replace_node"]

@@ -4,6 +4,7 @@ import contextlib
 import random
 import re
 import threading
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -169,14 +170,18 @@ SHORT = [
 
 @pytest.mark.parametrize(("fault", "host", "params", "moves"), soaked_after(5, SHORT), ids=named)
 def test_what_is_short_is_sat_out(run: Toy, since: Since, fault: str, host: str, params: dict[str, Any], moves: str | None):
+    began = time.monotonic()
     shown = run.strike(fault, host, **params)
+    took_s = time.monotonic() - began
     assert moves is None or shown[moves] > 0
     run.goes_on()
     assert not since.told()
     changes = since.links()
     if fault == "link_down":
-        assert [(node, state) for node, state, _ in changes] == [(run.node(host), "down"), (run.node(host), "up")]
-        assert changes[-1][2] == pytest.approx(params["seconds"], abs=1.5)
+        told = [(node, state) for node, state, _ in changes]
+        # One that looked late has seen both at once.
+        assert told in ([(run.node(host), "down"), (run.node(host), "up")], [(run.node(host), "flapped")])
+        assert params["seconds"] - 1.5 < (changes[-1][2] or 0.0) and (len(told) == 1 or changes[-1][2] < took_s + 1.5)
     elif fault == "link_flap":
         assert sum(state in ("up", "flapped") for _, state, _ in changes) == params["times"]
         assert {node for node, _, _ in changes} == {run.node(host)}
@@ -234,7 +239,7 @@ def test_all_is_undone_although_the_injectors_are_killed(run: Toy, since: Since)
             wait_for(lambda host=host, trace=trace: re.search(trace, network(run.lab)[host]), f"{fault}: {network(run.lab)}")
         for each in sent:
             each.kill()
-    wait_for(lambda: network(run.lab) == before, "the end of all of them", 20.0)
+    wait_for(lambda: network(run.lab) == before, "the end of all of them")
 
 
 @pytest.mark.soak
@@ -259,5 +264,5 @@ def test_all_is_undone_at_whatever_moment_the_injectors_are_killed(going: Toy, s
         for each in sent:
             threading.Event().wait(chance.uniform(0.0, 0.1))
             each.kill()
-    psutil.wait_procs([guard for several in guards.values() for guard in several], 20.0)
+    psutil.wait_procs([guard for several in guards.values() for guard in several], 200.0)
     assert network(run.lab) == before

@@ -10,7 +10,7 @@ from typing import Any
 import injectors
 import pytest
 from browser import looked_at
-from campaigns import STEPS, Campaign, same, wait_for
+from campaigns import HELD, STEPS, Campaign, same, wait_for
 from lab_jobs import CODE, LabJob, on
 from reported import agreed
 from soak import soaked
@@ -274,8 +274,9 @@ def test_the_next_job_does_without_a_host_that_was_lost(jobs: Callable[..., Any]
         0.5,
         **exclusive(),
         cluster={"nodes": 2, "min_nodes": 1, "procs_per_node": 1, "threads_per_proc": 1, "device": "cpu"},
+        args={"step_s": 0.5, "holds": STEPS - 10},
         checkpoint={"every_steps": 2},
-        resilience={"fence_s": 10, "link_grace_s": 10, "rejoin_s": 0},
+        resilience={**HELD, "link_grace_s": 10, "rejoin_s": 0},
     )
     run.submit()
     run.reach(5)
@@ -284,6 +285,7 @@ def test_the_next_job_does_without_a_host_that_was_lost(jobs: Callable[..., Any]
     wait_for(lambda: run.excluded(second) == "n2", f"n2 to be left out\n{run.told()}", PATIENCE_S)
     run.lab.boot("n2")  # Slurm would give it to the next job again
     on(run.lab, "ctl", "scancel", first)
+    run.go_on()
     run.wait_for_the_end()
     assert run.codes()[-1] == 0, run.told()
     began = run.events("run_started")[-1]["t"]
