@@ -6,6 +6,7 @@
 import runpy
 import sys
 import time
+from pathlib import Path
 
 from holding import GO_ON, hold
 
@@ -31,4 +32,5 @@ def after_a_while() -> str | None:
 
 worker.should_stop, worker.beat = after_a_while, beat
 sys.argv = sys.argv[2:]
+sys.path.insert(0, str(Path(sys.argv[0]).parent))  # as Python does with a script's
 runpy.run_path(sys.argv[0], run_name="__main__")
