@@ -77,7 +77,7 @@ def plan(experiment: Named, seed: Seed = None, minutes: Minutes = None) -> None:
     wanted = lasting(read(file), minutes)
     with tempfile.TemporaryDirectory() as directory:
         config = resolve(wanted.campaign, file, Path(directory), allow=True)
-    made = planned(wanted, seed_of(wanted, seed), execution.world_of(config, execution.has_here(wanted)))
+    made = planned(wanted, seed_of(wanted, seed), execution.world_of(config, execution.has_here(wanted, config)))
     show_plan(Console(highlight=False), made)
 
 
@@ -91,4 +91,5 @@ def catalogue() -> None:
     from chaos.orchestration.display import show_faults
     from chaos.orchestration.sites import rights
 
-    show_faults(Console(highlight=False), rights() | (frozenset() if missing(slurm=True) else {Need.LAB, Need.SLURM}))
+    lab = frozenset() if missing(slurm=True) else {Need.LAB, Need.SLURM}
+    show_faults(Console(highlight=False), rights() | {Need.ONE_MACHINE} | lab)

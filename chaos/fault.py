@@ -23,6 +23,7 @@ class Need(StrEnum):
     ROOT = "root"
     LAB = "lab"  # hosts of `resilient lab`: links, name service and clocks of their own
     SLURM = "slurm"
+    ONE_MACHINE = "one machine"  # all nodes of the run are on it
 
 
 class Aim(StrEnum):

@@ -8,6 +8,7 @@ Every message says what, where, and what to do.
 import errno
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from checkpoint import descriptors
 
@@ -60,36 +61,34 @@ class CheckpointMismatch(CheckpointError):
     """The checkpoint is sound, but holds something else than what was asked of it."""
 
 
-class NoUsableCheckpoint(CheckpointError):
+class _NoneLeft(CheckpointError):
+    """There are checkpoints, and none of them was used."""
+
+    verdict: ClassVar[str]
+    advice: ClassVar[str]
+
+    def __init__(self, root: Path, rejected: Sequence[tuple[int, str]]) -> None:
+        listed = "".join(f"\n  step {step}: {reason}" for step, reason in rejected)
+        super().__init__(f"none of the {len(rejected)} checkpoints in {root} {self.verdict}:{listed}\n{self.advice}")
+        self.root = root
+        self.rejected = tuple(rejected)
+
+    def __reduce__(self) -> tuple[type["_NoneLeft"], tuple[Path, tuple[tuple[int, str], ...]]]:
+        return type(self), (self.root, self.rejected)
+
+
+class NoUsableCheckpoint(_NoneLeft):
     """There are checkpoints, and none of them is good."""
 
-    def __init__(self, root: Path, rejected: Sequence[tuple[int, str]]) -> None:
-        listed = "".join(f"\n  step {step}: {reason}" for step, reason in rejected)
-        super().__init__(
-            f"none of the {len(rejected)} checkpoints in {root} can be used:{listed}\n"
-            "restore one of them from a copy, or move them all away to begin again from nothing"
-        )
-        self.root = root
-        self.rejected = tuple(rejected)
-
-    def __reduce__(self) -> tuple[type["NoUsableCheckpoint"], tuple[Path, tuple[tuple[int, str], ...]]]:
-        return type(self), (self.root, self.rejected)
+    verdict = "can be used"
+    advice = "restore one of them from a copy, or move them all away to begin again from nothing"
 
 
-class NoReachableCheckpoint(CheckpointError):
+class NoReachableCheckpoint(_NoneLeft):
     """There are checkpoints; none could be used, and some of them only because nobody answered where they are."""
 
-    def __init__(self, root: Path, rejected: Sequence[tuple[int, str]]) -> None:
-        listed = "".join(f"\n  step {step}: {reason}" for step, reason in rejected)
-        super().__init__(
-            f"none of the {len(rejected)} checkpoints in {root} and in the nodes' memory can be used at present:{listed}\n"
-            "those that cannot be reached may be sound: start again once their nodes and file systems answer"
-        )
-        self.root = root
-        self.rejected = tuple(rejected)
-
-    def __reduce__(self) -> tuple[type["NoReachableCheckpoint"], tuple[Path, tuple[tuple[int, str], ...]]]:
-        return type(self), (self.root, self.rejected)
+    verdict = "and in the nodes' memory can be used at present"
+    advice = "those that cannot be reached may be sound: start again once their nodes and file systems answer"
 
 
 class StaleGeneration(CheckpointError):

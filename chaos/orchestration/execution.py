@@ -56,13 +56,14 @@ def world_of(config: Config, has: frozenset[Need]) -> World:
     return World(layout.nodes, layout.procs_per_node, has)
 
 
-def has_here(experiment: Experiment) -> frozenset[Need]:
+def has_here(experiment: Experiment, config: Config) -> frozenset[Need]:
     """What will be at hand where the experiment runs, as far as can be told before."""
-    if experiment.lab is not None:
-        from chaos.lab.needs import missing
+    if experiment.lab is None:
+        return place(config).has
+    from chaos.lab.needs import missing
 
-        return rights() if missing(slurm=True) else rights() | {Need.LAB, Need.SLURM}
-    return rights() | ({Need.SLURM} if "SLURM_JOB_ID" in os.environ else frozenset())
+    found = rights() | ({Need.ONE_MACHINE} if experiment.lab.hosts == 1 else frozenset())
+    return found if missing(slurm=True) else found | {Need.LAB, Need.SLURM}
 
 
 def fresh(results: Path, name: str) -> Path:

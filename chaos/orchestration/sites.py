@@ -85,7 +85,7 @@ class Here:
     lab = ""
 
     def __init__(self) -> None:
-        self.has = rights()
+        self.has = rights() | {Need.ONE_MACHINE}
 
     def run(self, words: Sequence[str], environ: Mapping[str, str], output: Path, nodes: int) -> Started:
         return _Process(words, environ, output)
@@ -109,7 +109,7 @@ class InJob:
     lab = ""
 
     def __init__(self, allocation: Allocation, here: str) -> None:
-        self.has = rights() | {Need.SLURM}
+        self.has = rights() | {Need.SLURM} | ({Need.ONE_MACHINE} if len(allocation.hosts) == 1 else frozenset())
         self._allocation, self._here = allocation, here
 
     def run(self, words: Sequence[str], environ: Mapping[str, str], output: Path, nodes: int) -> Started:
@@ -156,7 +156,7 @@ class InLab:
     """Hosts of a lab with Slurm."""
 
     def __init__(self, lab: Lab) -> None:
-        self.has = rights() | {Need.LAB, Need.SLURM}
+        self.has = rights() | {Need.LAB, Need.SLURM} | ({Need.ONE_MACHINE} if len(lab.shape().names) == 1 else frozenset())
         self.lab = lab.paths.name
         self._lab = lab
 

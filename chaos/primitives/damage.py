@@ -1,7 +1,8 @@
 """Damage to checkpoints: which one is hit, and what makes that it is read.
 
 A damaged checkpoint shows only when something reads it. So these faults end a rank, after they have damaged what the next attempt
-will read first; where that is a durable checkpoint, what nodes hold that is newer is lost as well.
+will read first; where that is a durable checkpoint, what nodes hold that is newer is lost as well. An injector does that on its own
+machine alone, which therefore has to be that of all nodes.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from typing import Literal
 import psutil
 from pydantic import Field
 
-from chaos.fault import Aim, CannotInject, Evidence, Expectation, Outside
+from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
 from chaos.injectors.context import InjectionContext, Target
 from chaos.primitives.processes import TAKES_S, continues, end, is_gone, until
 from chaos.primitives.tiers import TargetTier, find_tier, find_tiers
@@ -29,6 +30,7 @@ class Damage(Outside):
     """Base of faults that damage a checkpoint."""
 
     aim = Aim.RANK
+    needs = frozenset({Need.ONE_MACHINE})
     undone = "not: the damaged checkpoint stays, passed over by every reader, until retention deletes it"
 
     tier: Literal["durable", "memory"] = Field("durable", description="whose newest checkpoint is hit")

@@ -64,9 +64,19 @@ def test_an_experiment_within_a_job_breaks_both_of_its_hosts(lab: Lab, tmp_path:
         {"fault": "driver_kill"},
         {"fault": "sigterm"},
     ]
-    experiment, out, printed = tmp_path / "experiment.yaml", tmp_path / "out", tmp_path / "printed"
     campaign = {"config": config, "until": "faults"}
+    experiment = tmp_path / "experiment.yaml"
     experiment.write_text(yaml.safe_dump({"name": "both", "steady_steps": 5, "campaign": campaign, "faults": faults}))
+    within_a_job(lab, tmp_path, str(experiment))
+
+
+def test_the_experiment_for_the_two_nodes_of_a_job_ends_well(lab: Lab, tmp_path: Path):
+    within_a_job(lab, tmp_path, "two-nodes")
+
+
+def within_a_job(lab: Lab, tmp_path: Path, experiment: str) -> None:
+    """Run an experiment in a job of two hosts, both of which it is to break; it has to end well."""
+    out, printed = tmp_path / "out", tmp_path / "printed"
     script = tmp_path / "job.sh"
     command = f"exec {sys.executable} -m chaos run {experiment} --out {out}"
     script.write_text(f"#!/bin/sh\nexport PYTHONPATH={CODE}\n{command}\n")

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from chaos import faults
+from chaos.fault import Need
 from chaos.orchestration.sites import Here, InJob, place
+from chaos.planning import why_not
 from chaos.verdict.gathering import inspect, left
 from resilient.config import load
 from resilient.exits import EnvironmentUnusable
@@ -28,6 +31,15 @@ def test_in_a_job_its_nodes_are_reached_by_steps_of_it_and_no_others():
     with pytest.raises(EnvironmentUnusable, match="a3 is no node of job 77, which has a1, a2"):
         site.reach("a3")
     assert set(site.hosts()) == {"a1", "a2"}
+
+
+def test_checkpoints_are_damaged_where_all_nodes_are_on_one_machine():
+    """What nodes hold that is newer must be lost too, and an injector does that on its own machine."""
+    jobs = [InJob(Allocation("77", hosts, (4,) * len(hosts), 0), "a1") for hosts in (("a1",), ("a1", "a2"))]
+    needs = [each.has | {Need.ROOT, Need.SLURM} for each in (Here(), *jobs)]
+    possible = [{fault for fault in faults.names() if not why_not(fault, has)} for has in needs]
+    assert possible[0] == possible[1]
+    assert possible[1] - possible[2] == {"flipped_byte", "torn_write", "missing_chunk", "stale_latest"}
 
 
 def test_in_the_shell_of_salloc_on_a_login_node_no_node_of_the_job_is_this_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
