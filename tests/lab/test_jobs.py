@@ -27,7 +27,8 @@ class Chain(LabJob):
 
     def command(self, *words: str) -> str:
         """What `resilient` prints where jobs are submitted."""
-        return on(self.lab, "ctl", "env", f"PYTHONPATH={CODE}", "COLUMNS=200", sys.executable, "-m", "resilient", *words)
+        there = ["env", f"--chdir={self.directory}", f"PYTHONPATH={CODE}", "COLUMNS=200"]  # where its jobs work, too
+        return on(self.lab, "ctl", *there, sys.executable, "-m", "resilient", *words)
 
     def submit(self) -> str:
         return self.command("submit", str(self.path))
