@@ -27,6 +27,8 @@ FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
 GPU = "gpu.json"  # of gpu.py --json, on a machine that has one, which is hardly ever this one: it is shown, and never renewed here
 
+ENDING_S = 60.0  # for a script that is asked to end
+
 
 @dataclass(frozen=True)
 class Run:
@@ -66,6 +68,7 @@ def main() -> int:
     parser.add_argument("--ft-launcher", help="NVRx's, where it is not on the path")
     parser.add_argument("--limit-min", type=float, default=120.0, help="for one script")
     args = parser.parse_args()
+    figures.end_by_exit()
     unknown = sorted({*args.name} - {*names})
     if unknown:
         parser.error(f"there is no {', '.join(unknown)}: choose from {', '.join(names)}")
@@ -95,9 +98,8 @@ def one(run: Run, results: Path, args: argparse.Namespace) -> bool:
         written, began = Path(scratch) / path.name, time.monotonic()
         command = [sys.executable, str(FOLDER / run.script), *arguments, "--json", str(written)]
         try:
-            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=60 * args.limit_min)
-            error = done.stderr.strip().splitlines()[-1:] if done.returncode else []
-            problem = f"it ended with status {done.returncode}: {' '.join(error)}" if done.returncode else ""
+            status, printed = ended(command, 60 * args.limit_min)
+            problem = f"it ended with status {status}: {' '.join(printed.strip().splitlines()[-1:])}" if status else ""
         except subprocess.TimeoutExpired:
             problem = f"it took longer than {args.limit_min:g} min"
         found = figures.measured(run.name, "", (), arguments, {}, pathless(problem or "it has written no figures"))
@@ -108,6 +110,25 @@ def one(run: Run, results: Path, args: argparse.Namespace) -> bool:
     figures.write(path, found)
     say(f"  {'failed: ' + found.error if found.error else 'done'} ({time.monotonic() - began:.0f} s)")
     return not found.error
+
+
+def ended(command: Sequence[str], limit_s: float) -> tuple[int, str]:
+    """Exit status of a script, and what it printed as errors.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer; it was asked to end, with what it has started, and has `ENDING_S` for that.
+    """
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as script:
+        try:
+            errors = script.communicate(timeout=limit_s)[1]
+        finally:  # Ctrl-C, too
+            if script.poll() is None:
+                script.terminate()
+                try:
+                    script.communicate(timeout=ENDING_S)
+                except subprocess.TimeoutExpired:
+                    script.kill()
+        return script.returncode, errors
 
 
 def pathless(text: str) -> str:

@@ -92,8 +92,7 @@ def busy(seed: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
-    figures.add_option(parser)
-    args = parser.parse_args()
+    args = figures.arguments(parser)
     with tempfile.TemporaryDirectory(prefix="calm-") as scratch:
         directory = Path(scratch)
         (directory / "script.py").write_text(SCRIPT)

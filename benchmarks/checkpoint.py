@@ -378,8 +378,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="of each training; more than its warm-up has")
     parts = ("disk", "stall", "reshard", "training")
     parser.add_argument("--part", nargs="*", choices=parts, default=parts)
-    figures.add_option(parser)
-    args = parser.parse_args()
+    args = figures.arguments(parser)
     told_figures: list[figures.Figure] = []
     base = Path(tempfile.mkdtemp(prefix="resilient-checkpoint-", dir=args.dir))
     try:

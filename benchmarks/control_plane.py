@@ -52,8 +52,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of undisturbed steps that are measured")
     parser.add_argument("--deaths", type=int, default=3, help="of ranks, one after the other")
     parser.add_argument("--driver", type=Path, help=argparse.SUPPRESS)
-    figures.add_option(parser)
-    args = parser.parse_args()
+    args = figures.arguments(parser)
     if args.driver is not None:
         drive(args.driver)
     else:

@@ -39,8 +39,7 @@ def main() -> int:
     parser.add_argument("--turn-s", type=float, default=5.0)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    figures.add_option(parser)
-    args = parser.parse_args()
+    args = figures.arguments(parser)
     found = speeds(args) if args.turns else []
     lost = kills(args) if args.kills else []
     if lost:

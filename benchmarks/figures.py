@@ -2,7 +2,7 @@
 
 A script of this folder needs three calls:
 
-    figures.add_option(parser)                                             # --json FILE
+    args = figures.arguments(parser)                                       # with --json FILE
     found = [figures.figure("kill", "kill -9 of a worker to the next finished step", "s", ours, "torchrun", theirs)]
     figures.save(args.json, "What a dead worker costs.", found)            # does nothing where --json was not given
 
@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -121,9 +122,17 @@ def figure(
     return Figure(name, what, unit, ours, peer, theirs, ratio, note)
 
 
-def add_option(parser: argparse.ArgumentParser) -> None:
-    """The option of all scripts: `args.json` is a path, or None."""
+def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What the script was given, with the option of all scripts: `json` is a path, or None. See `end_by_exit`, too."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, for benchmarks/all.py")
+    args = parser.parse_args()
+    end_by_exit()
+    return args
+
+
+def end_by_exit() -> None:
+    """From here on SIGTERM ends the script as Ctrl-C does: through all that ends what it has started."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def save(

@@ -41,6 +41,23 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
                 return
 
 
+def family(process: "subprocess.Popen[Any]") -> list[psutil.Process]:
+    """A process and all below it; nothing where it has ended."""
+    try:
+        top = psutil.Process(process.pid)
+        return [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def end(process: "subprocess.Popen[Any]") -> None:
+    """Kill a process and all below it."""
+    for each in family(process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.wait()
+
+
 class Launcher:
     """One launcher with its run directory; `start`, then hurt it as often as wanted, then `stop`."""
 
@@ -93,19 +110,12 @@ class Launcher:
     def family(self) -> list[psutil.Process]:
         """The launcher's process and all below it."""
         assert self.process is not None
-        try:
-            top = psutil.Process(self.process.pid)
-            return [top, *top.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
+        return family(self.process)
 
     def stop(self) -> None:
         """Kill everything."""
-        for process in self.family():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
         if self.process is not None:
-            self.process.wait()
+            end(self.process)
 
 
 class Resilient(Launcher):

@@ -64,8 +64,7 @@ def main() -> int:
     parser.add_argument("--flaps", type=int, default=50)
     parser.add_argument("--drains", type=int, default=10, help="of each of the two kinds")
     parser.add_argument("--seed", type=int, default=0)
-    figures.add_option(parser)
-    args = parser.parse_args()
+    args = figures.arguments(parser)
     chance = random.Random(args.seed)
     found: list[figures.Figure] = []
     wrong: list[str] = []

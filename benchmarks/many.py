@@ -68,8 +68,7 @@ def main() -> None:
     parser.add_argument(
         "--watched-s", type=float, default=WATCHED_S, help="for how long the cost is measured, after as long a wait"
     )
-    figures.add_option(parser)
-    args = parser.parse_args()
+    args = figures.arguments(parser)
     chance = random.Random(args.seed)
     Launcher.patience_s = 900.0
     with tempfile.TemporaryDirectory(prefix="many-") as scratch:

@@ -45,8 +45,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--watch-s", type=float, default=30.0)
-    figures.add_option(parser)
-    args = parser.parse_args()
+    args = figures.arguments(parser)
     with tempfile.TemporaryDirectory(prefix="past-") as scratch:
         dirs = {name: Path(scratch) / name.replace(" ", "-") for name in (SHORT, LONG)}
         write(dirs[SHORT], campaign(10, 1, 1))

@@ -235,8 +235,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--leaks", action="store_true")
-    figures.add_option(parser)
-    args = parser.parse_args()
+    args = figures.arguments(parser)
     ranks = int(load(args.config, []).cluster.procs_per_node)
     with tempfile.TemporaryDirectory(prefix="recovery-") as scratch:
         if args.leaks:

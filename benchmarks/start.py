@@ -23,7 +23,7 @@ from pathlib import Path
 
 import figures
 import psutil
-from launchers import Resilient, make
+from launchers import Resilient, end, make
 
 ROOT = Path(__file__).parents[1]
 CONFIG = Path(__file__).with_name("recovery.yaml")
@@ -79,21 +79,25 @@ class Starter:
             text=True,
             cwd=ROOT,
         )
-        assert process.stdout is not None
-        found = None
-        if name == TORCHRUN:  # ranks print it; without a supervisor there are no metrics
-            printed = []
-            for line in process.stdout:
-                printed.append(line)
-                if found is None and " step 1 loss " in line:
-                    found = time.time()
-        else:
-            while found is None and process.poll() is None and time.time() < began + PATIENCE_S:
-                metrics = run_dir / "metrics.jsonl"
-                if metrics.exists() and metrics.stat().st_size:
-                    found = time.time()
-                time.sleep(0.002)
-            printed = [process.communicate()[0]]
+        try:
+            assert process.stdout is not None
+            found = None
+            if name == TORCHRUN:  # ranks print it; without a supervisor there are no metrics
+                printed = []
+                for line in process.stdout:
+                    printed.append(line)
+                    if found is None and " step 1 loss " in line:
+                        found = time.time()
+            else:
+                while found is None and process.poll() is None and time.time() < began + PATIENCE_S:
+                    metrics = run_dir / "metrics.jsonl"
+                    if metrics.exists() and metrics.stat().st_size:
+                        found = time.time()
+                    time.sleep(0.002)
+                printed = [process.communicate()[0]]
+        except BaseException:
+            end(process)
+            raise
         if process.wait() != 0 or found is None:
             raise RuntimeError(f"{name} did not get on:\n{''.join(printed)}")
         return found - began, found
@@ -147,8 +151,7 @@ def again(scratch: Path, rounds: int, what: str) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="of each")
-    figures.add_option(parser)
-    args = parser.parse_args()
+    args = figures.arguments(parser)
     found = []
     with tempfile.TemporaryDirectory(prefix="start-") as directory:
         scratch = Path(directory)

@@ -60,8 +60,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--turns", type=int, default=60, help="of each; 0: processor time only")
     parser.add_argument("--turn-s", type=float, default=5.0)
-    figures.add_option(parser)
-    args = parser.parse_args()
+    args = figures.arguments(parser)
     found = processor_time(args)
     if args.turns:
         found.append(tokens(args))

@@ -309,9 +309,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, action="append", help="may be given several times; all without it")
     parser.add_argument("--rounds", type=int, default=3)
-    figures.add_option(parser)
     parser.add_argument("--attention", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = figures.arguments(parser)
     if arguments.attention:
         attention_once(Kernel(arguments.attention[0]), int(arguments.attention[1]))
         return

@@ -140,8 +140,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=24, help="of each; 0: kills only")
     parser.add_argument("--turn-s", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
-    figures.add_option(parser)
-    args = parser.parse_args()
+    args = figures.arguments(parser)
     found = [*(kills(args) if args.kills else []), *(tokens(args) if args.turns else [])]
     figures.save(args.json, MEANING, found)
 

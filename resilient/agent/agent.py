@@ -72,7 +72,7 @@ class NodeAgent(LocalElasticAgent):
 
     Args:
         connection: to the driver.
-        control: to the template; see `resilient.agent.forkserver`.
+        control: to the template; see `resilient.agent.template`.
         output: reads what ranks print.
         outcome: what the preparation writes to, where the template forks it.
     """

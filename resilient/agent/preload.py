@@ -15,7 +15,7 @@ from itertools import chain
 from types import ModuleType
 from typing import NoReturn
 
-from resilient.agent.forkserver import keep_serving
+from resilient.agent.template import keep_serving
 from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_process
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def serve(agent: int, control: socket.socket, entry_modules: Sequence[str], fork
 
     Args:
         agent: its process id.
-        control: to it; see `resilient.agent.forkserver`.
+        control: to it; see `resilient.agent.template`.
         entry_modules: names, see `resilient.entry.ahead`.
         fork_preparation: forks the preparation and returns its process id; None: another node's agent does that.
     """

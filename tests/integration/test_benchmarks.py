@@ -2,10 +2,13 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from soak import soaked, soaked_after
 
@@ -102,3 +105,19 @@ def test_kills_at_random_moments_leave_nothing_behind(rounds: int):
     # What there is after the first five is what the end is compared with.
     ran = run("recovery.py", "--leaks", "--kills", str(5 + 5 * rounds), patience_s=1200.0)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_benchmark_that_is_asked_to_end_ends_its_campaign(rounds: int):
+    started: dict[int, psutil.Process] = {}
+    for _ in range(rounds):
+        script = subprocess.Popen([sys.executable, "benchmarks/start.py", "--rounds", "1"], cwd=ROOT)
+        while "rank0" not in {process.name() for process in started.values() if process.is_running()}:
+            assert script.poll() is None
+            started |= {process.pid: process for process in psutil.Process(script.pid).children(recursive=True)}
+            time.sleep(0.01)
+        script.terminate()
+        assert script.wait(60.0) == 128 + signal.SIGTERM
+        _, left = psutil.wait_procs(list(started.values()), 30.0)
+        assert not left

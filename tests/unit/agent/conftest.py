@@ -13,12 +13,11 @@ from resilient.agent.forkserver import ForkServer
 
 TEMPLATE = """
 import socket, sys
-from resilient.agent import forkserver
-from resilient.agent.forkserver import keep_serving
+from resilient.agent import template
 from resilient.lifeline import die_with_parent
 die_with_parent(int(sys.argv[2]))
-forkserver.WITHIN_S = 600.0  # ten rounds of a server's end and the next one's start, on a machine that is busy
-keep_serving(socket.socket(fileno=int(sys.argv[1])), preparation=None)
+template.WITHIN_S = 600.0  # ten rounds of a server's end and the next one's start, on a machine that is busy
+template.keep_serving(socket.socket(fileno=int(sys.argv[1])), preparation=None)
 """
 
 

@@ -17,6 +17,7 @@ from parts import Talk
 from resilient.agent import forkserver
 from resilient.agent.forkserver import Forked, ForkServer, ForkServerGone
 from resilient.agent.inspection import state_of
+from resilient.agent.template import MOST_DEATHS
 from resilient.protocol.messages import Alive, Ping
 
 PATIENCE_S = 120.0
@@ -156,7 +157,7 @@ def test_without_a_template_there_is_no_other_server(template, fork_server: Fork
 
 def test_servers_that_die_again_and_again_are_given_up(fork_server: ForkServer, template):
     with pytest.raises(ForkServerGone):
-        for _ in range(2 * forkserver.MOST_DEATHS):
+        for _ in range(2 * MOST_DEATHS):
             os.kill(asked(fork_server)[0], signal.SIGKILL)
     assert template[1].wait(PATIENCE_S) == 1
 
@@ -164,10 +165,11 @@ def test_servers_that_die_again_and_again_are_given_up(fork_server: ForkServer, 
 def test_what_was_forked_ends_with_the_agent(tmp_path: Path):
     code = (
         "import os, socket, sys, test_forkserver as t\n"
-        "from resilient.agent.forkserver import ForkServer, keep_serving\n"
+        "from resilient.agent.forkserver import ForkServer\n"
+        "from resilient.agent.template import die_with_parent, keep_serving\n"
         "ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
         "if os.fork() == 0:\n"
-        "    ours.close(); t.forkserver.die_with_parent(os.getppid()); keep_serving(its, preparation=None)\n"
+        "    ours.close(); die_with_parent(os.getppid()); keep_serving(its, preparation=None)\n"
         "its.close(); server = ForkServer(ours)\n"
         "print(*(t.run(server, t.sleep).pid for _ in range(3)), flush=True)\n"
         "import time; time.sleep(600)\n"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[3]
@@ -25,9 +26,25 @@ import argparse
 import figures
 
 parser = argparse.ArgumentParser()
-figures.add_option(parser)
-args, _ = parser.parse_known_args()
+parser.add_argument("--stops")
+args = figures.arguments(parser)
 figures.save(args.json, "What it means.", [figures.figure("kill/torchrun", "killed", "s", [0.2, 0.3, 0.7], "torchrun", [3.0, 6.0])])
+"""
+STARTS = """
+import argparse
+import subprocess
+from pathlib import Path
+
+import figures
+
+figures.arguments(argparse.ArgumentParser())
+process = subprocess.Popen(["sleep", "600"])
+Path("started").write_text(str(process.pid))
+try:
+    process.wait()
+finally:
+    process.kill()
+    process.wait()
 """
 
 
@@ -104,6 +121,21 @@ def test_a_script_that_fails_is_told_of_and_the_next_one_runs(tmp_path: Path):
     assert "0.300 s | 4.50 s (15.00×)" in (tmp_path / "README.md").read_text()
     again = subprocess.run([*command[:2], "--render"], cwd=tmp_path, check=False, capture_output=True, text=True)
     assert again.returncode == 0 and (tmp_path / "docs/benchmarks.md").read_text() == page
+
+
+def test_a_script_that_takes_too_long_ends_what_it_has_started(tmp_path: Path):
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    for name in ("all.py", "pages.py", "figures.py"):
+        shutil.copy(ROOT / "benchmarks" / name, folder)
+    (folder / "start.py").write_text(STARTS)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(README)
+    command = [sys.executable, "benchmarks/all.py", "start", "--limit-min", "0.1"]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "it took longer than 0.1 min" in (tmp_path / "docs/benchmarks.md").read_text()
+    assert not psutil.pid_exists(int((tmp_path / "started").read_text()))
 
 
 def test_figures_of_a_gpu_are_shown_as_they_are_kept_whatever_else_is_run(tmp_path: Path):
