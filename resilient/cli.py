@@ -68,13 +68,11 @@ def run(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="[KEY=VALUE]... CONFIG | SCRIPT.py [ARG]...",
-            help="The campaign's YAML file, or in torchrun's place a training script and its arguments.",
+            metavar="[KEY=VALUE]... CONFIG | SCRIPT.py [ARG]... | -m MODULE [ARG]...",
+            help="The campaign's YAML file, or in torchrun's place a training script or a module and its arguments.",
         ),
     ],
-    module: Annotated[
-        str | None, typer.Option("-m", "--module", metavar="MODULE", help="Run a module in place of a script.")
-    ] = None,
+    module: Annotated[bool, typer.Option("-m", "--module", help="What is named is a module, as for python -m.")] = False,
     procs: Annotated[int | None, typer.Option("--procs", min=1, help="Ranks per node: torchrun's --nproc-per-node.")] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes; on one machine processes stand for them.")] = None,
     run_dir: Annotated[Path | None, typer.Option("--run-dir", metavar="RUN_DIR", help="In place of runs/NAME.")] = None,
@@ -96,7 +94,7 @@ def run(
         from resilient.run_words import understand
 
         try:
-            told = understand(words or [], procs=procs, nodes=nodes, run_dir=run_dir, accept=accept or ())
+            told = understand(words, module=module, procs=procs, nodes=nodes, run_dir=run_dir, accept=accept or ())
             with closing(AgentAhead()) if "SLURM_JOB_ID" not in os.environ else nullcontext() as ahead:
                 from resilient.driver.command import run_command  # while that agent imports torch
 

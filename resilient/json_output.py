@@ -10,12 +10,23 @@ from rich.console import Console
 def print_json(value: Any) -> None:
     """Print plain data. Numbers that JSON does not know are null, and characters that the output cannot show are escaped."""
     console = Console(highlight=False, soft_wrap=True)
-    escaped = console.encoding != "utf-8"
-    said = json.dumps(strict(value), indent=2, ensure_ascii=escaped)
+    said = json.dumps(strict(value), indent=2, ensure_ascii=False)
+    escaped = console.encoding != "utf-8" or not _is_text(said)
+    if escaped:
+        said = json.dumps(strict(value), indent=2)
     if console.is_terminal:
         console.print_json(said, ensure_ascii=escaped)
     else:  # nobody sees colours, which take longer than all the rest
         console.out(said, highlight=False)
+
+
+def _is_text(said: str) -> bool:
+    """Whether it can be written; names of files may have bytes that are no UTF-8."""
+    try:
+        said.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def strict(value: Any) -> Any:

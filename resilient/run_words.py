@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -30,6 +31,7 @@ OF_TORCHRUN = {
 """Options of torchrun, and what takes their place."""
 
 _SETTING = re.compile(r"^[A-Za-z_][\w.]*=")
+_PYTHON = re.compile(r"^python[\d.]*$")
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,13 @@ class Told:
 
 
 def understand(
-    words: Sequence[str], *, procs: int | None, nodes: int | None, run_dir: Path | None, accept: Sequence[str] = ()
+    words: Sequence[str],
+    *,
+    procs: int | None,
+    nodes: int | None,
+    run_dir: Path | None,
+    module: bool = False,
+    accept: Sequence[str] = (),
 ) -> Told:
     """What a command line says.
 
@@ -50,6 +58,7 @@ def understand(
         words: after the options: settings, then a config, a script, or `-m` and a module; what follows a script or a module is
             theirs. Settings and `--accept KEY` may follow a config, too.
         procs, nodes, run_dir: as given by options; None: not given.
+        module: `-m` stood before the words.
         accept: as given by options before everything else.
 
     Raises:
@@ -59,6 +68,8 @@ def understand(
     while before < len(words) and _SETTING.match(words[before]):
         before += 1
     settings, rest = list(words[:before]), list(words[before:])
+    if module:
+        rest = ["-m", *rest]
     if not rest or rest == ["-m"]:
         raise ConfigError([_wrong("name a config (YAML), a script (train.py), or a module (-m package.module)")])
     if rest[0].startswith("-") and rest[0] != "-m":
@@ -72,6 +83,8 @@ def understand(
         return _program(rest, rest[1].rpartition(".")[2], [*asked, *settings], accept)
     if rest[0].endswith(".py"):
         return _program(rest, Path(rest[0]).stem, [*asked, *settings], accept)
+    if _PYTHON.match(Path(rest[0]).name):
+        raise ConfigError([_wrong(f"leave {rest[0]} out, for ranks run in the interpreter of this command: {sys.executable}")])
     behind, keys = _accepted(rest[1:])
     return Told(Path(rest[0]), (*asked, *settings, *behind), (*accept, *keys))
 

@@ -1,5 +1,6 @@
 """Variables in the paths of a config: `${name}`, `${run_dir}`, and those of the environment."""
 
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -29,10 +30,14 @@ def expanded(config: Config, environ: Mapping[str, str]) -> tuple[Config, list[P
 
         text = _VARIABLE.sub(value, str(path))
         try:
-            return Path(text).expanduser().absolute()
+            found = Path(text).expanduser().absolute()
         except RuntimeError as error:
             problems.append(Problem(key, path, f"there is no such home directory: {error}"))
             return Path(text)
+        escaped = os.fsencode(found).decode(errors="backslashreplace")
+        if escaped != str(found):
+            problems.append(Problem(key, None, f"{escaped} has bytes that are not UTF-8, in which run directories are written"))
+        return found
 
     own = {"name": config.name}
     run_dir = whole("run_dir", config.run_dir, own)

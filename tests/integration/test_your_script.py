@@ -197,9 +197,9 @@ def test_the_command_stands_in_for_torchrun(tmp_path: Path, words: list[str], no
     (tmp_path / "package").mkdir()
     show = tmp_path / (words[0] if len(words) == 1 else "package/show.py")
     show.write_text(SHOW)
-    command = [sys.executable, "-m", "resilient", "run", "--procs", str(2 // nodes), "--nodes", str(nodes), "cluster.device=cpu"]
+    command = [sys.executable, "-m", "resilient", "run", "--procs", str(2 // nodes), "--nodes", str(nodes)]
     command += [*words, "--lr", "3e-4", "a b"]
-    environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | {"CUDA_VISIBLE_DEVICES": ""}
     environ["PYTHONPATH"] = str(SCRIPT.parents[2])
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -294,6 +294,16 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, make: str):
         load(path)
 
 
+def test_a_run_directory_whose_name_is_no_utf8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = os.fsencode(tmp_path) + b"/gr\xf6\xdfe"  # Latin-1
+    os.mkdir(folder)  # noqa: PTH102 - a path of bytes
+    (tmp_path / "run.yaml").write_text("name: toy\n")
+    monkeypatch.chdir(os.fsdecode(folder))
+    with pytest.raises(ConfigError, match=rf"run_dir: {tmp_path}/gr\\xf6\\xdfe/runs/toy has bytes that are not UTF-8"):
+        load(tmp_path / "run.yaml")
+    assert load(tmp_path / "run.yaml", [f"run_dir={tmp_path}/größe"]).run_dir == tmp_path / "größe"
+
+
 @pytest.mark.parametrize("command", ["run", "plan"])
 def test_the_command_ends_with_78_and_without_a_traceback(tmp_path: Path, command: str):
     path = tmp_path / "bad.yaml"

@@ -1,6 +1,9 @@
 """What `resilient run` makes of its words."""
 
+import inspect
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,31 @@ def test_a_module_is_run_as_python_does_it():
     told = understand(["-m", "some.package.train", "-m", "x"], **NOTHING)
     config = load(told.config, told.settings)
     assert (config.entrypoint, config.name) == ("-m some.package.train -m x", "train")
+
+
+@pytest.mark.parametrize(
+    ("line", "entrypoint"),
+    [
+        ("-m package.train", "-m package.train"),
+        ("--module package.train", "-m package.train"),
+        ("--procs 2 -m package.train --lr 3 -m x", "-m package.train --lr 3 -m x"),
+        ("-m seed=7 package.train seed=8", "-m package.train seed=8"),
+        ("seed=7 -m package.train", "-m package.train"),
+        ("train.py -m package.train", "train.py -m package.train"),
+    ],
+)
+def test_the_command_takes_a_module_where_torchrun_does(line: str, entrypoint: str):
+    given = typer.main.get_group(app).commands["run"].make_context("run", shlex.split(line)).params
+    assert set(given) == set(inspect.signature(understand).parameters), "no option is left out"
+    told = understand(**{**given, "accept": given["accept"] or ()})
+    assert load(told.config, told.settings).entrypoint == entrypoint
+
+
+@pytest.mark.parametrize("python", ["python", "python3", "/opt/env/bin/python3.12"])
+def test_an_interpreter_is_not_taken_for_a_config(python: str):
+    with pytest.raises(ConfigError, match=f"leave {re.escape(python)} out") as refused:
+        understand([python, "train.py"], **NOTHING)
+    assert sys.executable in str(refused.value)
 
 
 @pytest.mark.parametrize("words", [[], ["-m"], ["train.steps=5"], ["--prcos", "4", "train.py"]])
