@@ -1,18 +1,41 @@
-"""W&B offline and MLflow's file store, written by their packages and read back."""
+"""W&B offline and MLflow's file store, written by their packages and read back.
+
+The packages are imported where they are used: each process of a test run collects all tests, and importing these two takes seconds.
+"""
 
 import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from wandb.proto.wandb_internal_pb2 import Record
 
+from resilient.sinks.base import Sink
 from resilient.sinks.following import LineFile
-from resilient.sinks.mlflow_run import MlflowClient, MLflowSink
 from resilient.sinks.trackers import numbers_of
-from resilient.sinks.wandb_run import WandBSink
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from wandb.proto.wandb_internal_pb2 import Record
+
+
+def wandb_sink(written: Any) -> Sink:
+    from resilient.sinks.wandb_run import WandBSink
+
+    return WandBSink(written.campaign(), {"directory": str(written.run_dir)})
+
+
+def mlflow_sink(written: Any) -> Sink:
+    from resilient.sinks.mlflow_run import MLflowSink
+
+    return MLflowSink(written.campaign(), {})
+
+
+def mlflow_client(run_dir: Path) -> "MlflowClient":
+    from mlflow import MlflowClient
+
+    return MlflowClient((run_dir / "mlruns").as_uri())
 
 
 def feed(sink: Any, written) -> None:
@@ -37,8 +60,10 @@ BLOCK_BYTES = 32768
 FULL, FIRST, _, LAST = range(1, 5)
 
 
-def records(data: bytes) -> Iterator[Record]:
+def records(data: bytes) -> "Iterator[Record]":
     """Those of a file of W&B: a log as LevelDB writes it, behind seven bytes of its own."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
     assert data.startswith(b":W&B")
     at, parts = 7, b""
     while at + 7 <= len(data):
@@ -64,7 +89,7 @@ def recorded(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_wandb_has_every_step_also_those_that_were_computed_again(campaign):
-    sink = WandBSink(campaign.campaign(), {"directory": str(campaign.run_dir)})
+    sink = wandb_sink(campaign)
     feed(sink, campaign)
     sink.close()
     rows = recorded(campaign.run_dir)
@@ -74,7 +99,7 @@ def test_wandb_has_every_step_also_those_that_were_computed_again(campaign):
 
 
 def history(run_dir: Path, name: str) -> list[tuple[int, float]]:
-    client = MlflowClient((run_dir / "mlruns").as_uri())
+    client = mlflow_client(run_dir)
     experiment = client.get_experiment_by_name("demo")
     runs = client.search_runs([experiment.experiment_id])
     assert len(runs) == 1
@@ -82,11 +107,11 @@ def history(run_dir: Path, name: str) -> list[tuple[int, float]]:
 
 
 def test_mlflow_has_every_step_in_one_run_for_all_jobs(campaign):
-    first = MLflowSink(campaign.campaign(), {})
+    first = mlflow_sink(campaign)
     feed(first, campaign)
     position = (campaign.run_dir / "metrics.jsonl").stat().st_size
     campaign.step(5, generation=3)
-    second = MLflowSink(campaign.campaign(), {})
+    second = mlflow_sink(campaign)
     second.take(LineFile(campaign.run_dir / "metrics.jsonl", position).read())
     assert sorted(history(campaign.run_dir, "train/loss")) == sorted((step, 5.0 / step) for step in (1, 2, 3, 2, 3, 4, 5))
     assert history(campaign.run_dir, "resilient/downtime_s") == [(3, 3.0)]
@@ -97,11 +122,11 @@ def test_the_ranks_of_a_job_stand_at_the_step_that_it_goes_on_from(campaign):
     campaign.event("generation_started", 3, nodes=["here"], world_size=8, resumed_step=4)
     events = LineFile(campaign.run_dir / "events.jsonl").read()
     ranks = [(0, 2.0), (1, 2.0), (4, 8.0)]
-    mlflow = MLflowSink(campaign.campaign(), {})
+    mlflow = mlflow_sink(campaign)
     mlflow.take(events[:-2])
-    MLflowSink(campaign.campaign(), {}).take(events[-2:])  # the next job's
+    mlflow_sink(campaign).take(events[-2:])  # the next job's
     assert sorted(history(campaign.run_dir, "resilient/world_size")) == ranks
-    wandb = WandBSink(campaign.campaign(), {"directory": str(campaign.run_dir)})
+    wandb = wandb_sink(campaign)
     wandb.take(events)
     wandb.close()
     rows = recorded(campaign.run_dir)
@@ -109,8 +134,8 @@ def test_the_ranks_of_a_job_stand_at_the_step_that_it_goes_on_from(campaign):
 
 
 def test_a_campaign_that_is_over_is_finished_in_mlflow(campaign):
-    feed(MLflowSink(campaign.campaign(), {}), campaign)
-    client = MlflowClient((campaign.run_dir / "mlruns").as_uri())
+    feed(mlflow_sink(campaign), campaign)
+    client = mlflow_client(campaign.run_dir)
     [run] = client.search_runs([client.get_experiment_by_name("demo").experiment_id])
     assert run.info.status == "FINISHED"
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from soak import soaked_after
 from torch import fx
-from torch._dynamo.backends.debugging import aot_eager
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from trainer_ranks import VOCABULARY, run_ranks, train, write_config, write_dataset
@@ -168,6 +167,8 @@ def test_a_standby_computes_a_layer_after_cublas_is_there_and_before_memory_is_g
 
 def captured_by(config: Path) -> tuple[int, int]:
     """Graphs that a process captures while it stands by, and then as a rank; they run without kernels."""
+    from torch._dynamo.backends.debugging import aot_eager  # takes seconds, in each process that collects tests
+
     whole, graphs = torch.compile, 0
 
     def backend(graph: fx.GraphModule, inputs: list[torch.Tensor], **_: object) -> Any:
