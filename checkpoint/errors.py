@@ -61,7 +61,7 @@ class CheckpointMismatch(CheckpointError):
     """The checkpoint is sound, but holds something else than what was asked of it."""
 
 
-class _NoneLeft(CheckpointError):
+class _NoCheckpointLeft(CheckpointError):
     """There are checkpoints, and none of them was used."""
 
     verdict: ClassVar[str]
@@ -73,18 +73,18 @@ class _NoneLeft(CheckpointError):
         self.root = root
         self.rejected = tuple(rejected)
 
-    def __reduce__(self) -> tuple[type["_NoneLeft"], tuple[Path, tuple[tuple[int, str], ...]]]:
+    def __reduce__(self) -> tuple[type["_NoCheckpointLeft"], tuple[Path, tuple[tuple[int, str], ...]]]:
         return type(self), (self.root, self.rejected)
 
 
-class NoUsableCheckpoint(_NoneLeft):
+class NoUsableCheckpoint(_NoCheckpointLeft):
     """There are checkpoints, and none of them is good."""
 
     verdict = "can be used"
     advice = "restore one of them from a copy, or move them all away to begin again from nothing"
 
 
-class NoReachableCheckpoint(_NoneLeft):
+class NoReachableCheckpoint(_NoCheckpointLeft):
     """There are checkpoints; none could be used, and some of them only because nobody answered where they are."""
 
     verdict = "and in the nodes' memory can be used at present"

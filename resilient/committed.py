@@ -13,7 +13,7 @@ KEPT = 64  # the newest
 
 
 @dataclass
-class Committed:
+class CommittedCheckpoints:
     """Attributes: found: tier, step, and when it was committed, in unix seconds; in that order."""
 
     found: list[tuple[str, int, float]] = field(default_factory=list)

@@ -103,7 +103,7 @@ def without_implied(rules: Iterable[InvalidationRule]) -> list[InvalidationRule]
 
 
 @dataclass
-class Committed:
+class DurableCheckpoints:
     """The durable checkpoints that there are, as far as that is known.
 
     Attributes:
@@ -115,7 +115,7 @@ class Committed:
     beginning: bool = True
 
     @classmethod
-    def found(cls, steps: Iterable[int], keep_last: int) -> "Committed":
+    def found(cls, steps: Iterable[int], keep_last: int) -> "DurableCheckpoints":
         """What a job finds when it starts; where there are as many as are kept, there may have been more."""
         every = sorted(steps)
         return cls(keep_last, every, len(every) < keep_last)

@@ -103,12 +103,12 @@ class TrainingState:
                 snapshots = self._snapshots
                 self._optimizer.register_step_pre_hook(lambda *_: snapshots.before_change())
             return
-        self._generation = self._fenced()
+        self._generation = self._generation_of_fence()
         every_steps = self._config.checkpoint.every_steps if tier.every_steps is None else tier.every_steps
         every = checkpoint.Every(None if tier.every_s is not None else every_steps, tier.every_s)
         self._clock = checkpoint.Clock({tier.name: every}, checkpoint.mean_time_between_failures(0, 0.0), time.monotonic())
 
-    def _fenced(self) -> int:
+    def _generation_of_fence(self) -> int:
         """The generation of the tier's fence, which a supervisor before this run has raised and nobody raises now. Collective."""
         return agreement.Ranks(None).first(lambda: fence.newest_generation(self._root) or 0)
 

@@ -122,8 +122,8 @@ def compute_layer(config: Config, shape: GPTShape, spread: Layout, kernel: Kerne
         dtype = DTYPES[config.train.precision]
         _step_of_a_layer(config, shape, kernel, ranks, device)
         if ranks.pp_rank == 0:
-            _look_up(config, shape, device)
-        _add_up(device)
+            _embed(config, shape, device)
+        _accumulate(device)
         give_back(device)
         if ranks.counts_loss:
             tokens = config.train.micro_batch_size * shape.seq_len
@@ -152,7 +152,7 @@ def _step_of_a_layer(config: Config, shape: GPTShape, kernel: Kernel, ranks: Ran
     Update(optimizer, [stage], config.optimizer.clip_grad).step(measured, limits)
 
 
-def _look_up(config: Config, shape: GPTShape, device: torch.device) -> None:
+def _embed(config: Config, shape: GPTShape, device: torch.device) -> None:
     """Embed a micro batch and differentiate it; what is launched depends on the tokens, and not on the size of the vocabulary."""
     few = torch.zeros(2, shape.hidden, dtype=DTYPES[config.train.precision], device=device)
     tokens = torch.zeros(config.train.micro_batch_size, shape.seq_len, dtype=torch.int64, device=device)
@@ -160,7 +160,7 @@ def _look_up(config: Config, shape: GPTShape, device: torch.device) -> None:
     torch.autograd.backward(found, torch.ones_like(found))
 
 
-def _add_up(device: torch.device) -> None:
+def _accumulate(device: torch.device) -> None:
     """What micro batches come to: their gradients, which add up, and the number by which their losses are divided."""
     gradient = torch.zeros(2, device=device)
     gradient.add_(gradient).mul_(1 / torch.full_like(torch.ones((), dtype=torch.int64, device=device), 1))

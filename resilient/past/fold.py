@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from resilient import entries
 from resilient.account import PLANNED, Account, Clerk, in_order
-from resilient.committed import Committed
+from resilient.committed import CommittedCheckpoints
 from resilient.downtime import Downtime
 from resilient.entries import StepEvent, StepMetrics
 from resilient.rollback import InvalidationRule, Stretch, merged, without_implied
@@ -84,7 +84,7 @@ class Past(msgspec.Struct):
     measuring: Measuring = msgspec.field(default_factory=Measuring)
     validation_loss: float | None = None
     recent: list[str] = []
-    committed: Committed = msgspec.field(default_factory=Committed)
+    committed: CommittedCheckpoints = msgspec.field(default_factory=CommittedCheckpoints)
     saved: Saved | None = None
     left_out: dict[str, list[int]] = {}
     rules: list[tuple[int, int]] = []

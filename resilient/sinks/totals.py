@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resilient.account import PARTS, STEP, Clerk, place_of
-from resilient.committed import Committed
+from resilient.committed import CommittedCheckpoints
 from resilient.downtime import Downtime
 from resilient.ledger import EVENTS, METRICS
 
@@ -47,7 +47,7 @@ class Totals:
     links: Counter[str] = field(default_factory=Counter)
     snapshots: Counter[str] = field(default_factory=Counter)
     committed: Counter[str] = field(default_factory=Counter)
-    checkpoints: Committed = field(default_factory=Committed)
+    checkpoints: CommittedCheckpoints = field(default_factory=CommittedCheckpoints)
     rejected: int = 0
     recovered: int = 0
     downtime: Downtime = field(default_factory=Downtime)

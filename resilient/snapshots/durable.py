@@ -1,6 +1,6 @@
 """What is on the durable tier, as far as it is known."""
 
-from resilient.rollback import Committed
+from resilient.rollback import DurableCheckpoints
 from resilient.snapshots.plan import StoragePlan
 
 
@@ -17,7 +17,7 @@ class Durable:
     def __init__(self, plan: StoragePlan) -> None:
         self.step = plan.durable_step
         self.rate_bytes_per_s: float | None = None
-        self._committed = Committed.found(plan.durable_steps, plan.durable.keep_last)
+        self._committed = DurableCheckpoints.found(plan.durable_steps, plan.durable.keep_last)
 
     @property
     def steps(self) -> list[int]:

@@ -71,7 +71,7 @@ class Snapshots:
 
         The answer is of after all that its daemon was told before, so while daemons may forget nothing, all of it counts.
         """
-        self._replace(node, news, all_counts=self._retention.holding)
+        self._replace(node, news, with_forgotten=self._retention.holding)
 
     def lost(self, node: int, out: Outbox) -> None:
         """A node is gone, with what it holds, for as long as it does not return."""
@@ -81,13 +81,13 @@ class Snapshots:
         for tier in self._replication.lost(node, self._generation, out):
             self._on_replicated(tier, out)
 
-    def _replace(self, node: int, news: Inventory, *, all_counts: bool) -> None:
-        """What daemons were told to forget is not counted, although it may still be listed, unless `all_counts`."""
+    def _replace(self, node: int, news: Inventory, *, with_forgotten: bool) -> None:
+        """What daemons were told to forget is not counted, although it may still be listed, unless `with_forgotten`."""
         self._catalog.listen(node, news.address)
         valid = [shard for shard in news.shards if not self._invalidation.covers(shard.key)]
         if len(valid) < len(news.shards):
             self._invalidation.reappeared()
-        self._catalog.replace(node, [each for each in valid if all_counts or self._retention.expects(each.tier, each.key)])
+        self._catalog.replace(node, [each for each in valid if with_forgotten or self._retention.expects(each.tier, each.key)])
 
     def address(self, node: int) -> str | None:
         """Where a node's snapshot daemon listens, host:port; None if that is not known."""
@@ -191,7 +191,7 @@ class Snapshots:
     def _on_new_daemon(self, node: int, news: Inventory, now: float, out: Outbox) -> None:
         """A daemon was started anew: what it does not have by now it will never have, and it is told again what it has to do."""
         generation, memory = self._generation, self.plan.memory.name
-        self._replace(node, news, all_counts=False)  # what it is to forget may be on its way to it
+        self._replace(node, news, with_forgotten=False)  # what it is to forget may be on its way to it
         self._health.gone(node, generation, self._left_out.decided, out)
         here = {each.key.step for each in news.shards if not each.replica and each.key.generation == generation}
         if node in self._members and self._left_out.on_absent(here):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from resilient.faults import Fault
-from resilient.rollback import Committed, InvalidationRule, RollBack, choose, data_of, merged, without_implied
+from resilient.rollback import DurableCheckpoints, InvalidationRule, RollBack, choose, data_of, merged, without_implied
 
 BAD = Fault("g1-1", "not_finite", "BadBatch", (0,), (0,), 16, "loss nan", "", 0.0, since=13)
 
@@ -76,7 +76,7 @@ def test_stretches_that_touch_become_one():
 
 
 def test_the_beginning_may_be_gone_back_to_as_long_as_nothing_was_given_up():
-    committed = Committed.found([], keep_last=2)
+    committed = DurableCheckpoints.found([], keep_last=2)
     for step in (10, 20):
         committed.add(step)
         assert committed.beginning
@@ -90,5 +90,5 @@ def test_the_beginning_may_be_gone_back_to_as_long_as_nothing_was_given_up():
 
 
 def test_a_job_that_finds_as_many_checkpoints_as_are_kept_cannot_know_of_older_ones():
-    assert Committed.found([10], keep_last=2).beginning
-    assert not Committed.found([20, 10], keep_last=2).beginning
+    assert DurableCheckpoints.found([10], keep_last=2).beginning
+    assert not DurableCheckpoints.found([20, 10], keep_last=2).beginning

@@ -42,7 +42,7 @@ MUTANTS = (
     Mutant(
         "what was asked to be forgotten is counted when a daemon lists it",
         "resilient.snapshots.snapshots",
-        "[each for each in valid if all_counts or self._retention.expects(each.tier, each.key)]",
+        "[each for each in valid if with_forgotten or self._retention.expects(each.tier, each.key)]",
         "valid",
         400,
     ),
