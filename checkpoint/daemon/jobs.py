@@ -89,6 +89,8 @@ class TierJob:
     Attributes:
         root: of the tier.
         buffer: pinned for it.
+        released: the buffer was, after an attempt that failed.
+        troubled: it was told that the tier does not work.
         cancelled: read by the threads that copy.
         progress_t: when it got on last; its threads write that and nothing else.
     """
@@ -98,6 +100,8 @@ class TierJob:
     root: Path
     lookup: Lookup
     buffer: Buffer | None
+    released: bool = False
+    troubled: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     progress_t: float = 0.0
@@ -127,8 +131,8 @@ class Jobs:
         report: takes news.
 
     Invariants: bookkeeping belongs to the event loop's thread. A buffer is pinned from the moment in which a job that reads it is
-    accepted: the next request may say that it is not needed. One that is leased is not read at all: a worker may have begun to
-    overwrite it without having reported it.
+    accepted, for the next request may say that it is not needed, until an attempt fails: snapshots do not wait for a tier that does
+    not work. One that is leased is not read at all: a worker may have begun to overwrite it without having reported it.
     """
 
     def __init__(self, settings: DaemonSettings, snapshots: Snapshots, report: Callable[[DaemonNews], None]) -> None:
@@ -154,19 +158,21 @@ class Jobs:
         if tier is None:
             self._report(self._failed(request, kind, f"node {self._node} has no tier {request.tier}"))
             return
-        buffer, leased = self._pin(request, tier)
-        source = BufferSource(buffer.files, buffer.held) if buffer is not None and buffer.held is not None else None
-        lookup = Lookup(self._node, source, leased, tuple(self.roots()))
+        flushed = isinstance(request, StartJob) and request.kind == "commit" and self._flushed(tier, request) is not None
+        buffer, leased = (None, False) if flushed else self._pin(request)  # to commit needs no bytes then
+        lookup = self._lookup(buffer, leased=leased)
         job = TierJob(request, kind, tier.root or self._snapshots.buffers.root, lookup, buffer)
         self._jobs.append(job)
         self._tasks.start(self._run(tier, job))
 
-    def _pin(self, request: StartJob | Replicate, tier: Tier) -> tuple[Buffer | None, bool]:
+    def _lookup(self, buffer: Buffer | None, *, leased: bool) -> Lookup:
+        source = BufferSource(buffer.files, buffer.held) if buffer is not None and buffer.held is not None else None
+        return Lookup(self._node, source, leased, tuple(self.roots()))
+
+    def _pin(self, request: StartJob | Replicate) -> tuple[Buffer | None, bool]:
         """The buffer that a job reads, pinned; and whether there is one that is leased and cannot be."""
         if isinstance(request, Replicate):
             return None, False  # it comes from another node
-        if request.kind == "commit" and self._flushed(tier, request) is not None:
-            return None, False  # it needs no bytes
         buffer = self._snapshots.buffers.find(request.key)
         if buffer is None or buffer.held is None or buffer.held.node != request.shard:
             return None, False
@@ -174,6 +180,18 @@ class Jobs:
             return None, True
         buffer.pins += 1
         return buffer, False
+
+    def _pin_again(self, job: TierJob) -> None:
+        """The buffer that a job has released, if no newer snapshot has taken it."""
+        job.released = False
+        job.buffer, _ = self._pin(job.request)
+        job.lookup = self._lookup(job.buffer, leased=job.buffer is None)
+
+    def _release(self, job: TierJob) -> None:
+        """Let the next snapshot have the buffer of a job."""
+        if job.buffer is not None:
+            job.buffer.pins -= 1
+            job.buffer = None
 
     def cancel(self, job_id: int) -> None:
         """A job is not wanted any more, whether it runs or waits for its turn."""
@@ -192,7 +210,7 @@ class Jobs:
             await asyncio.sleep(1.0)
             for tier in self._tiers.values():
                 if tier.running is not None and time.monotonic() - tier.running.progress_t > HANG_S:
-                    self._trouble(tier, f"nothing has been written for {HANG_S:.0f} s", None)
+                    self._trouble(tier, tier.running, f"nothing has been written for {HANG_S:.0f} s", None)
 
     def _flushed(self, tier: Tier, request: StartJob | Replicate) -> FlushedShard | None:
         """The shard of a request, where this node has flushed it last."""
@@ -212,8 +230,7 @@ class Jobs:
                 news = await self._attempts(tier, job)
                 tier.running = None
         self._jobs.remove(job)
-        if job.buffer is not None:
-            job.buffer.pins -= 1
+        self._release(job)
         self._report(news)
         self._snapshots.offer()
 
@@ -222,7 +239,11 @@ class Jobs:
 
         def troubled(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome is not None else None
-            self._trouble(tier, f"{error}", error.errno if isinstance(error, OSError) else None)
+            self._trouble(tier, job, f"{error}", error.errno if isinstance(error, OSError) else None)
+            if job.buffer is not None:
+                self._release(job)
+                job.released = True
+                self._snapshots.offer()
 
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(OSError),
@@ -249,6 +270,8 @@ class Jobs:
         """One attempt, in the tier's thread; its news. Raises what `transfers` does."""
         if job.cancelled.is_set():
             raise Cancelled
+        if job.released:
+            self._pin_again(job)
         began = time.monotonic()
         job.progress_t = began
         if isinstance(job.request, Replicate) or job.kind == "copy":
@@ -331,7 +354,10 @@ class Jobs:
             superseded=isinstance(error, Superseded) and not self._snapshots.buffers.holds(request.key),
         )
 
-    def _trouble(self, tier: Tier, detail: str, number: int | None) -> None:
+    def _trouble(self, tier: Tier, job: TierJob, detail: str, number: int | None) -> None:
+        """Tell, once for each job, that it does not get on: it may be given up for a newer one."""
         if tier.trouble_t is None:
             tier.trouble_t = time.monotonic()
+        if not job.troubled:
+            job.troubled = True
             self._report(TierTrouble(generation=self._snapshots.generation, tier=tier.name, detail=detail, errno=number))

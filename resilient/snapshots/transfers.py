@@ -24,6 +24,7 @@ class Unwanted(Enum):
 
     LOST = "a node was lost"
     SUPERSEDED = "superseded"
+    OVERWRITTEN = "its buffer was taken for a newer snapshot"
     CANCELLED = "cancelled"
     FAILED = "failed"
 
@@ -206,7 +207,7 @@ class Transfers:
         if job is None:
             return None
         job.waiting.discard(news.shard)
-        why = Unwanted.CANCELLED if news.cancelled else Unwanted.SUPERSEDED if news.superseded else Unwanted.FAILED
+        why = Unwanted.CANCELLED if news.cancelled else Unwanted.OVERWRITTEN if news.superseded else Unwanted.FAILED
         self._cancel(job, why, generation, out, reason=news.reason)
         return self._over(job)
 
@@ -241,7 +242,7 @@ class Transfers:
 
     def give_up_or_again(self, node: int, job: TransferJob, generation: int, out: Outbox) -> None:
         """A job that is over was not successful."""
-        if job.unwanted is Unwanted.LOST:
+        if job.unwanted in (Unwanted.LOST, Unwanted.OVERWRITTEN):
             self.again(job)
         elif job.unwanted is Unwanted.FAILED and job.key in self._catalog.snapshots:
             failures = self._failures[(job.tier, job.key)] = self.failures(job.tier, job.key) + 1

@@ -264,7 +264,7 @@ class Lab:
         self.core = self._core()
 
     def _core(self) -> SnapshotCore:
-        memory, nvme = TierPlan("ram", self.buffers - 2, self.replicas), TierPlan("nvme", 2, self.replicas)
+        memory, nvme = TierPlan("ram", max(1, self.buffers - 2), self.replicas), TierPlan("nvme", 2, self.replicas)
         found = tuple(steps(self.root))
         durable = max(found, default=0)
         return SnapshotCore(StoragePlan(memory, (nvme,), TierPlan("durable", 3), self.buffers, (), durable, found, self.rules))

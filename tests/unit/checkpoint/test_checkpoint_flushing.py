@@ -117,6 +117,27 @@ def test_a_step_that_is_flushed_is_committed_although_its_buffer_has_something_n
     verify(nodes.root / "step-00000001")
 
 
+@pytest.mark.parametrize(("buffers", "due"), [(2, ("ram", "durable")), (3, ("ram", "durable")), (3, ALL)])
+def test_snapshots_in_ram_go_on_while_a_tier_does_not_work_and_a_late_one_becomes_durable_then(
+    lab: Callable[..., Lab], buffers: int, due: tuple[str, ...]
+) -> None:
+    nodes = lab(buffers=buffers)
+    nodes.begin()
+    assert nodes.step(1, ALL)
+    nodes.wait_durable(1)
+    away = nodes.root.rename(nodes.root.with_name("away"))
+    nodes.root.write_text("not a directory")
+    for step in range(2, 20):
+        assert nodes.step(step, due if step in (2, 9) else ("ram",), wait_s=PATIENCE_S), step
+        nodes.wait(lambda step=step: nodes.reported("snapshot", "ram") == step, f"the snapshot of step {step}")
+    assert nodes.reported("committed", "durable") == 1
+    assert not [event for event in nodes.events if "given up" in str(event.fields.get("detail"))], "nothing is wrong with a step"
+    nodes.root.unlink()
+    away.rename(nodes.root)
+    nodes.wait_durable(9)
+    verify(nodes.root / f"step-{nodes.reported('committed', 'durable'):08}")
+
+
 def test_a_flush_that_meets_the_fence_of_the_next_generation_is_done_by_that_one_and_no_fault(lab: Callable[..., Lab]) -> None:
     nodes = lab(stale_s=PATIENCE_S)  # until it has begun, however busy the machine is
     nodes.begin()
