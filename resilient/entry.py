@@ -9,15 +9,18 @@ import builtins
 import importlib
 import importlib.util
 import logging
-import runpy
 import shlex
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
+
+from resilient.imports_ahead import Source, of_program, sources
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +50,18 @@ class Entry:
         if self.script is not None or self.function:
             return self.script
         try:
-            found = importlib.util.find_spec(self.module)
-            if found is not None and found.submodule_search_locations is not None:
-                found = importlib.util.find_spec(f"{self.module}.__main__")
+            found = _spec(self.module)
         except (ImportError, ValueError):
             return None
         return Path(found.origin) if found is not None and found.origin is not None else None
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Of a module that is run as a program, or of a package's `__main__`. Raises ImportError, ValueError."""
+    found = importlib.util.find_spec(module)
+    if found is not None and found.submodule_search_locations is not None:
+        found = importlib.util.find_spec(f"{module}.__main__")
+    return found
 
 
 def parse(text: str) -> Entry:
@@ -98,24 +107,21 @@ def find(entry: Entry, *, trace: TextIO | None = None) -> tuple[Any, str | None]
 
 
 def ahead(entry: Entry) -> list[str]:
-    """What to import before the ranks are forked: the function's module, or what a script imports at its top level.
+    """What to import before the ranks are forked: the function's module, or what a program imports of installed packages.
 
-    `module:name` is a name that a script takes from a module: one that loads its parts when they are first asked for has them then.
+    `module:name` is a name that is taken from a module: one that loads its parts when they are first asked for has them then. A
+    program's own modules are read and not imported, for they may look at `sys.argv` or at the rank while they are.
     """
     if not entry.is_script:
         return [entry.module]
-    source = entry.source()
-    try:
-        body = ast.parse(source.read_bytes()).body if source is not None else []
-    except (OSError, SyntaxError, ValueError):
-        return []  # the ranks will say so
-    names: list[str] = []
-    for each in body:
-        if isinstance(each, ast.Import):
-            names += [alias.name for alias in each.names]
-        elif isinstance(each, ast.ImportFrom) and each.module is not None and not each.level:
-            names += [each.module, *(f"{each.module}:{alias.name}" for alias in each.names if alias.name != "*")]
-    return list(dict.fromkeys(names))
+    if entry.script is not None:
+        return of_program([Source(entry.script)], entry.directory)
+    own = sources(entry.module, entry.directory)
+    if own and own[-1].path.name == "__init__.py":
+        own += sources(f"{entry.module}.__main__", entry.directory)
+    if not own and (source := entry.source()) is not None:  # of an installed package
+        own = [Source(source, entry.module if source.name == "__main__.py" else entry.module.rpartition(".")[0])]
+    return of_program(own, entry.directory)
 
 
 def warm_up(entry: Entry, config: object, rank: int, world_size: int) -> None:
@@ -136,16 +142,22 @@ def run(entry: Entry, config: Callable[[], object]) -> None:
         getattr(importlib.import_module(entry.module), entry.function)(config())
         return
     find_modules(entry)
-    sys.argv = [str(entry.script or entry.source()), *entry.args]
-    if entry.script is None:
-        runpy.run_module(entry.module, run_name="__main__", alter_sys=True)
-        return
     # Not by runpy, which takes the module away again: threads and `atexit` may still need it.
     program = ModuleType("__main__")
-    program.__file__ = str(entry.script)
     program.__dict__["__builtins__"] = builtins
+    if entry.script is not None:
+        file = str(entry.script.absolute())
+        sys.argv, code = [str(entry.script), *entry.args], compile(entry.script.read_bytes(), file, "exec")
+    else:
+        spec = _spec(entry.module)
+        if spec is None or not isinstance(spec.loader, InspectLoader) or (found := spec.loader.get_code(spec.name)) is None:
+            raise ImportError(f"there is no module {entry.module} that can be run", name=entry.module)
+        file, code = str(spec.origin), found
+        program.__spec__, program.__loader__, program.__package__ = spec, spec.loader, spec.parent
+        sys.argv = [file, *entry.args]
+    program.__file__ = file
     sys.modules["__main__"] = program
-    exec(compile(entry.script.read_bytes(), str(entry.script), "exec"), program.__dict__)
+    exec(code, program.__dict__)
 
 
 def find_modules(entry: Entry) -> None:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
@@ -20,6 +21,10 @@ def leave_stops_to_the_driver() -> None:
     """Ignore from now on what asks a run to stop."""
     for sig in STOP_SIGNALS:
         signal.signal(sig, signal.SIG_IGN)
+
+
+def pass_over(number: int, frame: FrameType | None) -> None:
+    """Handles a signal that is for the driver by doing nothing."""
 
 
 def die_with_parent(parent_pid: int, sig: signal.Signals = signal.SIGKILL) -> None:

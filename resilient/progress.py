@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from resilient import clock, collectives
 from resilient.heartbeat_region import NOT_BEATEN, PHASES, WorkerRegion
+from resilient.lifeline import pass_over
 from resilient.script_files import ScriptFiles, common_place
 
 ON_STOP_VARIABLE = "RESILIENT_ON_STOP"
@@ -306,7 +307,8 @@ class Progress:
         self._reason = reason
         if self._on_stop == "callback":
             return
-        if self._on_stop == "signal" and callable(signal.getsignal(signal.SIGTERM)):
+        handler = signal.getsignal(signal.SIGTERM)
+        if self._on_stop == "signal" and callable(handler) and handler is not pass_over:
             os.kill(os.getpid(), signal.SIGTERM)
             return
         optimizer, module = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]

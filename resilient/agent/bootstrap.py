@@ -20,7 +20,7 @@ from resilient import clock, entry, worker
 from resilient.agent import groups, inspection, recorder
 from resilient.exits import Exit
 from resilient.heartbeat_region import RAISED
-from resilient.lifeline import flush_streams
+from resilient.lifeline import flush_streams, pass_over
 from resilient.placement.applied import take_place
 
 _CAUSES = 8  # of the exceptions that one was raised from, the nearest
@@ -45,7 +45,8 @@ def shield() -> None:
     """First of all in a forked process: leave signals to the driver. The fork server has tied its life to its own."""
     os.setsid()
     for sig in _SHIELDED:
-        signal.signal(sig, signal.SIG_IGN)
+        signal.signal(sig, pass_over)  # not SIG_IGN, which programs that the rank starts would inherit
+        signal.siginterrupt(sig, False)
     os.register_at_fork(after_in_child=_unshield)
 
 
@@ -65,6 +66,8 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
     inspection.answer_with_stacks(spec.stacks)
     recorder.answer_with_record(spec.record)
     os.environ.update(spec.environ)
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()  # else all ranks would draw what the process that they were forked from would have drawn
     take_place()  # before the first thread that computes, and all threads of a standby
     if (torch := sys.modules.get("torch")) is not None and "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # it was imported before that was known

@@ -116,7 +116,6 @@ def _fork_template(args: argparse.Namespace, outcome: PipeEnd | None) -> socket.
     """
     control, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = entry.parse(args.entrypoint)
-    modules = entry.ahead(program)
 
     def fork_preparation() -> int:
         assert outcome is not None
@@ -134,7 +133,7 @@ def _fork_template(args: argparse.Namespace, outcome: PipeEnd | None) -> socket.
         try:
             control.close()
             entry.find_modules(program)
-            preload.serve(agent, its, modules, fork_preparation if outcome is not None else None)
+            preload.serve(agent, its, entry.ahead(program), fork_preparation if outcome is not None else None)
         finally:
             os._exit(1)  # after a traceback: nothing may go on here as if it were the agent
     its.close()

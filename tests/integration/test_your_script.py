@@ -197,34 +197,57 @@ def test_the_command_stands_in_for_torchrun(tmp_path: Path, words: list[str], no
     (tmp_path / "package").mkdir()
     show = tmp_path / (words[0] if len(words) == 1 else "package/show.py")
     show.write_text(SHOW)
+    (tmp_path / "beside.py").write_text(BESIDE)
     command = [sys.executable, "-m", "resilient", "run", "--procs", str(2 // nodes), "--nodes", str(nodes)]
     command += [*words, "--lr", "3e-4", "a b"]
     environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | {"CUDA_VISIBLE_DEVICES": ""}
     environ["PYTHONPATH"] = str(SCRIPT.parents[2])
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    drawn = []
     for rank in range(2):
         found = json.loads((tmp_path / f"rank{rank}.json").read_text())
         name = words[0] if len(words) == 1 else str(show)
         assert (found["argv"], found["path0"]) == ([name, "--lr", "3e-4", "a b"], str(tmp_path))
-        assert (found["cwd"], found["main"]) == (str(tmp_path), name)
+        assert (found["cwd"], found["main"]) == (str(tmp_path), str(show))
+        assert found["beside"] == [str(rank), found["argv"], found["pid"]], "what it imports sees a rank"
+        assert found["terminated"] == -signal.SIGTERM, "what it starts does not ignore it"
+        drawn.append(found["drawn"])
         environ = found["environ"]
         local, group = (rank, 0) if nodes == 1 else (0, rank)
         assert (environ["RANK"], environ["LOCAL_RANK"], environ["WORLD_SIZE"]) == (str(rank), str(local), "2")
         assert (environ["LOCAL_WORLD_SIZE"], environ["GROUP_RANK"]) == (str(2 // nodes), str(group))
         assert environ["TORCHELASTIC_RESTART_COUNT"] == "0"
         assert {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"} <= environ.keys()
-        assert (tmp_path / f"left{rank}").exists(), "atexit"
+        assert (tmp_path / f"left{rank}").read_bytes(), "atexit finds the names of the program"
+    assert drawn[0] != drawn[1], "of NumPy's generator, which nobody has seeded"
     assert "300" not in done.stdout
 
 
 SHOW = """
-import atexit, json, os, sys
+import atexit, json, os, pickle, subprocess, sys
 from pathlib import Path
 
+import beside
+import numpy
+
+
+class State:
+    pass
+
+
 rank = os.environ["RANK"]
-atexit.register(Path(f"left{rank}").touch)
+atexit.register(lambda: Path(f"left{rank}").write_bytes(pickle.dumps(State())))
 main = sys.modules["__main__"].__file__
 told = {"argv": sys.argv, "path0": sys.path[0], "cwd": os.getcwd(), "main": main, "environ": dict(os.environ)}
+helper = subprocess.Popen(["sleep", "600"])
+helper.terminate()
+told |= {"beside": beside.SEEN, "pid": os.getpid(), "terminated": helper.wait(60.0), "drawn": numpy.random.rand()}
 Path(f"rank{rank}.json").write_text(json.dumps(told))
+"""
+
+BESIDE = """
+import os, sys
+
+SEEN = [os.environ.get("RANK"), list(sys.argv), os.getpid()]
 """

@@ -1,0 +1,78 @@
+"""What is imported before the ranks are forked: what a program takes from installed packages, and nothing of its own."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from resilient import entry
+from resilient.imports_ahead import MOST
+
+RAISES = "raise AssertionError('imported')\n"
+
+
+def written(folder: Path, **files: str) -> Path:
+    """Files of a program by their names, with `__` for a slash; each raises where it is imported."""
+    for name, text in files.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + RAISES)
+    return folder
+
+
+def ahead(monkeypatch: pytest.MonkeyPatch, folder: Path, words: str) -> list[str]:
+    monkeypatch.chdir(folder)
+    program = entry.parse(words)
+    monkeypatch.setattr(sys, "path", [program.directory, *sys.path])
+    return entry.ahead(program)
+
+
+def test_a_function_is_imported_with_its_module():
+    assert entry.ahead(entry.parse("trainer:train")) == ["trainer"]
+
+
+def test_modules_beside_a_script_are_read_and_their_packages_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = written(
+        tmp_path,
+        train="import json, options\nfrom parts import model, nothing\n",
+        options="import argparse\nif True:\n    import tomllib\n",
+        parts__data="import csv\n",
+        parts__model="from .data import x\nfrom ..options import y\nimport torch.nn.functional as F\n",
+    )
+    found = ahead(monkeypatch, folder, "train.py --lr 3")
+    assert found == ["json", "argparse", "torch.nn.functional", "csv"]
+
+
+def test_a_package_that_was_not_installed_is_read_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As a checkout on PYTHONPATH, or one that was installed as editable."""
+    written(tmp_path / "elsewhere", core__parallel="from transformers import Trainer\n")
+    (tmp_path / "elsewhere/core/__init__.py").write_text("import colorsys\n" + RAISES)
+    folder = written(tmp_path / "here", train="from core.parallel import x\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+    assert ahead(monkeypatch, folder, "train.py") == ["colorsys", "transformers", "transformers:Trainer"]
+
+
+@pytest.mark.parametrize("words", ["-m package.train", "-m package"])
+def test_of_a_module_its_packages_are_read_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str):
+    folder = written(tmp_path, package__train="from .more import x\n", package__more="import wave\n")
+    (folder / "package/__init__.py").write_text("import cmd\n" + RAISES)
+    (folder / "package/__main__.py").write_text("from .train import x\n" + RAISES)
+    assert set(ahead(monkeypatch, folder, words)) == {"cmd", "wave"}
+
+
+def test_a_folder_of_data_hides_no_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = written(tmp_path, train="import transformers\nimport missing\n")
+    (folder / "transformers").mkdir()
+    assert ahead(monkeypatch, folder, "train.py") == ["transformers"]
+
+
+def test_what_imports_itself_and_what_is_no_python_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = written(tmp_path, train="import a\n", a="import b, json\n", b="import a, bad\n")
+    (folder / "bad.py").write_text("def (")
+    assert ahead(monkeypatch, folder, "train.py") == ["json"]
+
+
+def test_a_large_program_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files = {f"m{number}": f"import m{number + 1}\n" for number in range(2 * MOST)}
+    folder = written(tmp_path, train="import m0\n", **files, **{f"m{2 * MOST}": "import json\n"})
+    assert ahead(monkeypatch, folder, "train.py") == []
