@@ -19,6 +19,7 @@ Line = Mapping[str, Any]
 
 _EVERY_STEP = ("snapshot", "replicated")  # of no account here, and many
 _FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(?P<comma>,?) in (?P<function>.+?)\s*$', re.MULTILINE)
+_LEFT_WELL = re.compile(r"exit code 0\b")  # of a fault's detail
 _LIBRARY = re.compile(r"/(site|dist)-packages/(?!trainer/)|/lib/python\d|^<|/resilient/(agent|entry\.py|worker\.py)|/runpy\.py$")
 
 
@@ -216,6 +217,12 @@ def _advise(code: Exit, fault: Line | None, checkpoint: int | None) -> list[str]
             return ["Nothing seems broken for good, yet it came again and again: look at the network between the nodes.", go_on]
     if fault["kind"] == "exception":
         return [f"The program raised it, each time at the same place: mend the code, or the data that {at} reads.", go_on]
+    if fault["kind"] == "exit" and _LEFT_WELL.match(fault["detail"]):
+        return [
+            f"{_ranks(fault).capitalize()} ended well while others still needed it: all ranks must take the same number of steps.",
+            "Look for data that ends earlier there, or a return or sys.exit that the others do not come to.",
+            go_on,
+        ]
     if fault["kind"] == "exit":
         return [
             f"Ranks ended without an exception at {at}: the kernel's log (dmesg) may name who killed them; a batch, a kernel or a",

@@ -16,6 +16,7 @@ from resilient.attempts import Attempt
 NAMED = 8  # ranks or nodes in a text; of more, only the number is said
 
 FREED_S = 60.0  # after a restart the memory of GPUs may still belong to processes that were killed
+TOGETHER_S = 1.0  # a rank's end may be noticed so much later than that of a rank that it led to
 INCIDENTS = "incidents"  # in the run directory: a folder of evidence for each fault that left some
 
 Kind = Literal[
@@ -192,14 +193,24 @@ def _diagnose(end: WorkerEnd) -> symptoms.Finding | None:
     return None if found is not None and found.symptom.blames_a_peer and not _aborted(end) else found
 
 
-def culprit(ends: Sequence[WorkerEnd]) -> WorkerEnd:
-    """Of workers that failed in one generation, the one that failed first and by itself."""
+def culprit(ends: Sequence[WorkerEnd], *, stopped: bool = False) -> WorkerEnd:
+    """Of workers that ended in one generation, the one that failed first and by itself.
+
+    Where all that failed are victims, it is one that had left them before with status 0, if there is one.
+
+    Args:
+        stopped: the generation had been asked to stop: it is right to end with status 0.
+    """
 
     def order(end: WorkerEnd) -> tuple[bool, float, int]:
         when = end.raised.t if end.raised is not None else end.noticed_t
         return is_victim(end), when, end.rank
 
-    return min((end for end in ends if end.failed), key=order)
+    first = min((end for end in ends if end.failed), key=order)
+    if stopped or not is_victim(first):
+        return first
+    left = [end for end in ends if not end.failed and end.noticed_t <= first.noticed_t + TOGETHER_S]
+    return min(left, key=lambda end: (end.step, end.noticed_t, end.rank), default=first)
 
 
 def _signal_name(number: int) -> str:
@@ -218,23 +229,36 @@ def computed(finished: int, resumed_step: int | None) -> int | None:
     return None if finished < 0 and resumed_step is None else max(finished, resumed_step or 0) + 1
 
 
+def _said(raised: Raised) -> str:
+    """An exception in a line."""
+    return f"{raised.type}: {raised.message.strip().partition(chr(10))[0]}"
+
+
 def from_ends(
-    fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int | None, now: float, restarted_t: float | None = None
+    fault_id: str,
+    ends: Sequence[WorkerEnd],
+    *,
+    resumed_step: int | None,
+    now: float,
+    restarted_t: float | None = None,
+    stopped: bool = False,
 ) -> Fault:
     """The fault behind the workers of one generation that failed.
 
     Args:
+        stopped: the generation had been asked to stop.
         restarted_t: when these workers took the places of others that had been killed, unix seconds; None: they were the first.
         resumed_step: the step the generation started from, for workers that had not finished one; None: not known yet.
         now: unix seconds.
     """
-    first = culprit(ends)
+    first = culprit(ends, stopped=stopped)
+    step = computed(first.step, resumed_step)
     found = _diagnose(first) if first.raised is None or first.raised.final is None else None
     if first.raised is not None:
         kind: Kind = "collective_timeout" if symptoms.waited_in_vain(first.raised.words) else "exception"
         kind = first.raised.kind or kind
         cause = first.raised.type
-        detail = f"{cause}: {first.raised.message.strip().partition(chr(10))[0]}"
+        detail = _said(first.raised)
         evidence = first.raised.traceback if first.raised.final is None else first.raised.message
         since = first.raised.t
     else:
@@ -243,6 +267,12 @@ def from_ends(
         detail = cause
         evidence = f"process {first.pid} of rank {first.rank} ended by {detail} in phase {first.phase}"
         since = first.noticed_t
+    if not first.failed:
+        left = [end for end in ends if end.failed]
+        after = f" after step {step - 1}" if step is not None and step > 1 else ""
+        ranks = f"rank{'s' if len(left) > 1 else ''} {listed(end.rank for end in left)}"
+        detail += f"{after}, while {ranks} went on"
+        evidence += "".join(f"\nrank {end.rank} lost it: {_said(end.raised)}" for end in left[:NAMED] if end.raised is not None)
     if first.oom is not None:
         cause, detail, found = "OOM killer", f"killed by {first.oom}", None
         evidence = f"{evidence}\n{first.oom.evidence}"
@@ -260,7 +290,7 @@ def from_ends(
         cause=cause,
         ranks=(first.rank,),
         nodes=(first.node,),
-        step=computed(first.step, resumed_step),
+        step=step,
         detail=detail,
         evidence=evidence,
         detect_s=max(0.0, now - since),

@@ -102,6 +102,7 @@ def test_only_the_last_job_counts_and_a_refused_checkpoint_is_none():
         ({"class": "transient"}, "network"),
         ({}, "mend the code, or the data that step 12 reads"),
         ({"kind": "exit", "evidence": "killed"}, "dmesg"),
+        ({"kind": "exit", "detail": "exit code 0 after step 11, while rank 0 went on"}, "same number of steps"),
         ({"kind": "node_lost"}, "node 1"),
         ({"kind": "not_finite"}, "optimizer.lr"),
         ({"kind": "hang"}, "incident"),
