@@ -19,6 +19,8 @@ FREED_S = 60.0  # after a restart the memory of GPUs may still belong to process
 TOGETHER_S = 1.0  # a rank's end may be noticed so much later than that of a rank that it led to
 INCIDENTS = "incidents"  # in the run directory: a folder of evidence for each fault that left some
 
+_NUMBER = re.compile(r"-?\d+")
+
 Kind = Literal[
     "exit",
     "exception",
@@ -53,6 +55,11 @@ class Raised:
     kind: Literal["not_finite", "loss_spike"] | None = None
     since: int | None = None
     causes: str = ""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is `sys.exit` with an exit code."""
+        return self.type == "SystemExit" and _NUMBER.fullmatch(self.message) is not None
 
     @property
     def words(self) -> str:
@@ -110,6 +117,11 @@ class WorkerEnd:
     @property
     def failed(self) -> bool:
         return self.exitcode != 0
+
+    @property
+    def said(self) -> Raised | None:
+        """The exception that says why it ended; `sys.exit(3)` says no more than the exit code."""
+        return None if self.raised is not None and self.raised.is_number else self.raised
 
 
 @dataclass(frozen=True)
@@ -185,9 +197,9 @@ def _aborted(end: WorkerEnd) -> bool:
 
 def _diagnose(end: WorkerEnd) -> symptoms.Finding | None:
     """What the end of a worker says of its cause."""
-    if end.raised is not None:
-        found = symptoms.diagnose(f"{end.raised.type}: {end.raised.message}", end.log)
-        return found or (symptoms.diagnose(end.raised.causes, end.log) if end.raised.causes else None)
+    if end.said is not None:
+        found = symptoms.diagnose(f"{end.said.type}: {end.said.message}", end.log)
+        return found or (symptoms.diagnose(end.said.causes, end.log) if end.said.causes else None)
     found = symptoms.diagnose(None, end.log)
     # What was killed from outside, or left by itself, did not end of a peer that it had lost.
     return None if found is not None and found.symptom.blames_a_peer and not _aborted(end) else found
@@ -229,7 +241,7 @@ def computed(finished: int, resumed_step: int | None) -> int | None:
     return None if finished < 0 and resumed_step is None else max(finished, resumed_step or 0) + 1
 
 
-def _said(raised: Raised) -> str:
+def _line(raised: Raised) -> str:
     """An exception in a line."""
     return f"{raised.type}: {raised.message.strip().partition(chr(10))[0]}"
 
@@ -254,25 +266,26 @@ def from_ends(
     first = culprit(ends, stopped=stopped)
     step = computed(first.step, resumed_step)
     found = _diagnose(first) if first.raised is None or first.raised.final is None else None
-    if first.raised is not None:
-        kind: Kind = "collective_timeout" if symptoms.waited_in_vain(first.raised.words) else "exception"
-        kind = first.raised.kind or kind
-        cause = first.raised.type
-        detail = _said(first.raised)
-        evidence = first.raised.traceback if first.raised.final is None else first.raised.message
-        since = first.raised.t
+    if (said := first.said) is not None:
+        kind: Kind = "collective_timeout" if symptoms.waited_in_vain(said.words) else "exception"
+        kind = said.kind or kind
+        cause = said.type
+        detail = _line(said)
+        evidence = said.traceback if said.final is None else said.message
+        since = said.t
     else:
         kind = "collective_timeout" if _aborted(first) and symptoms.waited_in_vain(first.log) else "exit"
         cause = _signal_name(-first.exitcode) if first.exitcode < 0 else f"exit code {first.exitcode}"
         detail = cause
         evidence = f"process {first.pid} of rank {first.rank} ended by {detail} in phase {first.phase}"
+        evidence += f"\n{first.raised.traceback}" if first.raised is not None else ""
         since = first.noticed_t
     if not first.failed:
         left = [end for end in ends if end.failed]
         after = f" after step {step - 1}" if step is not None and step > 1 else ""
         ranks = f"rank{'s' if len(left) > 1 else ''} {listed(end.rank for end in left)}"
         detail += f"{after}, while {ranks} went on"
-        evidence += "".join(f"\nrank {end.rank} lost it: {_said(end.raised)}" for end in left[:NAMED] if end.raised is not None)
+        evidence += "".join(f"\nrank {end.rank} lost it: {_line(end.raised)}" for end in left[:NAMED] if end.raised is not None)
     if first.oom is not None:
         cause, detail, found = "OOM killer", f"killed by {first.oom}", None
         evidence = f"{evidence}\n{first.oom.evidence}"

@@ -87,7 +87,7 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
             _as_the_interpreter_ends()
         # A script that catches what ends it and leaves by `sys.exit` ends of what it has caught.
         ended_by = _cause_of(error) if isinstance(error, SystemExit) else error
-        if status != 0 and ended_by is not None:
+        if status != 0:
             worker.report(_raised(ended_by), event=RAISED)
         if not isinstance(error, SystemExit):
             traceback.print_exc()
@@ -134,9 +134,9 @@ def _text(error: BaseException) -> str:
         return f"(its text cannot be had: {type(why).__name__})"
 
 
-def _cause_of(error: SystemExit) -> BaseException | None:
-    """Why a script has left: what it has caught before, or what it says by `sys.exit("...")`."""
-    return _origin(error) or (error if isinstance(error.code, str) else None)
+def _cause_of(error: SystemExit) -> BaseException:
+    """Why a script has left: what it has caught before, or what it says by `sys.exit`."""
+    return _origin(error) or error
 
 
 def _origin(error: BaseException) -> BaseException | None:

@@ -169,7 +169,8 @@ def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type():
 def test_what_a_script_says_when_it_leaves_is_why_it_has_ended():
     said = SystemExit("no GPU is free")
     assert _cause_of(said) is said and _raised(said)["message"] == "no GPU is free"
-    assert _cause_of(SystemExit(3)) is None
+    left = SystemExit(3)
+    assert _cause_of(left) is left and _raised(left)["message"] == "3"
     caught = KeyError("lr")
     said.__context__ = caught
     assert _cause_of(said) is caught

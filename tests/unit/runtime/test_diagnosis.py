@@ -102,6 +102,8 @@ def test_only_the_last_job_counts_and_a_refused_checkpoint_is_none():
         ({"class": "transient"}, "network"),
         ({}, "mend the code, or the data that step 12 reads"),
         ({"kind": "exit", "evidence": "killed"}, "dmesg"),
+        ({"kind": "exit", "detail": "SIGKILL"}, "dmesg"),
+        ({"kind": "exit", "detail": "exit code 3"}, "left with exit code 3 by itself"),
         ({"kind": "exit", "detail": "exit code 0 after step 11, while rank 0 went on"}, "same number of steps"),
         ({"kind": "node_lost"}, "node 1"),
         ({"kind": "not_finite"}, "optimizer.lr"),
@@ -111,6 +113,10 @@ def test_only_the_last_job_counts_and_a_refused_checkpoint_is_none():
 def test_the_advice_follows_the_class_and_else_the_kind(fault, words):
     assert words in " ".join(gave_up(fault).advice)
     assert "from step 10" in gave_up(fault).advice[-1]
+
+
+def test_a_program_that_left_by_itself_was_killed_by_nobody():
+    assert "dmesg" not in " ".join(gave_up({"kind": "exit", "detail": "exit code 3"}).advice)
 
 
 def test_a_hang_points_to_its_incident():

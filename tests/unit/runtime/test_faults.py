@@ -97,6 +97,17 @@ def test_a_rank_that_ended_well_is_never_the_culprit():
     assert culprit([end(0, exitcode=0, t=1.0), end(1, exitcode=-11, t=2.0)]).rank == 1
 
 
+def test_a_program_that_leaves_by_a_number_has_that_exit_code_and_the_place_it_left_at():
+    why = Raised("SystemExit", "3", "Traceback ...\nSystemExit: 3", 10.0)
+    fault = from_ends("x", [end(0, exitcode=3, why=why)], resumed_step=0, now=10.0)
+    assert (fault.kind, fault.cause, fault.detail, fault.verdict) == ("exit", "exit code 3", "exit code 3", None)
+    assert fault.evidence.endswith("by exit code 3 in phase step\nTraceback ...\nSystemExit: 3")
+    logged = replace(end(0, exitcode=3, why=why), log="OSError: [Errno 28] No space left on device\n")
+    assert from_ends("x", [logged], resumed_step=0, now=10.0).verdict == "node", "its log is asked, as without an exception"
+    said = replace(why, message="no GPU is free")
+    assert from_ends("x", [end(0, why=said)], resumed_step=0, now=10.0).detail == "SystemExit: no GPU is free"
+
+
 def test_a_rank_that_left_its_peers_with_status_0_is_the_culprit():
     victim = end(0, t=10.1, why=raised(*PEER_GONE[0], t=10.0), step=10)
     left = end(1, exitcode=0, t=10.2, step=10)
