@@ -58,9 +58,12 @@ def start_rank(spec: WorkerSpec) -> None:
 def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
     """Run the entry point as one rank; the process ends with status 0, or 1 after an exception.
 
+    So does a process that the script has forked and that comes back from it, but nothing of that is told of the rank.
+
     Args:
         config: where it has been read already.
     """
+    rank_pid = os.getpid()
     _redirect(spec.output)
     inspection.answer_with_stacks(spec.stacks)
     recorder.answer_with_record(spec.record)
@@ -80,19 +83,20 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
         progress = worker.observe_progress()
         entry.run(entry.parse(spec.entrypoint), lambda: config or worker.load_config(spec.config))
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is evidence
-        if progress is not None:
+        is_rank = os.getpid() == rank_pid
+        if progress is not None and is_rank:
             progress.ends()
         status = _status(error) if isinstance(error, SystemExit) else 1
         if status == 0 and entry.parse(spec.entrypoint).is_script:
             _as_the_interpreter_ends()
         # A script that catches what ends it and leaves by `sys.exit` ends of what it has caught.
         ended_by = _cause_of(error) if isinstance(error, SystemExit) else error
-        if status != 0:
+        if status != 0 and is_rank:
             worker.report(_raised(ended_by), event=RAISED)
         if not isinstance(error, SystemExit):
             traceback.print_exc()
         _leave(status)
-    if progress is not None:
+    if progress is not None and os.getpid() == rank_pid:
         progress.ends()
     if entry.parse(spec.entrypoint).is_script:
         _as_the_interpreter_ends()

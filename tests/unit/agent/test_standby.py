@@ -3,6 +3,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,11 +12,13 @@ import pytest
 
 from resilient.agent import standby as standby_module
 from resilient.agent import watch as watch_module
-from resilient.agent.bootstrap import WorkerSpec, _cause_of, _raised
+from resilient.agent.bootstrap import WorkerSpec, _cause_of, _raised, start_rank
 from resilient.agent.forkserver import Forked, ForkServer
 from resilient.agent.inspection import state_of
 from resilient.agent.standby import Standbys
 from resilient.agent.watch import Watch
+from resilient.heartbeat_region import AgentRegion
+from resilient.worker import REGION_VARIABLE
 
 PATIENCE_S = 120.0
 
@@ -151,6 +154,23 @@ def test_no_room_for_a_standby_ends_nobody_and_is_tried_again(
     assert 0.0 < watch._standby_t - time.monotonic() <= watch_module.STANDBY_AGAIN_S
     monkeypatch.setattr(watch, "_standby_t", 0.0)  # that time is over
     wait_for(lambda: [watch._stand_by(), standbys.missing([3], 4)][1] is None)
+
+
+def test_an_exception_of_a_process_that_the_script_has_forked_is_not_the_ranks(spec: WorkerSpec, fork_server: ForkServer):
+    Path(spec.entrypoint.split()[0]).write_text(
+        "import os\n"
+        "if (child := os.fork()) == 0:\n    raise ValueError('only a child')\n"
+        "os._exit(7 if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1 else 8)\n"
+    )
+    region = AgentRegion(spec.output.with_name("region"))
+    supervised = replace(spec, environ={**spec.environ, REGION_VARIABLE: str(region.path)})
+    process = fork_server.Process(target=start_rank, args=(supervised,), name="rank3")
+    process.start()
+    process.join(PATIENCE_S)
+    assert process.exitcode == 7
+    assert spec.output.read_text().endswith("ValueError: only a child\n")
+    assert [record.event for record in region.drain()] == []
+    region.close()
 
 
 def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type():
