@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from resilient.excerpts import head
 from resilient.exits import Exit
 
 FILE = "diagnosis.md"
 TRACEBACK_LINES = 12  # of the short form
+LINE_CHARACTERS = 500  # of each of them
 
 Line = Mapping[str, Any]
 
@@ -275,7 +277,7 @@ def short(found: Diagnosis) -> str:
     if found.traceback:
         traceback = found.traceback.splitlines()
         cut = ["  | ..."] if len(traceback) > TRACEBACK_LINES else []
-        lines += [*cut, *(f"  | {line}" for line in traceback[-TRACEBACK_LINES:])]
+        lines += [*cut, *(f"  | {head(line, LINE_CHARACTERS)}" for line in traceback[-TRACEBACK_LINES:])]
     done = [each.action for each in found.tried if each.action != "give up"]
     if done:
         counted = ", ".join(f"{action} x {done.count(action)}" for action in dict.fromkeys(done))

@@ -12,7 +12,9 @@ from typing import Literal
 
 from resilient import symptoms
 from resilient.attempts import Attempt
+from resilient.excerpts import head
 
+LINE_CHARACTERS = 400  # of what an exception says, in a text of one line
 NAMED = 8  # ranks or nodes in a text; of more, only the number is said
 
 FREED_S = 60.0  # after a restart the memory of GPUs may still belong to processes that were killed
@@ -242,8 +244,8 @@ def computed(finished: int, resumed_step: int | None) -> int | None:
 
 
 def _line(raised: Raised) -> str:
-    """An exception in a line."""
-    return f"{raised.type}: {raised.message.strip().partition(chr(10))[0]}"
+    """An exception in a line that can be read."""
+    return f"{raised.type}: {head(raised.message.strip().partition(chr(10))[0], LINE_CHARACTERS)}"
 
 
 def from_ends(

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from resilient import clock, entry, worker
 from resilient.agent import groups, inspection, recorder
+from resilient.excerpts import excerpt
 from resilient.exits import Exit
 from resilient.heartbeat_region import RAISED
 from resilient.lifeline import flush_streams
@@ -25,6 +26,8 @@ from resilient.placement.applied import take_place
 
 _CAUSES = 8  # of the exceptions that one was raised from, the nearest
 _CAUSE_CHARACTERS = 2000
+_MESSAGE_CHARACTERS = 8 << 10  # more of an exception's text is only in the rank's log
+_TRACEBACK_CHARACTERS = 64 << 10
 
 _SHIELDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
@@ -118,12 +121,17 @@ def _status(error: SystemExit) -> int:
 
 
 def _raised(error: BaseException) -> dict[str, object]:
-    """The fields of `resilient.faults.Raised`."""
+    """The fields of `resilient.faults.Raised`; of a long text only its ends."""
+    whole = _text(error)
+    message = excerpt(whole, _MESSAGE_CHARACTERS)
+    traceback_text = "".join(traceback.format_exception(error))
+    if message != whole:
+        traceback_text = traceback_text.replace(whole, message)
     numbers = {"kind": error.kind, "since": error.since} if isinstance(error, worker.BadNumbersError) else {}
     return {
         "type": type(error).__name__,
-        "message": _text(error),
-        "traceback": "".join(traceback.format_exception(error)),
+        "message": message,
+        "traceback": excerpt(traceback_text, _TRACEBACK_CHARACTERS),
         "t": clock.now(),
         "final": _final(error),
         "causes": "\n".join(f"{type(each).__name__}: {_text(each)[:_CAUSE_CHARACTERS]}" for each in _origins(error)),

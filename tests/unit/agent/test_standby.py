@@ -186,6 +186,35 @@ def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type():
     assert "test_standby.py" in str(told["traceback"]) and str(told["causes"]).startswith("WithoutText: (its text")
 
 
+def test_of_an_exception_whose_text_is_long_both_ends_are_told():
+    def fail(rest: int) -> None:
+        if rest:
+            return fail(rest - 1)
+        raise ValueError("bad batch: " + "7, " * 500_000 + "and no more")
+
+    try:
+        fail(3)
+    except ValueError as error:
+        told = _raised(error)
+    message, traceback = str(told["message"]), str(told["traceback"])
+    assert len(message) < 9 << 10 and message.startswith("bad batch: 7, ") and message.endswith("7, and no more")
+    assert "[... 1,491,830 characters are left out ...]" in message
+    assert len(traceback) < 16 << 10 and traceback.endswith(f"ValueError: {message}\n") and "in fail" in traceback
+
+
+def test_of_a_traceback_that_is_long_both_ends_are_told():
+    error: Exception | None = None
+    for number in range(2000):
+        try:
+            raise ValueError(f"number {number}") from error
+        except ValueError as raised:
+            error = raised
+    assert error is not None
+    traceback = str(_raised(error)["traceback"])
+    assert len(traceback) < 65 << 10 and "characters are left out ...]" in traceback
+    assert "ValueError: number 0\n" in traceback and traceback.endswith("ValueError: number 1999\n")
+
+
 def test_what_a_script_says_when_it_leaves_is_why_it_has_ended():
     said = SystemExit("no GPU is free")
     assert _cause_of(said) is said and _raised(said)["message"] == "no GPU is free"

@@ -166,6 +166,11 @@ def test_the_page_holds_all_and_the_short_form_the_end_of_the_traceback():
     json.dumps(told)
 
 
+def test_lines_of_the_short_form_can_be_read_in_a_terminal():
+    told = short(gave_up({"evidence": f"ValueError: {'7, ' * 2000}the end"}))
+    assert max(map(len, told.splitlines())) < 600 and "ValueError: 7, 7" in told
+
+
 @pytest.mark.parametrize(
     ("traceback", "expected"),
     [

@@ -137,6 +137,14 @@ def test_an_exception_becomes_a_fault_with_its_traceback_and_step():
     assert fault.detect_s == pytest.approx(0.5)
 
 
+def test_of_an_exception_with_a_long_text_the_detail_is_a_line_that_can_be_read():
+    failed = end(0, why=raised("ValueError", "bad batch: " + "7, " * 2000))
+    lost = end(0, why=raised("RuntimeError", "Connection closed by peer " + "7, " * 2000))
+    for fault in (from_ends("x", [failed], resumed_step=0, now=9.5), from_ends("x", [lost], resumed_step=0, now=9.5)):
+        assert len(fault.detail) < 600 and " ..." in fault.detail
+    assert fault.evidence.endswith("7, "), "the evidence has it already"
+
+
 def test_a_signal_becomes_a_fault_that_names_it():
     fault = from_ends("g1-1", [end(1, exitcode=-9, step=-1)], resumed_step=40, now=10.0)
     assert (fault.kind, fault.detail, fault.step) == ("exit", "SIGKILL", 41)
