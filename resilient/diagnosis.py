@@ -10,15 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from resilient.excerpts import head
 from resilient.exits import Exit
 
 FILE = "diagnosis.md"
 TRACEBACK_LINES = 12  # of the short form
+LINE_CHARACTERS = 500  # of each of them
 
 Line = Mapping[str, Any]
 
 _EVERY_STEP = ("snapshot", "replicated")  # of no account here, and many
 _FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(?P<comma>,?) in (?P<function>.+?)\s*$', re.MULTILINE)
+_LEFT = re.compile(r"exit code (\d+)")  # of a fault's detail
 _LIBRARY = re.compile(r"/(site|dist)-packages/(?!trainer/)|/lib/python\d|^<|/resilient/(agent|entry\.py|worker\.py)|/runpy\.py$")
 
 
@@ -216,6 +219,19 @@ def _advise(code: Exit, fault: Line | None, checkpoint: int | None) -> list[str]
             return ["Nothing seems broken for good, yet it came again and again: look at the network between the nodes.", go_on]
     if fault["kind"] == "exception":
         return [f"The program raised it, each time at the same place: mend the code, or the data that {at} reads.", go_on]
+    left = _LEFT.match(fault["detail"]) if fault["kind"] == "exit" else None
+    if left is not None and left[1] == "0":
+        return [
+            f"{_ranks(fault).capitalize()} ended well while others still needed it: all ranks must take the same number of steps.",
+            "Look for data that ends earlier there, or a return or sys.exit that the others do not come to.",
+            go_on,
+        ]
+    if left is not None:
+        return [
+            f"The program left with {left[0]} by itself, and nobody killed it: by sys.exit, os._exit or what a library calls.",
+            "What it printed before is in the rank's log.",
+            go_on,
+        ]
     if fault["kind"] == "exit":
         return [
             f"Ranks ended without an exception at {at}: the kernel's log (dmesg) may name who killed them; a batch, a kernel or a",
@@ -261,7 +277,7 @@ def short(found: Diagnosis) -> str:
     if found.traceback:
         traceback = found.traceback.splitlines()
         cut = ["  | ..."] if len(traceback) > TRACEBACK_LINES else []
-        lines += [*cut, *(f"  | {line}" for line in traceback[-TRACEBACK_LINES:])]
+        lines += [*cut, *(f"  | {head(line, LINE_CHARACTERS)}" for line in traceback[-TRACEBACK_LINES:])]
     done = [each.action for each in found.tried if each.action != "give up"]
     if done:
         counted = ", ".join(f"{action} x {done.count(action)}" for action in dict.fromkeys(done))

@@ -12,11 +12,16 @@ from typing import Literal
 
 from resilient import symptoms
 from resilient.attempts import Attempt
+from resilient.excerpts import head
 
+LINE_CHARACTERS = 400  # of what an exception says, in a text of one line
 NAMED = 8  # ranks or nodes in a text; of more, only the number is said
 
 FREED_S = 60.0  # after a restart the memory of GPUs may still belong to processes that were killed
+TOGETHER_S = 1.0  # a rank's end may be noticed so much later than that of a rank that it led to
 INCIDENTS = "incidents"  # in the run directory: a folder of evidence for each fault that left some
+
+_NUMBER = re.compile(r"-?\d+")
 
 Kind = Literal[
     "exit",
@@ -52,6 +57,11 @@ class Raised:
     kind: Literal["not_finite", "loss_spike"] | None = None
     since: int | None = None
     causes: str = ""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is `sys.exit` with an exit code."""
+        return self.type == "SystemExit" and _NUMBER.fullmatch(self.message) is not None
 
     @property
     def words(self) -> str:
@@ -109,6 +119,11 @@ class WorkerEnd:
     @property
     def failed(self) -> bool:
         return self.exitcode != 0
+
+    @property
+    def said(self) -> Raised | None:
+        """The exception that says why it ended; `sys.exit(3)` says no more than the exit code."""
+        return None if self.raised is not None and self.raised.is_number else self.raised
 
 
 @dataclass(frozen=True)
@@ -184,22 +199,32 @@ def _aborted(end: WorkerEnd) -> bool:
 
 def _diagnose(end: WorkerEnd) -> symptoms.Finding | None:
     """What the end of a worker says of its cause."""
-    if end.raised is not None:
-        found = symptoms.diagnose(f"{end.raised.type}: {end.raised.message}", end.log)
-        return found or (symptoms.diagnose(end.raised.causes, end.log) if end.raised.causes else None)
+    if end.said is not None:
+        found = symptoms.diagnose(f"{end.said.type}: {end.said.message}", end.log)
+        return found or (symptoms.diagnose(end.said.causes, end.log) if end.said.causes else None)
     found = symptoms.diagnose(None, end.log)
     # What was killed from outside, or left by itself, did not end of a peer that it had lost.
     return None if found is not None and found.symptom.blames_a_peer and not _aborted(end) else found
 
 
-def culprit(ends: Sequence[WorkerEnd]) -> WorkerEnd:
-    """Of workers that failed in one generation, the one that failed first and by itself."""
+def culprit(ends: Sequence[WorkerEnd], *, stopped: bool = False) -> WorkerEnd:
+    """Of workers that ended in one generation, the one that failed first and by itself.
+
+    Where all that failed are victims, it is one that had left them before with status 0, if there is one.
+
+    Args:
+        stopped: the generation had been asked to stop: it is right to end with status 0.
+    """
 
     def order(end: WorkerEnd) -> tuple[bool, float, int]:
         when = end.raised.t if end.raised is not None else end.noticed_t
         return is_victim(end), when, end.rank
 
-    return min((end for end in ends if end.failed), key=order)
+    first = min((end for end in ends if end.failed), key=order)
+    if stopped or not is_victim(first):
+        return first
+    left = [end for end in ends if not end.failed and end.noticed_t <= first.noticed_t + TOGETHER_S]
+    return min(left, key=lambda end: (end.step, end.noticed_t, end.rank), default=first)
 
 
 def _signal_name(number: int) -> str:
@@ -218,31 +243,51 @@ def computed(finished: int, resumed_step: int | None) -> int | None:
     return None if finished < 0 and resumed_step is None else max(finished, resumed_step or 0) + 1
 
 
+def _line(raised: Raised) -> str:
+    """An exception in a line that can be read."""
+    return f"{raised.type}: {head(raised.message.strip().partition(chr(10))[0], LINE_CHARACTERS)}"
+
+
 def from_ends(
-    fault_id: str, ends: Sequence[WorkerEnd], *, resumed_step: int | None, now: float, restarted_t: float | None = None
+    fault_id: str,
+    ends: Sequence[WorkerEnd],
+    *,
+    resumed_step: int | None,
+    now: float,
+    restarted_t: float | None = None,
+    stopped: bool = False,
 ) -> Fault:
     """The fault behind the workers of one generation that failed.
 
     Args:
+        stopped: the generation had been asked to stop.
         restarted_t: when these workers took the places of others that had been killed, unix seconds; None: they were the first.
         resumed_step: the step the generation started from, for workers that had not finished one; None: not known yet.
         now: unix seconds.
     """
-    first = culprit(ends)
+    first = culprit(ends, stopped=stopped)
+    step = computed(first.step, resumed_step)
     found = _diagnose(first) if first.raised is None or first.raised.final is None else None
-    if first.raised is not None:
-        kind: Kind = "collective_timeout" if symptoms.waited_in_vain(first.raised.words) else "exception"
-        kind = first.raised.kind or kind
-        cause = first.raised.type
-        detail = f"{cause}: {first.raised.message.strip().partition(chr(10))[0]}"
-        evidence = first.raised.traceback if first.raised.final is None else first.raised.message
-        since = first.raised.t
+    if (said := first.said) is not None:
+        kind: Kind = "collective_timeout" if symptoms.waited_in_vain(said.words) else "exception"
+        kind = said.kind or kind
+        cause = said.type
+        detail = _line(said)
+        evidence = said.traceback if said.final is None else said.message
+        since = said.t
     else:
         kind = "collective_timeout" if _aborted(first) and symptoms.waited_in_vain(first.log) else "exit"
         cause = _signal_name(-first.exitcode) if first.exitcode < 0 else f"exit code {first.exitcode}"
         detail = cause
         evidence = f"process {first.pid} of rank {first.rank} ended by {detail} in phase {first.phase}"
+        evidence += f"\n{first.raised.traceback}" if first.raised is not None else ""
         since = first.noticed_t
+    if not first.failed:
+        left = [end for end in ends if end.failed]
+        after = f" after step {step - 1}" if step is not None and step > 1 else ""
+        ranks = f"rank{'s' if len(left) > 1 else ''} {listed(end.rank for end in left)}"
+        detail += f"{after}, while {ranks} went on"
+        evidence += "".join(f"\nrank {end.rank} lost it: {_line(end.raised)}" for end in left[:NAMED] if end.raised is not None)
     if first.oom is not None:
         cause, detail, found = "OOM killer", f"killed by {first.oom}", None
         evidence = f"{evidence}\n{first.oom.evidence}"
@@ -260,7 +305,7 @@ def from_ends(
         cause=cause,
         ranks=(first.rank,),
         nodes=(first.node,),
-        step=computed(first.step, resumed_step),
+        step=step,
         detail=detail,
         evidence=evidence,
         detect_s=max(0.0, now - since),

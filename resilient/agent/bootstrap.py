@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from resilient import clock, entry, worker
 from resilient.agent import groups, inspection, recorder
+from resilient.excerpts import excerpt
 from resilient.exits import Exit
 from resilient.heartbeat_region import RAISED
 from resilient.lifeline import flush_streams, pass_over
@@ -25,6 +26,8 @@ from resilient.placement.applied import take_place
 
 _CAUSES = 8  # of the exceptions that one was raised from, the nearest
 _CAUSE_CHARACTERS = 2000
+_MESSAGE_CHARACTERS = 8 << 10  # more of an exception's text is only in the rank's log
+_TRACEBACK_CHARACTERS = 64 << 10
 
 _SHIELDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
@@ -59,9 +62,12 @@ def start_rank(spec: WorkerSpec) -> None:
 def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
     """Run the entry point as one rank; the process ends with status 0, or 1 after an exception.
 
+    So does a process that the script has forked and that comes back from it, but nothing of that is told of the rank.
+
     Args:
         config: where it has been read already.
     """
+    rank_pid = os.getpid()
     _redirect(spec.output)
     inspection.answer_with_stacks(spec.stacks)
     recorder.answer_with_record(spec.record)
@@ -83,19 +89,20 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
         progress = worker.observe_progress()
         entry.run(entry.parse(spec.entrypoint), lambda: config or worker.load_config(spec.config))
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is evidence
-        if progress is not None:
+        is_rank = os.getpid() == rank_pid
+        if progress is not None and is_rank:
             progress.ends()
         status = _status(error) if isinstance(error, SystemExit) else 1
         if status == 0 and entry.parse(spec.entrypoint).is_script:
             _as_the_interpreter_ends()
         # A script that catches what ends it and leaves by `sys.exit` ends of what it has caught.
         ended_by = _cause_of(error) if isinstance(error, SystemExit) else error
-        if status != 0 and ended_by is not None:
+        if status != 0 and is_rank:
             worker.report(_raised(ended_by), event=RAISED)
         if not isinstance(error, SystemExit):
             traceback.print_exc()
         _leave(status)
-    if progress is not None:
+    if progress is not None and os.getpid() == rank_pid:
         progress.ends()
     if entry.parse(spec.entrypoint).is_script:
         _as_the_interpreter_ends()
@@ -117,12 +124,17 @@ def _status(error: SystemExit) -> int:
 
 
 def _raised(error: BaseException) -> dict[str, object]:
-    """The fields of `resilient.faults.Raised`."""
+    """The fields of `resilient.faults.Raised`; of a long text only its ends."""
+    whole = _text(error)
+    message = excerpt(whole, _MESSAGE_CHARACTERS)
+    traceback_text = "".join(traceback.format_exception(error))
+    if message != whole:
+        traceback_text = traceback_text.replace(whole, message)
     numbers = {"kind": error.kind, "since": error.since} if isinstance(error, worker.BadNumbersError) else {}
     return {
         "type": type(error).__name__,
-        "message": _text(error),
-        "traceback": "".join(traceback.format_exception(error)),
+        "message": message,
+        "traceback": excerpt(traceback_text, _TRACEBACK_CHARACTERS),
         "t": clock.now(),
         "final": _final(error),
         "causes": "\n".join(f"{type(each).__name__}: {_text(each)[:_CAUSE_CHARACTERS]}" for each in _origins(error)),
@@ -137,9 +149,9 @@ def _text(error: BaseException) -> str:
         return f"(its text cannot be had: {type(why).__name__})"
 
 
-def _cause_of(error: SystemExit) -> BaseException | None:
-    """Why a script has left: what it has caught before, or what it says by `sys.exit("...")`."""
-    return _origin(error) or (error if isinstance(error.code, str) else None)
+def _cause_of(error: SystemExit) -> BaseException:
+    """Why a script has left: what it has caught before, or what it says by `sys.exit`."""
+    return _origin(error) or error
 
 
 def _origin(error: BaseException) -> BaseException | None:

@@ -65,4 +65,4 @@ class WorkerEnds:
 
     def fault(self, fault_id: str, resumed_step: int | None, now: float, restarted_t: float | None = None) -> Fault:
         """Whose fault it is; unix seconds, see `from_ends`."""
-        return from_ends(fault_id, self._ends, resumed_step=resumed_step, now=now, restarted_t=restarted_t)
+        return from_ends(fault_id, self._ends, resumed_step=resumed_step, now=now, restarted_t=restarted_t, stopped=self.stopped)

@@ -3,6 +3,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,11 +12,13 @@ import pytest
 
 from resilient.agent import standby as standby_module
 from resilient.agent import watch as watch_module
-from resilient.agent.bootstrap import WorkerSpec, _cause_of, _raised
+from resilient.agent.bootstrap import WorkerSpec, _cause_of, _raised, start_rank
 from resilient.agent.forkserver import Forked, ForkServer
 from resilient.agent.inspection import state_of
 from resilient.agent.standby import Standbys
 from resilient.agent.watch import Watch
+from resilient.heartbeat_region import AgentRegion
+from resilient.worker import REGION_VARIABLE
 
 PATIENCE_S = 120.0
 
@@ -153,6 +156,23 @@ def test_no_room_for_a_standby_ends_nobody_and_is_tried_again(
     wait_for(lambda: [watch._stand_by(), standbys.missing([3], 4)][1] is None)
 
 
+def test_an_exception_of_a_process_that_the_script_has_forked_is_not_the_ranks(spec: WorkerSpec, fork_server: ForkServer):
+    Path(spec.entrypoint.split()[0]).write_text(
+        "import os\n"
+        "if (child := os.fork()) == 0:\n    raise ValueError('only a child')\n"
+        "os._exit(7 if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1 else 8)\n"
+    )
+    region = AgentRegion(spec.output.with_name("region"))
+    supervised = replace(spec, environ={**spec.environ, REGION_VARIABLE: str(region.path)})
+    process = fork_server.Process(target=start_rank, args=(supervised,), name="rank3")
+    process.start()
+    process.join(PATIENCE_S)
+    assert process.exitcode == 7
+    assert spec.output.read_text().endswith("ValueError: only a child\n")
+    assert [record.event for record in region.drain()] == []
+    region.close()
+
+
 def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type():
     class WithoutText(Exception):
         def __str__(self) -> str:
@@ -166,10 +186,40 @@ def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type():
     assert "test_standby.py" in str(told["traceback"]) and str(told["causes"]).startswith("WithoutText: (its text")
 
 
+def test_of_an_exception_whose_text_is_long_both_ends_are_told():
+    def fail(rest: int) -> None:
+        if rest:
+            return fail(rest - 1)
+        raise ValueError("bad batch: " + "7, " * 500_000 + "and no more")
+
+    try:
+        fail(3)
+    except ValueError as error:
+        told = _raised(error)
+    message, traceback = str(told["message"]), str(told["traceback"])
+    assert len(message) < 9 << 10 and message.startswith("bad batch: 7, ") and message.endswith("7, and no more")
+    assert "[... 1,491,830 characters are left out ...]" in message
+    assert len(traceback) < 16 << 10 and traceback.endswith(f"ValueError: {message}\n") and "in fail" in traceback
+
+
+def test_of_a_traceback_that_is_long_both_ends_are_told():
+    error: Exception | None = None
+    for number in range(2000):
+        try:
+            raise ValueError(f"number {number}") from error
+        except ValueError as raised:
+            error = raised
+    assert error is not None
+    traceback = str(_raised(error)["traceback"])
+    assert len(traceback) < 65 << 10 and "characters are left out ...]" in traceback
+    assert "ValueError: number 0\n" in traceback and traceback.endswith("ValueError: number 1999\n")
+
+
 def test_what_a_script_says_when_it_leaves_is_why_it_has_ended():
     said = SystemExit("no GPU is free")
     assert _cause_of(said) is said and _raised(said)["message"] == "no GPU is free"
-    assert _cause_of(SystemExit(3)) is None
+    left = SystemExit(3)
+    assert _cause_of(left) is left and _raised(left)["message"] == "3"
     caught = KeyError("lr")
     said.__context__ = caught
     assert _cause_of(said) is caught

@@ -73,6 +73,21 @@ def test_a_fault_is_written_with_the_class_of_its_cause(play):
     assert play.events("fault")[0]["class"] == "deterministic"
 
 
+def test_a_rank_that_has_left_its_peers_with_status_0_is_blamed(play):
+    play.exit(1, 0)
+    play.exit(0, 1, VICTIM)
+    assert play.sent(Stop, play.wait(SETTLE_S + 0.01))
+    (fault,) = play.events("fault")
+    assert (fault["ranks"], fault["class"]) == ([1], None) and fault["detail"].startswith("exit code 0")
+
+
+def test_a_rank_that_has_ended_as_it_was_asked_to_is_not_blamed(play):
+    play.exit(1, 0, stopped=True)
+    play.exit(0, 1, VICTIM)
+    play.wait(SETTLE_S + 0.01)
+    assert play.events("fault")[0]["ranks"] == [0]
+
+
 def test_a_victim_alone_is_blamed_after_a_moment(play):
     play.exit(0, 1, VICTIM)
     assert not play.sent(Stop, play.do("tick"))

@@ -102,6 +102,9 @@ def test_only_the_last_job_counts_and_a_refused_checkpoint_is_none():
         ({"class": "transient"}, "network"),
         ({}, "mend the code, or the data that step 12 reads"),
         ({"kind": "exit", "evidence": "killed"}, "dmesg"),
+        ({"kind": "exit", "detail": "SIGKILL"}, "dmesg"),
+        ({"kind": "exit", "detail": "exit code 3"}, "left with exit code 3 by itself"),
+        ({"kind": "exit", "detail": "exit code 0 after step 11, while rank 0 went on"}, "same number of steps"),
         ({"kind": "node_lost"}, "node 1"),
         ({"kind": "not_finite"}, "optimizer.lr"),
         ({"kind": "hang"}, "incident"),
@@ -110,6 +113,10 @@ def test_only_the_last_job_counts_and_a_refused_checkpoint_is_none():
 def test_the_advice_follows_the_class_and_else_the_kind(fault, words):
     assert words in " ".join(gave_up(fault).advice)
     assert "from step 10" in gave_up(fault).advice[-1]
+
+
+def test_a_program_that_left_by_itself_was_killed_by_nobody():
+    assert "dmesg" not in " ".join(gave_up({"kind": "exit", "detail": "exit code 3"}).advice)
 
 
 def test_a_hang_points_to_its_incident():
@@ -157,6 +164,11 @@ def test_the_page_holds_all_and_the_short_form_the_end_of_the_traceback():
     assert "restart workers x 2" in told
     assert len(told.splitlines()) < 30
     json.dumps(told)
+
+
+def test_lines_of_the_short_form_can_be_read_in_a_terminal():
+    told = short(gave_up({"evidence": f"ValueError: {'7, ' * 2000}the end"}))
+    assert max(map(len, told.splitlines())) < 600 and "ValueError: 7, 7" in told
 
 
 @pytest.mark.parametrize(

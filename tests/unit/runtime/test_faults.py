@@ -97,11 +97,52 @@ def test_a_rank_that_ended_well_is_never_the_culprit():
     assert culprit([end(0, exitcode=0, t=1.0), end(1, exitcode=-11, t=2.0)]).rank == 1
 
 
+def test_a_program_that_leaves_by_a_number_has_that_exit_code_and_the_place_it_left_at():
+    why = Raised("SystemExit", "3", "Traceback ...\nSystemExit: 3", 10.0)
+    fault = from_ends("x", [end(0, exitcode=3, why=why)], resumed_step=0, now=10.0)
+    assert (fault.kind, fault.cause, fault.detail, fault.verdict) == ("exit", "exit code 3", "exit code 3", None)
+    assert fault.evidence.endswith("by exit code 3 in phase step\nTraceback ...\nSystemExit: 3")
+    logged = replace(end(0, exitcode=3, why=why), log="OSError: [Errno 28] No space left on device\n")
+    assert from_ends("x", [logged], resumed_step=0, now=10.0).verdict == "node", "its log is asked, as without an exception"
+    said = replace(why, message="no GPU is free")
+    assert from_ends("x", [end(0, why=said)], resumed_step=0, now=10.0).detail == "SystemExit: no GPU is free"
+
+
+def test_a_rank_that_left_its_peers_with_status_0_is_the_culprit():
+    victim = end(0, t=10.1, why=raised(*PEER_GONE[0], t=10.0), step=10)
+    left = end(1, exitcode=0, t=10.2, step=10)
+    fault = from_ends("x", [victim, left], resumed_step=0, now=10.5)
+    assert (fault.kind, fault.cause, fault.ranks, fault.step, fault.verdict) == ("exit", "exit code 0", (1,), 11, None)
+    assert fault.detail == "exit code 0 after step 10, while rank 0 went on"
+    assert "rank 0 lost it: RuntimeError" in fault.evidence
+    others = [victim, replace(victim, rank=2), left]
+    assert from_ends("x", others, resumed_step=0, now=10.5).detail.endswith("while ranks 0, 2 went on")
+    unknown = [victim, replace(left, step=-1)]
+    assert from_ends("x", unknown, resumed_step=None, now=10.5).detail == "exit code 0, while rank 0 went on"
+
+
+def test_a_rank_that_ended_well_when_it_was_to_stop_or_after_the_failure_is_no_culprit():
+    victim = end(0, t=10.1, why=raised(*PEER_GONE[0], t=10.0))
+    left = end(1, exitcode=0, t=10.2)
+    assert culprit([victim, left], stopped=True) is victim
+    assert culprit([victim, replace(left, noticed_t=15.0)]) is victim
+    killed = end(2, exitcode=-9, t=10.3)
+    assert culprit([victim, left, killed]) is killed
+
+
 def test_an_exception_becomes_a_fault_with_its_traceback_and_step():
     fault = from_ends("g1-1", [end(1, why=raised("ValueError", "boom\nmore", t=9.0))], resumed_step=0, now=9.5)
     assert (fault.kind, fault.ranks, fault.step, fault.detail) == ("exception", (1,), 5, "ValueError: boom")
     assert "Traceback" in fault.evidence
     assert fault.detect_s == pytest.approx(0.5)
+
+
+def test_of_an_exception_with_a_long_text_the_detail_is_a_line_that_can_be_read():
+    failed = end(0, why=raised("ValueError", "bad batch: " + "7, " * 2000))
+    lost = end(0, why=raised("RuntimeError", "Connection closed by peer " + "7, " * 2000))
+    for fault in (from_ends("x", [failed], resumed_step=0, now=9.5), from_ends("x", [lost], resumed_step=0, now=9.5)):
+        assert len(fault.detail) < 600 and " ..." in fault.detail
+    assert fault.evidence.endswith("7, "), "the evidence has it already"
 
 
 def test_a_signal_becomes_a_fault_that_names_it():
