@@ -34,10 +34,10 @@ def test_a_function_is_imported_with_its_module():
 def test_modules_beside_a_script_are_read_and_their_packages_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = written(
         tmp_path,
-        train="import json, options\nfrom parts import model, nothing\n",
+        train="import json, options\nfrom pieces import model, nothing\n",
         options="import argparse\nif True:\n    import tomllib\n",
-        parts__data="import csv\n",
-        parts__model="from .data import x\nfrom ..options import y\nimport torch.nn.functional as F\n",
+        pieces__data="import csv\n",
+        pieces__model="from .data import x\nfrom ..options import y\nimport torch.nn.functional as F\n",
     )
     found = ahead(monkeypatch, folder, "train.py --lr 3")
     assert found == ["json", "argparse", "torch.nn.functional", "csv"]
