@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 import checkpoint
 from checkpoint.agreement import Ranks as Peers
 from resilient import worker
-from resilient.state import arrays, documents, optimizers, randomness
+from resilient.state import arguments, arrays, documents, optimizers, randomness
 from resilient.state.arrays import Arrays, Ranks, StateChangedShape
 from resilient.state.documents import Documents
 from resilient.state.modules import ModelTensors
@@ -58,14 +58,15 @@ def attach(
             or a sampler.
         group: one that carries objects (gloo does); None: the default group if it is gloo's, or else one that is made here.
 
-    Raises UnrecoverableError where something cannot be saved, or there are snapshots and none that this script can go on from, or
-    for a second call; RuntimeError where there are several ranks and no process group.
+    Raises UnrecoverableError for an argument of another kind and for a second call, where something cannot be saved, or where there
+    are snapshots and none that this script can go on from; RuntimeError where there are several ranks and no process group.
     """
     if Attached._saved or Attached._open:
         raise worker.UnrecoverableError(
             "resilient.attach is called once in a process, as one would go on from the snapshots of the other: give further models "
             "as values of the dict extra, and several optimizers or schedulers as lists"
         )
+    arguments.check(model=model, optimizer=optimizer, scheduler=scheduler, extra=extra, loader=loader, group=group)
     attached = Attached(model, _several(optimizer), _several(scheduler), extra, loader, group)
     Attached._open.add(attached)
     return attached

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import pytest
 import torch
 from lone_daemon import LoneDaemon
@@ -402,4 +403,43 @@ def test_one_that_could_not_be_attached_may_be_tried_again(attempts: Attempts):
     with pytest.raises(worker.UnrecoverableError, match="print"):
         script.attach()
     del script.extra["print"]
+    script.attach()
+
+
+class Counter:
+    """Something that a state can be asked of, and not given to."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"model": "nope"}, r"model is a builtins\.str, and must be a torch\.nn\.Module"),
+        ({"model": [torch.nn.Linear(2, 2)]}, r"model is a builtins\.list, and must be a torch\.nn\.Module"),
+        ({"optimizer": "nope"}, r"optimizer is a builtins\.str, and must be an optimizer of torch, or a list of them"),
+        ({"optimizer": torch.optim.SGD}, r"optimizer is a builtins\.type, and must be"),
+        ({"optimizer": [None]}, r"optimizer\[0\] is a builtins\.NoneType, and must be"),
+        ({"scheduler": 3}, r"scheduler is a builtins\.int, and must be something with state_dict and load_state_dict, or a list"),
+        ({"scheduler": torch.optim.lr_scheduler.StepLR}, r"scheduler is a builtins\.type, and must be"),
+        ({"scheduler": (Counter(),)}, r"scheduler\[0\] is a test_attach\.Counter, and must be"),
+        ({"extra": "nope"}, r"extra is a builtins\.str, and must be a dict, or one module, random generator or something with"),
+        ({"extra": [1, 2]}, r"extra is a builtins\.list, and must be a dict"),
+        ({"loader": "nope"}, r"loader is a builtins\.str, and must be a loader or a sampler"),
+        ({"loader": [torch.ones(1)]}, r"loader is a builtins\.list, and must be a loader or a sampler"),
+        ({"group": "nope"}, r"group is a builtins\.str, and must be a torch\.distributed\.ProcessGroup"),
+    ],
+)
+def test_what_is_given_and_is_of_no_use_is_said_in_a_sentence(given: dict[str, Any], said: str):
+    script = Script()
+    with pytest.raises(worker.UnrecoverableError, match=f"^resilient.attach: {said}"):
+        resilient.attach(**{"model": script.model, "optimizer": script.optimizer, **given})
+
+
+@pytest.mark.parametrize("extra", [None, torch.nn.Linear(2, 2), torch.Generator(), np.random.default_rng(1), {"seen": 3}, {}])
+def test_one_thing_may_be_given_as_extra(attempts: Attempts, extra: Any):
+    attempts.begin()
+    script = Script()
+    script.extra = extra
     script.attach()
