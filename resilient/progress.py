@@ -83,6 +83,7 @@ class Progress:
         self._handles: list[Any] = []
         self._unfinished = False  # a file that was begun is not there
         self._writers = 0  # functions that write, one within the other
+        self._raised_from: int | None = None  # the phase before one that was left by an exception, and is in the region still
         self.files = ScriptFiles(self._saving)
 
     # -- what the script says ------------------------------------------------------------------------------------------
@@ -97,6 +98,7 @@ class Progress:
             self._beating = False
             self._region.observe(False)
             self._told_t = 0.0
+        self._go_on()
         if not self._first_rank or not self._lines:
             return
         if self._told_t == 0.0 or step <= self._told_step:  # nobody knows when it began
@@ -106,6 +108,7 @@ class Progress:
 
     def leave_phases(self) -> None:
         """The script tells its phases by itself."""
+        self._go_on()
         self._phases = False
 
     def leave_lines(self) -> None:
@@ -162,6 +165,7 @@ class Progress:
             return
         if self._told_t == 0.0:
             self._begin(optimizer)
+        self._go_on()
         self._region.beat(self._base + count)
         if self.files:
             self.tell_files(count - 1)
@@ -187,6 +191,7 @@ class Progress:
         self._told_t = self._first_data_t or clock.now()
         self._untimed = 0 if self._first_data_t else 1
         self._told(self._base + self.count - 1)
+        self._raised_from = None
         if self._phases:
             self._region.enter(_STEP)
 
@@ -255,11 +260,12 @@ class Progress:
     def _silence(self) -> None:
         """In a process that the script has forked: the region is its parent's."""
         self._beating = self._phases = self._lines = False
+        self._raised_from = None
         self.asked = True
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
-        if not self.count and self.files and not self._unfinished and self.files.idle_s() >= APART_S:
+        if not self.count and self.files and not self._writers and self.files.idle_s() >= APART_S:
             self.tell_files(0)
         self._unfinished = True
         self._writers += 1
@@ -267,9 +273,14 @@ class Progress:
             if not self._phases or not self._told_t or threading.get_ident() != self._thread:
                 yield
             else:
-                before = self._region.enter(_SNAPSHOT)
-                yield  # what raises leaves its phase in the region: it is where the worker failed
+                before, raised_from = self._region.enter(_SNAPSHOT), self._raised_from
+                try:
+                    yield
+                except BaseException:  # its phase stays in the region: it is where the worker failed
+                    self._raised_from = before if raised_from is None else raised_from
+                    raise
                 self._region.enter(before)
+                self._raised_from = raised_from  # a save in a `finally` does not tell that anything was caught
         finally:
             self._writers -= 1
         self._unfinished = self._writers > 0
@@ -285,20 +296,32 @@ class Progress:
             if self._first_data_t is None:
                 self._first_data_t = clock.now()
             before = self._region.enter(_DATA)
+            if self._raised_from is not None:
+                before = self._raised_from
             if self.watcher is not None and self._told_t:
                 self.watcher("data", 0)
-            # One that raises leaves its phase in the region, as it is where the worker failed; the end of the data is no failure.
             try:
                 batch = next_batch(loader)
-            except StopIteration:
+            except StopIteration:  # the end of the data is no failure
+                self._raised_from = None
                 self._region.enter(before)
                 raise
+            except BaseException:  # its phase stays in the region: it is where the worker failed
+                self._raised_from = before
+                raise
+            self._raised_from = None
             self._region.enter(before)
             if self.watcher is not None and self._told_t:
                 self.watcher("step", 0)
             return batch
 
         return __next__
+
+    def _go_on(self) -> None:
+        """The script has gone on: what was raised while it read or saved, it has caught."""
+        if self._raised_from is not None:
+            self._region.enter(self._raised_from)
+            self._raised_from = None
 
     # -- a stop --------------------------------------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ class ResilientCallback(Callback):  # type: ignore[misc]
             raise ValueError("ResilientCallback keeps no snapshots where training_step takes dataloader_iter: leave it out")
         given = trainer._checkpoint_connector._loaded_checkpoint
         self._rest = rest = Rest(trainer)
+        self._attached = None  # that of a fit which has failed is in use no more
         self._attached = resilient.attach(model=strategy.model, optimizer=trainer.optimizers, extra={"lightning": rest})
         if rest.loaded is None:
             return

@@ -93,6 +93,7 @@ class ResilientCallback(TrainerCallback):
         model, optimizer = trainer.model, trainer.create_optimizer()
         assert model is not None
         self._rest = _Rest(trainer)
+        self._attached = None  # that of a training which has failed is in use no more
         self._attached = resilient.attach(model=model, optimizer=optimizer, extra={"trainer": self._rest})
         if self._rest.loaded is None or self._attached.step < _step_of(otherwise):
             self._attached.begin()  # its random numbers are not these

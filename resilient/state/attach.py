@@ -8,7 +8,8 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 import checkpoint
 from checkpoint.agreement import Ranks as Peers
 from resilient import worker
-from resilient.state import arrays, documents, optimizers, randomness
+from resilient.state import arguments, arrays, documents, optimizers, randomness
 from resilient.state.arrays import Arrays, Ranks, StateChangedShape
 from resilient.state.documents import Documents
 from resilient.state.modules import ModelTensors
@@ -44,6 +45,8 @@ def attach(
     """Go on from the newest snapshot, if there is one, and have snapshots taken from now on. All ranks call it, once.
 
     Call it when everything is made: after `init_process_group`, DDP, `fully_shard` or `parallelize_module`, and before the loop.
+    A second call in a process is refused, since one would go on from the snapshots of the other: it may come only when the first
+    loop is over or closed and has saved nothing, as without a supervisor.
 
     Args:
         model: plain, or with DTensor parameters on any mesh.
@@ -55,10 +58,18 @@ def attach(
             or a sampler.
         group: one that carries objects (gloo does); None: the default group if it is gloo's, or else one that is made here.
 
-    Raises UnrecoverableError where something cannot be saved, or there are snapshots and none that this script can go on from;
-    RuntimeError where there are several ranks and no process group.
+    Raises UnrecoverableError for an argument of another kind and for a second call, where something cannot be saved, or where there
+    are snapshots and none that this script can go on from; RuntimeError where there are several ranks and no process group.
     """
-    return Attached(model, _several(optimizer), _several(scheduler), extra, loader, group)
+    if Attached._saved or Attached._open:
+        raise worker.UnrecoverableError(
+            "resilient.attach is called once in a process, as one would go on from the snapshots of the other: give further models "
+            "as values of the dict extra, and several optimizers or schedulers as lists"
+        )
+    arguments.check(model=model, optimizer=optimizer, scheduler=scheduler, extra=extra, loader=loader, group=group)
+    attached = Attached(model, _several(optimizer), _several(scheduler), extra, loader, group)
+    Attached._open.add(attached)
+    return attached
 
 
 class Attached:
@@ -68,6 +79,9 @@ class Attached:
         step: how many steps are done; those of earlier attempts count.
         context: of `resilient.worker`.
     """
+
+    _open: ClassVar[WeakSet["Attached"]] = WeakSet()  # in this process, those that are in use
+    _saved: ClassVar[bool] = False  # one of this process has begun to save, and nobody else may go on from that
 
     def __init__(
         self,
@@ -114,10 +128,13 @@ class Attached:
         Ends early where the runtime asks to stop. A loop that is left by `break` or an exception has not done its step.
         """
         self.begin()
-        while self.step < total and self.should_stop() is None:
-            with worker.phase("step"):
-                yield self.step
-            self.after_step()
+        try:
+            while self.step < total and self.should_stop() is None:
+                with worker.phase("step"):
+                    yield self.step
+                self.after_step()
+        finally:
+            self._open.discard(self)
         self.close()
 
     def begin(self) -> None:
@@ -163,6 +180,7 @@ class Attached:
 
     def close(self) -> None:
         """The loop is over: make sure that its last step is saved. `steps` and, when it is to stop, `should_stop` call it."""
+        self._open.discard(self)
         if self._snapshots is None or not self._started:
             return
         if self._snapshots.left_out(self._saved_step == self.step):
@@ -179,7 +197,7 @@ class Attached:
         """Announce what is saved, once: after the first step, when the optimizers have their states."""
         if self._started:
             return
-        self._started = True
+        self._started = Attached._saved = True
         with worker.phase("snapshot"):
             peers = self._peers
             tables = [optimizers.table_of(each) for each in self._optimizers]

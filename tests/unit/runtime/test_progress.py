@@ -1,5 +1,7 @@
 """Optimizer steps of a script that says nothing, as its region tells of them; real optimizers, loaders and files."""
 
+import contextlib
+import pickle
 import threading
 import time
 from collections.abc import Iterator
@@ -298,6 +300,113 @@ def test_reading_a_batch_is_a_phase_of_its_own(watched: Watched):
     assert watched.agent.activity().phase == "step"
 
 
+class Spoilt(torch.utils.data.Dataset[int]):
+    """Five samples, of which the second cannot be read."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> int:
+        if index == 1:
+            raise ValueError("a bad sample")
+        return index
+
+
+@pytest.fixture
+def reading(watched: Watched) -> Iterator[None]:
+    """Batches are read as a script reads them that is watched."""
+    before = _BaseDataLoaderIter.__next__
+    _BaseDataLoaderIter.__next__ = watched.progress.reading(before)  # type: ignore[method-assign]
+    yield
+    _BaseDataLoaderIter.__next__ = before  # type: ignore[method-assign]
+
+
+@pytest.mark.usefixtures("reading")
+def test_a_bad_sample_that_the_script_leaves_out_leaves_no_phase_behind(watched: Watched, passing: Time):
+    optimizer = watched.optimizer()
+    watched.step(optimizer)
+    batches = iter(DataLoader(Spoilt()))
+    next(batches)
+    with pytest.raises(ValueError, match="a bad sample"):
+        next(batches)
+    assert watched.agent.activity().phase == "data", "where it failed, if nobody catches it"
+    next(batches)
+    assert watched.agent.activity().phase == "step", "the script has gone on"
+    passing.passes()
+    watched.step(optimizer)
+    assert watched.region.data_s == 0.0, "no time has passed in the loader"
+
+
+@pytest.mark.usefixtures("reading")
+def test_a_bad_sample_with_which_the_data_end_is_over_with_the_step(watched: Watched, passing: Time):
+    optimizer = watched.optimizer()
+    watched.step(optimizer)
+    batches = iter(DataLoader(Spoilt()))
+    next(batches)
+    with pytest.raises(ValueError, match="a bad sample"):
+        next(batches)
+    watched.step(optimizer)
+    assert watched.agent.activity().phase == "step"
+    passing.passes()
+    watched.step(optimizer)
+    assert watched.region.data_s == 0.0
+
+
+@pytest.mark.usefixtures("reading")
+def test_what_is_saved_while_an_exception_of_the_loader_ends_the_script_hides_nothing(watched: Watched, tmp_path: Path):
+    watched.step(watched.optimizer())
+    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
+    batches = iter(DataLoader(Spoilt()))
+    next(batches)
+    with pytest.raises(ValueError, match="a bad sample"):
+        next(batches)
+    save({}, tmp_path / "as it ends")
+    assert watched.agent.activity().phase == "data"
+
+
+@pytest.mark.parametrize("beats", [False, True], ids=["silent", "beats"])
+def test_a_save_that_fails_and_is_caught_is_over_with_the_step(watched: Watched, tmp_path: Path, beats: bool):
+    optimizer = watched.optimizer()
+    watched.step(optimizer)
+    if beats:
+        watched.progress.stand_back(1)
+    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
+    with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
+        save({"f": lambda: 1}, tmp_path / "bad")
+    assert watched.agent.activity().phase == "snapshot", "where it failed, if nobody catches it"
+    watched.step(optimizer)
+    if beats:
+        watched.progress.stand_back(2)
+    assert watched.agent.activity().phase == "step"
+
+
+def test_a_save_that_is_tried_again_within_another_leaves_no_phase_behind(watched: Watched, tmp_path: Path):
+    optimizer = watched.optimizer()
+    watched.step(optimizer)
+    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
+
+    def twice(_: object, path: Path) -> None:
+        with contextlib.suppress(AttributeError, TypeError, pickle.PicklingError):
+            save({"f": lambda: 1}, path)
+        save({}, path)
+
+    watched.progress.files._wrapped(twice, lambda args, _: Path(args[1]))({}, tmp_path / "model.pt")
+    assert watched.agent.activity().phase == "step"
+    watched.step(optimizer)
+    assert watched.agent.activity().phase == "step"
+
+
+@pytest.mark.usefixtures("reading")
+def test_a_script_that_tells_its_phases_by_itself_begins_where_no_exception_has_left_it(watched: Watched):
+    watched.step(watched.optimizer())
+    batches = iter(DataLoader(Spoilt()))
+    next(batches)
+    with pytest.raises(ValueError, match="a bad sample"):
+        next(batches)
+    watched.progress.leave_phases()
+    assert watched.agent.activity().phase == "step"
+
+
 def test_a_checkpoint_of_its_own_is_told_once_the_script_has_gone_on(watched: Watched, tmp_path: Path):
     optimizer = watched.optimizer()
     save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
@@ -322,6 +431,18 @@ def test_checkpoints_are_told_of_a_script_that_has_no_optimizer(watched: Watched
     told = watched.told("script_checkpoint")
     assert [(each["step"], each["files"]) for each in told] == [(0, 2)], "what it starts with is none, and the last one is not over"
     watched.progress.ends()
+    assert [each["path"] for each in watched.told("script_checkpoint")] == [str(tmp_path / "second")]
+
+
+def test_what_was_written_before_a_save_that_failed_is_no_part_of_the_next_checkpoint(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
+    began = time.time()
+    for seconds, name in ((100.0, "half"), (100.5, "nowhere/its other half"), (200.0, "second"), (300.0, "third")):
+        monkeypatch.setattr("resilient.clock.now", lambda t=began + seconds: t)
+        with contextlib.suppress(RuntimeError):
+            save({}, tmp_path / name)
     assert [each["path"] for each in watched.told("script_checkpoint")] == [str(tmp_path / "second")]
 
 

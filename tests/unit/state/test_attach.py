@@ -1,11 +1,14 @@
 """`attach` in one process, with a real snapshot daemon: what goes on is what would have gone on."""
 
+import contextlib
 import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
+import numpy as np
 import pytest
 import torch
 from lone_daemon import LoneDaemon
@@ -85,6 +88,17 @@ class Script:
         return weights, rates, self.extra["seen"], self.extra["best"], torch.rand(2).tolist()
 
 
+def in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is attached yet."""
+    monkeypatch.setattr(resilient.Attached, "_open", WeakSet())
+    monkeypatch.setattr(resilient.Attached, "_saved", False)
+
+
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_a_new_process(monkeypatch)
+
+
 class Attempts:
     """Attempts of one script, whose snapshots a daemon holds. They end with the test, as processes would."""
 
@@ -110,6 +124,7 @@ class Attempts:
     def begin(self, step: int | None = None) -> None:
         """An attempt begins, with a step to go on from; from now on `attach` is supervised."""
         self.generation += 1
+        in_a_new_process(self._monkeypatch)
         path = self._daemon.begin(self.generation)
         found = json.loads(path.read_text())
         found["tiers"] = [{"name": "ram", "every_steps": AT}]
@@ -324,3 +339,107 @@ def test_state_that_changes_its_shape_costs_snapshots_and_no_training(attempts: 
             script.step = lambda: None  # type: ignore[method-assign]
     assert snapshots.step == AT
     assert "no snapshots from step 7 on" in caplog.text and "model/3.bias was float32 (2,), and is float32 (5,)" in caplog.text
+
+
+ONCE = r"resilient\.attach is called once in a process"
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_two_models_that_are_attached_side_by_side_are_refused(attempts: Attempts, supervised: bool):
+    if supervised:
+        attempts.begin()
+    first = Script()
+    snapshots = first.attach()
+    with pytest.raises(worker.UnrecoverableError, match=ONCE):
+        Script().attach()
+    assert run(first, snapshots, 2) == [0, 1]
+
+
+def test_what_has_saved_snapshots_is_followed_by_no_other(attempts: Attempts):
+    attempts.begin()
+    first = Script()
+    snapshots = first.attach()
+    run(first, snapshots, AT)
+    snapshots.close()
+    del first, snapshots
+    with pytest.raises(worker.UnrecoverableError, match=ONCE):
+        Script().attach()
+
+
+def test_loops_without_a_supervisor_may_follow_one_another():
+    for _ in range(2):
+        script = Script()
+        snapshots = script.attach()
+        assert run(script, snapshots, 3) == [0, 1, 2]
+    for _ in range(2):
+        snapshots = Script().attach()
+        for step in snapshots.steps(3):
+            if step == 1:
+                break
+
+
+def test_a_loop_that_failed_before_its_first_step_was_done_may_be_tried_again(attempts: Attempts):
+    """As one whose batch was too large for the memory."""
+    attempts.begin()
+
+    def train(batch: int) -> Any:
+        script = Script()
+        snapshots = script.attach()
+        for _ in snapshots.steps(AT):
+            if batch > 8:
+                raise MemoryError
+            script.step()
+        return snapshots
+
+    with contextlib.suppress(MemoryError):
+        train(16)
+    assert train(8).step == AT
+
+
+def test_one_that_could_not_be_attached_may_be_tried_again(attempts: Attempts):
+    attempts.begin()
+    script = Script()
+    script.extra["print"] = print
+    with pytest.raises(worker.UnrecoverableError, match="print"):
+        script.attach()
+    del script.extra["print"]
+    script.attach()
+
+
+class Counter:
+    """Something that a state can be asked of, and not given to."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"model": "nope"}, r"model is a builtins\.str, and must be a torch\.nn\.Module"),
+        ({"model": [torch.nn.Linear(2, 2)]}, r"model is a builtins\.list, and must be a torch\.nn\.Module"),
+        ({"optimizer": "nope"}, r"optimizer is a builtins\.str, and must be an optimizer of torch, or a list of them"),
+        ({"optimizer": torch.optim.SGD}, r"optimizer is a builtins\.type, and must be"),
+        ({"optimizer": [None]}, r"optimizer\[0\] is a builtins\.NoneType, and must be"),
+        ({"scheduler": 3}, r"scheduler is a builtins\.int, and must be something with state_dict and load_state_dict, or a list"),
+        ({"scheduler": torch.optim.lr_scheduler.StepLR}, r"scheduler is a builtins\.type, and must be"),
+        ({"scheduler": (Counter(),)}, r"scheduler\[0\] is a test_attach\.Counter, and must be"),
+        ({"extra": "nope"}, r"extra is a builtins\.str, and must be a dict, or one module, random generator or something with"),
+        ({"extra": [1, 2]}, r"extra is a builtins\.list, and must be a dict"),
+        ({"loader": "nope"}, r"loader is a builtins\.str, and must be a loader or a sampler"),
+        ({"loader": [torch.ones(1)]}, r"loader is a builtins\.list, and must be a loader or a sampler"),
+        ({"group": "nope"}, r"group is a builtins\.str, and must be a torch\.distributed\.ProcessGroup"),
+    ],
+)
+def test_what_is_given_and_is_of_no_use_is_said_in_a_sentence(given: dict[str, Any], said: str):
+    script = Script()
+    with pytest.raises(worker.UnrecoverableError, match=f"^resilient.attach: {said}"):
+        resilient.attach(**{"model": script.model, "optimizer": script.optimizer, **given})
+
+
+@pytest.mark.parametrize("extra", [None, torch.nn.Linear(2, 2), torch.Generator(), np.random.default_rng(1), {"seen": 3}, {}])
+def test_one_thing_may_be_given_as_extra(attempts: Attempts, extra: Any):
+    attempts.begin()
+    script = Script()
+    script.extra = extra
+    script.attach()
