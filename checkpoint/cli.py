@@ -60,16 +60,21 @@ def verify_checkpoints(path: Where, as_json: Json = False) -> None:
 
     with _refusals_shown():
         found = locations.locations(path)
-        targets = [location for location in found if not locations.is_node_shard(location.path)]
+        targets = [location for location in found if locations.is_whole(location)]
+        none = Refusal(f"there is no {'whole ' if found else ''}checkpoint in {path}")
         if not targets:
-            raise Refusal(f"there is no {'whole ' if found else ''}checkpoint in {path}")
+            raise none
 
         from checkpoint.tools.verifying import size_bytes, verdict
 
         verdicts = []
         with bar("verifying", sum(size_bytes(location.path) for location in targets)) as progress:
             for location in targets:
-                verdicts.append(verdict(location, progress))
+                read = verdict(location, progress)
+                if read.good or locations.is_there(location):  # else it was deleted meanwhile
+                    verdicts.append(read)
+        if not verdicts:
+            raise none
     if as_json:
         show.as_json([asdict(each) for each in verdicts])
     for each in verdicts:

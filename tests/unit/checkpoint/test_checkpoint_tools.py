@@ -7,7 +7,7 @@ import pty
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 import checkpoint
 from checkpoint import CheckpointMismatch, LocalShard, layout, save, steps, verify
 from checkpoint.cli import app
-from checkpoint.tools import diff, export, stream
+from checkpoint.tools import diff, export, listing, locations, stream, verifying
 from checkpoint.tools.diff import MISSING, Comparison, Tolerance, differing_state
 from checkpoint.tools.refusal import Refusal
 
@@ -144,6 +144,47 @@ def test_verify_reads_everything_and_says_so(campaign: Path) -> None:
     assert "manifest.json is missing" in result.stderr
     assert "2 shards of nodes were left out" in result.stderr
     assert run("verify", campaign / "checkpoints/step-00000300").exit_code == 0
+
+
+@pytest.mark.parametrize("files", [[], ["model/weight/c.0.0"]], ids=["empty", "without its manifest"])
+def test_what_a_node_writes_or_removes_just_now_is_no_checkpoint(campaign: Path, tmp_path: Path, files: list[str]) -> None:
+    half = campaign / "node0/step-00000999"
+    half.mkdir()
+    for name in files:
+        (half / name).parent.mkdir(parents=True, exist_ok=True)
+        (half / name).write_bytes(b"half")
+    assert 999 not in {each["step"] for each in told("ls", campaign)}
+    assert {each["step"] for each in told("verify", campaign, code=1)} == {100, 200, 300}, "200 is damaged"
+    assert told("diff", campaign, campaign / "checkpoints/step-00000300")["a"].endswith("step-00000300")
+    exported = run("export", campaign, "--format", "torch", "--out", tmp_path / "weights.pt")
+    assert exported.exit_code == 0 and "step-00000300" in exported.stdout
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_looked_at_is_not_damaged(campaign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(campaign / "checkpoints/step-00000200")
+    vanishing = [campaign / "node0/step-00000350", campaign / "checkpoints/step-00000100"]
+
+    def late(function: Callable[[Path], Any], gone: Path) -> Callable[[Path], Any]:
+        """The same, and the directory is gone once it was asked about it."""
+
+        def asked(path: Path) -> Any:
+            found = function(path)
+            if path == gone:
+                shutil.rmtree(path)
+            return found
+
+        return asked
+
+    for gone in vanishing:
+        monkeypatch.setattr(listing, "is_node_shard", late(locations.is_node_shard, gone))
+        assert [each["state"] for each in told("ls", campaign) if each["step"] in (100, 350)] == ["committed"] * (
+            gone == vanishing[0]
+        )
+    save(campaign / "checkpoints", 100, local_shards(1.0), {"step": 100}, generation=1)
+    monkeypatch.setattr(verifying, "size_bytes", late(verifying.size_bytes, vanishing[1]))
+    assert [each["step"] for each in told("verify", campaign)] == [300]
+    save(campaign / "checkpoints", 100, local_shards(1.0), {"step": 100}, generation=1)
+    assert run("verify", vanishing[1]).exit_code == 69
 
 
 def test_verify_has_nothing_to_do_without_whole_checkpoints(campaign: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
