@@ -187,6 +187,12 @@ def test_a_checkpoint_that_is_deleted_while_it_is_looked_at_is_not_damaged(campa
     assert run("verify", vanishing[1]).exit_code == 69
 
 
+def test_ls_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    listed = run("ls", tmp_path)
+    assert (listed.exit_code, listed.stdout, listed.stderr) == (69, "", f"resilient: there is no checkpoint in {tmp_path}\n")
+    assert told("ls", tmp_path, code=69) == []
+
+
 def test_verify_has_nothing_to_do_without_whole_checkpoints(campaign: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     for path in (campaign / "node0", tmp_path_factory.mktemp("empty")):
         result = run("verify", path)
@@ -235,7 +241,7 @@ def test_prune_asks_and_deletes(campaign: Path) -> None:
     assert "step-00000050.deleted-1: 2.0 MiB" in listed.stdout
     assert "would delete 3 directories" in listed.stdout
     refused = run("prune", campaign, "--keep-last", 1)
-    assert refused.exit_code == 78
+    assert refused.exit_code == 1, "nobody has confirmed it"
     assert "--yes" in refused.stderr
     code, output = in_terminal("prune", campaign, "--keep-last", 1, answer=b"n\n")
     assert code == 1
