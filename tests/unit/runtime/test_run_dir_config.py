@@ -21,7 +21,8 @@ MINE = "name: mine\ncluster: {procs_per_node: 1}\nentrypoint: toy.py 2\n"
 def place(tmp_path: Path) -> Path:
     """A directory of a user's, with a script and a config that he has written."""
     made = tmp_path / "p"
-    made.mkdir(mode=0o755)
+    made.mkdir()
+    made.chmod(0o755)
     (made / "toy.py").write_text("raise SystemExit(3)\n")
     (made / "config.yaml").write_text(MINE)
     return made
