@@ -35,6 +35,7 @@ def list_checkpoints(
 
     from checkpoint.tools import listing, show
     from checkpoint.tools.bar import bar
+    from checkpoint.tools.refusal import Refusal
 
     with _refusals_shown():
         found = listing.entries(path)
@@ -45,8 +46,8 @@ def list_checkpoints(
             show.as_json([asdict(entry) for entry in found])
         elif found:
             show.entries(found, with_verified=verify)
-        else:
-            typer.echo(f"resilient: there is no checkpoint in {path}", err=True)
+        if not found:
+            raise Refusal(f"there is no checkpoint in {path}")
 
 
 @app.command("verify")
@@ -60,16 +61,21 @@ def verify_checkpoints(path: Where, as_json: Json = False) -> None:
 
     with _refusals_shown():
         found = locations.locations(path)
-        targets = [location for location in found if not locations.is_node_shard(location.path)]
+        targets = [location for location in found if locations.is_whole(location)]
+        none = Refusal(f"there is no {'whole ' if found else ''}checkpoint in {path}")
         if not targets:
-            raise Refusal(f"there is no {'whole ' if found else ''}checkpoint in {path}")
+            raise none
 
         from checkpoint.tools.verifying import size_bytes, verdict
 
         verdicts = []
         with bar("verifying", sum(size_bytes(location.path) for location in targets)) as progress:
             for location in targets:
-                verdicts.append(verdict(location, progress))
+                read = verdict(location, progress)
+                if read.good or locations.is_there(location):  # else it was deleted meanwhile
+                    verdicts.append(read)
+        if not verdicts:
+            raise none
     if as_json:
         show.as_json([asdict(each) for each in verdicts])
     for each in verdicts:
@@ -191,7 +197,7 @@ def prune_checkpoints(
 ) -> None:
     """Delete superseded checkpoints, and what is left of earlier deletions."""
     from checkpoint.tools import pruning
-    from checkpoint.tools.refusal import WRONG, Refusal
+    from checkpoint.tools.refusal import Refusal
 
     with _refusals_shown():
         plans = pruning.plans(path, keep_last, keep_every)
@@ -209,7 +215,7 @@ def prune_checkpoints(
             return
         if not yes:
             if not sys.stdin.isatty():
-                raise Refusal("nothing was deleted: say --yes where nobody can be asked", WRONG)
+                raise Refusal("nothing was deleted: say --yes where nobody can be asked", _BAD)
             if not typer.confirm(f"Delete {total}? Steps that stay: {kept}."):
                 typer.echo("resilient: nothing was deleted", err=True)
                 raise typer.Exit(_BAD)

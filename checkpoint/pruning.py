@@ -6,8 +6,9 @@ set aside.
 
 import logging
 import shutil
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import TracebackType
 
 from checkpoint import points
 from checkpoint.fence import guard
@@ -32,7 +33,8 @@ def prune(
     with nullcontext() if generation is None or not gone else guard(root, generation):
         for step in gone:
             path = step_path(root, step)
-            path.rename(aside(path, "deleted"))
+            with suppress(FileNotFoundError):  # somebody else prunes, too
+                path.rename(aside(path, "deleted"))
             points.reached("pruned_by_name")
     for path in deleted(root):
         remove(path)
@@ -42,7 +44,13 @@ def prune(
 def remove(path: Path) -> None:
     """Delete a directory that no reader takes for a checkpoint; what cannot be deleted stays, and is said in the log."""
     try:
-        shutil.rmtree(path)
+        shutil.rmtree(path, onerror=_unless_gone)
     except OSError as error:
         _log.warning("%s could not be deleted and can be at any time: %s", path, error)
     points.reached("unlinked")
+
+
+def _unless_gone(_function: object, _path: str, error: tuple[type[BaseException], BaseException, TracebackType]) -> None:
+    """Go on where somebody else has deleted it first."""
+    if not isinstance(error[1], FileNotFoundError):
+        raise error[1]

@@ -36,6 +36,13 @@ Accept = Annotated[
 ]
 
 
+def _named(word: str) -> Path:
+    """A path that is given: an empty word is a variable that is not set, and would mean the directory where the command runs."""
+    if not word:
+        raise typer.BadParameter("is empty; is a variable not set?")
+    return Path(word)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from resilient.version import described
@@ -75,7 +82,9 @@ def run(
     module: Annotated[bool, typer.Option("-m", "--module", help="What is named is a module, as for python -m.")] = False,
     procs: Annotated[int | None, typer.Option("--procs", min=1, help="Ranks per node: torchrun's --nproc-per-node.")] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes; on one machine processes stand for them.")] = None,
-    run_dir: Annotated[Path | None, typer.Option("--run-dir", metavar="RUN_DIR", help="In place of runs/NAME.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="RUN_DIR", help="In place of runs/NAME.", parser=_named)
+    ] = None,
     accept: Accept = None,
 ) -> None:
     """Run a campaign, or go on with it: on this machine or inside a job.
@@ -117,15 +126,17 @@ def submit(
     from resilient.config import ConfigError, attribute, load
     from resilient.decided import decided
     from resilient.identity.resume import Known
+    from resilient.run_dir_config import must_not_be_foreign
     from resilient.slurm.succession import submit as begin
 
     given = overrides or []
     loaded = load(config, given)
     must_be_ours(config, loaded.run_dir, loaded.run_dir_mode)
     restrict(loaded.run_dir_mode)
-    known = Known.of(loaded, config, given)
-    loaded, _ = known.keep(loaded)
     try:  # as the first job will: better now than after a night in the queue
+        must_not_be_foreign(loaded.run_dir)
+        known = Known.of(loaded, config, given)
+        loaded, _ = known.keep(loaded)
         resumption = known.resume(decided(loaded)[0], None, accept or ())
     except ConfigError as error:
         raise attribute(error, config, given) from None

@@ -189,10 +189,12 @@ def decided_here(config: Config) -> Config:
 def record_config(config: Config) -> None:
     """Write the config into its run directory, for later runs to keep what was decided; a supervisor does it itself.
 
-    Raises OSError, also where a supervisor works in that directory now.
+    Raises OSError, also where a supervisor works in that directory now; ConfigError where the file there is somebody else's.
     """
     from resilient.driver.lease import holder  # not needed under a supervisor
+    from resilient.run_dir_config import must_not_be_foreign
 
+    must_not_be_foreign(config.run_dir)
     config.run_dir.mkdir(parents=True, exist_ok=True)
     if who := holder(config.run_dir):
         why = f"in use by {who}; stop that run first, or give this one another run_dir"

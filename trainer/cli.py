@@ -135,7 +135,7 @@ def _restored(path: Path) -> "tuple[GPT, Config]":
     try:
         return restore(find(path))
     except RestoreError as error:
-        _refuse(str(error))
+        _refuse(str(error), 69)
 
 
 def _refuse(message: str, code: int = 78) -> NoReturn:

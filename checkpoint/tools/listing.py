@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from checkpoint import manifest
 from checkpoint.errors import DamagedCheckpoint
-from checkpoint.tools.locations import NODE_SHARD, CheckpointLocation, is_node_shard, locations
+from checkpoint.tools.locations import NODE_SHARD, CheckpointLocation, is_node_shard, is_there, locations
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,9 @@ def _entries(found: list[CheckpointLocation], now: float) -> Iterator[Entry]:
         except FileNotFoundError:  # a campaign that goes on deletes what is superseded
             continue
         blank = Entry(tier, durable, str(place.path), place.step, None, None, None, age_s, "damaged")
-        yield _node_shard(place.path, blank) if is_node_shard(place.path) else _whole(place.path, blank)
+        entry = _node_shard(place.path, blank) if is_node_shard(place.path) else _whole(place.path, blank)
+        if entry.state != "damaged" or is_there(place):
+            yield entry
 
 
 def _whole(path: Path, blank: Entry) -> Entry:

@@ -57,14 +57,18 @@ def tiers(path: Path) -> list[Tier]:
 
 
 def locations(path: Path) -> list[CheckpointLocation]:
-    """Every directory `step-N` that a path means, parts and damaged ones among them, by tier, root and step. Raises Refusal."""
+    """Every directory `step-N` that a path means, parts and damaged ones among them, by tier, root and step. Raises Refusal.
+
+    What a node is just writing or removing is left out.
+    """
     path = directory(path)
     step = step_of(path)
     if step is not None:
         return [CheckpointLocation(None, step, path)]
-    return [
+    found = (
         CheckpointLocation(tier, step, step_path(root, step)) for tier in tiers(path) for root in tier.roots for step in steps(root)
-    ]
+    )
+    return [place for place in found if is_there(place)]
 
 
 def one(path: Path) -> Path:
@@ -72,12 +76,26 @@ def one(path: Path) -> Path:
 
     Raises Refusal where there is none.
     """
-    found = [place for place in locations(path) if not is_node_shard(place.path)]
+    found = [place for place in locations(path) if is_whole(place)]
     if found:
         return max(found, key=lambda place: place.step).path
     if step_of(directory(path)) is not None:
         raise Refusal(f"{path} is what one node holds of a checkpoint; name a whole one, or the run directory", WRONG)
     raise Refusal(f"there is no checkpoint in {path}")
+
+
+def is_there(place: CheckpointLocation) -> bool:
+    """Whether there is something to be read. A campaign deletes what is superseded, on nodes' tiers file by file."""
+    if place.tier is None or place.tier.durable:
+        return place.path.is_dir()
+    return any((place.path / name).is_file() for name in (NODE_SHARD, manifest.NAME))
+
+
+def is_whole(place: CheckpointLocation) -> bool:
+    """Whether it is a checkpoint, be it damaged, and not what one node holds; that has a manifest only if it holds all."""
+    if place.tier is None or place.tier.durable:
+        return not is_node_shard(place.path)
+    return (place.path / manifest.NAME).is_file()
 
 
 def is_node_shard(path: Path) -> bool:

@@ -12,6 +12,13 @@ def no_bool(value: object) -> object:
     return value
 
 
+def not_empty(value: object) -> object:
+    """An empty path would be the directory where the command runs."""
+    if value == "":
+        raise ValueError("a path is not empty")
+    return value
+
+
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1, strict=True)]
 NonNegative = Annotated[int, Field(ge=0, strict=True)]

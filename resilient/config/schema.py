@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from resilient.config.batches import BatchSizes
-from resilient.config.fields import Auto, Count, Flag, Fraction, NonNegative, Positive, Rate, Seconds, Section, no_bool
+from resilient.config.fields import Auto, Count, Flag, Fraction, NonNegative, Positive, Rate, Seconds, Section, no_bool, not_empty
 from resilient.config.sinks import Sinks
 
 
@@ -569,7 +569,7 @@ class Config(Section):
     """A whole campaign. `load` makes one from a file."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
-    run_dir: Path = Path("runs/${name}")
+    run_dir: Annotated[Path, BeforeValidator(not_empty)] = Path("runs/${name}")
     run_dir_mode: Literal["private", "group"] = Field(
         "private",
         description="private: what a run makes is its user's alone (0700, files 0600); group: its group may read it (0750, 0640), "

@@ -24,6 +24,7 @@ from resilient.config.schema import Config
 LENGTH: tuple[Key, Key] = (("train", "steps"), ("train", "samples"))  # two ways to say how long a run is
 TOLD = 50  # problems at once
 MOST = 4  # times as many are looked at: some are told by others
+WRITTEN = "# Written by resilient"  # how a config begins that `write` has written
 WARMUP: tuple[Key, Key] = (("optimizer", "warmup_samples"), ("optimizer", "warmup_tokens"))
 
 
@@ -161,9 +162,9 @@ def attribute(error: ConfigError, path: Path, overrides: Sequence[str] = ()) -> 
 
 
 def write(config: Config, path: Path) -> None:
-    """Put the config into a file, at once or not at all. Raises OSError."""
+    """Put the config into a file, marked as written by this runtime, at once or not at all. Raises OSError."""
     new = path.with_name(f"{path.name}.new")
-    new.write_text(dump(config))
+    new.write_text(f"{WRITTEN}, and anew at each start: comments do not stay.\n{dump(config)}")
     new.replace(path)
 
 

@@ -21,6 +21,7 @@ from resilient.driver.terminal import drain
 from resilient.exits import Exit
 from resilient.identity import record
 from resilient.identity.resume import Known, versions_here
+from resilient.run_dir_config import must_not_be_foreign
 from resilient.run_words import Told
 from resilient.sinks.packages import missing
 
@@ -30,6 +31,10 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     config, given = told.config, list(told.settings)
     loaded = load(config, given)
     must_be_ours(config, loaded.run_dir, loaded.run_dir_mode)
+    try:
+        must_not_be_foreign(loaded.run_dir)
+    except ConfigError as error:
+        raise attribute(error, config, given) from None
     restrict(loaded.run_dir_mode)
     _must_not_be_moved(config, loaded.run_dir, given)
     allocation = allocation_of(loaded)

@@ -5,6 +5,7 @@ Owns what a fork takes over. All of it appears at once, by the rename of the new
 """
 
 import json
+import os
 import re
 import secrets
 import shlex
@@ -80,11 +81,11 @@ def fork(parent: Path, step: int | None, new: Path, overrides: Sequence[str]) ->
 
     Args:
         step: None: the newest checkpoint that is sound.
-        new: the fork's run directory, which must not be there, or be empty.
+        new: the fork's run directory, which must not be there, or be empty, and is not inside of the parent.
         overrides: `KEY=VALUE`.
 
     Raises:
-        ConfigError: a key or value is wrong, there is no such checkpoint, or `new` is taken.
+        ConfigError: a key or value is wrong, there is no such checkpoint, or `new` is taken or inside of the parent.
         EnvironmentUnusable: the parent is no run directory, or not to be obeyed; or something cannot be read or written.
     """
     parent, new = parent.absolute(), new.absolute()
@@ -95,7 +96,7 @@ def fork(parent: Path, step: int | None, new: Path, overrides: Sequence[str]) ->
     mode = load(file, settings).run_dir_mode
     access.must_be_ours(file, parent, mode)
     access.restrict(mode)
-    _must_be_free(new, overrides)
+    _must_be_free(parent, new, overrides)
     durable = _relocated(before.checkpoint.tiers[-1].path, before.run_dir, parent)
     tries = _TRIES if step is None else 1
     for attempt in range(tries):
@@ -110,9 +111,12 @@ def fork(parent: Path, step: int | None, new: Path, overrides: Sequence[str]) ->
     raise AssertionError
 
 
-def _must_be_free(new: Path, overrides: Sequence[str]) -> None:
+def _must_be_free(parent: Path, new: Path, overrides: Sequence[str]) -> None:
     if any(each.partition("=")[0] == "run_dir" for each in overrides):
         raise ConfigError([Problem("run_dir", None, "is the second argument, and no KEY=VALUE", None, COMMAND_LINE)])
+    if Path(os.path.realpath(parent)) in Path(os.path.realpath(new)).parents:
+        why = f"{new} is inside of {parent}, which is only read; name a directory elsewhere"
+        raise ConfigError([Problem("", None, why, None, COMMAND_LINE)])
     if new.is_symlink() or (new.exists() and (not new.is_dir() or any(new.iterdir()))):
         raise ConfigError([Problem("", None, f"{new} is there already; a fork needs a directory of its own", None, COMMAND_LINE)])
 

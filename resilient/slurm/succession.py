@@ -84,7 +84,6 @@ class Succession:
         Raises:
             EnvironmentUnusable: Slurm does not answer, or refuses.
         """
-        (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
         submitted: list[str] = []
         found: list[QueuedJob] = []
 
@@ -98,8 +97,15 @@ class Succession:
                 self._record("begun", name=self.name)  # before the job can be there: it must not find the chain over
                 submitted[:] = await self._carry_out(plan)
 
+        async def look() -> None:
+            await queue.jobs(self.name)
+
+        patience = stop_any(stop_after_delay(PERSON_PATIENCE_S), WhenRefused())
         try:
-            await self._retried(work, stop_any(stop_after_delay(PERSON_PATIENCE_S), WhenRefused()))
+            if not self._run_dir.exists():  # and is not made where there is no Slurm
+                await self._retried(look, patience, alone=False)
+            (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
+            await self._retried(work, patience)
         except SlurmSilent as error:
             raise EnvironmentUnusable(str(error)) from error
         return (submitted[0] if submitted else None), found
@@ -219,8 +225,14 @@ class Succession:
             lines.close()
 
     async def _retried(
-        self, work: Callable[[], Awaitable[None]], stop: stop_base, errors: tuple[type[Exception], ...] = (SlurmSilent,)
+        self,
+        work: Callable[[], Awaitable[None]],
+        stop: stop_base,
+        errors: tuple[type[Exception], ...] = (SlurmSilent,),
+        *,
+        alone: bool = True,
     ) -> None:
+        """Args: alone: nobody else of the chain acts meanwhile; the run directory must be there."""
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(errors),
             wait=wait_random_exponential(multiplier=1, max=60),
@@ -229,7 +241,7 @@ class Succession:
             reraise=True,
         ):
             with attempt:
-                async with self._alone():
+                async with self._alone() if alone else contextlib.nullcontext():
                     await work()
 
     @contextlib.asynccontextmanager

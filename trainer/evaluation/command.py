@@ -66,7 +66,7 @@ def evaluate_one(path: Path, options: Options, *, as_json: bool) -> None:
         chosen = find(path)
         found = _evaluated(chosen, options)
     except RestoreError as error:
-        raise Refused(str(error)) from error
+        raise Refused(str(error), UNUSABLE) from error
     _print(_record(chosen, options, found), found, as_json)
 
 
@@ -81,7 +81,8 @@ def evaluate_campaign(path: Path, options: Options, *, every: int, follow: bool,
         Refused: this is no run directory, something cannot be read or written, or a checkpoint was damaged.
     """
     if not path.is_dir() or step_of(path) is not None:
-        raise Refused(f"{path} is no run directory; one checkpoint is evaluated without --every and --follow")
+        code = BAD_INPUT if path.is_dir() else UNUSABLE
+        raise Refused(f"{path} is no run directory; one checkpoint is evaluated without --every and --follow", code)
     records, damaged = Records(path), set[int]()
     try:
         done = records.steps(options.text)
@@ -108,11 +109,11 @@ def evaluate_campaign(path: Path, options: Options, *, every: int, follow: bool,
     except OSError as error:
         raise Refused(f"{path}: {error.strerror or error}", UNUSABLE) from error
     except RestoreError as error:
-        raise Refused(str(error)) from error
+        raise Refused(str(error), UNUSABLE) from error
     if damaged:
         raise Refused(f"{len(damaged)} checkpoints could not be evaluated: steps {', '.join(map(str, sorted(damaged)))}", UNUSABLE)
     if not done:
-        raise Refused(f"{path} has no checkpoint of a step that is a multiple of {every}")
+        raise Refused(f"{path} has no checkpoint of a step that is a multiple of {every}", UNUSABLE)
 
 
 def _due(path: Path, every: int, done: set[int]) -> list[int]:

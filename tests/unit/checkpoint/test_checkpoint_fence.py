@@ -1,5 +1,6 @@
 """Only the newest generation publishes, and only what is superseded is deleted."""
 
+import os
 import subprocess
 import sys
 from multiprocessing.connection import Connection
@@ -13,6 +14,9 @@ from typer.testing import CliRunner
 from checkpoint import CheckpointError, StaleGeneration, points, prune, save, steps, verify
 from checkpoint.cli import app
 from checkpoint.fence import guard, newest_generation, raise_fence
+from checkpoint.pruning import remove
+
+PRUNE = "import sys; from pathlib import Path; from checkpoint import prune; prune(Path(sys.argv[1]), keep_last=1)"
 
 
 def test_the_fence_never_sinks(root: Path) -> None:
@@ -147,6 +151,36 @@ def test_pruning_keeps_the_newest_the_multiples_and_what_was_set_aside(root: Pat
     with pytest.raises(ValueError, match="at least 1"):
         prune(root, keep_last=0)
     assert steps(root) == [50]
+
+
+def test_two_that_prune_at_the_same_time_do_each_others_work(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (10, 20, 30, 40):
+        save(root, step, local_shards(), {}, generation=0)
+    unlink = os.unlink
+
+    def late(path: str, *, dir_fd: int | None = None) -> None:
+        """Somebody else has deleted every file a moment ago."""
+        unlink(path, dir_fd=dir_fd)
+        unlink(path, dir_fd=dir_fd)
+
+    def first(name: str) -> None:
+        """Somebody else prunes when this one has renamed its first checkpoint, and is done when it goes on."""
+        if name == "pruned_by_name" and len(steps(root)) > 1:
+            monkeypatch.setattr(points, "reached", lambda name: None)
+            other = subprocess.run([sys.executable, "-c", PRUNE, str(root)], check=False, capture_output=True, text=True)
+            assert (other.returncode, other.stderr) == (0, "")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", late)
+        remove(root / "step-00000010")
+    assert not (root / "step-00000010").exists()
+    monkeypatch.setattr(points, "reached", first)
+    assert prune(root, keep_last=1) == [20, 30]
+    assert steps(root) == [40] and not list(root.glob("*.deleted-*"))
+    remove(root / "step-00000030.deleted-1")
+    assert not caplog.records
 
 
 def test_a_stale_generation_cannot_prune(root: Path) -> None:

@@ -7,7 +7,7 @@ import pty
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 import checkpoint
 from checkpoint import CheckpointMismatch, LocalShard, layout, save, steps, verify
 from checkpoint.cli import app
-from checkpoint.tools import diff, export, stream
+from checkpoint.tools import diff, export, listing, locations, stream, verifying
 from checkpoint.tools.diff import MISSING, Comparison, Tolerance, differing_state
 from checkpoint.tools.refusal import Refusal
 
@@ -146,6 +146,53 @@ def test_verify_reads_everything_and_says_so(campaign: Path) -> None:
     assert run("verify", campaign / "checkpoints/step-00000300").exit_code == 0
 
 
+@pytest.mark.parametrize("files", [[], ["model/weight/c.0.0"]], ids=["empty", "without its manifest"])
+def test_what_a_node_writes_or_removes_just_now_is_no_checkpoint(campaign: Path, tmp_path: Path, files: list[str]) -> None:
+    half = campaign / "node0/step-00000999"
+    half.mkdir()
+    for name in files:
+        (half / name).parent.mkdir(parents=True, exist_ok=True)
+        (half / name).write_bytes(b"half")
+    assert 999 not in {each["step"] for each in told("ls", campaign)}
+    assert {each["step"] for each in told("verify", campaign, code=1)} == {100, 200, 300}, "200 is damaged"
+    assert told("diff", campaign, campaign / "checkpoints/step-00000300")["a"].endswith("step-00000300")
+    exported = run("export", campaign, "--format", "torch", "--out", tmp_path / "weights.pt")
+    assert exported.exit_code == 0 and "step-00000300" in exported.stdout
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_looked_at_is_not_damaged(campaign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(campaign / "checkpoints/step-00000200")
+    vanishing = [campaign / "node0/step-00000350", campaign / "checkpoints/step-00000100"]
+
+    def late(function: Callable[[Path], Any], gone: Path) -> Callable[[Path], Any]:
+        """The same, and the directory is gone once it was asked about it."""
+
+        def asked(path: Path) -> Any:
+            found = function(path)
+            if path == gone:
+                shutil.rmtree(path)
+            return found
+
+        return asked
+
+    for gone in vanishing:
+        monkeypatch.setattr(listing, "is_node_shard", late(locations.is_node_shard, gone))
+        assert [each["state"] for each in told("ls", campaign) if each["step"] in (100, 350)] == ["committed"] * (
+            gone == vanishing[0]
+        )
+    save(campaign / "checkpoints", 100, local_shards(1.0), {"step": 100}, generation=1)
+    monkeypatch.setattr(verifying, "size_bytes", late(verifying.size_bytes, vanishing[1]))
+    assert [each["step"] for each in told("verify", campaign)] == [300]
+    save(campaign / "checkpoints", 100, local_shards(1.0), {"step": 100}, generation=1)
+    assert run("verify", vanishing[1]).exit_code == 69
+
+
+def test_ls_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    listed = run("ls", tmp_path)
+    assert (listed.exit_code, listed.stdout, listed.stderr) == (69, "", f"resilient: there is no checkpoint in {tmp_path}\n")
+    assert told("ls", tmp_path, code=69) == []
+
+
 def test_verify_has_nothing_to_do_without_whole_checkpoints(campaign: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     for path in (campaign / "node0", tmp_path_factory.mktemp("empty")):
         result = run("verify", path)
@@ -194,7 +241,7 @@ def test_prune_asks_and_deletes(campaign: Path) -> None:
     assert "step-00000050.deleted-1: 2.0 MiB" in listed.stdout
     assert "would delete 3 directories" in listed.stdout
     refused = run("prune", campaign, "--keep-last", 1)
-    assert refused.exit_code == 78
+    assert refused.exit_code == 1, "nobody has confirmed it"
     assert "--yes" in refused.stderr
     code, output = in_terminal("prune", campaign, "--keep-last", 1, answer=b"n\n")
     assert code == 1

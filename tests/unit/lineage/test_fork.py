@@ -186,6 +186,17 @@ def test_a_fork_that_fails_leaves_nothing(parent: Parent, tmp_path: Path, monkey
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parent", "parent.yaml"]
 
 
+def test_a_fork_inside_of_its_parent_is_refused(parent: Parent, tmp_path: Path):
+    (tmp_path / "link").symlink_to(parent.run_dir)
+    before = sorted(parent.run_dir.rglob("*"))
+    for new in (parent.run_dir / "sub", parent.run_dir / "a/b", tmp_path / "link/sub", parent.run_dir / "../parent/sub"):
+        with pytest.raises(ConfigError, match=r"is inside of .*parent, which is only read"):
+            fork(parent.run_dir, None, new, [])
+    with pytest.raises(ConfigError, match="is inside of"):
+        fork(tmp_path / "link", None, parent.run_dir / "sub", [])
+    assert sorted(parent.run_dir.rglob("*")) == before
+
+
 def test_what_makes_no_sense_is_refused_before_anything_is_made(parent: Parent, tmp_path: Path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()

@@ -101,6 +101,16 @@ def test_a_person_does_not_wait_for_ever_for_a_deaf_slurm(config: Config, slurm,
     assert not slurm.jobs()
 
 
+def test_without_slurm_nothing_is_left_behind(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    there = sorted(tmp_path.iterdir())
+    submit = command("submit", str(path), f"run_dir={tmp_path}/runs/chain")
+    told, _ = submit.communicate(timeout=120)
+    assert (submit.returncode, told.count("\n")) == (Exit.UNUSABLE, 1), told
+    assert "squeue" in told
+    assert sorted(tmp_path.iterdir()) == there
+
+
 def test_a_refusal_is_told_at_once_with_slurms_own_words(path: Path, slurm, tmp_path: Path):
     (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gone' >&2; exit 1\n")
     submit = command("submit", str(path))

@@ -140,9 +140,10 @@ def test_the_command_exports_and_refuses(run_dir: Path, tmp_path: Path):
     again = CliRunner().invoke(app, ["export", str(run_dir), str(place)])
     assert (again.exit_code, again.stderr.count("\n")) == (78, 1)
     missing = ["export", str(run_dir), str(tmp_path / "y"), "--tokenizer", str(tmp_path / "none.json")]
-    for arguments in (["generate", str(tmp_path), "x"], ["export", str(tmp_path), str(tmp_path / "y")], missing):
+    without = (["generate", str(tmp_path), "x"], ["export", str(tmp_path), str(tmp_path / "y")])
+    for arguments, code in ((without[0], 69), (without[1], 69), (missing, 78)):
         refused = CliRunner().invoke(app, arguments)
-        assert (refused.exit_code, refused.stderr.count("\n")) == (78, 1)
+        assert (refused.exit_code, refused.stderr.count("\n")) == (code, 1)
 
 
 def test_the_exporter_for_checkpoints_writes_what_the_command_writes(run_dir: Path, tmp_path: Path):
