@@ -20,7 +20,7 @@ from checkpoint.source import DirectorySource
 from checkpoint.tiers import copying
 from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.pace import Pace
-from checkpoint.tools.locations import STORAGE, directory, tiers
+from checkpoint.tools.locations import STORAGE, directory, must_be_its_own, tiers
 from checkpoint.tools.refusal import Refusal
 
 _LOCK = ".lock"
@@ -48,14 +48,17 @@ def newest(run_dir: Path, *, group: bool = False) -> tuple[Held | None, Path]:
     Args:
         group: whether what members of the caller's groups have written is trusted.
 
-    Raises Refusal where the run is alive, or where somebody else could have written what this command goes by.
+    Raises Refusal where the run is alive, where somebody else could have written what this command goes by, and where the run
+    directory was copied or moved and its nodes' tiers are those of another.
     """
     run_dir = directory(run_dir)
     why = first_not_obeyed((run_dir, *(run_dir / name for name in CONTROL)), group=group)
     if why is not None:
         raise Refusal(f"{why}; --group trusts the members of your groups (of a run with `run_dir_mode: group`)")
     _refuse_if_alive(run_dir)
-    *others, durable = tiers(run_dir)
+    found_tiers = tiers(run_dir)
+    must_be_its_own(run_dir, found_tiers)
+    *others, durable = found_tiers
     root = durable.roots[0]
     found: dict[tuple[int, int], dict[int, list[tuple[Path, ShardManifest]]]] = {}
     for tier in others:
