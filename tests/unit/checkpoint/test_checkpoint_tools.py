@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 import checkpoint
 from checkpoint import CheckpointMismatch, LocalShard, layout, save, steps, verify
 from checkpoint.cli import app
-from checkpoint.tools import diff, export, stream
+from checkpoint.tools import aside, diff, export, stream
 from checkpoint.tools.diff import MISSING, Comparison, Tolerance, differing_state
 from checkpoint.tools.refusal import Refusal
 
@@ -546,15 +546,74 @@ def test_export_overwrites_only_what_it_may(mixed: Path, tmp_path: Path) -> None
     assert {path.name for path in tmp_path.iterdir()} == {"out", "copy", "checkpoints"}
 
 
+NOTES = ("thesis.txt", "model/thesis.txt", "model/weight/thesis.txt", "model/weight/c/thesis.txt")
+
+
+@pytest.mark.parametrize("form", ["torch", "zarr"])
+@pytest.mark.parametrize("note", NOTES)
+def test_an_export_that_somebody_has_put_something_into_is_not_replaced(mixed: Path, tmp_path: Path, form: str, note: str) -> None:
+    out = tmp_path / "out"
+    assert run("export", mixed, "--format", "zarr", "--out", out).exit_code == 0
+    (out / note).write_text("years of work")
+    result = run("export", mixed, "--format", form, "--out", out, "--force")
+    assert result.exit_code == 78
+    assert "has other things in it" in result.stderr
+    assert (out / note).read_text() == "years of work"
+
+
+@pytest.mark.parametrize("form", ["torch", "zarr"])
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("proj/config.json", "proj/thesis.txt"),
+        ("proj/config.json", "proj/tokenizer.json/thesis.txt"),
+        ("proj/zarr.json", "proj/c"),
+        ("proj",),
+    ],
+)
+def test_what_is_no_export_is_not_replaced(mixed: Path, tmp_path: Path, form: str, files: Sequence[str]) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{"node_type": "array", "attributes": {}}')
+    (tmp_path / "link").symlink_to("proj")
+    for out in ("proj", "link"):
+        result = run("export", mixed, "--format", form, "--out", tmp_path / out, "--force")
+        assert (result.exit_code, result.stderr.count("\n")) == (78, 1), result.output
+    assert all((tmp_path / name).is_file() for name in files)
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_an_export_to_hugging_face_is_replaced(mixed: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for name in aside.HUGGING_FACE:
+        (tmp_path / "out" / name).write_text("{}")
+    assert run("export", mixed, "--format", "torch", "--out", tmp_path / "out", "--force").exit_code == 0
+    assert (tmp_path / "out").is_file()
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_an_export_takes_no_name_that_the_run_writes(mixed: Path, tmp_path: Path, force: Sequence[str]) -> None:
+    (tmp_path / "storage.json").write_text("{}")
+    torch.save({}, tmp_path / "metrics.prom")
+    before = sorted(tmp_path.iterdir())
+    for name in ("events.jsonl", "events.jsonl.1", "metrics.prom", ".past", "logs/x", "checkpoints/x/y", "data/x.pt"):
+        result = run("export", mixed, "--format", "torch", "--out", tmp_path / name, *force)
+        assert (result.exit_code, result.stderr.count("\n")) == (78, 1), (name, result.output)
+        assert f"is of the run in {tmp_path}" in result.stderr
+    assert sorted(tmp_path.iterdir()) == before
+    for name in ("data.pt", "exports/all.pt"):
+        assert run("export", mixed, "--format", "torch", "--out", tmp_path / name, *force).exit_code == 0
+
+
 @pytest.mark.parametrize("form", ["torch", "zarr"])
 def test_a_failed_export_leaves_nothing(mixed: Path, tmp_path: Path, form: str) -> None:
     flip(mixed / "model/weight/c.0.0", 4096)
     out = tmp_path / "out"
-    out.write_text("before")
+    torch.save({"state": "before"}, out)
     result = run("export", mixed, "--format", form, "--out", out, "--force")
     assert result.exit_code == 69
     assert "wrong checksum" in result.stderr
-    assert out.read_text() == "before"
+    assert torch.load(out, weights_only=True) == {"state": "before"}
     assert {path.name for path in tmp_path.iterdir()} == {"out", "checkpoints"}
     assert run("export", mixed, "--format", form, "--out", tmp_path / "x", "--only", "nothing").exit_code == 78
 
