@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from checkpoint.errors import naming
 from checkpoint.metadata import ATTRIBUTE, NAME
 from checkpoint.naming import step_of
 from checkpoint.tools.locations import STORAGE
@@ -108,16 +109,21 @@ def _is_torch_file(path: Path) -> bool:
 def appearing(output: Path, *, force: bool) -> Iterator[Path]:
     """Give a path beside `output` to write to, a file or a directory; it becomes `output` if nothing is raised, durably.
 
-    Raises Refusal as `check`, and OSError.
+    Raises Refusal as `check`, and OSError, which names `output` where writing failed.
     """
     output = check(output, force=force)
     output.parent.mkdir(parents=True, exist_ok=True)
     beside = output.with_name(f".{output.name}.{os.getpid()}.part")
     try:
-        yield beside
-        _sync(beside)
-        check(output, force=force)
-        _replace(beside, output)
+        with naming(output):
+            yield beside
+            _sync(beside)
+            check(output, force=force)
+            _replace(beside, output)
+    except OSError as error:
+        if isinstance(error.filename, str) and Path(error.filename).is_relative_to(beside):
+            error.filename = str(output)
+        raise
     finally:
         _remove(beside)
 

@@ -94,7 +94,13 @@ def _torch(path: Path, output: Path, only: Sequence[str], float32: bool, progres
             source.fill([LocalShard(name, info.shape, (0,) * data.dim(), data, (1,) * data.dim())])
             found[name] = data.float() if float32 and data.is_floating_point() else data
             progress(data.nbytes)
-    torch.save({**found, "state": source.contents.state}, output)
+    try:
+        with output.open("wb") as file:
+            torch.save({**found, "state": source.contents.state}, file)
+    except RuntimeError as error:  # torch's own writer says it instead of what the file has said
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
     return f"{len(found)} arrays and the state for torch.load"
 
 

@@ -21,10 +21,11 @@ from checkpoint_state import local_shards
 from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mounts import needs_root, small_disk
 from typer.testing import CliRunner
 
 import checkpoint
-from checkpoint import CheckpointMismatch, LocalShard, layout, save, steps, verify
+from checkpoint import CheckpointMismatch, LocalShard, layout, save, save_one_by_one, steps, verify
 from checkpoint.cli import app
 from checkpoint.tools import aside, diff, export, stream
 from checkpoint.tools.diff import MISSING, Comparison, Tolerance, differing_state
@@ -616,6 +617,26 @@ def test_a_failed_export_leaves_nothing(mixed: Path, tmp_path: Path, form: str) 
     assert torch.load(out, weights_only=True) == {"state": "before"}
     assert {path.name for path in tmp_path.iterdir()} == {"out", "checkpoints"}
     assert run("export", mixed, "--format", form, "--out", tmp_path / "x", "--only", "nothing").exit_code == 78
+
+
+@needs_root
+@pytest.mark.parametrize("form", ["torch", "zarr"])
+@pytest.mark.parametrize("room", [4 << 10, 200 << 10])
+def test_an_export_to_a_full_disk_is_told_with_its_place(root: Path, tmp_path: Path, form: str, room: int) -> None:
+    path = save(root, 1, [whole("x", torch.ones(1 << 18)), whole("y", torch.ones(10))], {}, generation=0).path
+    with small_disk(tmp_path / "disk", room) as disk:
+        result = run("export", path, "--format", form, "--out", disk / "out")
+        assert (result.exit_code, result.stderr) == (69, f"resilient: {disk}/out: No space left on device\n")
+        assert list(disk.iterdir()) == []
+
+
+@needs_root
+def test_a_checkpoint_that_is_imported_to_a_full_disk_is_told_with_its_place(tmp_path: Path) -> None:
+    data = torch.ones(1 << 18)
+    with small_disk(tmp_path / "disk", 64 << 10) as disk:
+        with pytest.raises(OSError, match="No space left") as caught:
+            save_one_by_one(disk, 0, [whole("x", data.to("meta"))], [whole("x", data)], {})
+        assert caught.value.filename == f"{disk}/step-00000000"
 
 
 def pretend(path: Path, output: Path, *, float32: bool) -> str:
