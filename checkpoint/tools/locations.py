@@ -136,8 +136,8 @@ def one(path: Path) -> Path:
 
 
 def is_node_shard(path: Path) -> bool:
-    """Whether a directory `step-N` is what one node holds."""
-    return (path / NODE_SHARD).is_file() and not (path / manifest.NAME).exists()
+    """Whether a directory `step-N` is what one node holds; False where it cannot be read."""
+    return os.path.isfile(path / NODE_SHARD) and not os.path.exists(path / manifest.NAME)  # noqa: PTH110, PTH113 (they raise)
 
 
 def directory(path: Path) -> Path:

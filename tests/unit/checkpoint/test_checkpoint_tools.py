@@ -8,7 +8,8 @@ import pty
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mounts import needs_root, small_disk
+from stranger import UID, shared_place
 from typer.testing import CliRunner
 
 import checkpoint
@@ -96,6 +98,38 @@ def test_ls_shows_every_tier(campaign: Path) -> None:
     assert "damaged: part.json is not what a node writes" in lines[2]
     assert "committed" in lines[3]
     assert "damaged: manifest.json is missing" in lines[4]
+
+
+@needs_root
+def test_a_checkpoint_that_may_not_be_read_is_one_that_is_damaged() -> None:
+    with shared_place() as place:
+        for step in (10, 20):
+            save(place / "checkpoints", step, local_shards(), {}, generation=1)
+        (place / "checkpoints/step-00000010").chmod(0o000)
+        for path in (place / "checkpoints").rglob("*"):
+            if not path.is_relative_to(place / "checkpoints/step-00000010"):
+                os.chown(path, UID, UID)
+        os.chown(place / "checkpoints", UID, UID)
+        with as_somebody_else():
+            listed = told("ls", place)
+            verified = run("verify", place)
+            exported = run("export", place, "--format", "torch", "--out", place / "out")
+        assert [(each["step"], each["state"], each["reason"]) for each in listed] == [
+            (10, "damaged", "manifest.json cannot be read: Permission denied"),
+            (20, "committed", None),
+        ]
+        assert (verified.exit_code, verified.stdout.count(": good")) == (1, 1)
+        assert "step-00000010 is damaged: manifest.json cannot be read: Permission denied" in verified.stderr
+        assert exported.exit_code == 0, exported.output
+
+
+@contextmanager
+def as_somebody_else() -> Iterator[None]:
+    os.seteuid(UID)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def test_ls_as_json(campaign: Path) -> None:
@@ -522,6 +556,14 @@ def test_export_to_zarr(mixed: Path, tmp_path: Path, small_chunks: None, monkeyp
             assert dict(other.attrs) == dict(one.attrs)
             assert np.array_equal(other[...], np.asarray(one[...]).astype(other.dtype))
             assert other.dtype == (np.float32 if name == "model/double" and float32 else one.dtype)
+
+
+def test_the_size_of_chunks_that_is_told_is_theirs(root: Path, tmp_path: Path) -> None:
+    path = save(root, 1, [whole("x", torch.ones(3 << 20))], {}, generation=0).path
+    result = run("export", path, "--format", "zarr", "--out", tmp_path / "plain")
+    assert "1 arrays in chunks of about 2 MiB" in result.stdout
+    array = zarr.open_group(tmp_path / "plain", mode="r")["x"]
+    assert isinstance(array, zarr.Array) and array.chunks == ((2 << 20) // 4,)
 
 
 def test_export_overwrites_only_what_it_may(mixed: Path, tmp_path: Path) -> None:
