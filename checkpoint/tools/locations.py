@@ -64,6 +64,42 @@ def tiers(path: Path) -> list[Tier]:
     return [Tier("durable", True, (inside if inside.is_dir() else path,))]
 
 
+def locations(path: Path) -> list[CheckpointLocation]:
+    """Every directory `step-N` that a path means, parts and damaged ones among them, by tier, root and step. Raises Refusal."""
+    path = directory(path)
+    step = step_of(path)
+    if step is not None:
+        return [CheckpointLocation(None, step, path)]
+    return [
+        CheckpointLocation(tier, step, step_path(root, step)) for tier in tiers(path) for root in tier.roots for step in steps(root)
+    ]
+
+
+def one(path: Path) -> Path:
+    """The checkpoint that a path means: itself, or the newest one of a run directory or a directory of checkpoints.
+
+    Raises Refusal where there is none.
+    """
+    found = [place for place in locations(path) if not is_node_shard(place.path)]
+    if found:
+        return max(found, key=lambda place: place.step).path
+    if step_of(directory(path)) is not None:
+        raise Refusal(f"{path} is what one node holds of a checkpoint; name a whole one, or the run directory", WRONG)
+    raise Refusal(f"there is no checkpoint in {path}")
+
+
+def is_node_shard(path: Path) -> bool:
+    """Whether a directory `step-N` is what one node holds; False where it cannot be read."""
+    return os.path.isfile(path / NODE_SHARD) and not os.path.exists(path / manifest.NAME)  # noqa: PTH110, PTH113 (they raise)
+
+
+def directory(path: Path) -> Path:
+    """The path without links. Raises Refusal where there is no directory."""
+    if not path.is_dir():
+        raise Refusal(f"{path} is not a directory")
+    return path.resolve()
+
+
 def must_be_its_own(path: Path, found: Iterable[Tier]) -> None:
     """Raises Refusal where tiers that are to be changed may be in use by the run directory that `path` was copied or moved from."""
     for tier in found:
@@ -83,17 +119,6 @@ def read_of_another(path: Path) -> list[str]:
         for tier in ([] if step_of(path) is not None else tiers(path))
         for root in tier.roots[:1]
         if tier.other is not None and any(os.path.isdir(each) for each in tier.roots)  # noqa: PTH112 (nor may it be readable)
-    ]
-
-
-def locations(path: Path) -> list[CheckpointLocation]:
-    """Every directory `step-N` that a path means, parts and damaged ones among them, by tier, root and step. Raises Refusal."""
-    path = directory(path)
-    step = step_of(path)
-    if step is not None:
-        return [CheckpointLocation(None, step, path)]
-    return [
-        CheckpointLocation(tier, step, step_path(root, step)) for tier in tiers(path) for root in tier.roots for step in steps(root)
     ]
 
 
@@ -120,28 +145,3 @@ def _same(a: Path, b: Path) -> bool:
         return a.samefile(b)
     except OSError:
         return False
-
-
-def one(path: Path) -> Path:
-    """The checkpoint that a path means: itself, or the newest one of a run directory or a directory of checkpoints.
-
-    Raises Refusal where there is none.
-    """
-    found = [place for place in locations(path) if not is_node_shard(place.path)]
-    if found:
-        return max(found, key=lambda place: place.step).path
-    if step_of(directory(path)) is not None:
-        raise Refusal(f"{path} is what one node holds of a checkpoint; name a whole one, or the run directory", WRONG)
-    raise Refusal(f"there is no checkpoint in {path}")
-
-
-def is_node_shard(path: Path) -> bool:
-    """Whether a directory `step-N` is what one node holds; False where it cannot be read."""
-    return os.path.isfile(path / NODE_SHARD) and not os.path.exists(path / manifest.NAME)  # noqa: PTH110, PTH113 (they raise)
-
-
-def directory(path: Path) -> Path:
-    """The path without links. Raises Refusal where there is no directory."""
-    if not path.is_dir():
-        raise Refusal(f"{path} is not a directory")
-    return path.resolve()
