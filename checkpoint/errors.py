@@ -6,7 +6,8 @@ Every message says what, where, and what to do.
 """
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -55,6 +56,17 @@ def unreadable(path: Path, name: str, error: OSError) -> CheckpointError:
         return CheckpointError(f"{path / name} cannot be read: {error.strerror}; {advice}")
     kind = UnreachableCheckpoint if error.errno in AWAY else DamagedCheckpoint
     return kind(path, f"{name} cannot be read: {error.strerror}")
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the operating system that name no path, as those of a write do not, name this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
 
 
 class CheckpointMismatch(CheckpointError):

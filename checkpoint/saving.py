@@ -18,7 +18,7 @@ import torch.distributed as dist
 from checkpoint import commit, manifest, metadata, plan, writing
 from checkpoint.agreement import Outcome, Ranks, results
 from checkpoint.block import Block
-from checkpoint.errors import CheckpointError
+from checkpoint.errors import CheckpointError, naming
 from checkpoint.layout import ArrayInfo, Shard
 from checkpoint.local_shard import LocalShard
 from checkpoint.manifest import Manifest
@@ -132,20 +132,23 @@ def save_one_by_one(
         shapes: all local shards, in any order, with tensors on the meta device; they fill every array.
         local_shards: the same with their data.
 
-    Raises CheckpointError, OSError, ValueError where one of `shapes` does not come, and whatever `local_shards` raises. What was
-    there before is untouched then.
+    Raises CheckpointError; OSError, which names the checkpoint where writing failed; ValueError where one of `shapes` does not
+    come; and whatever `local_shards` raises. What was there before is untouched then.
     """
-    began = time.monotonic()
+    began, path = time.monotonic(), step_path(root, step)
     layout, documents, generation = Layout(plan.plan([[spec_of(each) for each in shapes]])), dict[str, bytes](), 0
     try:
-        already = _open(root, step, generation, layout, state, documents)
+        with naming(path):
+            already = _open(root, step, generation, layout, state, documents)
         if already is not None:
             return _saved(root, began, already, already_there=True)
         shares: list[Checksums] = []
         for local_shard in local_shards:
-            shares.append(_write(root, step, generation, layout, [local_shard]))
+            with naming(path):
+                shares.append(_write(root, step, generation, layout, [local_shard]))
             del local_shard  # its memory is free before the next one is made
-        contents, fresh = _publish(root, step, generation, layout, documents, shares)
+        with naming(path):
+            contents, fresh = _publish(root, step, generation, layout, documents, shares)
     except BaseException:
         _discard(root, step, generation)
         raise

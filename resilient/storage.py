@@ -215,9 +215,10 @@ def must_be_there(durable: Path) -> None:
 
 
 def write(run_dir: Path, storage: Storage) -> None:
-    """Leave it where agents and tools look. Raises OSError."""
+    """Leave it where agents and tools look; it names the run directory, so that a copy is known for one. Raises OSError."""
     new = run_dir / f"{FILE}.new"
-    new.write_text(json.dumps(asdict(storage), indent=1))
+    written_for = os.path.abspath(run_dir)  # noqa: PTH100 - spelled as the tiers' paths in it are
+    new.write_text(json.dumps({"run_dir": written_for, **asdict(storage)}, indent=1))
     new.replace(run_dir / FILE)
 
 

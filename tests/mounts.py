@@ -1,10 +1,30 @@
 """What tests do to a mounted file system."""
 
+import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 PATIENCE_S = 30.0
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="NOT TESTED: mounting a file system takes root; run the tests as root once"
+)
+
+
+@contextmanager
+def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
+    """A file system with so much room, at a directory that is made for it."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)  # a file may be open yet in a test that has failed
 
 
 def make_read_only(path: Path) -> None:

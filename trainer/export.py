@@ -5,15 +5,18 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from checkpoint import CheckpointError, CheckpointMismatch
+from checkpoint.errors import naming
 from resilient.worker import Config
 from trainer.model import GPT
 from trainer.shape import GPTShape
@@ -36,6 +39,7 @@ def export(model: GPT, config: Config, output: Path, *, dtype: torch.dtype = tor
 
     Raises:
         ExportError: no layout fits the model, or `output` is there.
+        OSError: it cannot be written.
     """
     if output.exists():
         raise ExportError(f"{output} is there already")
@@ -49,22 +53,34 @@ def export(model: GPT, config: Config, output: Path, *, dtype: torch.dtype = tor
     beside = output.with_name(f".{output.name}.{os.getpid()}")
     beside.mkdir(parents=True)
     try:
-        tensors = {name: tensor.to(dtype).contiguous() for name, tensor in found[0].items()}
-        save_file(tensors, beside / "model.safetensors", metadata={"format": "pt"})
-        (beside / "config.json").write_text(json.dumps(described, indent=2) + "\n")
-        if tokenizer is not None:
-            shutil.copyfile(tokenizer, beside / "tokenizer.json")
-            (beside / "tokenizer_config.json").write_text(json.dumps(_of_tokenizer(shape, end), indent=2) + "\n")
-        generation = {} if end is None else {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
-        (beside / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-        for path in (*beside.iterdir(), beside):
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
-        beside.rename(output)
+        with naming(output):
+            tensors = {name: tensor.to(dtype).contiguous() for name, tensor in found[0].items()}
+            _save(tensors, beside / "model.safetensors")
+            (beside / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+            if tokenizer is not None:
+                shutil.copyfile(tokenizer, beside / "tokenizer.json")
+                (beside / "tokenizer_config.json").write_text(json.dumps(_of_tokenizer(shape, end), indent=2) + "\n")
+            generation = {} if end is None else {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+            (beside / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+            for path in (*beside.iterdir(), beside):
+                descriptor = os.open(path, os.O_RDONLY)
+                os.fsync(descriptor)
+                os.close(descriptor)
+            beside.rename(output)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return layout
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Raises OSError where it cannot be written, which safetensors tells in its own way."""
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def export_checkpoint(checkpoint: Path, output: Path, *, float32: bool = False) -> str:
@@ -79,6 +95,7 @@ def export_checkpoint(checkpoint: Path, output: Path, *, float32: bool = False) 
 
     Raises:
         CheckpointError: it is damaged, or holds no model that fits a layout.
+        OSError: `output` cannot be written.
     """
     from trainer.restore import RestoreError, restore
     from trainer.sources import tokenizer_of_texts

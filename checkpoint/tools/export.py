@@ -94,7 +94,13 @@ def _torch(path: Path, output: Path, only: Sequence[str], float32: bool, progres
             source.fill([LocalShard(name, info.shape, (0,) * data.dim(), data, (1,) * data.dim())])
             found[name] = data.float() if float32 and data.is_floating_point() else data
             progress(data.nbytes)
-    torch.save({**found, "state": source.contents.state}, output)
+    try:
+        with output.open("wb") as file:
+            torch.save({**found, "state": source.contents.state}, file)
+    except RuntimeError as error:  # torch's own writer says it instead of what the file has said
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
     return f"{len(found)} arrays and the state for torch.load"
 
 
@@ -112,15 +118,14 @@ def _zarr(path: Path, output: Path, only: Sequence[str], float32: bool, progress
     with closing(Opened(path)) as source:
         contents = source.contents
         names = stream.chosen([*contents.arrays], only)
+        chunk_bytes = 4 * layout.CHUNK_TARGET_BYTES
         about = {"version": manifest.VERSION, "step": contents.step, "generation": contents.generation, "state": contents.state}
         root = zarr.create_group(store=str(output), attributes={ATTRIBUTE: about})
         for name in names:
             info = contents.arrays[name]
             widened = float32 and getattr(torch, info.dtype).is_floating_point
             kind = element("float32") if widened else info.element
-            chunk = layout.chunk_shape(
-                info.shape, kind.size_bytes, tuple(max(1, length) for length in info.shape), 4 * layout.CHUNK_TARGET_BYTES
-            )
+            chunk = layout.chunk_shape(info.shape, kind.size_bytes, tuple(max(1, length) for length in info.shape), chunk_bytes)
             array = root.create_array(
                 name,
                 shape=info.shape,
@@ -143,4 +148,4 @@ def _zarr(path: Path, output: Path, only: Sequence[str], float32: bool, progress
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Consolidated metadata")  # clients that do not know it pass over it
         zarr.consolidate_metadata(root.store)
-    return f"{len(names)} arrays in chunks of about 4 MiB"
+    return f"{len(names)} arrays in chunks of about {chunk_bytes / 2**20:g} MiB"

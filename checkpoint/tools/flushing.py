@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoint import safe_dir, shard_manifest
-from checkpoint.errors import DamagedCheckpoint
+from checkpoint.errors import DamagedCheckpoint, naming
 from checkpoint.fence import newest_generation
 from checkpoint.naming import step_path, steps
 from checkpoint.ownership import first_not_obeyed
@@ -20,7 +20,7 @@ from checkpoint.source import DirectorySource
 from checkpoint.tiers import copying
 from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.pace import Pace
-from checkpoint.tools.locations import STORAGE, directory, tiers
+from checkpoint.tools.locations import STORAGE, directory, must_be_its_own, tiers
 from checkpoint.tools.refusal import Refusal
 
 _LOCK = ".lock"
@@ -48,14 +48,17 @@ def newest(run_dir: Path, *, group: bool = False) -> tuple[Held | None, Path]:
     Args:
         group: whether what members of the caller's groups have written is trusted.
 
-    Raises Refusal where the run is alive, or where somebody else could have written what this command goes by.
+    Raises Refusal where the run is alive, where somebody else could have written what this command goes by, and where the run
+    directory was copied or moved and its nodes' tiers are those of another.
     """
     run_dir = directory(run_dir)
     why = first_not_obeyed((run_dir, *(run_dir / name for name in CONTROL)), group=group)
     if why is not None:
         raise Refusal(f"{why}; --group trusts the members of your groups (of a run with `run_dir_mode: group`)")
     _refuse_if_alive(run_dir)
-    *others, durable = tiers(run_dir)
+    found_tiers = tiers(run_dir)
+    must_be_its_own(run_dir, found_tiers)
+    *others, durable = found_tiers
     root = durable.roots[0]
     found: dict[tuple[int, int], dict[int, list[tuple[Path, ShardManifest]]]] = {}
     for tier in others:
@@ -84,8 +87,10 @@ def newest(run_dir: Path, *, group: bool = False) -> tuple[Held | None, Path]:
 def flush(held: Held, root: Path, progress: Callable[[int], None]) -> Path:
     """Commit a snapshot; its directory.
 
-    Raises DamagedCheckpoint where a node shard is damaged on every copy; OSError; CheckpointError.
+    Raises DamagedCheckpoint where a node shard is damaged on every copy; OSError, which names the directory where writing failed;
+    CheckpointError.
     """
+    target = step_path(root, held.step)
     attempt = max(newest_generation(root) or 0, held.generation)
     first: tuple[ShardManifest, dict[str, bytes]] | None = None
     for copies in held.copies:
@@ -95,7 +100,8 @@ def flush(held: Held, root: Path, progress: Callable[[int], None]) -> Path:
                 node_shard = shard_manifest.read(path)
                 documents = shard_manifest.documents(path, node_shard)
                 source = DirectorySource(path, chunks=node_shard.chunks)
-                copying.flush(source, node_shard, documents, root, attempt, Copy(Pace(None), threading.Event(), progress))
+                with naming(target):
+                    copying.flush(source, node_shard, documents, root, attempt, Copy(Pace(None), threading.Event(), progress))
             except DamagedCheckpoint as damage:
                 error = damage
                 continue
@@ -105,8 +111,9 @@ def flush(held: Held, root: Path, progress: Callable[[int], None]) -> Path:
         if error is not None:
             raise error
     assert first is not None, "a snapshot has at least one node shard"
-    copying.finish(*first, root, attempt)
-    return step_path(root, held.step)
+    with naming(target):
+        copying.finish(*first, root, attempt)
+    return target
 
 
 def _refuse_if_alive(run_dir: Path) -> None:

@@ -1,11 +1,17 @@
 """Where checkpoints are: what a path on the command line means.
 
 Owns the reading of a run directory: its storage tiers, and the checkpoints in them. Changes nothing; needs neither torch nor Zarr.
+
+`storage.json` names the run directory that it was written for. Where that is another one than was named, this one was copied or
+moved: what lay inside of it is looked for here, and what lies outside may be in use by the other.
 """
 
 import json
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from checkpoint import manifest
 from checkpoint.naming import step_of, step_path, steps
@@ -24,11 +30,13 @@ class Tier:
         name: of the tier.
         durable: what is there survives the nodes.
         roots: directories of checkpoints; in other tiers than the durable one each is a node's, and may be another machine's.
+        other: the run directory that this one was copied or moved from, where some of the roots lie outside of this one.
     """
 
     name: str
     durable: bool
     roots: tuple[Path, ...]
+    other: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -46,11 +54,11 @@ def tiers(path: Path) -> list[Tier]:
     described = path / STORAGE
     if described.is_file():
         try:
-            return [
-                Tier(str(tier["name"]), bool(tier["durable"]), tuple(path / root for root in tier["roots"]))
-                for tier in json.loads(described.read_bytes())["tiers"]
-            ]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            found: dict[str, Any] = json.loads(described.read_bytes())
+            written_for = found.get("run_dir")  # None: an earlier version has written it
+            other = None if written_for is None or _same(Path(written_for), path) else Path(written_for)
+            return [_tier(tier, path, other) for tier in found["tiers"]]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Refusal(f"{described} does not describe storage tiers: {error!r}; name a directory of checkpoints") from error
     inside = path / "checkpoints"
     return [Tier("durable", True, (inside if inside.is_dir() else path,))]
@@ -99,8 +107,8 @@ def is_whole(place: CheckpointLocation) -> bool:
 
 
 def is_node_shard(path: Path) -> bool:
-    """Whether a directory `step-N` is what one node holds."""
-    return (path / NODE_SHARD).is_file() and not (path / manifest.NAME).exists()
+    """Whether a directory `step-N` is what one node holds; False where it cannot be read."""
+    return os.path.isfile(path / NODE_SHARD) and not os.path.exists(path / manifest.NAME)  # noqa: PTH110, PTH113 (they raise)
 
 
 def directory(path: Path) -> Path:
@@ -108,3 +116,50 @@ def directory(path: Path) -> Path:
     if not path.is_dir():
         raise Refusal(f"{path} is not a directory")
     return path.resolve()
+
+
+def must_be_its_own(path: Path, found: Iterable[Tier]) -> None:
+    """Raises Refusal where tiers that are to be changed may be in use by the run directory that `path` was copied or moved from."""
+    for tier in found:
+        if tier.other is not None:
+            raise Refusal(
+                f"{path} was copied or moved from {tier.other}, and {tier.roots[0]} lies outside of it: nothing was changed there; "
+                f"name {tier.other}, or move this one back",
+                WRONG,
+            )
+
+
+def read_of_another(path: Path) -> list[str]:
+    """What to say of each tier that is read, but is outside of a run directory that was copied or moved. Raises Refusal."""
+    path = directory(path)
+    return [
+        f"{path} was copied or moved from {tier.other}; tier {tier.name} is what {root} holds, outside of it"
+        for tier in ([] if step_of(path) is not None else tiers(path))
+        for root in tier.roots[:1]
+        if tier.other is not None and any(os.path.isdir(each) for each in tier.roots)  # noqa: PTH112 (nor may it be readable)
+    ]
+
+
+def _tier(described: dict[str, Any], path: Path, other: Path | None) -> Tier:
+    """A tier of `storage.json`. Args: other: the run directory that it was written for, if that is not `path`."""
+    roots = tuple(path / root for root in described["roots"])
+    if other is None:
+        return Tier(str(described["name"]), bool(described["durable"]), roots)
+    roots = tuple(_moved(root, other, path) for root in roots)
+    outside = any(not root.resolve().is_relative_to(path) for root in roots)  # a link may lead there, too
+    return Tier(str(described["name"]), bool(described["durable"]), roots, other if outside else None)
+
+
+def _moved(root: Path, other: Path, path: Path) -> Path:
+    """Where a directory is that lay in the run directory `other`, now that this one is at `path`; `root` if it lay elsewhere."""
+    for inside, above in ((root, other), (root.resolve(), other.resolve())):
+        if inside.is_relative_to(above):
+            return path / inside.relative_to(above)
+    return root
+
+
+def _same(a: Path, b: Path) -> bool:
+    try:
+        return a.samefile(b)
+    except OSError:
+        return False

@@ -12,7 +12,7 @@ from checkpoint.errors import DamagedCheckpoint
 from checkpoint.naming import deleted, step_of, step_path, steps
 from checkpoint.pruning import prune
 from checkpoint.retention import superseded
-from checkpoint.tools.locations import directory, tiers
+from checkpoint.tools.locations import directory, must_be_its_own, tiers
 from checkpoint.tools.refusal import WRONG, Refusal
 
 
@@ -39,11 +39,14 @@ class Plan:
 def plans(path: Path, keep_last: int, keep_every: int | None) -> list[Plan]:
     """What is to be done in the durable tier of a run directory, or in a directory of checkpoints.
 
-    Raises Refusal for numbers below 1, where there is no checkpoint, and where none that stays has a sound manifest.
+    Raises Refusal for numbers below 1, where there is no checkpoint, where none that stays has a sound manifest, and where the
+    run directory was copied or moved and its durable tier is that of another.
     """
     if step_of(directory(path)) is not None:
         raise Refusal(f"{path} is one checkpoint; name the directory that it is in", WRONG)
-    roots = [root for tier in tiers(path) if tier.durable for root in tier.roots]
+    durable = [tier for tier in tiers(path) if tier.durable]
+    must_be_its_own(path, durable)
+    roots = [root for tier in durable for root in tier.roots]
     found = [_plan(root, keep_last, keep_every) for root in roots if root.is_dir()]
     if not any(plan.gone or plan.kept for plan in found):
         raise Refusal(f"there is no checkpoint in {path}")

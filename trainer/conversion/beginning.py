@@ -15,6 +15,7 @@ from torch import Tensor
 
 import checkpoint
 from checkpoint import CheckpointMismatch, LocalShard
+from checkpoint.errors import naming
 from resilient.worker import Config, ConfigError, load_config
 from trainer.conversion.families import Described, ImportRefused, Piece
 from trainer.data.errors import DataError
@@ -97,7 +98,8 @@ def write(
     saved = checkpoint.save_one_by_one(where.root, step, shapes, shards, state)
     checkpoint.verify(saved.path)
     if not where.given:
-        (where.output / MODEL_FILE).write_text(yaml.safe_dump({"model": dict(found.model)}, sort_keys=False))
+        with naming(where.output / MODEL_FILE):
+            (where.output / MODEL_FILE).write_text(yaml.safe_dump({"model": dict(found.model)}, sort_keys=False))
     return saved.path
 
 

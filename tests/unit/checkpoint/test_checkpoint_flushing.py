@@ -12,6 +12,7 @@ import pytest
 import torch
 from daemon_lab import Lab
 from lone_daemon import PATIENCE_S, LoneDaemon
+from mounts import needs_root, small_disk
 
 from checkpoint import LocalShard, Snapshots, points, shard_manifest, steps, verify
 from checkpoint.daemon import shards
@@ -22,6 +23,7 @@ from checkpoint.source import DirectorySource
 from checkpoint.tiers import copying
 from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.pace import Pace
+from checkpoint.tools import flushing
 
 ALL = ("ram", "nvme", "durable")
 COMMITTING = (
@@ -96,6 +98,25 @@ def test_a_commit_that_a_file_system_ends_at_any_point_is_made_when_it_is_tried_
                 assert copying.finish(held, documents, root, attempt).step == 1
                 verify(root / "step-00000001")
                 assert [each.name for each in root.iterdir() if each.is_dir()] == ["step-00000001"]
+    finally:
+        shutil.rmtree(base)
+
+
+@needs_root
+def test_a_flush_by_hand_onto_a_full_disk_is_told_with_its_place(tmp_path: Path) -> None:
+    state = [LocalShard("model/weight", (1024, 256), (0, 0), torch.ones(1024, 256), (8, 256))]
+    base = Path(tempfile.mkdtemp(prefix="lone-", dir="/tmp"))
+    try:
+        with LoneDaemon(base) as daemon, small_disk(tmp_path / "disk", 64 << 10) as disk:
+            daemon.start()
+            snapshots = Snapshots(daemon.begin(1))
+            snapshots.start(state)
+            assert snapshots.ready() and snapshots.take(1, state, {}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
+            path = Path(daemon.wait_for(Held).shard.directory)
+            held = flushing.Held(1, 1, ((path,),), 1 << 20)
+            with pytest.raises(OSError, match="No space left") as caught:
+                flushing.flush(held, disk, lambda size_bytes: None)
+            assert caught.value.filename == f"{disk}/step-00000001"
     finally:
         shutil.rmtree(base)
 

@@ -1,5 +1,6 @@
 """The commands say what is there, and change nothing that they should not."""
 
+import fcntl
 import json
 import math
 import os
@@ -7,7 +8,8 @@ import pty
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,14 @@ from checkpoint_state import local_shards
 from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mounts import needs_root, small_disk
+from stranger import UID, shared_place
 from typer.testing import CliRunner
 
 import checkpoint
-from checkpoint import CheckpointMismatch, LocalShard, layout, save, steps, verify
+from checkpoint import CheckpointMismatch, LocalShard, layout, save, save_one_by_one, steps, verify
 from checkpoint.cli import app
-from checkpoint.tools import diff, export, listing, locations, stream, verifying
+from checkpoint.tools import aside, diff, export, listing, locations, stream, verifying
 from checkpoint.tools.diff import MISSING, Comparison, Tolerance, differing_state
 from checkpoint.tools.refusal import Refusal
 
@@ -96,6 +100,38 @@ def test_ls_shows_every_tier(campaign: Path) -> None:
     assert "damaged: manifest.json is missing" in lines[4]
 
 
+@needs_root
+def test_a_checkpoint_that_may_not_be_read_is_one_that_is_damaged() -> None:
+    with shared_place() as place:
+        for step in (10, 20):
+            save(place / "checkpoints", step, local_shards(), {}, generation=1)
+        (place / "checkpoints/step-00000010").chmod(0o000)
+        for path in (place / "checkpoints").rglob("*"):
+            if not path.is_relative_to(place / "checkpoints/step-00000010"):
+                os.chown(path, UID, UID)
+        os.chown(place / "checkpoints", UID, UID)
+        with as_somebody_else():
+            listed = told("ls", place)
+            verified = run("verify", place)
+            exported = run("export", place, "--format", "torch", "--out", place / "out")
+        assert [(each["step"], each["state"], each["reason"]) for each in listed] == [
+            (10, "damaged", "manifest.json cannot be read: Permission denied"),
+            (20, "committed", None),
+        ]
+        assert (verified.exit_code, verified.stdout.count(": good")) == (1, 1)
+        assert "step-00000010 is damaged: manifest.json cannot be read: Permission denied" in verified.stderr
+        assert exported.exit_code == 0, exported.output
+
+
+@contextmanager
+def as_somebody_else() -> Iterator[None]:
+    os.seteuid(UID)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
 def test_ls_as_json(campaign: Path) -> None:
     entries = told("ls", campaign)
     assert [(each["step"], each["state"], each["durable"]) for each in entries] == [
@@ -130,6 +166,114 @@ def test_ls_verifies_what_is_committed(campaign: Path) -> None:
 def test_a_run_directory_that_describes_no_tiers_is_said_to(tmp_path: Path, text: str) -> None:
     (tmp_path / "storage.json").write_text(text)
     result = run("ls", tmp_path)
+    assert result.exit_code == 69
+    assert "does not describe storage tiers" in result.stderr
+
+
+# -- copies ----------------------------------------------------------------------------------------------------------------
+
+
+def original(tmp_path: Path, durable: Path | None = None) -> Path:
+    """A run directory that says that it is one, with two checkpoints and a node's RAM outside of it."""
+    run_dir, ram = tmp_path / "runs/a", tmp_path / "ram/node0"
+    durable = durable or run_dir / "checkpoints"
+    for step in (10, 20, 30):
+        save(durable, step, local_shards(), {}, generation=1)
+    part(ram, 35, 0, 2)
+    tiers = [
+        {"name": "ram", "durable": False, "roots": [str(ram)]},
+        {"name": "durable", "durable": True, "roots": [str(durable)]},
+    ]
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "storage.json").write_text(json.dumps({"run_dir": str(run_dir), "tiers": tiers}))
+    return run_dir
+
+
+def copied(run_dir: Path) -> Path:
+    return Path(shutil.copytree(run_dir, run_dir.parents[1] / "copy", symlinks=True))
+
+
+def test_a_copy_is_verified_and_pruned_where_it_is(tmp_path: Path) -> None:
+    run_dir = original(tmp_path)
+    copy = copied(run_dir)
+    (copy / "checkpoints/step-00000020/manifest.json").write_bytes(b"")
+    result = run("verify", copy)
+    assert result.exit_code == 1
+    assert f"{copy}/checkpoints/step-00000020 is damaged" in result.stderr
+    assert f"{copy}/checkpoints/step-00000030: good" in result.stdout
+    assert f"{copy} was copied or moved from {run_dir}; tier ram is what {tmp_path}/ram/node0 holds" in result.stderr
+    assert run("prune", copy, "--keep-last", 1, "--yes").exit_code == 0
+    assert (steps(copy / "checkpoints"), steps(run_dir / "checkpoints")) == ([30], [10, 20, 30])
+    itself = run("verify", run_dir)
+    assert (itself.exit_code, itself.stderr) == (0, "resilient: 1 shards of nodes were left out\n")
+
+
+def test_a_run_directory_that_was_moved_has_its_checkpoints(tmp_path: Path) -> None:
+    run_dir = original(tmp_path)
+    moved = run_dir.rename(tmp_path / "x")
+    assert [each["path"] for each in told("ls", moved) if each["durable"]] == [
+        f"{moved}/checkpoints/step-000000{step}" for step in (10, 20, 30)
+    ]
+    out = tmp_path / "out"
+    assert f"from {moved}/checkpoints/step-00000030" in run("export", moved, "--format", "torch", "--out", out).stdout
+    assert f"tier ram is what {tmp_path}/ram/node0 holds" in run("diff", moved, moved).stderr
+
+
+def test_a_run_directory_that_is_named_by_a_link_is_no_copy(tmp_path: Path) -> None:
+    run_dir = original(tmp_path)
+    (tmp_path / "link").symlink_to(run_dir)
+    assert run("ls", tmp_path / "link").stderr == ""
+    described = json.loads((run_dir / "storage.json").read_text())
+    through_link = json.dumps({**described, "run_dir": str(tmp_path / "link")})
+    (run_dir / "storage.json").write_text(through_link)
+    assert run("ls", run_dir).stderr == ""
+    copy = copied(run_dir)  # its tiers are spelled otherwise than the run directory
+    assert {Path(each["path"]).parents[1] for each in told("ls", copy) if each["durable"]} == {copy}
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_nothing_outside_of_a_copy_is_changed(tmp_path: Path, linked: bool) -> None:
+    elsewhere = tmp_path / "scratch"
+    run_dir = original(tmp_path, elsewhere)
+    if linked:  # it seems to lie inside
+        (run_dir / "checkpoints").symlink_to(elsewhere)
+        described = (run_dir / "storage.json").read_text()
+        (run_dir / "storage.json").write_text(described.replace(str(elsewhere), f"{run_dir}/checkpoints"))
+    copy = copied(run_dir)
+    refused = run("prune", copy, "--keep-last", 1, "--yes")
+    assert refused.exit_code == 78
+    assert f"{copy} was copied or moved from {run_dir}" in refused.stderr and refused.stderr.count("\n") == 1
+    assert steps(elsewhere) == [10, 20, 30]
+    assert "tier durable is what" in run("verify", copy).stderr
+    assert run("prune", run_dir, "--keep-last", 2, "--yes").exit_code == 0
+    assert steps(elsewhere) == [20, 30]
+
+
+def test_what_a_live_run_has_in_ram_is_not_flushed_through_a_copy(tmp_path: Path) -> None:
+    run_dir = original(tmp_path)
+    copy = copied(run_dir)
+    for each in (run_dir, copy):
+        each.chmod(0o700)
+    with (run_dir / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "is in use by" in run("flush", run_dir).stderr
+        refused = run("flush", copy)
+    assert refused.exit_code == 78
+    assert f"{copy} was copied or moved from {run_dir}" in refused.stderr and refused.stderr.count("\n") == 1
+    assert "nothing is held that is newer" in run("flush", run_dir).stdout
+
+
+def test_a_run_directory_of_an_earlier_version_is_read_as_before(campaign: Path) -> None:
+    copy = shutil.copytree(campaign, campaign.with_name("copy-of-it"))
+    assert [each["path"] for each in told("ls", copy)] == [each["path"] for each in told("ls", campaign)]
+    assert run("ls", copy).stderr == ""
+
+
+@pytest.mark.parametrize("where", [7, {}, "a\0b", ["/x"]])
+def test_a_storage_file_that_names_no_run_directory_is_said_to(campaign: Path, where: Any) -> None:
+    described = json.loads((campaign / "storage.json").read_text())
+    (campaign / "storage.json").write_text(json.dumps({**described, "run_dir": where}))
+    result = run("ls", campaign)
     assert result.exit_code == 69
     assert "does not describe storage tiers" in result.stderr
 
@@ -461,6 +605,14 @@ def test_export_to_zarr(mixed: Path, tmp_path: Path, small_chunks: None, monkeyp
             assert other.dtype == (np.float32 if name == "model/double" and float32 else one.dtype)
 
 
+def test_the_size_of_chunks_that_is_told_is_theirs(root: Path, tmp_path: Path) -> None:
+    path = save(root, 1, [whole("x", torch.ones(3 << 20))], {}, generation=0).path
+    result = run("export", path, "--format", "zarr", "--out", tmp_path / "plain")
+    assert "1 arrays in chunks of about 2 MiB" in result.stdout
+    array = zarr.open_group(tmp_path / "plain", mode="r")["x"]
+    assert isinstance(array, zarr.Array) and array.chunks == ((2 << 20) // 4,)
+
+
 def test_export_overwrites_only_what_it_may(mixed: Path, tmp_path: Path) -> None:
     def tried(out: Path, *options: str, form: str = "zarr") -> Result:
         return run("export", mixed, "--format", form, "--out", out, *options)
@@ -484,17 +636,96 @@ def test_export_overwrites_only_what_it_may(mixed: Path, tmp_path: Path) -> None
     assert {path.name for path in tmp_path.iterdir()} == {"out", "copy", "checkpoints"}
 
 
+NOTES = ("thesis.txt", "model/thesis.txt", "model/weight/thesis.txt", "model/weight/c/thesis.txt")
+
+
+@pytest.mark.parametrize("form", ["torch", "zarr"])
+@pytest.mark.parametrize("note", NOTES)
+def test_an_export_that_somebody_has_put_something_into_is_not_replaced(mixed: Path, tmp_path: Path, form: str, note: str) -> None:
+    out = tmp_path / "out"
+    assert run("export", mixed, "--format", "zarr", "--out", out).exit_code == 0
+    (out / note).write_text("years of work")
+    result = run("export", mixed, "--format", form, "--out", out, "--force")
+    assert result.exit_code == 78
+    assert "has other things in it" in result.stderr
+    assert (out / note).read_text() == "years of work"
+
+
+@pytest.mark.parametrize("form", ["torch", "zarr"])
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("proj/config.json", "proj/thesis.txt"),
+        ("proj/config.json", "proj/tokenizer.json/thesis.txt"),
+        ("proj/zarr.json", "proj/c"),
+        ("proj",),
+    ],
+)
+def test_what_is_no_export_is_not_replaced(mixed: Path, tmp_path: Path, form: str, files: Sequence[str]) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{"node_type": "array", "attributes": {}}')
+    (tmp_path / "link").symlink_to("proj")
+    for out in ("proj", "link"):
+        result = run("export", mixed, "--format", form, "--out", tmp_path / out, "--force")
+        assert (result.exit_code, result.stderr.count("\n")) == (78, 1), result.output
+    assert all((tmp_path / name).is_file() for name in files)
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_an_export_to_hugging_face_is_replaced(mixed: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for name in aside.HUGGING_FACE:
+        (tmp_path / "out" / name).write_text("{}")
+    assert run("export", mixed, "--format", "torch", "--out", tmp_path / "out", "--force").exit_code == 0
+    assert (tmp_path / "out").is_file()
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_an_export_takes_no_name_that_the_run_writes(mixed: Path, tmp_path: Path, force: Sequence[str]) -> None:
+    (tmp_path / "storage.json").write_text("{}")
+    torch.save({}, tmp_path / "metrics.prom")
+    before = sorted(tmp_path.iterdir())
+    for name in ("events.jsonl", "events.jsonl.1", "metrics.prom", ".past", "logs/x", "checkpoints/x/y", "data/x.pt"):
+        result = run("export", mixed, "--format", "torch", "--out", tmp_path / name, *force)
+        assert (result.exit_code, result.stderr.count("\n")) == (78, 1), (name, result.output)
+        assert f"is of the run in {tmp_path}" in result.stderr
+    assert sorted(tmp_path.iterdir()) == before
+    for name in ("data.pt", "exports/all.pt"):
+        assert run("export", mixed, "--format", "torch", "--out", tmp_path / name, *force).exit_code == 0
+
+
 @pytest.mark.parametrize("form", ["torch", "zarr"])
 def test_a_failed_export_leaves_nothing(mixed: Path, tmp_path: Path, form: str) -> None:
     flip(mixed / "model/weight/c.0.0", 4096)
     out = tmp_path / "out"
-    out.write_text("before")
+    torch.save({"state": "before"}, out)
     result = run("export", mixed, "--format", form, "--out", out, "--force")
     assert result.exit_code == 69
     assert "wrong checksum" in result.stderr
-    assert out.read_text() == "before"
+    assert torch.load(out, weights_only=True) == {"state": "before"}
     assert {path.name for path in tmp_path.iterdir()} == {"out", "checkpoints"}
     assert run("export", mixed, "--format", form, "--out", tmp_path / "x", "--only", "nothing").exit_code == 78
+
+
+@needs_root
+@pytest.mark.parametrize("form", ["torch", "zarr"])
+@pytest.mark.parametrize("room", [4 << 10, 200 << 10])
+def test_an_export_to_a_full_disk_is_told_with_its_place(root: Path, tmp_path: Path, form: str, room: int) -> None:
+    path = save(root, 1, [whole("x", torch.ones(1 << 18)), whole("y", torch.ones(10))], {}, generation=0).path
+    with small_disk(tmp_path / "disk", room) as disk:
+        result = run("export", path, "--format", form, "--out", disk / "out")
+        assert (result.exit_code, result.stderr) == (69, f"resilient: {disk}/out: No space left on device\n")
+        assert list(disk.iterdir()) == []
+
+
+@needs_root
+def test_a_checkpoint_that_is_imported_to_a_full_disk_is_told_with_its_place(tmp_path: Path) -> None:
+    data = torch.ones(1 << 18)
+    with small_disk(tmp_path / "disk", 64 << 10) as disk:
+        with pytest.raises(OSError, match="No space left") as caught:
+            save_one_by_one(disk, 0, [whole("x", data.to("meta"))], [whole("x", data)], {})
+        assert caught.value.filename == f"{disk}/step-00000000"
 
 
 def pretend(path: Path, output: Path, *, float32: bool) -> str:

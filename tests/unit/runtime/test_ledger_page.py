@@ -1,4 +1,4 @@
-"""docs/run-directory.md says what events, faults, actions and metrics there are: as the code has them, and no others."""
+"""docs/run-directory.md says what files, events, faults, actions and metrics there are: as the code has them, and no others."""
 
 import re
 from collections.abc import Iterable
@@ -7,6 +7,7 @@ from typing import get_args
 
 import msgspec
 
+from checkpoint.tools import aside
 from resilient import entries
 from resilient.faults import Kind
 from resilient.policy import ActionName
@@ -28,6 +29,14 @@ def rows(title: str) -> dict[str, set[str]]:
 def found(*patterns: str, packages: Iterable[str] = ("resilient", "trainer")) -> set[str]:
     texts = [path.read_text() for package in packages for path in (ROOT / package).rglob("*.py")]
     return {name for text in texts for pattern in patterns for name in re.findall(pattern, text)}
+
+
+def test_every_file_is_known_to_exports_which_must_not_replace_it():
+    listed = (ROOT / "docs/run-directory.md").read_text().split("```")[1]
+    cells = [re.split("  |: ", line)[0] for line in listed.strip().splitlines()]
+    paths = [path for cell in cells for path in cell.split(", ")] + re.findall(r"; ([\w./]+): ", listed)
+    names = {path.split("/")[0].removesuffix(".1 …").strip() for path in paths}
+    assert {name for name in names if not name.startswith(".")} == aside.OF_A_RUN
 
 
 def test_every_event_has_a_row_with_the_fields_that_readers_rely_on():

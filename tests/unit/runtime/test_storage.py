@@ -1,10 +1,13 @@
 """What configured tiers come to on the nodes."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from resilient.config import Config
-from resilient.storage import arrange, cost_of_a_kill, lies_in_ram, needed, storage_of
+from resilient.storage import FILE, arrange, cost_of_a_kill, lies_in_ram, needed, read, storage_of, write
 
 
 def config(*tiers: dict[str, Any], **more: Any) -> Config:
@@ -90,6 +93,17 @@ def test_an_identity_stays_and_goes_with_the_durable_tier(tmp_path: Path) -> Non
     assert storage_of(made, 1).identity == first
     (durable / ".identity").unlink()
     assert storage_of(made, 1).identity != first
+
+
+def test_what_is_written_names_the_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = arrange(config(DURABLE), 1, "id", WHERE)
+    monkeypatch.chdir(tmp_path)
+    write(Path(), found)
+    assert read(tmp_path)["run_dir"] == str(tmp_path)
+    described = json.loads((tmp_path / FILE).read_text())
+    del described["run_dir"]  # as an earlier version writes it
+    (tmp_path / FILE).write_text(json.dumps(described))
+    assert read(tmp_path)["identity"] == "id"
 
 
 def test_ram_is_known_by_its_file_system() -> None:

@@ -1,16 +1,19 @@
 """What leaves this project: exports that `transformers` computes the same with, and text."""
 
+import errno
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import torch
+from mounts import needs_root, small_disk
 from trainer_ranks import trained, write_config, write_dataset
 from typer.testing import CliRunner
 
 import trainer
 from checkpoint import CheckpointMismatch, DamagedCheckpoint, local_shard_of, save
+from checkpoint.tools import aside
 from checkpoint.tools.export import EXPORTERS
 from resilient.worker import Config
 from trainer.cli import app
@@ -74,6 +77,20 @@ def test_transformers_computes_the_same_logits_from_an_export(tmp_path: Path, mo
     tokens = torch.randint(0, 61, (2, 24), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         torch.testing.assert_close(theirs(tokens).logits, built(tokens), rtol=1e-4, atol=1e-4)
+
+
+@needs_root
+def test_an_export_to_a_full_disk_is_told_with_its_place(tmp_path: Path):
+    built, config = made(LLAMA)
+    with small_disk(tmp_path / "disk", 16 << 10) as disk:
+        with pytest.raises(OSError, match="No space left") as caught:
+            export(built, config, disk / "out")
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, f"{disk}/out")
+        assert list(disk.iterdir()) == []
+
+
+def test_what_is_exported_is_known_to_be_an_export():
+    assert EXPORTED == aside.HUGGING_FACE
 
 
 def test_a_model_that_fits_no_layout_is_told_why(tmp_path: Path):
