@@ -55,22 +55,23 @@ def run_campaign(
         resumption: what has changed since the campaign began, to be recorded.
 
     Raises:
-        EnvironmentUnusable: the run directory cannot be written, another run uses it, or no container can be started.
+        EnvironmentUnusable: the run directory cannot be written, another run uses it, no container can be started, or nothing is
+            where the ledger says that a checkpoint is.
+        ConfigError: the durable tier has another path than before, and nothing is there.
     """
     descriptors.raise_limit()
     durable = config.checkpoint.tiers[-1].path
     with _must_be_writable():
-        for directory in (config.run_dir / "logs", durable):
-            directory.mkdir(parents=True, exist_ok=True)
+        (config.run_dir / "logs").mkdir(parents=True, exist_ok=True)
         access.close_to_others(config.run_dir, config.run_dir_mode)
         past = Reader(config.run_dir)
-        past.read()  # before the lease, which has to be renewed: where nothing was kept it takes its time
+        before = past.read()  # before the lease, which has to be renewed: where nothing was kept it takes its time
         lease = RunLease(config.run_dir)
     started = False
     hangup = signal.getsignal(signal.SIGHUP)
     try:
         with _must_be_writable():
-            kept = storage.storage_of(config, config.cluster.slots)
+            kept = storage.storage_of(config, config.cluster.slots, max(before.committed.steps, default=None))
             storage.write(config.run_dir, kept)
             memory = Path(kept.memory.roots[0]).parents[1]
             for spilled in spill_file.directories_of(config.run_dir, memory):
