@@ -29,6 +29,7 @@ from resilient.driver.lease import RunLease
 from resilient.driver.spill_file import SpillFile
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.identity.resume import Resumption
+from resilient.past.fold import Past
 from resilient.past.record import Reader
 from resilient.protocol.disk import DiskSettings, ScalarSettings
 from resilient.slurm.allocation import Allocation
@@ -71,7 +72,7 @@ def run_campaign(
     hangup = signal.getsignal(signal.SIGHUP)
     try:
         with _must_be_writable():
-            kept = storage.storage_of(config, config.cluster.slots, max(before.committed.steps, default=None))
+            kept = storage.storage_of(config, config.cluster.slots, _committed(before, resumption))
             storage.write(config.run_dir, kept)
             memory = Path(kept.memory.roots[0]).parents[1]
             for spilled in spill_file.directories_of(config.run_dir, memory):
@@ -113,6 +114,12 @@ def run_campaign(
             lease.leave()  # the disk process gives it up, or somebody else has it, or the file system does not let anybody
         else:
             lease.close()
+
+
+def _committed(past: Past, resumption: Resumption | None) -> int | None:
+    """The newest step that is durable by what the run directory tells; a fork begins with one."""
+    lineage = resumption.fingerprint.lineage if resumption is not None else None
+    return max(past.committed.steps, default=lineage.step if lineage is not None else None)
 
 
 def _fenced_below(durable: Path) -> int:
