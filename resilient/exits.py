@@ -9,7 +9,7 @@ class Exit(IntEnum):
     OK = 0
     UNUSABLE = 69  # the environment cannot hold a run
     GAVE_UP = 70  # the same failure again and again; do not requeue
-    STOPPED = 75  # stopped early, state is durable: run again to go on
+    STOPPED = 75  # stopped on request before the target: run again to go on; the message says what is not durable
     CONFIG = 78  # the config is wrong
 
 

@@ -4,7 +4,7 @@ Owns the places: `<tier>/<campaign>-<random>/node<k>` on a node's tier, so that 
 machine do, keep out of each other's way, and so that nobody else on the machine can have made that directory first. The random part
 is in the run directory's `storage.json`, where the next job finds it, and stays until a directory of that name is somebody else's.
 Owns also the identity of a campaign, which lies with its durable checkpoints: where those are gone, nothing
-that some tier still holds is taken for theirs.
+that some tier still holds is taken for theirs, and where their whole place is gone, nothing is begun anew.
 """
 
 import errno
@@ -21,9 +21,11 @@ import msgspec
 import psutil
 
 from checkpoint import safe_dir
+from checkpoint.naming import steps
 from checkpoint.typed import built
-from resilient.config import Config
+from resilient.config import Config, ConfigError, Problem
 from resilient.config.schema import Tier
+from resilient.exits import EnvironmentUnusable, ForeseenError
 
 FILE = "storage.json"
 IDENTITY = ".identity"
@@ -99,7 +101,7 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
     def roots(path: Path, campaign: str = campaign) -> tuple[str, ...]:
         return tuple(str(path / campaign / f"node{node}") for node in range(nodes))
 
-    def place(tier: Tier, kind: Kind, where: tuple[str, ...], keep: int, steps: int | Literal["auto"]) -> TierStorage:
+    def place(tier: Tier, kind: Kind, where: tuple[str, ...], keep: int, every: int | Literal["auto"]) -> TierStorage:
         timed = tier.every_s is not None
         return TierStorage(
             name=tier.name,
@@ -108,7 +110,7 @@ def arrange(config: Config, nodes: int, identity: str, in_ram: Mapping[Path, boo
             roots=where,
             keep_last=keep if tier.keep_last == "auto" else tier.keep_last,
             keep_every=tier.keep_every,
-            every_steps=None if timed else steps if tier.every_steps is None else tier.every_steps,
+            every_steps=None if timed else every if tier.every_steps is None else tier.every_steps,
             every_s=tier.every_s,
             replicas=kind == "memory" if tier.replicas == "auto" else tier.replicas > 0,
             max_bytes_per_s=None if tier.max_mib_s is None else tier.max_mib_s * 2**20,
@@ -169,36 +171,76 @@ def lies_in_ram(path: Path) -> bool:
     return False
 
 
-def storage_of(config: Config, nodes: int) -> Storage:
-    """The campaign's storage on this machine. Its identity is made with its durable tier. Raises OSError."""
+def storage_of(config: Config, nodes: int, committed: int | None = None) -> Storage:
+    """The campaign's storage on this machine. Its identity is made with its durable tier.
+
+    Args:
+        committed: the newest step that the ledger tells as durable; None where there is none.
+
+    Raises:
+        EnvironmentUnusable: that step was committed in this place, and nothing of the campaign is there now.
+        ConfigError: it was committed in another place than the one that the config names now, which has nothing of the campaign.
+        OSError: a place cannot be read, which says nothing of what is there, or cannot be written.
+    """
     durable = config.checkpoint.tiers[-1].path
-    path = durable / IDENTITY
-    try:
-        identity = path.read_text().strip()
-    except FileNotFoundError:
+    before = _before(config.run_dir)
+    identity = _identity(durable)
+    begun = identity is not None and identity == before.get("identity", identity)
+    if committed is not None and not begun and not steps(durable):
+        raise _nothing_there(config, committed, before)
+    if identity is None:
         identity = secrets.token_hex(6)
+        durable.mkdir(parents=True, exist_ok=True)
+        path = durable / IDENTITY
         new = path.with_suffix(".new")
         new.write_text(f"{identity}\n")
         new.replace(path)
     in_ram = {tier.path: lies_in_ram(tier.path) for tier in config.checkpoint.tiers}
-    before = _nonce_before(config.run_dir, identity)
-    if before != _NO_NONCE:
-        found = arrange(config, nodes, identity, in_ram, before)
+    nonce = _nonce_before(before, identity)
+    if nonce != _NO_NONCE:
+        found = arrange(config, nodes, identity, in_ram, nonce)
         if not taken(found):
             return found
     return arrange(config, nodes, identity, in_ram, secrets.token_hex(8))
 
 
+def _identity(durable: Path) -> str | None:
+    """Of the campaign whose durable tier is there; None where there is none. Raises OSError: it cannot be read."""
+    try:
+        return (durable / IDENTITY).read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def _nothing_there(config: Config, step: int, before: Mapping[str, Any]) -> ForeseenError:
+    """Nothing of a campaign that has a durable checkpoint is where the config says. Args: before: see `_before`."""
+    last = len(config.checkpoint.tiers) - 1
+    durable, key = config.checkpoint.tiers[last].path, f"checkpoint.tiers.{last}.path"
+    roots = before["tiers"][-1]["roots"] if before else []
+    old = Path(roots[0]) if roots else durable
+    told, anew = f"the ledger says that step {step} was committed on {old}", "To begin anew take another run_dir"
+    if old == durable:
+        return EnvironmentUnusable(
+            f"{told}, where nothing of the campaign is now: is it mounted? If it was moved, name its place as {key}. {anew}"
+        )
+    why = f"{told}, and nothing of the campaign is in {durable}: set the path back, or move there what lies in the old one. {anew}"
+    return ConfigError([Problem(key, str(durable), why)])
+
+
 _NO_NONCE = ""
 
 
-def _nonce_before(run_dir: Path, identity: str) -> str | None:
-    """The random part that an earlier job of the campaign had; `_NO_NONCE` where there was none."""
+def _before(run_dir: Path) -> Mapping[str, Any]:
+    """What an earlier job of the campaign has written; empty where there was none."""
     try:
-        found = read(run_dir)
+        return read(run_dir)
     except (OSError, ValueError):
-        return _NO_NONCE
-    nonce = found.get("nonce") if found.get("identity") == identity else _NO_NONCE
+        return {}
+
+
+def _nonce_before(before: Mapping[str, Any], identity: str) -> str | None:
+    """The random part that an earlier job of the campaign had; `_NO_NONCE` where there was none."""
+    nonce = before.get("nonce") if before.get("identity") == identity else _NO_NONCE
     return nonce if nonce is None or (isinstance(nonce, str) and re.fullmatch("[0-9a-f]{16}", nonce)) else _NO_NONCE
 
 

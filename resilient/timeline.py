@@ -13,7 +13,7 @@ from resilient.chart import finite, integer
 Line = Mapping[str, Any]
 
 _GOES_ON = tuple(name.replace("_", " ") for name in GOES_ON)
-_ENDS = {75: "stopped on request, state durable", 70: "gave up", 69: "environment unusable"}
+_ENDS = {75: "stopped on request", 70: "gave up", 69: "environment unusable"}
 
 LATEST_T = 1e12  # in unix seconds: the year 33658
 

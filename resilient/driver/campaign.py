@@ -29,6 +29,7 @@ from resilient.driver.lease import RunLease
 from resilient.driver.spill_file import SpillFile
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.identity.resume import Resumption
+from resilient.past.fold import Past
 from resilient.past.record import Reader
 from resilient.protocol.disk import DiskSettings, ScalarSettings
 from resilient.slurm.allocation import Allocation
@@ -55,22 +56,23 @@ def run_campaign(
         resumption: what has changed since the campaign began, to be recorded.
 
     Raises:
-        EnvironmentUnusable: the run directory cannot be written, another run uses it, or no container can be started.
+        EnvironmentUnusable: the run directory cannot be written, another run uses it, no container can be started, or nothing is
+            where the ledger says that a checkpoint is.
+        ConfigError: the durable tier has another path than before, and nothing is there.
     """
     descriptors.raise_limit()
     durable = config.checkpoint.tiers[-1].path
     with _must_be_writable():
-        for directory in (config.run_dir / "logs", durable):
-            directory.mkdir(parents=True, exist_ok=True)
+        (config.run_dir / "logs").mkdir(parents=True, exist_ok=True)
         access.close_to_others(config.run_dir, config.run_dir_mode)
         past = Reader(config.run_dir)
-        past.read()  # before the lease, which has to be renewed: where nothing was kept it takes its time
+        before = past.read()  # before the lease, which has to be renewed: where nothing was kept it takes its time
         lease = RunLease(config.run_dir)
     started = False
     hangup = signal.getsignal(signal.SIGHUP)
     try:
         with _must_be_writable():
-            kept = storage.storage_of(config, config.cluster.slots)
+            kept = storage.storage_of(config, config.cluster.slots, _committed(before, resumption))
             storage.write(config.run_dir, kept)
             memory = Path(kept.memory.roots[0]).parents[1]
             for spilled in spill_file.directories_of(config.run_dir, memory):
@@ -112,6 +114,12 @@ def run_campaign(
             lease.leave()  # the disk process gives it up, or somebody else has it, or the file system does not let anybody
         else:
             lease.close()
+
+
+def _committed(past: Past, resumption: Resumption | None) -> int | None:
+    """The newest step that is durable by what the run directory tells; a fork begins with one."""
+    lineage = resumption.fingerprint.lineage if resumption is not None else None
+    return max(past.committed.steps, default=lineage.step if lineage is not None else None)
 
 
 def _fenced_below(durable: Path) -> int:

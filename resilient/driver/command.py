@@ -77,6 +77,8 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     explain = lambda error: str(attribute(error, config, given))  # noqa: E731
     try:
         code, message = run_campaign(loaded, layout, display, explain, allocation, ahead, resumption)
+    except ConfigError as error:
+        raise attribute(error, config, given) from None
     finally:
         display.close()
 

@@ -23,6 +23,7 @@ from checkpoint.typed import built
 from resilient.config import Config, ConfigError, Problem, load
 from resilient.entry import parse
 from resilient.exits import EnvironmentUnusable
+from resilient.identity.arrays import OPTIMIZER, reshaped
 from resilient.identity.classes import FILES
 from resilient.identity.fingerprint import Content, Fingerprint, keys_of
 from resilient.version import commit
@@ -126,6 +127,17 @@ def _of_config_file(path: Path) -> Fingerprint | None:
     except ConfigError:
         return None
     return Fingerprint(keys=keys_of(config, None), contents=contents(config))
+
+
+def misfits(path: Path | None, before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    """The keys whose change gives arrays that a checkpoint does not hold.
+
+    Args:
+        path: of the checkpoint, if there is one; one of weights alone fits every optimizer.
+        before, now: what keys come to, then and now.
+    """
+    weights_alone = path is not None and not (path / "optimizer").is_dir()
+    return tuple(key for key in reshaped(before, now) if key != OPTIMIZER or not weights_alone)
 
 
 def contents_of(paths: Sequence[Path]) -> list[Content]:

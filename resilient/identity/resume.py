@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from checkpoint.naming import step_path
 from resilient import ledger
 from resilient.config import Config, ConfigError, Layout, Problem
 from resilient.config.errors import COMMAND_LINE, shown, shown_change
@@ -153,7 +154,9 @@ def examine(
     changes = [*compare(before, now, keys_of(Config(), None)), *_prepared(config, before)]
     refused = [each for each in changes if each.kind == "refused" and each.key not in accept]
     if refused:
-        raise ConfigError([_problem(config, each, newest) for each in refused])
+        path = step_path(config.checkpoint.tiers[-1].path, newest) if newest is not None else None
+        misfits = record.misfits(path, before.keys, now.keys)
+        raise ConfigError([_problem(config, each, newest, fits=each.key not in misfits) for each in refused])
     taken = [each for each in changes if each.kind == "refused"]
     if known.adopted:  # what has changed before nobody has kept; the person knows
         own = {each.key for each in taken}
@@ -209,13 +212,18 @@ def _mark(content: Content) -> str:
     return f"{content.size_bytes:,} bytes, sha256 {content.sampled_sha256[:8]}"
 
 
-def _problem(config: Config, change: Change, newest: int | None) -> Problem:
+def _problem(config: Config, change: Change, newest: int | None, *, fits: bool) -> Problem:
+    """Args: fits: the arrays of its checkpoints do, with the new value as well."""
     run_dir, key = config.run_dir, change.key
     value = "VALUE" if key in FILES else json.dumps(change.new)
     where = "" if newest is None else f" (the newest checkpoint is of step {newest})"
     old, new = shown_change(change.old, change.new)
+    began = f"the campaign in {run_dir} was trained with {old}{where}"
+    if not fits:
+        why = "and with another value its checkpoints do not have the arrays that are wanted"
+        return Problem(key, new, f"{began}, {why}. Set it back, or begin anew with it in another run_dir")
     message = (
-        f"the campaign in {run_dir} was trained with {old}{where}, and another value makes another campaign. "
+        f"{began}, and another value makes another campaign. "
         f"Set it back; or go on with it all the same: --accept {key}; or branch off with it: "
         f"resilient fork {run_dir} NEW_RUN_DIR {key}={value}"
     )

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from checkpoint.naming import step_path, steps
 from checkpoint.verification import verify
 from resilient import access, ledger
 from resilient.config import Config, ConfigError, Problem, load, write
-from resilient.config.errors import COMMAND_LINE
+from resilient.config.errors import COMMAND_LINE, shown_change
 from resilient.config.schema import Tier
 from resilient.exits import EnvironmentUnusable
 from resilient.identity import record
@@ -85,7 +85,8 @@ def fork(parent: Path, step: int | None, new: Path, overrides: Sequence[str]) ->
         overrides: `KEY=VALUE`.
 
     Raises:
-        ConfigError: a key or value is wrong, there is no such checkpoint, or `new` is taken or inside of the parent.
+        ConfigError: a key or value is wrong or wants arrays that the checkpoint does not have, there is no such checkpoint, or
+            `new` is taken or inside of the parent.
         EnvironmentUnusable: the parent is no run directory, or not to be obeyed; or something cannot be read or written.
     """
     parent, new = parent.absolute(), new.absolute()
@@ -152,6 +153,7 @@ def _fork(parent: Path, before: Config, durable: Path, step: int, new: Path, ove
     other_data = any(key == "data" or key.startswith("data.") for key in changed)
     prepared = None if other_data else known.prepared
     fingerprint = _with_keys(known, config, contents=record.contents(config) if other_data else known.contents)
+    _must_fit(source, step, known, fingerprint, changed)
     changes = tuple(compare(known, fingerprint))
     lineage = Lineage(str(parent), before.name, step, generation, {each.key: (each.old, each.new) for each in changes}, time.time())
     fingerprint = msgspec.structs.replace(fingerprint, prepared=prepared, lineage=lineage)
@@ -189,6 +191,18 @@ def _fork(parent: Path, before: Config, durable: Path, step: int, new: Path, ove
             shutil.rmtree(each, ignore_errors=True)
         raise
     return Forked(parent, new, step, changes, files)
+
+
+def _must_fit(source: Path, step: int, known: Fingerprint, wanted: Fingerprint, named: Collection[str]) -> None:
+    """Raises ConfigError where the fork wants other arrays than the checkpoint has. Args: named: keys that were given."""
+    misfits = record.misfits(source, known.keys, wanted.keys)
+    problems = []
+    for key in [each for each in misfits if each in named] or misfits:
+        old, new = shown_change(known.keys.get(key), wanted.keys.get(key))
+        why = f"the checkpoint of step {step} in {source.parent} does not have the arrays that this wants; allowed: {old}"
+        problems.append(Problem(key, new, f"{why}. To train another model, begin with a run_dir of its own", None, COMMAND_LINE))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _with_keys(known: Fingerprint, config: Config, contents: Any) -> Fingerprint:

@@ -90,7 +90,7 @@ def losses(run_dir: Path, after: int = 0) -> dict[int, str]:
         soaked("model.position=alibi"),
         soaked("model.norm_eps=0.1"),
         soaked("optimizer.beta2=0.5"),
-        soaked("data.tokenizer.vocab_size=600"),
+        soaked("data.mask_documents=true"),
     ],
 )
 def test_what_makes_another_campaign_is_refused_before_anything_starts(finished: Campaign, setting: str):

@@ -303,3 +303,23 @@ def test_a_durable_tier_that_stays_broken_ends_unusable_and_says_where_the_state
     aside.rename(durable)
     assert run.run() == 0, run.output + run.logs()
     assert run.events("committed")[-1]["step"] == STEPS
+
+
+def test_a_job_whose_durable_tier_is_away_or_another_one_is_refused_and_begins_nothing_anew(campaign: Any, tmp_path: Path):
+    where, other = tmp_path / "scratch", tmp_path / "other"
+    run: Campaign = campaign(
+        entrypoint="keeping:train",
+        args={"step_s": 0.0},
+        cluster={"procs_per_node": 1, "device": "cpu"},
+        checkpoint={"every_steps": EVERY, "tiers": [{"name": "durable", "path": str(where)}]},
+        train={"steps": 10},
+    )
+    assert run.run() == 0, run.output + run.logs()
+    before, said = run.events(), f"step 10 was committed on {where}"
+    where.rename(tmp_path / "away")
+    assert run.run("train.steps=20") == 69, run.output
+    assert said in run.output and "is it mounted?" in run.output and not where.exists()
+    assert run.run("train.steps=20", f"checkpoint.tiers.0.path={other}") == 78, run.output
+    assert said in run.output and "command line: checkpoint.tiers.0.path = " in run.output and f"is in {other}:" in run.output
+    assert not other.exists()
+    assert run.events() == before and "Traceback" not in run.output

@@ -177,6 +177,19 @@ def test_where_the_next_daemon_is_silent_too_the_job_ends_and_says_what_is_not_d
     assert len(play.sent(ReplaceDaemon)) == 2, "once for each node"
 
 
+def test_a_stop_whose_newest_step_cannot_be_made_durable_in_time_is_a_stop_and_says_which_step_is(play):
+    play.do("stop", "SIGTERM")
+    for node in (0, 1):
+        play.held(node, 43)
+    for rank in (0, 1):
+        play.exit(rank, 0, stopped=True, step=43)
+    assert play.coordinator.state is State.SAVING
+    play.wait(play.job.drain_s + 1)
+    end = play.finish()
+    assert end.code is Exit.STOPPED
+    assert "step 43 could not be made durable" in end.message and "where step 0 is the newest" in end.message
+
+
 def test_a_daemon_that_stops_while_it_flushes_is_replaced(play):
     ended_well(play, 60)
     (_, request), *_ = play.jobs("flush")

@@ -69,6 +69,16 @@ def test_a_refused_change_names_key_values_and_the_two_ways_on_and_leaves_all_as
     assert {path: path.read_bytes() for path in campaign.run_dir.rglob("*") if path.is_file()} == before
 
 
+def test_no_fork_is_recommended_with_a_model_that_no_checkpoint_can_fill(campaign: Campaign):
+    with pytest.raises(ConfigError) as refused:
+        campaign.resume("model.layers=2", "seed=7")
+    first, second = refused.value.problems
+    assert (first.key, second.key) == ("seed", "model.layers")
+    assert "resilient fork" in first.message
+    assert "resilient fork" not in second.message and "--accept" not in second.message
+    assert "trained with 6" in second.message and "Set it back" in second.message and "another run_dir" in second.message
+
+
 def test_an_accepted_change_is_told_and_kept_and_asked_for_no_more(campaign: Campaign):
     found = campaign.resume("model.norm_eps=0.1", accept=("model.norm_eps",))
     assert found.notes() == ["changed: model.norm_eps: 1e-05 → 0.1 (accepted)"]

@@ -229,7 +229,7 @@ def test_prepared_data_comes_along_unless_other_data_is_asked_for(parent: Parent
     parent.save(30)
     same, other = tmp_path / "same", tmp_path / "other"
     fork(parent.run_dir, None, same, [])
-    fork(parent.run_dir, None, other, ["data.tokenizer.vocab_size=600"])
+    fork(parent.run_dir, None, other, ["data.split=[900, 99, 1]"])
     assert sorted(path.name for path in (same / "data").iterdir()) == ["corpus.bin", "corpus.json"]
     assert not (other / "data").exists()
     assert [record.read(each).prepared is None for each in (same, other)] == [False, True]  # type: ignore[union-attr]
@@ -291,3 +291,20 @@ def test_what_a_campaign_writes_into_its_run_directory_its_fork_writes_into_its_
     assert config.entrypoint == f"train.py --out {new}/out --log={new}/log --data /data/x"
     assert str(parent.run_dir) not in (new / "config.yaml").read_text()
     assert config.target_step is None
+
+
+@pytest.mark.parametrize("setting", ["model.layers=2", "model.tie_embeddings=true", "data.tokenizer.vocab_size=600"])
+def test_a_model_that_the_checkpoint_cannot_fill_is_refused_before_anything_is_made(parent: Parent, tmp_path: Path, setting: str):
+    key, _, value = setting.partition("=")
+    with pytest.raises(ConfigError, match=rf"command line: {key} = {value}: .*step 20 in .*; allowed: ") as refused:
+        fork(parent.run_dir, None, tmp_path / "new", [setting, "optimizer.lr=0.5"])
+    assert [each.key for each in refused.value.problems] == [key]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["parent", "parent.yaml"]
+
+
+def test_another_optimizer_is_refused_where_the_checkpoint_has_the_state_of_one(parent: Parent, tmp_path: Path):
+    assert fork(parent.run_dir, None, tmp_path / "weights", ["optimizer.name=adan"]).step == 20  # as an imported model has
+    shards = [checkpoint.local_shard_of(f"{name}/w", torch.zeros(10)) for name in ("model", "optimizer/exp_avg")]
+    checkpoint.save(parent.durable, 30, shards, {}, generation=3, **KEEPS)
+    with pytest.raises(ConfigError, match=r"optimizer\.name = adan: .*step 30 .*; allowed: adamw"):
+        fork(parent.run_dir, None, tmp_path / "new", ["optimizer.name=adan"])

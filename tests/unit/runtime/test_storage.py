@@ -1,12 +1,16 @@
 """What configured tiers come to on the nodes."""
 
 import json
+import os
+import re
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resilient.config import Config
+from resilient.config import Config, ConfigError
+from resilient.exits import EnvironmentUnusable
 from resilient.storage import FILE, arrange, cost_of_a_kill, lies_in_ram, needed, read, storage_of, write
 
 
@@ -104,6 +108,88 @@ def test_what_is_written_names_the_run_directory(tmp_path: Path, monkeypatch: py
     del described["run_dir"]  # as an earlier version writes it
     (tmp_path / FILE).write_text(json.dumps(described))
     assert read(tmp_path)["identity"] == "id"
+
+
+def begun(tmp_path: Path, durable: Path) -> Config:
+    """The config of a campaign with this durable tier."""
+    (tmp_path / "run").mkdir(exist_ok=True)
+    tiers = [{"name": "d", "path": str(durable)}]
+    return Config.model_validate({"run_dir": str(tmp_path / "run"), "checkpoint": {"tiers": tiers}})
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Path:
+    """Of a campaign that has had a job, and a checkpoint of step 520."""
+    path = tmp_path / "durable"
+    write(tmp_path / "run", storage_of(begun(tmp_path, path), 1))
+    (path / "step-00000520").mkdir()
+    return path
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_durable_tier_that_is_away_is_refused_and_nothing_is_made_there(tmp_path: Path, durable: Path, empty: bool) -> None:
+    durable.rename(tmp_path / "away")
+    if empty:  # as where a file system is to be mounted
+        durable.mkdir()
+    with pytest.raises(EnvironmentUnusable, match=f"step 520 was committed on {re.escape(str(durable))}, .*mounted"):
+        storage_of(begun(tmp_path, durable), 1, committed=520)
+    assert list(durable.iterdir()) == [] if empty else not durable.exists()
+
+
+def test_another_path_that_has_nothing_is_refused_with_the_old_one(tmp_path: Path, durable: Path) -> None:
+    other = tmp_path / "other"
+    with pytest.raises(ConfigError, match=f"step 520 was committed on {re.escape(str(durable))}") as refused:
+        storage_of(begun(tmp_path, other), 1, committed=520)
+    (problem,) = refused.value.problems
+    assert (problem.key, problem.value) == ("checkpoint.tiers.0.path", str(other)) and not other.exists()
+
+
+def test_another_campaigns_place_without_a_checkpoint_is_not_taken_for_this_ones(tmp_path: Path, durable: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / ".identity").write_text("0123456789ab\n")
+    with pytest.raises(ConfigError, match="step 520 was committed on"):
+        storage_of(begun(tmp_path, other), 1, committed=520)
+
+
+def test_a_durable_tier_that_was_moved_with_what_it_holds_goes_on(tmp_path: Path, durable: Path) -> None:
+    before = storage_of(begun(tmp_path, durable), 1, committed=520)
+    moved = durable.rename(tmp_path / "moved")
+    found = storage_of(begun(tmp_path, moved), 1, committed=520)
+    assert (found.identity, found.durable.roots) == (before.identity, (str(moved),))
+    (moved / ".identity").unlink()  # as `mv durable/* moved` leaves it
+    storage_of(begun(tmp_path, moved), 1, committed=520)
+
+
+def test_where_all_checkpoints_were_moved_away_the_campaign_begins_again(tmp_path: Path, durable: Path) -> None:
+    (durable / "step-00000520").rename(tmp_path / "step-00000520")
+    storage_of(begun(tmp_path, durable), 1, committed=520)
+
+
+def test_a_campaign_that_has_committed_nothing_may_begin_in_another_place(tmp_path: Path) -> None:
+    write(tmp_path / "run", storage_of(begun(tmp_path, tmp_path / "durable"), 1))
+    storage_of(begun(tmp_path, tmp_path / "other"), 1)
+    assert (tmp_path / "other/.identity").is_file()
+
+
+def test_a_durable_tier_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path, durable: Path) -> None:
+    durable.rename(tmp_path / "away")
+    durable.symlink_to(durable)
+    with pytest.raises(OSError, match="symbolic links"):
+        storage_of(begun(tmp_path, durable), 1, committed=520)
+
+
+def test_a_durable_tier_that_answers_late_is_waited_for(tmp_path: Path, durable: Path) -> None:
+    mark = durable / ".identity"
+    identity = mark.read_text()
+    mark.unlink()
+    os.mkfifo(mark)  # reading it takes until somebody writes
+    late = threading.Timer(0.2, mark.write_text, [identity])
+    late.start()
+    try:
+        assert storage_of(begun(tmp_path, durable), 1, committed=520).identity == identity.strip()
+    finally:
+        late.join()
 
 
 def test_ram_is_known_by_its_file_system() -> None:
