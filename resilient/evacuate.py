@@ -41,10 +41,15 @@ def evacuate(run_dir: Path, node: str, *, resume: bool) -> str:
     """Ask the driver of a run directory to leave a node, or to take it back; what was asked, in words.
 
     Raises:
-        EnvironmentUnusable: nothing runs there, or it cannot be asked.
+        EnvironmentUnusable: it is no run directory, nothing runs there, or it cannot be asked.
     """
+    from resilient.processes import must_be_run_directory  # which the driver, a reader of the file, does without
+    from resilient.slurm.succession import Succession
+
     owner = holder(run_dir)
     if owner is None:
+        if Succession.found(run_dir) is None:
+            must_be_run_directory(run_dir)
         raise EnvironmentUnusable(f"nothing runs in {run_dir}")
     path, before = run_dir / FILE, Request(owner.token)
     try:
