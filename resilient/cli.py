@@ -290,6 +290,8 @@ def watch(
     from resilient.watch.command import watch as look
     from resilient.watch.memory import default_path
 
+    if memory is not None and (memory.name in ("", "..") or memory.is_dir()):
+        raise typer.BadParameter(f"{memory} is a directory, and a file is wanted", param_hint="--memory")
     wanted = Wanted(run_dirs, patience_s, notify, memory or (default_path() if notify else Path(os.devnull)), every_s, as_json)
     raise typer.Exit(look(wanted, typer.echo))
 
