@@ -183,18 +183,24 @@ def plan(
 def status(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until Ctrl-C; not with --json.")] = False,
     svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw the campaign: loss, faults, recoveries.")] = None,
     pid: Annotated[
         str | None, typer.Option("--pid", metavar="RANK|driver", help="Print one process id, if it is of this machine.")
     ] = None,
 ) -> None:
     """Say how a campaign is doing, running or not."""
-    from resilient.processes import local_pid
+    from resilient.processes import local_pid, process_name
     from resilient.status import draw, show, watch_forever
 
+    if watch and as_json:
+        raise typer.BadParameter("does not go with --watch", param_hint="--json")
     if pid is not None:
-        typer.echo(local_pid(run_dir, pid))
+        try:
+            name = process_name(pid)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--pid") from None
+        typer.echo(local_pid(run_dir, name))
         return
     if svg is not None:
         typer.echo(draw(run_dir, svg))
