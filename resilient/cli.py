@@ -51,15 +51,6 @@ def _root(
     pass
 
 
-def _runnable(incomplete: str) -> list[str]:
-    """For the completion of a shell: configs, scripts, and folders that may have some."""
-    at = Path(incomplete)
-    folder = at if incomplete.endswith("/") else at.parent
-    found = sorted(folder.glob("*")) if folder.is_dir() else []
-    fit = [f"{each}/" if each.is_dir() else str(each) for each in found if each.is_dir() or each.suffix in (".py", ".yaml", ".yml")]
-    return [each for each in fit if each.startswith(incomplete)]
-
-
 @app.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},  # what follows a script is the script's
     epilog="resilient run config.yaml train.steps=200 · resilient run --procs 4 train.py --lr 3e-4 · resilient run -m pkg.module",
