@@ -212,6 +212,7 @@ def report(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print it as Markdown, for an issue or a chat.")] = False,
 ) -> None:
     """Write what happened to a campaign as one HTML file: curves, faults, jobs, nodes, checkpoints, where the time went."""
+    from resilient.access import restrict_as
     from resilient.report import command
 
     if as_markdown:
@@ -219,6 +220,8 @@ def report(
     elif watch:
         command.serve(run_dir, port, typer.echo)
     else:
+        if output is None or output.absolute().is_relative_to(run_dir.absolute()):
+            restrict_as(run_dir)
         typer.echo(command.write(run_dir, output))
 
 
