@@ -58,15 +58,6 @@ def _root(
     pass
 
 
-def _runnable(incomplete: str) -> list[str]:
-    """For the completion of a shell: configs, scripts, and folders that may have some."""
-    at = Path(incomplete)
-    folder = at if incomplete.endswith("/") else at.parent
-    found = sorted(folder.glob("*")) if folder.is_dir() else []
-    fit = [f"{each}/" if each.is_dir() else str(each) for each in found if each.is_dir() or each.suffix in (".py", ".yaml", ".yml")]
-    return [each for each in fit if each.startswith(incomplete)]
-
-
 @app.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},  # what follows a script is the script's
     epilog="resilient run config.yaml train.steps=200 · resilient run --procs 4 train.py --lr 3e-4 · resilient run -m pkg.module",
@@ -194,18 +185,24 @@ def plan(
 def status(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The campaign's run directory.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until Ctrl-C; not with --json.")] = False,
     svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw the campaign: loss, faults, recoveries.")] = None,
     pid: Annotated[
         str | None, typer.Option("--pid", metavar="RANK|driver", help="Print one process id, if it is of this machine.")
     ] = None,
 ) -> None:
     """Say how a campaign is doing, running or not."""
-    from resilient.processes import local_pid
+    from resilient.processes import local_pid, process_name
     from resilient.status import draw, show, watch_forever
 
+    if watch and as_json:
+        raise typer.BadParameter("does not go with --watch", param_hint="--json")
     if pid is not None:
-        typer.echo(local_pid(run_dir, pid))
+        try:
+            name = process_name(pid)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--pid") from None
+        typer.echo(local_pid(run_dir, name))
         return
     if svg is not None:
         typer.echo(draw(run_dir, svg))
@@ -226,6 +223,7 @@ def report(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print it as Markdown, for an issue or a chat.")] = False,
 ) -> None:
     """Write what happened to a campaign as one HTML file: curves, faults, jobs, nodes, checkpoints, where the time went."""
+    from resilient.access import restrict_as
     from resilient.report import command
 
     if as_markdown:
@@ -233,6 +231,8 @@ def report(
     elif watch:
         command.serve(run_dir, port, typer.echo)
     else:
+        if output is None or output.absolute().is_relative_to(run_dir.absolute()):
+            restrict_as(run_dir)
         typer.echo(command.write(run_dir, output))
 
 
@@ -301,6 +301,8 @@ def watch(
     from resilient.watch.command import watch as look
     from resilient.watch.memory import default_path
 
+    if memory is not None and (memory.name in ("", "..") or memory.is_dir()):
+        raise typer.BadParameter(f"{memory} is a directory, and a file is wanted", param_hint="--memory")
     wanted = Wanted(run_dirs, patience_s, notify, memory or (default_path() if notify else Path(os.devnull)), every_s, as_json)
     raise typer.Exit(look(wanted, typer.echo))
 

@@ -15,6 +15,8 @@ from checkpoint.typed import built
 from resilient.access import restrict_as
 from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable
+from resilient.ledger import EVENTS
+from resilient.node_names import nodes_of
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +43,17 @@ def evacuate(run_dir: Path, node: str, *, resume: bool) -> str:
     """Ask the driver of a run directory to leave a node, or to take it back; what was asked, in words.
 
     Raises:
-        EnvironmentUnusable: nothing runs there, or it cannot be asked.
+        EnvironmentUnusable: it is no run directory, nothing runs there, the job has no such node, or it cannot be asked.
     """
+    from resilient.processes import must_be_run_directory  # which the driver, a reader of the file, does without
+    from resilient.slurm.succession import Succession
+
     owner = holder(run_dir)
     if owner is None:
+        if Succession.found(run_dir) is None:
+            must_be_run_directory(run_dir)
         raise EnvironmentUnusable(f"nothing runs in {run_dir}")
+    known = _must_have(run_dir, node)
     path, before = run_dir / FILE, Request(owner.token)
     try:
         before = requested(run_dir, owner.token)
@@ -68,7 +76,22 @@ def evacuate(run_dir: Path, node: str, *, resume: bool) -> str:
         new.replace(path)
     except OSError as error:
         raise EnvironmentUnusable(f"cannot write {path}: {error.strerror}") from error
+    if not known:
+        what = f"take node {node} in again" if resume else f"leave node {node}"
+        return f"{owner} is asked to {what}, and says so if it knows no node of that name"
     return f"{owner} takes node {node} in again" if resume else f"{owner} leaves node {node} at a step boundary, if it can"
+
+
+def _must_have(run_dir: Path, node: str) -> bool:
+    """Whether the job is known to have this node. Raises EnvironmentUnusable if it is known not to."""
+    try:
+        nodes = nodes_of(run_dir)
+    except OSError as error:
+        raise EnvironmentUnusable(f"cannot read {run_dir / EVENTS}: {error.strerror}") from error
+    has = nodes.has(node)
+    if has is False:
+        raise EnvironmentUnusable(f"the job in {run_dir} has no node {node!r}: there are {nodes}")
+    return bool(has)
 
 
 def requested(run_dir: Path, token: str) -> Request:

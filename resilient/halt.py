@@ -7,6 +7,7 @@ from pathlib import Path
 
 from resilient.driver.lease import Owner, holder, machine_id
 from resilient.exits import EnvironmentUnusable
+from resilient.processes import must_be_run_directory
 from resilient.slurm import queue
 from resilient.slurm.queue import SlurmSilent
 from resilient.slurm.succession import Succession
@@ -16,7 +17,7 @@ def halt(run_dir: Path) -> str:
     """Stop what runs in a run directory, with its state made durable, and what waits behind it; what was done, in words.
 
     Raises:
-        EnvironmentUnusable: Slurm does not answer, or the driver cannot be reached from here.
+        EnvironmentUnusable: it is no run directory, Slurm does not answer, or the driver cannot be reached from here.
     """
     owner = holder(run_dir)
     chain = Succession.found(run_dir)
@@ -29,6 +30,7 @@ def halt(run_dir: Path) -> str:
         if owner is None:
             return "the chain is over: nothing waits, and nothing runs"
     if owner is None:
+        must_be_run_directory(run_dir)
         return f"nothing runs in {run_dir}"
     _request_stop(run_dir, owner)
     return f"{owner} stops at its next step"

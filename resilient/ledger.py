@@ -237,7 +237,7 @@ def read(path: Path, begin: int = 0) -> Iterator[dict[str, Any]]:
     for part in parts(path):
         try:
             file = part.open("rb")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         with file:
             size = os.fstat(file.fileno()).st_size

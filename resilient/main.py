@@ -3,8 +3,8 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,19 +16,34 @@ if TYPE_CHECKING:
     from resilient.driver.driver_log import DriverLog
 
 COMMANDS = "resilient.commands"  # entry points by which other packages add command groups
+INTERRUPTED = 128 + signal.SIGINT  # as a shell tells it, and the parser of the command line
 
 
 def main() -> None:
     """Entry point of the console script."""
-    from resilient.cli import app
-    from resilient.driver.terminal import keep_descriptors
+    with _ended_by_interrupt():
+        from resilient.cli import app
+        from resilient.driver.terminal import keep_descriptors
 
-    keep_descriptors()
-    for stream in (sys.stdout, sys.stderr):  # what a locale cannot show is no reason to end
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-    _add_groups(app, sys.argv[1:])
+        keep_descriptors()
+        for stream in (sys.stdout, sys.stderr):  # what a locale cannot show is no reason to end
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        _add_groups(app, sys.argv[1:])
     sys.exit(guarded(app))
+
+
+@contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """Meanwhile Ctrl-C ends the process by its signal: there is nothing to clean up. Where it is ignored, it stays so."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)
 
 
 def _add_groups(app: "Typer", words: Sequence[str]) -> None:
@@ -53,6 +68,8 @@ def guarded(command: Callable[[], Any]) -> int:
         _run(command)
     except ForeseenError as error:
         return complain(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except BrokenPipeError:
         _give_up_output()  # whoever read it has gone; nothing more can be said
         return 1

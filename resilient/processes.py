@@ -48,14 +48,23 @@ def local_pids(run_dir: Path, named: str | None) -> dict[str, int]:
     return found | {f"rank {rank}": newest[rank][1] for rank in sorted(newest)}
 
 
-def local_pid(run_dir: Path, who: str) -> int:
-    """The process id of the driver, or of a rank by its number.
+def process_name(who: str) -> str:
+    """The name of what is called by `driver` or by the number of a rank. Raises ValueError."""
+    if who == DRIVER:
+        return who
+    if re.fullmatch(r"[0-9]{1,9}", who) is None:
+        raise ValueError(f"wanted is RANK (a number) or {DRIVER}")
+    return f"rank {int(who)}"
+
+
+def local_pid(run_dir: Path, name: str) -> int:
+    """The process id of the driver, or of a rank. Args: name: as of `process_name`.
 
     Raises:
         EnvironmentUnusable: it does not run on this machine.
     """
     must_be_run_directory(run_dir)
-    found, name = local_pids(run_dir, past.read(run_dir).run_dir), who if who == DRIVER else f"rank {who}"
+    found = local_pids(run_dir, past.read(run_dir).run_dir)
     if name not in found:
         there = f"what does: {', '.join(found)}" if found else "nothing of this campaign does"
         raise EnvironmentUnusable(f"{name} of {run_dir} does not run on this machine; {there}")

@@ -314,10 +314,14 @@ def show(run_dir: Path, *, as_json: bool) -> None:
 
 
 def watch_forever(run_dir: Path) -> Never:
-    """Show the summary anew until Ctrl-C, which ends the process with status 0."""
+    """Show the summary anew until Ctrl-C, which ends the process with status 0; without a terminal, one below the other."""
     try:
-        reader = Reader(run_dir)
-        with Live(render(inspect(run_dir, reader)), console=Console(highlight=False), auto_refresh=False) as live:
+        reader, console = Reader(run_dir), Console(highlight=False)
+        if not console.is_terminal or console.is_dumb_terminal:  # where nothing can be shown in place of what is there
+            while True:
+                console.print(render(inspect(run_dir, reader)), "")
+                time.sleep(WATCH_S)
+        with Live(render(inspect(run_dir, reader)), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(WATCH_S)
                 live.update(render(inspect(run_dir, reader)), refresh=True)

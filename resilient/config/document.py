@@ -112,6 +112,12 @@ def construct(node: yaml.Node | None) -> Any:
         raise NotADocument(f"not valid YAML: {error}") from None
 
 
+def written(node: yaml.Node) -> str:
+    """The text that a node of `compose` was read from."""
+    begin, end = node.start_mark, node.end_mark
+    return (begin.buffer or "")[begin.pointer : end.pointer]
+
+
 def _refused(error: yaml.YAMLError) -> NotADocument:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     what = getattr(error, "problem", None) or str(error).partition("\n")[0]

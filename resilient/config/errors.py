@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 from resilient.exits import Exit, ForeseenError
@@ -48,23 +49,33 @@ BEFORE = 25  # characters of a long text before what has changed in it
 
 def shown(value: object) -> str:
     """A value as a part of one line, short, with what a terminal would act upon written as escapes."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return _short(str(value) if isinstance(value, str | Path) else repr(value))
+    return _short(str(value) if isinstance(value, str | Path) else _literal(value))
+
+
+def _literal(value: object) -> str:
+    """A value as YAML has it, texts in quotes."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case date():  # with a time or without
+            return str(value)
+        case list():
+            return f"[{', '.join(map(_literal, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
+    return repr(value)
 
 
 def shown_change(old: object, new: object) -> tuple[str, str]:
     """Two values of JSON as `shown` shows one; of two long texts that begin alike, what is near to where they differ."""
     if not isinstance(old, str) or not isinstance(new, str):
-        return _json(old), _json(new)
+        return shown(old), shown(new)
     alike = next((at for at, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), min(len(old), len(new)))
     if max(len(old), len(new)) <= SHOWN or alike <= BEFORE:
         return _short(old), _short(new)
     return _short("..." + old[alike - BEFORE :]), _short("..." + new[alike - BEFORE :])
-
-
-def _json(value: object) -> str:
-    return "null" if value is None else shown(value)
 
 
 def _short(text: str) -> str:

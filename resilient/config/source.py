@@ -213,8 +213,11 @@ def _index(path: Path, node: yaml.Node, at: Key, lines: dict[Key, int]) -> Itera
                 yield from _index(path, value_node, at, lines)
                 continue
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != "tag:yaml.org,2002:str":
-                name = getattr(key_node, "value", "?")
-                yield Problem(".".join(at), None, f"the key {name!r} is not text; put it in quotes", path, line)
+                if isinstance(key_node, yaml.ScalarNode):
+                    what = f"the key {key_node.value!r} is not text; put it in quotes"
+                else:
+                    what = f"the key {shown(' '.join(document.written(key_node).split()))} is not text, as all keys are"
+                yield Problem(".".join(at), None, what, path, line)
                 continue
             key = (*at, key_node.value)
             if key in lines and not (at and own[key_node.value] == 1):  # the other line came in by a merge key

@@ -14,6 +14,7 @@ from pathlib import Path
 from resilient.control import Coordinator
 from resilient.driver.stops import Stops
 from resilient.evacuate import FILE, MALFORMED, Request, requested
+from resilient.node_names import meant
 from resilient.slurm import maintenance, queue
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.hosts import fold
@@ -102,14 +103,14 @@ class Departures:
         """The nodes with these numbers or hosts."""
         if not names:
             return frozenset()
-        hosts = {node: known.host.partition(".")[0] for node, known in enumerate(self._coordinator.membership.nodes)}
+        hosts = {node: known.host for node, known in enumerate(self._coordinator.membership.nodes)}
         found: set[int] = set()
         for name in names:
-            meant = {node for node, host in hosts.items() if name in (str(node), host) or name.partition(".")[0] == host}
-            if not meant and name not in self._unknown:
+            nodes = meant(name, hosts)
+            if not nodes and name not in self._unknown:
                 self._unknown.add(name)
                 self._note(f"node {name} is to be left, and there is none of that name")
-            found |= meant
+            found |= nodes
         return frozenset(found)
 
     async def _ask(self, allocation: Allocation) -> None:

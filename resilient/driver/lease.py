@@ -239,7 +239,7 @@ def read(path: Path) -> tuple[Owner | None, int | None]:
     try:
         with path.open("rb") as file:
             text, changed_ns = file.read(_OWNER_BYTES), os.fstat(file.fileno()).st_mtime_ns
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None, None
     try:
         return msgspec.json.decode(text, type=built(Owner)), changed_ns

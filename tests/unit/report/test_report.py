@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -72,6 +73,23 @@ def test_the_past_that_is_read_for_the_page_agrees_with_status(tmp_path: Path):
     assert [(job.first_step, job.last_step) for job in past.jobs] == [(1, 100), (101, 200), (201, 300), (301, 400)]
     assert past.tiers["memory"].snapshots == 8 and past.tiers["memory"].size_bytes == 8 << 24
     assert set(past.heat.rows()) == set(HOSTS)
+
+
+@pytest.mark.parametrize(("directory", "file"), [(0o700, 0o600), (0o750, 0o640)], ids=["private", "group"])
+@pytest.mark.parametrize("output", [False, True], ids=["", "--output"])
+def test_the_page_in_a_run_directory_has_the_mode_of_its_files(tmp_path: Path, directory: int, file: int, output: bool):
+    made(tmp_path, steps=20, faults=0, jobs=1).chmod(directory)
+    path = tmp_path / ("other.html" if output else command.FILE)
+    words = ["report", str(tmp_path), *(["--output", str(path)] if output else [])]
+    subprocess.run([sys.executable, "-m", "resilient", *words], check=True, umask=0)
+    assert stat.S_IMODE(path.stat().st_mode) == file
+
+
+def test_a_page_elsewhere_has_the_mode_that_its_user_wants(tmp_path: Path):
+    made(tmp_path / "run", steps=20, faults=0, jobs=1).chmod(0o700)
+    path = tmp_path / "page.html"
+    subprocess.run([sys.executable, "-m", "resilient", "report", str(tmp_path / "run"), "-o", str(path)], check=True, umask=0o022)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
 def test_what_was_moved_aside_is_in_the_page(tmp_path: Path):

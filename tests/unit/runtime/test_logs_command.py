@@ -212,14 +212,28 @@ def test_logs_of_single_ranks_of_an_earlier_version_are_shown(tmp_path: Path, co
     assert out == "[rank 10] step 1\n[rank 10] as rank 10\n"
 
 
-def test_a_run_directory_that_is_a_file_or_may_not_be_read_is_told_in_a_line(run_dir: Path, capsys: pytest.CaptureFixture[str]):
-    file = run_dir / "config.yaml"
-    file.touch()
-    for words in (["status", str(file)], ["stop", str(file)], ["evacuate", str(file), "n1"]):
-        code = guarded(lambda words=words: app(words, standalone_mode=False))
-        err = capsys.readouterr().err
-        assert code in (Exit.CONFIG, Exit.UNUSABLE) and err.count("\n") == 1 and "config.yaml" in err, (words, err)
+COMMANDS = [["status"], ["stop"], ["evacuate", "n1"], ["watch"], ["logs"], ["report"]]
 
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+@pytest.mark.parametrize("kind", ["missing", "another tool's", "a file"])
+def test_what_is_no_run_directory_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, words):
+    path = tmp_path / "typo"
+    if kind == "a file":
+        path.touch()
+    elif kind == "another tool's":
+        path.mkdir()
+    code: object = 0
+    try:
+        code = guarded(lambda: app([words[0], str(path), *words[1:]], standalone_mode=True))
+    except SystemExit as end:
+        code = end.code
+    out, err = capsys.readouterr()
+    assert (code, (out + err).count("\n")) == (Exit.UNUSABLE, 1), (out, err)
+    assert f"{path} is not a run directory: it has no events.jsonl" in out + err
+
+
+def test_a_run_directory_that_may_not_be_read_is_told_in_a_line(capsys: pytest.CaptureFixture[str]):
     def refused() -> None:
         raise PermissionError(13, "Permission denied", "/x/run/events.jsonl")
 

@@ -239,7 +239,7 @@ def test_a_campaign_that_does_not_run_here_has_no_process_ids(tmp_path: Path):
     (tmp_path / ledger.EVENTS).write_text(json.dumps(event(1.0, "run_started", 0, run_dir=str(tmp_path))) + "\n")
     assert local_pids(tmp_path, None) == {}
     with pytest.raises(EnvironmentUnusable, match=r"rank 1 of .* does not run on this machine; nothing of this campaign does"):
-        local_pid(tmp_path, "1")
+        local_pid(tmp_path, "rank 1")
 
 
 def test_the_command_says_nothing_on_its_output_where_there_is_no_process(tmp_path: Path):

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from resilient.agent.inspection import state_of
+from resilient.main import guarded
 
 PARENT = """
 import subprocess, sys, time
@@ -113,3 +114,47 @@ def test_help_and_completion_list_every_group():
     for name in ("run", "submit", *GROUPS):
         assert f" {name} " in shown
         assert name in completed
+
+
+SLOW_IMPORT = """
+import sys
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            print("imports", flush=True)
+            sys.stdin.readline()
+
+sys.meta_path.insert(0, Slow())
+sys.argv = ["resilient", "--version"]
+from resilient.main import main
+main()
+"""
+
+
+def interrupted_import(*, ignored: bool = False) -> tuple[int, str, str]:
+    """A command that gets SIGINT while it imports, and then is let go on."""
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" * ignored + SLOW_IMPORT
+    pipe = subprocess.PIPE
+    command = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert command.stdout is not None and command.stdout.readline() == "imports\n"
+    command.send_signal(signal.SIGINT)
+    out, err = command.communicate("\n", timeout=60)
+    return command.returncode, out, err
+
+
+def test_an_interrupt_while_a_command_imports_ends_it_without_a_word():
+    assert interrupted_import() == (-signal.SIGINT, "", "")
+
+
+def test_an_interrupt_that_is_ignored_is_ignored_while_a_command_imports_too():
+    code, out, err = interrupted_import(ignored=True)
+    assert (code, err) == (0, "") and out.startswith("resilient ")
+
+
+def test_an_interrupt_that_no_command_has_handled_is_no_traceback(capfd: pytest.CaptureFixture[str]):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert guarded(interrupted) == 128 + signal.SIGINT
+    assert capfd.readouterr().err == ""

@@ -3,15 +3,21 @@
 import io
 import json
 import math
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from rich.console import Console, RenderableType
+from typer.testing import CliRunner
 
 from resilient import ledger, status
+from resilient.cli import app
 from resilient.driver.display import harmless
+from resilient.exits import EnvironmentUnusable
 from resilient.identity.comparison import Change
 from resilient.lineage import comparison
 from resilient.lineage.comparison import Comparison
@@ -75,3 +81,41 @@ def test_keys_and_values_that_differ_are_shown_as_they_are(text: str):
     shown = on_terminal(*rendered_difference(Path("a"), Path("b"), found))
     assert harmless(text) in shown and "[a]" in shown and "[/b]" in shown
     assert all(each.isprintable() or each == "\n" for each in shown)
+
+
+def test_each_look_is_printed_where_there_is_no_terminal(tmp_path: Path):
+    """A real process whose output is a pipe; the second look sees what has happened since the first one."""
+    with ledger.Ledger(tmp_path) as written:
+        written.event("run_started", {"name": "piped", "target_step": 9}, generation=0, t=1.0)
+        command = [sys.executable, "-m", "resilient", "status", str(tmp_path), "--watch"]
+        watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert watching.stdout is not None
+        try:
+            assert watching.stdout.readline().split() == ["campaign", "piped:", "interrupted"]
+            written.metrics({"step": 1}, generation=1, t=2.0)
+            assert any(line.split() == ["step", "1", "of", "9"] for line in watching.stdout)
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(timeout=60) == 0
+        finally:
+            watching.kill()
+            watching.communicate()
+
+
+def test_status_is_watched_by_people_only(tmp_path: Path):
+    (tmp_path / ledger.EVENTS).touch()
+    done = CliRunner().invoke(app, ["status", str(tmp_path), "--watch", "--json"])
+    assert done.exit_code == 2 and "--json" in done.output and "does not go with --watch" in done.output
+
+
+@pytest.mark.parametrize("who", ["foo", "-1", "rank 0", "", "٣", "1" * 5000])
+def test_a_process_that_is_no_rank_and_not_the_driver_is_wrong_use(tmp_path: Path, who: str):
+    (tmp_path / ledger.EVENTS).touch()
+    done = CliRunner().invoke(app, ["status", str(tmp_path), "--pid", who])
+    assert done.exit_code == 2 and "--pid" in done.output and "RANK (a number) or driver" in done.output
+
+
+@pytest.mark.parametrize("who", ["driver", "0", "007"])
+def test_a_rank_and_the_driver_are_looked_for(tmp_path: Path, who: str):
+    (tmp_path / ledger.EVENTS).touch()
+    with pytest.raises(EnvironmentUnusable, match=f"{'driver' if who == 'driver' else f'rank {int(who)}'} of .* does not run"):
+        CliRunner().invoke(app, ["status", str(tmp_path), "--pid", who], catch_exceptions=False)

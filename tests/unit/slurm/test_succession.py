@@ -165,6 +165,14 @@ def test_a_stop_ends_the_chain_first_and_tells_the_driver_then(going: Succession
     assert len(slurm.jobs()) == 2
 
 
+def test_a_chain_of_which_no_job_has_run_yet_is_stopped(config: Config, slurm):
+    chained = Succession.of(config)
+    asyncio.run(chained.begin(f"#!/bin/bash\n#SBATCH --job-name={chained.name}\n"))
+    told, _ = (stop := command("stop", str(config.run_dir))).communicate()
+    assert (stop.returncode, told) == (0, "the chain is over: nothing waits, and nothing runs\n")
+    assert [job["state"] for job in slurm.jobs()] == ["CANCELLED"]
+
+
 def test_a_stop_reaches_a_run_without_slurm(tmp_path: Path):
     """The run is a process that holds the lease and ends by the signal."""
     code = "import sys, signal; from pathlib import Path; from resilient.driver.lease import RunLease\n"
@@ -176,6 +184,7 @@ def test_a_stop_reaches_a_run_without_slurm(tmp_path: Path):
     assert (stop.returncode, f"pid {run.pid} on " in told) == (0, True)
     assert run.wait(timeout=120) == -signal.SIGTERM
     run.stdout.close()
+    (tmp_path / "events.jsonl").touch()
     told, _ = command("stop", str(tmp_path)).communicate()
     assert told == f"nothing runs in {tmp_path}\n"
 

@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from resilient import ledger
+from resilient.cli import app
 from resilient.config import load
 from resilient.driver.lease import RunLease
 from resilient.exits import EnvironmentUnusable, Exit, Watched
@@ -274,6 +276,14 @@ def test_a_memory_that_cannot_be_written_is_said(tmp_path: Path):
     (tmp_path / "state").touch()
     with pytest.raises(EnvironmentUnusable, match="cannot be used"):
         asked(tmp_path, run_dir, notify="true")
+
+
+@pytest.mark.parametrize("memory", ["/", ".", "", ".."])
+def test_a_memory_that_is_no_file_is_wrong_use(tmp_path: Path, memory: str):
+    run_dir = campaign(tmp_path / "run", time.time(), 70)
+    done = CliRunner().invoke(app, ["watch", str(run_dir), "--memory", memory, "--notify", "true"])
+    assert (done.exit_code, type(done.exception)) == (2, SystemExit)
+    assert "--memory" in done.output and "a directory, and a file is wanted" in done.output
 
 
 def test_several_are_told_on_a_line_each_and_as_json(tmp_path: Path):
