@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 from resilient.exits import Exit, ForeseenError
@@ -59,13 +58,13 @@ def _literal(value: object) -> str:
             return "null"
         case bool():
             return str(value).lower()
-        case date():  # with a time or without
-            return str(value)
+        case str():
+            return repr(value)
         case list():
             return f"[{', '.join(map(_literal, value))}]"
         case dict():
             return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
-    return repr(value)
+    return str(value)  # a number, or a date
 
 
 def shown_change(old: object, new: object) -> tuple[str, str]:
