@@ -96,19 +96,24 @@ def is_there(place: CheckpointLocation) -> bool:
     """Whether there is something to be read. A campaign deletes what is superseded, on nodes' tiers file by file."""
     if place.tier is None or place.tier.durable:
         return place.path.is_dir()
-    return any((place.path / name).is_file() for name in (NODE_SHARD, manifest.NAME))
+    return any(_is_file(place.path / name) for name in (NODE_SHARD, manifest.NAME))
 
 
 def is_whole(place: CheckpointLocation) -> bool:
     """Whether it is a checkpoint, be it damaged, and not what one node holds; that has a manifest only if it holds all."""
     if place.tier is None or place.tier.durable:
         return not is_node_shard(place.path)
-    return (place.path / manifest.NAME).is_file()
+    return _is_file(place.path / manifest.NAME)
 
 
 def is_node_shard(path: Path) -> bool:
     """Whether a directory `step-N` is what one node holds; False where it cannot be read."""
-    return os.path.isfile(path / NODE_SHARD) and not os.path.exists(path / manifest.NAME)  # noqa: PTH110, PTH113 (they raise)
+    return _is_file(path / NODE_SHARD) and not os.path.exists(path / manifest.NAME)  # noqa: PTH110 (it raises)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is a file; False where that cannot be read."""
+    return os.path.isfile(path)  # noqa: PTH113 (it raises)
 
 
 def directory(path: Path) -> Path:
