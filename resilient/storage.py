@@ -196,7 +196,7 @@ def storage_of(config: Config, nodes: int, committed: int | None = None) -> Stor
         new.write_text(f"{identity}\n")
         new.replace(path)
     in_ram = {tier.path: lies_in_ram(tier.path) for tier in config.checkpoint.tiers}
-    nonce = _nonce_before(before, identity)
+    nonce = _NO_NONCE if _is_copy(config.run_dir, before) else _nonce_before(before, identity)
     if nonce != _NO_NONCE:
         found = arrange(config, nodes, identity, in_ram, nonce)
         if not taken(found):
@@ -236,6 +236,17 @@ def _before(run_dir: Path) -> Mapping[str, Any]:
         return read(run_dir)
     except (OSError, ValueError):
         return {}
+
+
+def _is_copy(run_dir: Path, before: Mapping[str, Any]) -> bool:
+    """Whether what was written is of another run directory, which is still there: its campaign may use the same machines."""
+    other = before.get("run_dir")
+    if not isinstance(other, str) or other == os.path.abspath(run_dir):  # noqa: PTH100 - as it was written
+        return False
+    try:
+        return not (Path(other) / FILE).samefile(run_dir / FILE)
+    except OSError:
+        return False  # it was moved
 
 
 def _nonce_before(before: Mapping[str, Any], identity: str) -> str | None:

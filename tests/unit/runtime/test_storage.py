@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from resilient.config import Config, ConfigError
 from resilient.exits import EnvironmentUnusable
-from resilient.storage import FILE, arrange, cost_of_a_kill, lies_in_ram, needed, read, storage_of, write
+from resilient.storage import FILE, Storage, arrange, cost_of_a_kill, lies_in_ram, needed, read, storage_of, write
 
 
 def config(*tiers: dict[str, Any], **more: Any) -> Config:
@@ -108,6 +109,21 @@ def test_what_is_written_names_the_run_directory(tmp_path: Path, monkeypatch: py
     del described["run_dir"]  # as an earlier version writes it
     (tmp_path / FILE).write_text(json.dumps(described))
     assert read(tmp_path)["identity"] == "id"
+
+
+def test_a_copied_run_directory_has_places_of_its_own_on_the_nodes_and_a_moved_one_keeps_them(tmp_path: Path) -> None:
+    def stored(name: str) -> Storage:
+        tiers = [{"name": "d", "path": str(tmp_path / name / "checkpoints")}]
+        return storage_of(Config.model_validate({"run_dir": str(tmp_path / name), "checkpoint": {"tiers": tiers}}), 1)
+
+    first = stored("a")
+    write(tmp_path / "a", first)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copied = stored("b")
+    assert copied.identity == first.identity
+    assert copied.memory.roots != first.memory.roots
+    (tmp_path / "a").rename(tmp_path / "c")
+    assert stored("c").memory.roots == first.memory.roots
 
 
 def begun(tmp_path: Path, durable: Path) -> Config:
