@@ -49,6 +49,7 @@ T = TypeVar("T")
 HANG_S = 30.0
 STALE_S = 1.0  # a job of a generation that is over is told as failed so much later
 FIRST_RETRY_S, LAST_RETRY_S = 0.2, 30.0
+RELEASE_S = 10.0  # a tier that fails for so long keeps no buffer from newer snapshots
 
 
 @dataclass(eq=False)
@@ -89,8 +90,7 @@ class TierJob:
     Attributes:
         root: of the tier.
         buffer: pinned for it.
-        released: the buffer was, after an attempt that failed.
-        troubled: it was told that the tier does not work.
+        released: the buffer was, because the tier does not work.
         cancelled: read by the threads that copy.
         progress_t: when it got on last; its threads write that and nothing else.
     """
@@ -101,7 +101,6 @@ class TierJob:
     lookup: Lookup
     buffer: Buffer | None
     released: bool = False
-    troubled: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     progress_t: float = 0.0
@@ -131,8 +130,8 @@ class Jobs:
         report: takes news.
 
     Invariants: bookkeeping belongs to the event loop's thread. A buffer is pinned from the moment in which a job that reads it is
-    accepted, for the next request may say that it is not needed, until an attempt fails: snapshots do not wait for a tier that does
-    not work. One that is leased is not read at all: a worker may have begun to overwrite it without having reported it.
+    accepted, for the next request may say that it is not needed; it is released where the tier has not worked for `RELEASE_S`. One
+    that is leased is not read at all: a worker may have begun to overwrite it without having reported it.
     """
 
     def __init__(self, settings: DaemonSettings, snapshots: Snapshots, report: Callable[[DaemonNews], None]) -> None:
@@ -210,7 +209,7 @@ class Jobs:
             await asyncio.sleep(1.0)
             for tier in self._tiers.values():
                 if tier.running is not None and time.monotonic() - tier.running.progress_t > HANG_S:
-                    self._trouble(tier, tier.running, f"nothing has been written for {HANG_S:.0f} s", None)
+                    self._trouble(tier, f"nothing has been written for {HANG_S:.0f} s", None)
 
     def _flushed(self, tier: Tier, request: StartJob | Replicate) -> FlushedShard | None:
         """The shard of a request, where this node has flushed it last."""
@@ -239,8 +238,8 @@ class Jobs:
 
         def troubled(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome is not None else None
-            self._trouble(tier, job, f"{error}", error.errno if isinstance(error, OSError) else None)
-            if job.buffer is not None:
+            began = self._trouble(tier, f"{error}", error.errno if isinstance(error, OSError) else None)
+            if job.buffer is not None and time.monotonic() >= began + RELEASE_S:
                 self._release(job)
                 job.released = True
                 self._snapshots.offer()
@@ -354,10 +353,9 @@ class Jobs:
             superseded=isinstance(error, Superseded) and not self._snapshots.buffers.holds(request.key),
         )
 
-    def _trouble(self, tier: Tier, job: TierJob, detail: str, number: int | None) -> None:
-        """Tell, once for each job, that it does not get on: it may be given up for a newer one."""
+    def _trouble(self, tier: Tier, detail: str, number: int | None) -> float:
+        """Report that a tier does not work, once; since when, by the monotonic clock."""
         if tier.trouble_t is None:
             tier.trouble_t = time.monotonic()
-        if not job.troubled:
-            job.troubled = True
             self._report(TierTrouble(generation=self._snapshots.generation, tier=tier.name, detail=detail, errno=number))
+        return tier.trouble_t

@@ -148,6 +148,9 @@ def flush(source: Source, node_shard: ShardManifest, documents: Mapping[str, byt
     with guard(root, attempt):
         pass
     temporary = _take_over(root, node_shard.step, attempt)
+    if node_shard.node == 0:  # what others still write there was called off
+        for leftover in stale(root, attempt, node_shard.step):
+            remove(leftover)
     points.reached("flush_begun")
     shares = temporary / SHARES
     shares.mkdir(exist_ok=True)

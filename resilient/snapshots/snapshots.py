@@ -327,6 +327,7 @@ class Snapshots:
             return
         if news.superseded and self._transfers.is_waited_for(news):  # else the same job would be tried again without end
             self._catalog.remove(node, news.key, self.plan.memory.name, news.shard)
+            self._missed(news.tier, news.key.step, "its buffer was needed for a newer snapshot", out)
         job = self._transfers.on_failed(news, self._generation, out)
         if job is not None:
             self._on_ended(node, job, now, out)

@@ -24,7 +24,6 @@ class Unwanted(Enum):
 
     LOST = "a node was lost"
     SUPERSEDED = "superseded"
-    OVERWRITTEN = "its buffer was taken for a newer snapshot"
     CANCELLED = "cancelled"
     FAILED = "failed"
 
@@ -207,7 +206,7 @@ class Transfers:
         if job is None:
             return None
         job.waiting.discard(news.shard)
-        why = Unwanted.CANCELLED if news.cancelled else Unwanted.OVERWRITTEN if news.superseded else Unwanted.FAILED
+        why = Unwanted.CANCELLED if news.cancelled else Unwanted.SUPERSEDED if news.superseded else Unwanted.FAILED
         self._cancel(job, why, generation, out, reason=news.reason)
         return self._over(job)
 
@@ -242,7 +241,7 @@ class Transfers:
 
     def give_up_or_again(self, node: int, job: TransferJob, generation: int, out: Outbox) -> None:
         """A job that is over was not successful."""
-        if job.unwanted in (Unwanted.LOST, Unwanted.OVERWRITTEN):
+        if job.unwanted is Unwanted.LOST:
             self.again(job)
         elif job.unwanted is Unwanted.FAILED and job.key in self._catalog.snapshots:
             failures = self._failures[(job.tier, job.key)] = self.failures(job.tier, job.key) + 1

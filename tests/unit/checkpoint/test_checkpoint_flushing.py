@@ -17,7 +17,7 @@ from mounts import needs_root, small_disk
 from checkpoint import LocalShard, Snapshots, points, shard_manifest, steps, verify
 from checkpoint.daemon import shards
 from checkpoint.fence import raise_fence
-from checkpoint.protocol import Committed, Flushed, Held, JobFailed, SnapshotKey, StartJob
+from checkpoint.protocol import Committed, Flushed, Held, JobFailed, SnapshotKey, StartJob, TierTrouble
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import DirectorySource
 from checkpoint.tiers import copying
@@ -138,25 +138,69 @@ def test_a_step_that_is_flushed_is_committed_although_its_buffer_has_something_n
     verify(nodes.root / "step-00000001")
 
 
+def broken(nodes: Lab) -> Path:
+    """Have the durable tier fail; where what it held is meanwhile, see `mended`."""
+    away = nodes.root.rename(nodes.root.with_name("away"))
+    nodes.root.write_text("not a directory")
+    return away
+
+
+def mended(nodes: Lab, away: Path) -> None:
+    nodes.root.unlink()
+    away.rename(nodes.root)
+
+
 @pytest.mark.parametrize(("buffers", "due"), [(2, ("ram", "durable")), (3, ("ram", "durable")), (3, ALL)])
 def test_snapshots_in_ram_go_on_while_a_tier_does_not_work_and_a_late_one_becomes_durable_then(
     lab: Callable[..., Lab], buffers: int, due: tuple[str, ...]
 ) -> None:
-    nodes = lab(buffers=buffers)
+    nodes = lab(buffers=buffers, release_s=0.0)
     nodes.begin()
     assert nodes.step(1, ALL)
     nodes.wait_durable(1)
-    away = nodes.root.rename(nodes.root.with_name("away"))
-    nodes.root.write_text("not a directory")
+    away = broken(nodes)
     for step in range(2, 20):
         assert nodes.step(step, due if step in (2, 9) else ("ram",), wait_s=PATIENCE_S), step
         nodes.wait(lambda step=step: nodes.reported("snapshot", "ram") == step, f"the snapshot of step {step}")
     assert nodes.reported("committed", "durable") == 1
     assert not [event for event in nodes.events if "given up" in str(event.fields.get("detail"))], "nothing is wrong with a step"
-    nodes.root.unlink()
-    away.rename(nodes.root)
+    mended(nodes, away)
+    assert nodes.step(20, due, wait_s=PATIENCE_S)
     nodes.wait_durable(9)
+    told = [event for event in nodes.events if event.event == "checkpoint_missed"]
+    assert told or buffers > 2, "the step that had to make way for a newer snapshot"
+    assert {event.fields["step"] for event in told} <= {2, 9}
     verify(nodes.root / f"step-{nodes.reported('committed', 'durable'):08}")
+
+
+def test_a_tier_that_fails_for_a_moment_gets_the_step_that_was_due(lab: Callable[..., Lab]) -> None:
+    nodes = lab(buffers=2)
+    nodes.begin()
+    assert nodes.step(1, ("ram", "durable"))
+    nodes.wait_durable(1)
+    away = broken(nodes)
+    assert nodes.step(2, ("ram", "durable"))
+    nodes.wait(lambda: nodes.reported("snapshot", "ram") == 2, "the snapshot")
+    assert nodes.step(3, wait_s=PATIENCE_S)  # nothing but the flush keeps step 2 from now on
+    nodes.wait(lambda: [each for each in nodes.said if isinstance(each, TierTrouble)], "trouble")
+    mended(nodes, away)
+    nodes.wait_durable(2)
+    verify(nodes.root / "step-00000002")
+
+
+def test_what_flushes_that_were_called_off_have_left_does_not_grow(lab: Callable[..., Lab]) -> None:
+    """One node cannot write: what the others have written of a step is deleted when the next one is flushed."""
+    nodes = lab(buffers=2)
+    nodes.begin()
+    left = [nodes.root / f"step-{step:08}.g{nodes.generation}.tmp" for step in (1, 2)]
+    for each in left:
+        (each / "model").mkdir(parents=True)
+    assert nodes.step(3)
+    nodes.wait(lambda: nodes.reported("snapshot", "ram") == 3, "the snapshot")
+    job = {"tier": "durable", "key": SnapshotKey(3, nodes.generation), "shard": 0, "generation": nodes.generation, "job_id": 77}
+    nodes.nodes[0].send(StartJob(kind="flush", **job))
+    nodes.wait(lambda: any(isinstance(news, Flushed) for news in nodes.said), "the flush")
+    assert not any(each.exists() for each in left)
 
 
 def test_a_flush_that_meets_the_fence_of_the_next_generation_is_done_by_that_one_and_no_fault(lab: Callable[..., Lab]) -> None:
