@@ -20,7 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
-from resilient.imports_ahead import Source, of_program, sources
+from resilient.config.errors import ConfigError, Problem
+from resilient.imports_ahead import Source, hides, of_module, of_program
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +50,11 @@ class Entry:
         """The file of a program; None if there is none."""
         if self.script is not None or self.function:
             return self.script
+        if files := of_module(self.module, self.directory):
+            return files[-1].path
         try:
-            found = _spec(self.module)
-        except (ImportError, ValueError):
+            found = _spec(self.module)  # which imports its packages
+        except Exception:  # noqa: BLE001 - they may raise anything
             return None
         return Path(found.origin) if found is not None and found.origin is not None else None
 
@@ -114,14 +117,19 @@ def ahead(entry: Entry) -> list[str]:
     """
     if not entry.is_script:
         return [entry.module]
-    if entry.script is not None:
-        return of_program([Source(entry.script)], entry.directory)
-    own = sources(entry.module, entry.directory)
-    if own and own[-1].path.name == "__init__.py":
-        own += sources(f"{entry.module}.__main__", entry.directory)
-    if not own and (source := entry.source()) is not None:  # of an installed package
-        own = [Source(source, entry.module if source.name == "__main__.py" else entry.module.rpartition(".")[0])]
-    return of_program(own, entry.directory)
+    begin = [Source(entry.script)] if entry.script is not None else of_module(entry.module, entry.directory)
+    try:
+        return of_program(begin, entry.directory)
+    except Exception as error:  # noqa: BLE001 - without it a start takes longer, and that is all
+        log.warning("what %s imports cannot be read ahead: %s: %s", entry.script or entry.module, type(error).__name__, error)
+        return []
+
+
+def must_hide_nothing(directory: str) -> None:
+    """Raises ConfigError where a program's directory has a module that could not be imported by its name."""
+    if (path := hides(directory)) is not None:
+        why = f"{path} has the name of a package of the runtime, which is imported already in every rank: call it something else"
+        raise ConfigError([Problem("entrypoint", None, why)])
 
 
 def warm_up(entry: Entry, config: object, rank: int, world_size: int) -> None:

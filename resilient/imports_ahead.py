@@ -5,7 +5,9 @@ imported they may look at `sys.argv`, `RANK` or their process, which are those o
 """
 
 import ast
+import functools
 import importlib.util
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -13,8 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 MOST = 200  # files of the program that are read
+_CHANGES = {"setdefault", "update", "pop", "insert", "append", "extend"}
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+_OURS = tuple(Path(__file__).parents[1] / name for name in ("resilient", "checkpoint"))
 
 
 class Source(NamedTuple):
@@ -31,38 +35,83 @@ def of_program(begin: Sequence[Source], directory: str) -> list[str]:
         begin: what is run.
         directory: in which the program's modules are found first.
     """
+    home, own_sources = functools.cache(home_of), functools.cache(sources)
     found: dict[str, None] = {}
-    left, seen = list(begin), {each.path for each in begin}
+    left, seen, met = list(begin), {each.path for each in begin}, set[tuple[str, str]]()
     while left and len(seen) <= MOST:
         for module, name in _imports(left.pop(0)):
-            home = _home(module, directory)
-            if home is not None:
-                own = [*sources(module, home), *(sources(f"{module}.{name}", home) if name else ())]
-                new = [each for each in dict.fromkeys(own) if each.path not in seen]
-                seen.update(each.path for each in new)
-                left += new
-            elif _is_installed(module):
-                found[f"{module}:{name}" if name else module] = None
+            if (module, name) in met:
+                continue
+            met.add((module, name))
+            top = module.partition(".")[0]
+            own = home(top, directory)
+            if own is None:
+                if _is_known(top):
+                    found[f"{module}:{name}" if name else module] = None
+                continue
+            files = [*own_sources(module, own), *(own_sources(f"{module}.{name}", own) if name else ())]
+            new = [each for each in dict.fromkeys(files) if each.path not in seen]
+            seen.update(each.path for each in new)
+            left += new
     return list(found)
+
+
+def hides(directory: str) -> Path | None:
+    """What lies in a directory of a program under the name of a package that ranks have imported before; None if nothing does."""
+    for ours in _OURS:
+        found = sources(ours.name, directory)
+        if found and not found[0].path.parent.samefile(ours):
+            return found[0].path
+    return None
+
+
+def of_module(module: str, directory: str) -> list[Source]:
+    """The files that `python -m module` runs, its packages first; none where they are not found as files. Nothing is imported.
+
+    Args:
+        directory: in which the program's modules are found first.
+    """
+    top, _, _ = module.partition(".")
+    home = home_of(top, directory) or next((str(place.parent) for place in _places(top)), None)
+    found = sources(module, home) if home is not None else []
+    if found and found[-1].path == Path(home or "", *module.split("."), "__init__.py"):
+        found = [*found, *sources(f"{module}.__main__", home or "")[-1:]]
+    leaf = "__main__" if len(found) > 1 and found[-1].path.name == "__main__.py" else module.rpartition(".")[2]
+    return found if found and found[-1].path.stem == leaf else []
 
 
 def sources(module: str, directory: str) -> list[Source]:
     """The files of a module below a directory, its packages first; none where it is not there."""
-    names, at, found = module.split("."), Path(directory), list[Source]()
+    names, at, found = module.split("."), directory, list[Source]()
     for number, name in enumerate(names, 1):
-        if (at / f"{name}.py").is_file():
-            return [*found, Source(at / f"{name}.py", ".".join(names[: number - 1]))]
-        at /= name
-        if (at / "__init__.py").is_file():
-            found.append(Source(at / "__init__.py", ".".join(names[:number])))
+        at = f"{at}/{name}"
+        for path, package in ((f"{at}.py", names[: number - 1]), (f"{at}/__init__.py", names[:number])):
+            if os.path.isfile(path):  # noqa: PTH113 (it does not raise where a directory may not be read)
+                found.append(Source(Path(path), ".".join(package)))
+                break
     return found
 
 
+def home_of(top: str, directory: str) -> str | None:
+    """The directory that holds a top-level module of the program; None for what is installed, or nowhere.
+
+    Args:
+        directory: in which the program's modules are found first.
+    """
+    if sources(top, directory):
+        return directory
+    places = _places(top)
+    return None if any(map(_is_installed, places)) else next((str(place.parent) for place in places), None)
+
+
 def _imports(source: Source) -> Iterator[tuple[str, str]]:
-    """Module and name of each import at the top level of a file; the name is empty for the module itself."""
+    """Module and name of each import at the top level of a file, as far as none depends on what the file does itself.
+
+    The name is empty for the module itself.
+    """
     try:
         body = ast.parse(source.path.read_bytes()).body
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return  # the ranks will say so
     package = source.package.split(".")
     for each in body:
@@ -74,32 +123,50 @@ def _imports(source: Source) -> Iterator[tuple[str, str]]:
             if module:
                 yield module, ""
                 yield from ((module, alias.name) for alias in each.names if alias.name != "*")
+        elif _prepares_imports(each):
+            return
 
 
-def _home(module: str, directory: str) -> str | None:
-    """The directory that holds a module of the program, top package and all; None for what is installed, or nowhere."""
-    if sources(module, directory):
-        return directory
-    top = module.partition(".")[0]
-    if top in sys.modules or _is_installed(module):
-        return None
-    return next((str(place.parent) for place in _places(top)), None)
+def _prepares_imports(statement: ast.stmt) -> bool:
+    """Whether a statement at the top level changes what imports after it find: the environment, or where modules are looked for."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return False
+    return any(map(_changes_a_place, ast.walk(statement)))
 
 
-def _is_installed(module: str) -> bool:
-    """Whether a module belongs to the standard library or to a package that was installed, or is imported already."""
-    top = module.partition(".")[0]
-    return top in sys.modules or any(
-        _INSTALLED.intersection(place.parts) or any(place.is_relative_to(each) for each in _STANDARD) for place in _places(top)
-    )
+def _changes_a_place(node: ast.AST) -> bool:
+    if isinstance(node, ast.Subscript | ast.Attribute) and not isinstance(node.ctx, ast.Load):
+        return _is_place(node.value if isinstance(node, ast.Subscript) else node)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr == "putenv" or (node.func.attr in _CHANGES and _is_place(node.func.value))
+    return False
+
+
+def _is_place(value: ast.expr) -> bool:
+    """Whether it is `os.environ` or `sys.path`."""
+    if not isinstance(value, ast.Attribute) or not isinstance(value.value, ast.Name):
+        return False
+    return (value.value.id, value.attr) in (("os", "environ"), ("sys", "path"))
+
+
+def _is_known(top: str) -> bool:
+    """Whether a top-level module can be found: it is installed, built in, or imported already."""
+    return top in sys.modules or any(map(_is_installed, _places(top)))
+
+
+def _is_installed(place: Path) -> bool:
+    """Whether that is a place of the standard library, of a package that was installed, or of what runs here itself."""
+    return bool(_INSTALLED.intersection(place.parts)) or any(place.is_relative_to(each) for each in (*_STANDARD, *_OURS))
 
 
 def _places(top: str) -> list[Path]:
-    """Where a top-level module lies: its file, or the directory of its package."""
+    """Where a top-level module lies: its file, or the directory of its package. Nothing is imported."""
     try:
         spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError, AttributeError):
+    except Exception:  # noqa: BLE001 - whoever finds modules here may raise anything
         return []
     if spec is None:
         return []
-    return [Path(place) for place in spec.submodule_search_locations or ([spec.origin] if spec.origin else [])]
+    return [
+        Path(place) for place in spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
+    ]

@@ -6,6 +6,7 @@ Owns the question whose a file of that name is. One that somebody else has writt
 import stat
 from pathlib import Path
 
+from checkpoint.naming import steps
 from resilient import ledger
 from resilient.config import ConfigError, Problem
 from resilient.config.document import value_at
@@ -32,7 +33,9 @@ def must_not_be_foreign(run_dir: Path) -> None:
 
 
 def _is_run_directory(run_dir: Path) -> bool:
-    return (run_dir / record.FILE).exists() or any(part.exists() for part in ledger.parts(run_dir / ledger.EVENTS))
+    """Whether a campaign has left anything else: a supervisor its identity and a ledger, the trainer alone checkpoints."""
+    begun = (run_dir / record.FILE).exists() or any(part.exists() for part in ledger.parts(run_dir / ledger.EVENTS))
+    return begun or bool(steps(run_dir / "checkpoints"))
 
 
 def _was_written_for(run_dir: Path, path: Path) -> bool:

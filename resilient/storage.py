@@ -216,8 +216,10 @@ def _nothing_there(config: Config, step: int, before: Mapping[str, Any]) -> Fore
     """Nothing of a campaign that has a durable checkpoint is where the config says. Args: before: see `_before`."""
     last = len(config.checkpoint.tiers) - 1
     durable, key = config.checkpoint.tiers[last].path, f"checkpoint.tiers.{last}.path"
-    roots = before["tiers"][-1]["roots"] if before else []
-    old = Path(roots[0]) if roots else durable
+    if not before:  # the first job of a fork
+        why = f"the campaign goes on from step {step}, and nothing of it is in {durable}: is it mounted?"
+        return EnvironmentUnusable(f"{key}: {why}")
+    old = Path(before["tiers"][-1]["roots"][0])
     told, anew = f"the ledger says that step {step} was committed on {old}", "To begin anew take another run_dir"
     if old == durable:
         return EnvironmentUnusable(
@@ -243,10 +245,7 @@ def _is_copy(run_dir: Path, before: Mapping[str, Any]) -> bool:
     other = before.get("run_dir")
     if not isinstance(other, str) or other == os.path.abspath(run_dir):  # noqa: PTH100 - as it was written
         return False
-    try:
-        return not (Path(other) / FILE).samefile(run_dir / FILE)
-    except OSError:
-        return False  # it was moved
+    return (Path(other) / FILE).exists() and not Path(other).samefile(run_dir)  # else it was moved
 
 
 def _nonce_before(before: Mapping[str, Any], identity: str) -> str | None:

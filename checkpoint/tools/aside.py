@@ -18,10 +18,10 @@ from checkpoint.naming import step_of
 from checkpoint.tools.locations import STORAGE
 from checkpoint.tools.refusal import WRONG, Refusal
 
-_LEDGER = "events.jsonl"
+_IDENTITY = "identity.json"
 OF_A_RUN = frozenset(
     "attention.json bad_nodes.json chain.jsonl chain.lock checkpoints config.yaml data diagnosis.md driver.log evacuate.json "
-    f"evaluations.jsonl {_LEDGER} identity.json incidents job.sh logs metrics.jsonl metrics.prom mlruns model.yaml profile "
+    f"evaluations.jsonl events.jsonl {_IDENTITY} incidents job.sh logs metrics.jsonl metrics.prom mlruns model.yaml profile "
     f"report.html sinks {STORAGE} tensorboard wandb".split()
 )
 """Names in a run directory that a run writes, beside those that begin with a dot."""
@@ -55,7 +55,7 @@ def check(output: Path, *, force: bool) -> Path:
 def _run_that_writes(output: Path) -> Path | None:
     """The run directory in which a path is one that a run writes, or lies in one."""
     for above in output.parents:
-        if any(os.path.lexists(above / name) for name in (STORAGE, _LEDGER)):
+        if any(os.path.lexists(above / name) for name in (STORAGE, _IDENTITY)):
             name = output.relative_to(above).parts[0]
             stem = next((each for each in OF_A_RUN if "." in each and name.startswith(f"{each}.")), name)  # driver.log.1
             if name.startswith(".") or stem in OF_A_RUN:

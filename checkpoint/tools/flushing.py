@@ -49,7 +49,7 @@ def newest(run_dir: Path, *, group: bool = False) -> tuple[Held | None, Path]:
         group: whether what members of the caller's groups have written is trusted.
 
     Raises Refusal where the run is alive, where somebody else could have written what this command goes by, and where the run
-    directory was copied or moved and its nodes' tiers are those of another.
+    directory was copied and its nodes' tiers are those of another.
     """
     run_dir = directory(run_dir)
     why = first_not_obeyed((run_dir, *(run_dir / name for name in CONTROL)), group=group)

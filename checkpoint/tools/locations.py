@@ -30,7 +30,7 @@ class Tier:
         name: of the tier.
         durable: what is there survives the nodes.
         roots: directories of checkpoints; in other tiers than the durable one each is a node's, and may be another machine's.
-        other: the run directory that this one was copied or moved from, where some of the roots lie outside of this one.
+        other: the run directory that this one was copied from, where some of the roots lie outside of this one.
     """
 
     name: str
@@ -124,21 +124,21 @@ def directory(path: Path) -> Path:
 
 
 def must_be_its_own(path: Path, found: Iterable[Tier]) -> None:
-    """Raises Refusal where tiers that are to be changed may be in use by the run directory that `path` was copied or moved from."""
+    """Raises Refusal where tiers that are to be changed may be in use by the run directory that `path` was copied from."""
     for tier in found:
         if tier.other is not None:
             raise Refusal(
-                f"{path} was copied or moved from {tier.other}, and {tier.roots[0]} lies outside of it: nothing was changed there; "
-                f"name {tier.other}, or move this one back",
+                f"{path} was copied from {tier.other}, and {tier.roots[0]} lies outside of it: nothing was changed there; "
+                f"name {tier.other}",
                 WRONG,
             )
 
 
 def read_of_another(path: Path) -> list[str]:
-    """What to say of each tier that is read, but is outside of a run directory that was copied or moved. Raises Refusal."""
+    """What to say of each tier that is read, but is outside of a run directory that was copied. Raises Refusal."""
     path = directory(path)
     return [
-        f"{path} was copied or moved from {tier.other}; tier {tier.name} is what {root} holds, outside of it"
+        f"{path} was copied from {tier.other}; tier {tier.name} is what {root} holds, outside of it"
         for tier in ([] if step_of(path) is not None else tiers(path))
         for root in tier.roots[:1]
         if tier.other is not None and any(os.path.isdir(each) for each in tier.roots)  # noqa: PTH112 (nor may it be readable)
@@ -151,8 +151,9 @@ def _tier(described: dict[str, Any], path: Path, other: Path | None) -> Tier:
     if other is None:
         return Tier(str(described["name"]), bool(described["durable"]), roots)
     roots = tuple(_moved(root, other, path) for root in roots)
+    copied = os.path.lexists(other / STORAGE)  # else it was moved, and what lies outside is still its own
     outside = any(not root.resolve().is_relative_to(path) for root in roots)  # a link may lead there, too
-    return Tier(str(described["name"]), bool(described["durable"]), roots, other if outside else None)
+    return Tier(str(described["name"]), bool(described["durable"]), roots, other if copied and outside else None)
 
 
 def _moved(root: Path, other: Path, path: Path) -> Path:

@@ -40,7 +40,7 @@ def plans(path: Path, keep_last: int, keep_every: int | None) -> list[Plan]:
     """What is to be done in the durable tier of a run directory, or in a directory of checkpoints.
 
     Raises Refusal for numbers below 1, where there is no checkpoint, where none that stays has a sound manifest, and where the
-    run directory was copied or moved and its durable tier is that of another.
+    run directory was copied and its durable tier is that of another.
     """
     if step_of(directory(path)) is not None:
         raise Refusal(f"{path} is one checkpoint; name the directory that it is in", WRONG)

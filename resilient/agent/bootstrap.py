@@ -72,7 +72,7 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
     inspection.answer_with_stacks(spec.stacks)
     recorder.answer_with_record(spec.record)
     os.environ.update(spec.environ)
-    if (random := sys.modules.get("numpy.random")) is not None:
+    if entry.parse(spec.entrypoint).is_script and (random := sys.modules.get("numpy.random")) is not None:
         random.seed()  # else all ranks would draw what the process that they were forked from would have drawn
     take_place()  # before the first thread that computes, and all threads of a standby
     if (torch := sys.modules.get("torch")) is not None and "OMP_NUM_THREADS" in os.environ:

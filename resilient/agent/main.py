@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection as PipeEnd
@@ -134,8 +135,10 @@ def _fork_template(args: argparse.Namespace, outcome: PipeEnd | None) -> socket.
             control.close()
             entry.find_modules(program)
             preload.serve(agent, its, entry.ahead(program), fork_preparation if outcome is not None else None)
+        except BaseException:  # noqa: BLE001 - nothing may go on here as if it were the agent
+            traceback.print_exc()
         finally:
-            os._exit(1)  # after a traceback: nothing may go on here as if it were the agent
+            os._exit(1)
     its.close()
     if outcome is not None:
         outcome.close()

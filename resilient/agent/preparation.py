@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from resilient import entry
+from resilient.agent.bootstrap import shield
 from resilient.agent.forkserver import ForkServer
 from resilient.agent.limits import PREPARATION_STATUS_S
-from resilient.lifeline import flush_streams, leave_stops_to_the_driver, name_process
+from resilient.lifeline import flush_streams, name_process
 from resilient.protocol.messages import PreparationEnded, PreparationProgress
 
 PROGRESS_S = 0.1  # between two reports of it
@@ -36,8 +37,7 @@ def run(outcome: Connection, config: Path, entrypoint: str, log: Path) -> NoRetu
         config: the resolved config's file.
         log: gets what the hook prints.
     """
-    os.setsid()
-    leave_stops_to_the_driver()
+    shield()
     name_process("prepare")
     gc.enable()  # off while the template imports
     fd = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)

@@ -39,6 +39,7 @@ from resilient.slurm.succession import Succession
 log = logging.getLogger(__name__)
 
 TAKE_IN_S = 60.0  # for what an earlier driver has spilled
+CHAIN_S = 60.0  # for Slurm to take the next job, where this one cannot begin
 
 
 def run_campaign(
@@ -72,7 +73,7 @@ def run_campaign(
     hangup = signal.getsignal(signal.SIGHUP)
     try:
         with _must_be_writable():
-            kept = storage.storage_of(config, config.cluster.slots, _committed(before, resumption))
+            kept = _storage(config, _committed(before, resumption), allocation)
             storage.write(config.run_dir, kept)
             memory = Path(kept.memory.roots[0]).parents[1]
             for spilled in spill_file.directories_of(config.run_dir, memory):
@@ -114,6 +115,26 @@ def run_campaign(
             lease.leave()  # the disk process gives it up, or somebody else has it, or the file system does not let anybody
         else:
             lease.close()
+
+
+def _storage(config: Config, committed: int | None, allocation: Allocation | None) -> storage.Storage:
+    """The campaign's storage; raises as `storage_of`. A chain goes on behind a job whose node has no durable tier."""
+    try:
+        return storage.storage_of(config, config.cluster.slots, committed)
+    except EnvironmentUnusable as error:
+        chained = Succession.of_job(config, os.environ) if allocation is not None else None
+        if chained is not None and allocation is not None and chained.started(allocation.job_id, committed) is None:
+            asyncio.run(_followed(chained, allocation.job_id, config.slurm.max_jobs, error.code))
+        raise
+
+
+async def _followed(succession: Succession, job_id: str, max_jobs: int, code: Exit) -> None:
+    """See to it that a job of a chain which ends at once is followed by another one."""
+    try:
+        await asyncio.wait_for(succession.ensure(job_id, max_jobs), CHAIN_S)
+        await succession.ended(job_id, code)
+    except TimeoutError:
+        log.warning("Slurm does not answer: perhaps no job of the chain follows this one")
 
 
 def _committed(past: Past, resumption: Resumption | None) -> int | None:

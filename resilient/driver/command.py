@@ -18,6 +18,7 @@ from resilient.driver.driver_log import DriverLog
 from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_saved
 from resilient.driver.launch import AgentAhead
 from resilient.driver.terminal import drain
+from resilient.entry import must_hide_nothing, parse
 from resilient.exits import Exit
 from resilient.identity import record
 from resilient.identity.resume import Known, versions_here
@@ -32,6 +33,7 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     loaded = load(config, given)
     must_be_ours(config, loaded.run_dir, loaded.run_dir_mode)
     try:
+        must_hide_nothing(parse(loaded.entrypoint).directory)
         must_not_be_foreign(loaded.run_dir)
     except ConfigError as error:
         raise attribute(error, config, given) from None

@@ -1,5 +1,7 @@
 """What is imported before the ranks are forked: what a program takes from installed packages, and nothing of its own."""
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -76,3 +78,61 @@ def test_a_large_program_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.M
     files = {f"m{number}": f"import m{number + 1}\n" for number in range(2 * MOST)}
     folder = written(tmp_path, train="import m0\n", **files, **{f"m{2 * MOST}": "import json\n"})
     assert ahead(monkeypatch, folder, "train.py") == []
+
+
+@pytest.mark.parametrize("words", ["-m package.train", "-m package"])
+def test_of_a_module_elsewhere_nothing_is_imported_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str):
+    """As of an editable installation: what its packages raise without a rank is raised by the rank alone."""
+    folder = written(tmp_path / "src", package__train="from .more import x\n", package__more="import wave\n")
+    (folder / "package/__init__.py").write_text("import cmd\n" + RAISES)
+    (folder / "package/__main__.py").write_text("from .train import x\n" + RAISES)
+    (tmp_path / "here").mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    assert set(ahead(monkeypatch, tmp_path / "here", words)) == {"cmd", "wave"}
+    assert entry.find(entry.parse(words)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'os.environ["HF_HOME"] = "/scratch/hf"',
+        'os.environ.setdefault("HF_HOME", "/scratch/hf")',
+        'sys.path.insert(0, "third_party")',
+        'if os.path.exists("x"):\n    os.environ["A"] = "b"',
+    ],
+)
+def test_what_is_imported_after_a_change_of_the_environment_is_left_to_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+):
+    folder = written(
+        tmp_path, train=f"import os, sys\nimport json\nprint(os.environ.get('A'), sys.path)\nimport csv\n{line}\nimport wave\n"
+    )
+    assert ahead(monkeypatch, folder, "train.py") == ["os", "sys", "json", "csv"]
+
+
+def test_a_folder_that_may_not_be_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = written(tmp_path, train="import transformers, json\n")
+
+    def refused(path: object) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert ahead(monkeypatch, folder, "train.py") == ["transformers", "json"]
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "resilient"])
+def test_a_module_that_ranks_could_not_import_by_its_name_is_told_before_anything_begins(tmp_path: Path, name: str):
+    (tmp_path / f"{name}.py").write_text("")
+    (tmp_path / "train.py").write_text(f"import {name}\n")
+    (tmp_path / "elsewhere").mkdir()
+    for cwd, script in ((tmp_path, "train.py"), (tmp_path / "elsewhere", "../train.py")):
+        command = [shutil.which("resilient") or "resilient", "run", script]
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+        assert done.returncode == 78, done.stderr
+        (line,) = done.stderr.splitlines()
+        assert f"{tmp_path / name}.py has the name of a package of the runtime" in line
+        assert not (cwd / "runs").exists()
+
+
+def test_the_directory_of_this_project_hides_nothing():
+    entry.must_hide_nothing(str(Path(entry.__file__).parents[1]))

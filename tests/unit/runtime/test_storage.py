@@ -111,14 +111,15 @@ def test_what_is_written_names_the_run_directory(tmp_path: Path, monkeypatch: py
     assert read(tmp_path)["identity"] == "id"
 
 
-def test_a_copied_run_directory_has_places_of_its_own_on_the_nodes_and_a_moved_one_keeps_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("copy", [shutil.copy2, os.link])
+def test_a_copied_run_directory_has_places_of_its_own_on_the_nodes_and_a_moved_one_keeps_them(tmp_path: Path, copy: Any) -> None:
     def stored(name: str) -> Storage:
         tiers = [{"name": "d", "path": str(tmp_path / name / "checkpoints")}]
         return storage_of(Config.model_validate({"run_dir": str(tmp_path / name), "checkpoint": {"tiers": tiers}}), 1)
 
     first = stored("a")
     write(tmp_path / "a", first)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=copy)
     copied = stored("b")
     assert copied.identity == first.identity
     assert copied.memory.roots != first.memory.roots

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import io
 import json
 import os
 import signal
@@ -12,10 +13,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
-from resilient.config import Config, load
+from resilient.config import Config, layout, load
+from resilient.driver.campaign import run_campaign
+from resilient.driver.display import Display
 from resilient.exits import EnvironmentUnusable, Exit
+from resilient.ledger import Ledger
 from resilient.slurm import chain, queue, succession
+from resilient.slurm.allocation import Allocation
 from resilient.slurm.badnodes import remember
 from resilient.slurm.succession import Succession
 from resilient.status import inspect
@@ -269,3 +275,25 @@ def test_a_run_directory_that_is_away_for_a_while_breaks_no_chain(config: Config
     monkeypatch.setattr(succession.os, "open", away)
     assert asyncio.run(going.ensure("100", 50)) == ""
     assert len(tries) == 2 and len(slurm.jobs("PENDING")) == 1
+
+
+def test_a_chain_goes_on_behind_a_job_whose_node_has_no_durable_tier(
+    path: Path, slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As where a file system is not mounted on one batch host."""
+    tiers = [{"name": "durable", "path": str(tmp_path / "scratch/run")}]
+    path.write_text(yaml.safe_dump({"name": "gpt", "run_dir": str(tmp_path / "run"), "checkpoint": {"tiers": tiers}}))
+    config = load(path, [])
+    found = Succession.of(config)
+    asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))
+    slurm.becomes("100", state="RUNNING", end="2099-01-01T00:00:00")
+    with Ledger(tmp_path / "run") as lines:
+        lines.event("run_started", {"name": "gpt", "target_step": 300}, generation=1)
+        lines.event("committed", {"step": 20, "tier": "durable", "bytes": 40, "files": 1}, generation=1)
+    monkeypatch.setenv("SLURM_JOB_NAME", found.name)
+    display = Display("none", 10, console=Console(file=io.StringIO()))
+    ranks = layout(config, cpu_count=2, gpu_count=0)
+    with pytest.raises(EnvironmentUnusable, match="goes on from step 20, and nothing of it is in"):
+        run_campaign(config, ranks, display, allocation=Allocation("100", ("n1",), (2,), 0))
+    assert [job["state"] for job in slurm.jobs()] == ["RUNNING", "PENDING"]
+    assert records(tmp_path / "run") == ["begun", "submitted", "started", "submitted", "ended"]
