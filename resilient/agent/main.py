@@ -135,6 +135,8 @@ def _fork_template(args: argparse.Namespace, outcome: PipeEnd | None) -> socket.
             control.close()
             entry.find_modules(program)
             preload.serve(agent, its, entry.ahead(program), fork_preparation if outcome is not None else None)
+        except ConnectionError:
+            pass  # the agent has ended
         except BaseException:  # noqa: BLE001 - nothing may go on here as if it were the agent
             traceback.print_exc()
         finally:
