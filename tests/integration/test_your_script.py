@@ -39,6 +39,8 @@ def test_hangs_and_ends_of_a_plain_ddp_script_are_named_recovered_and_accounted_
     run.start()
     run.reach(42)
     os.kill(run.workers()[0], signal.SIGSTOP)
+    # Not before: it is continued for a moment, for its stack, and without a pause its steps would be over then.
+    wait_for(lambda: len(run.events("fault")) == 4, "the stopped rank is not found")
     run.go_on()
     assert run.wait(400) == 0, run.output + run.logs()
     assert told(run) == [("hang", [1]), ("hang", [0]), ("exit", [1]), ("stopped", [0])], run.output
