@@ -60,7 +60,7 @@ def hides(directory: str) -> Path | None:
     """What lies in a directory of a program under the name of a package that ranks have imported before; None if nothing does."""
     for ours in _OURS:
         found = sources(ours.name, directory)
-        if found and not found[0].path.parent.samefile(ours):
+        if found and found[0].path.name != "__init__.py":  # a package may be a checkout of this project
             return found[0].path
     return None
 
