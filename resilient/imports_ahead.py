@@ -10,6 +10,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -60,9 +61,18 @@ def hides(directory: str) -> Path | None:
     """What lies in a directory of a program under the name of a package that ranks have imported before; None if nothing does."""
     for ours in _OURS:
         found = sources(ours.name, directory)
-        if found and found[0].path.name != "__init__.py":  # a package may be a checkout of this project
-            return found[0].path
+        if found and not _is_checkout(Path(directory)):
+            return found[0].path if found[0].path.name != "__init__.py" else found[0].path.parent
     return None
+
+
+def _is_checkout(directory: Path) -> bool:
+    """Whether it is one of this project, whose packages are those that ranks have imported, or the same of another version."""
+    try:
+        project = tomllib.loads((directory / "pyproject.toml").read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(project.get("project", {}).get("name") == "resilient")
 
 
 def of_module(module: str, directory: str) -> list[Source]:

@@ -3,7 +3,14 @@
 import contextlib
 import os
 import random
+import re
+import shlex
+import shutil
 import signal
+import subprocess
+import sys
+import sysconfig
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +25,36 @@ def peak_bytes(pid: int) -> int:
     """The most memory that a process has had in use, as the kernel says."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with what the README's first command installs, a copy and not an editable one, in `.venv`.
+
+    What the project depends on is that of the environment of the tests.
+    """
+    clone, environment = tmp_path / "clone", tmp_path / "clone/.venv"
+    shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".*", "__pycache__", "runs", "build", "*.egg-info"))
+    venv.create(environment)
+    (site_packages,) = environment.glob("lib/*/site-packages")
+    (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    pip = [sys.executable, "-m", "pip", "--python", str(environment / "bin/python"), "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", "--no-build-isolation", "."], cwd=clone, check=True)
+    return clone
+
+
+def test_the_first_command_of_the_readme_works_as_a_person_runs_it(checkout: Path):
+    (block,) = re.findall(r"<!-- quickstart -->\n```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    command = shlex.split(block.rpartition("&&")[2])
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    shorter = ["train.steps=3", "train.eval_interval=3", "train.eval_iters=1", "data.tokenizer.vocab_size=300", "model.layers=1"]
+    ran = subprocess.run([*command, *shorter], cwd=checkout, env=environ, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "validation loss" in ran.stdout
+    assert (checkout / "runs/quickstart/checkpoints").is_dir()
+    where = [checkout / ".venv/bin/python", "-c", "import resilient; print(resilient.__file__)"]
+    found = subprocess.run(where, cwd=checkout.parent, env=environ, capture_output=True, text=True, check=True).stdout
+    assert Path(found).is_relative_to(checkout / ".venv"), "a copy is installed, and no checkout is used"
 
 
 @pytest.mark.soak

@@ -120,18 +120,26 @@ def test_a_folder_that_may_not_be_read_is_passed_over(tmp_path: Path, monkeypatc
     assert ahead(monkeypatch, folder, "train.py") == ["transformers", "json"]
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "resilient"])
+@pytest.mark.parametrize("name", ["checkpoint.py", "resilient.py", "checkpoint/__init__.py"])
 def test_a_module_that_ranks_could_not_import_by_its_name_is_told_before_anything_begins(tmp_path: Path, name: str):
-    (tmp_path / f"{name}.py").write_text("")
-    (tmp_path / "train.py").write_text(f"import {name}\n")
+    path, top = tmp_path / name, name.partition("/")[0]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    (tmp_path / "train.py").write_text(f"import {top.removesuffix('.py')}\n")
     (tmp_path / "elsewhere").mkdir()
     for cwd, script in ((tmp_path, "train.py"), (tmp_path / "elsewhere", "../train.py")):
         command = [shutil.which("resilient") or "resilient", "run", script]
         done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
         assert done.returncode == 78, done.stderr
         (line,) = done.stderr.splitlines()
-        assert f"{tmp_path / name}.py has the name of a package of the runtime" in line
+        assert f"{tmp_path / top} has the name of a package of the runtime" in line
         assert not (cwd / "runs").exists()
+
+
+def test_a_folder_of_checkpoints_is_no_module(tmp_path: Path):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint/step-10.pt").write_text("")
+    entry.must_hide_nothing(str(tmp_path))
 
 
 def test_the_directory_of_this_project_hides_nothing():
