@@ -27,6 +27,23 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", path], check=True)  # a file may be open yet in a test that has failed
 
 
+@contextmanager
+def freezable_disk(path: Path, size_mib: int) -> Iterator[Path]:
+    """An ext4 at a directory that is made for it: `fsfreeze` has whoever writes there wait in the kernel, until the end at most."""
+    image = path.with_name(f"{path.name}.image")
+    with image.open("wb") as file:
+        file.truncate(size_mib << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image], check=True)
+    path.mkdir()
+    subprocess.run(["mount", "-o", "loop", image, path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", path], check=False, capture_output=True)
+        subprocess.run(["umount", "--lazy", path], check=True)
+        image.unlink()
+
+
 def make_read_only(path: Path) -> None:
     """For all that is opened from now on: by a bind mount over it, which `umount` takes away again.
 

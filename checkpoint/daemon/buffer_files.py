@@ -128,7 +128,8 @@ def _checksums(shard: Shard, stretches: Sequence[Sequence[int]], view: memoryvie
 
 
 class BufferSource(Source):
-    """A sealed buffer that a job reads. Its owner does not lease the buffer as long as it is pinned."""
+    """A sealed buffer that a job reads. Its owner does not lease the buffer as long as it is pinned; `check` finds out afterwards
+    whether it was overwritten."""
 
     trusted = True
 

@@ -23,7 +23,7 @@ from checkpoint.daemon.shards import Lookup, Root, Superseded, node_shard
 from checkpoint.daemon.snapshots import Snapshots
 from checkpoint.daemon.tasks import Tasks
 from checkpoint.daemon.transfers import FlushedShard
-from checkpoint.errors import CheckpointError, StaleGeneration, UnreachableCheckpoint
+from checkpoint.errors import CheckpointError, DamagedCheckpoint, StaleGeneration, UnreachableCheckpoint
 from checkpoint.handshake import DAEMON_DAEMON
 from checkpoint.manifest import Manifest
 from checkpoint.protocol import (
@@ -130,8 +130,8 @@ class Jobs:
         report: takes news.
 
     Invariants: bookkeeping belongs to the event loop's thread. A buffer is pinned from the moment in which a job that reads it is
-    accepted, for the next request may say that it is not needed; it is released where the tier has not worked for `RELEASE_S`. One
-    that is leased is not read at all: a worker may have begun to overwrite it without having reported it.
+    accepted, for the next request may say that it is not needed; it is released where the tier has failed for `RELEASE_S` or hung
+    for `HANG_S`. One that is leased is not read at all: a worker may have begun to overwrite it without having reported it.
     """
 
     def __init__(self, settings: DaemonSettings, snapshots: Snapshots, report: Callable[[DaemonNews], None]) -> None:
@@ -186,11 +186,13 @@ class Jobs:
         job.buffer, _ = self._pin(job.request)
         job.lookup = self._lookup(job.buffer, leased=job.buffer is None)
 
-    def _release(self, job: TierJob) -> None:
-        """Let the next snapshot have the buffer of a job."""
-        if job.buffer is not None:
-            job.buffer.pins -= 1
-            job.buffer = None
+    def _release(self, *jobs: TierJob) -> None:
+        """Let the next snapshot have the buffers of jobs."""
+        for job in jobs:
+            if job.buffer is not None:
+                job.buffer.pins -= 1
+                job.buffer, job.released = None, True
+        self._snapshots.offer()
 
     def cancel(self, job_id: int) -> None:
         """A job is not wanted any more, whether it runs or waits for its turn."""
@@ -204,12 +206,16 @@ class Jobs:
             job.cancel()
 
     async def watch(self) -> None:
-        """Report tiers on which a job does not get on."""
+        """Report tiers on which a job does not get on, and let newer snapshots have the buffers that are read for them.
+
+        A thread that waits in the kernel may go on reading such a buffer; it finds that it was overwritten (`BufferSource.check`).
+        """
         while True:
             await asyncio.sleep(1.0)
             for tier in self._tiers.values():
                 if tier.running is not None and time.monotonic() - tier.running.progress_t > HANG_S:
                     self._trouble(tier, f"nothing has been written for {HANG_S:.0f} s", None)
+                    self._release(*(job for job in self._jobs if job.request.tier == tier.name))
 
     def _flushed(self, tier: Tier, request: StartJob | Replicate) -> FlushedShard | None:
         """The shard of a request, where this node has flushed it last."""
@@ -229,9 +235,8 @@ class Jobs:
                 news = await self._attempts(tier, job)
                 tier.running = None
         self._jobs.remove(job)
-        self._release(job)
         self._report(news)
-        self._snapshots.offer()
+        self._release(job)
 
     async def _attempts(self, tier: Tier, job: TierJob) -> DaemonNews:
         """Do a job again and again until it is done, or cannot be, or is not wanted any more; its news."""
@@ -239,10 +244,8 @@ class Jobs:
         def troubled(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome is not None else None
             began = self._trouble(tier, f"{error}", error.errno if isinstance(error, OSError) else None)
-            if job.buffer is not None and time.monotonic() >= began + RELEASE_S:
+            if time.monotonic() >= began + RELEASE_S:
                 self._release(job)
-                job.released = True
-                self._snapshots.offer()
 
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(OSError),
@@ -258,6 +261,8 @@ class Jobs:
             if isinstance(error, StaleGeneration):  # the fence is up, and the generation that it is for begins in a moment
                 await job.sleep(STALE_S)
             cancelled = job.cancelled.is_set()
+            if job.released and isinstance(error, DamagedCheckpoint):
+                error = Superseded(f"the buffer of step {job.request.key.step} was needed for a newer snapshot")
             return self._failed(job.request, job.kind, "cancelled" if cancelled else f"{error}", cancelled=cancelled, error=error)
         if tier.trouble_t is not None:
             down_s = time.monotonic() - tier.trouble_t

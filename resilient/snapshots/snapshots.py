@@ -185,6 +185,8 @@ class Snapshots:
                 self._health.on_trouble(node, news, self._generation, out)
             case TierWell():
                 self._health.on_well(node, news, self._generation, self._left_out.decided, out)
+                if not self._health.troubled(news.tier):
+                    self._transfers.well(news.tier)
             case _:
                 pass
 

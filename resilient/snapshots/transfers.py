@@ -39,7 +39,7 @@ class TransferJob:
         began_t: unix seconds.
         size_bytes, stall_s: of the snapshot.
         unwanted: why it ends without success, and `reason` in words.
-        troubled: a node had trouble with the tier meanwhile.
+        troubled: a node has trouble with the tier since it began.
     """
 
     job_id: int
@@ -185,6 +185,11 @@ class Transfers:
         """A node has trouble with a tier: what is on its way there may be superseded."""
         if tier in self.jobs:
             self.jobs[tier].troubled = True
+
+    def well(self, tier: str) -> None:
+        """No node has trouble with a tier any more: what is on its way there gets on."""
+        if tier in self.jobs:
+            self.jobs[tier].troubled = False
 
     def on_done(self, kind: JobKind, job_id: int, tier: str, shard: int, generation: int, out: Outbox) -> TransferJob | None:
         """A node has done its shard; the job, if it is over."""

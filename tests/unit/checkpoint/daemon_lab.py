@@ -19,7 +19,7 @@ import torch
 from checkpoint_processes import Child, kill_this_process
 
 from checkpoint import LocalShard, points, steps
-from checkpoint.daemon.jobs import RELEASE_S, STALE_S
+from checkpoint.daemon.jobs import HANG_S, RELEASE_S, STALE_S
 from checkpoint.fence import raise_fence
 from checkpoint.framing import Decoder, Message, encode
 from checkpoint.handshake import WORKER_DAEMON, daemon_keys
@@ -71,13 +71,13 @@ def local_shards(rank: int, world: int, step: int) -> list[LocalShard]:
 
 
 def daemon_child(
-    pipe: Connection, inbox: str, outbox: str, point: str | None, after: int, stale_s: float, release_s: float
+    pipe: Connection, inbox: str, outbox: str, point: str | None, after: int, stale_s: float, release_s: float, hang_s: float
 ) -> None:
-    """A daemon that dies when it reaches a point for the `after`-th time. Args: stale_s, release_s: as `Lab`'s."""
+    """A daemon that dies when it reaches a point for the `after`-th time. Args: stale_s, release_s, hang_s: as `Lab`'s."""
     from checkpoint.daemon import jobs
     from checkpoint.daemon.__main__ import main
 
-    jobs.STALE_S, jobs.RELEASE_S = stale_s, release_s
+    jobs.STALE_S, jobs.RELEASE_S, jobs.HANG_S = stale_s, release_s, hang_s
 
     os.dup2(os.open(inbox, os.O_RDONLY), 0)
     os.dup2(os.open(outbox, os.O_WRONLY), 1)
@@ -177,7 +177,8 @@ class Node:
         if self.lab.programs:
             self.daemon = DaemonProgram(fifos[0], fifos[1], self.imports)
         else:
-            self.daemon = Child(daemon_child, str(fifos[0]), str(fifos[1]), point, after, self.lab.stale_s, self.lab.release_s)
+            times = (self.lab.stale_s, self.lab.release_s, self.lab.hang_s)
+            self.daemon = Child(daemon_child, str(fifos[0]), str(fifos[1]), point, after, *times)
         self.writer = os.open(fifos[0], os.O_WRONLY)
         self.reader = os.open(fifos[1], os.O_RDONLY)
         os.set_blocking(self.reader, False)
@@ -235,7 +236,7 @@ class Lab:
         replicas: a buddy keeps each node's part in RAM and on the disk.
         rate: cap of the durable tier in bytes per second.
         programs: daemons are started as agents start them; else they are forked, with torch imported, and can be told where to die.
-        stale_s, release_s: `STALE_S` and `RELEASE_S` of daemons that are forked.
+        stale_s, release_s, hang_s: `STALE_S`, `RELEASE_S` and `HANG_S` of daemons that are forked.
     """
 
     def __init__(
@@ -249,9 +250,10 @@ class Lab:
         programs: bool = False,
         stale_s: float = STALE_S,
         release_s: float = RELEASE_S,
+        hang_s: float = HANG_S,
     ) -> None:
         self.base, self.count, self.buffers, self.rate, self.programs = base, count, buffers, rate, programs
-        self.stale_s, self.release_s = stale_s, release_s
+        self.stale_s, self.release_s, self.hang_s = stale_s, release_s, hang_s
         self.root = base / "durable"
         self.replicas = replicas
         self.selector = selectors.DefaultSelector()

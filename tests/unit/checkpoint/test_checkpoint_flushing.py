@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import subprocess
 import tempfile
 import threading
 import time
@@ -12,7 +13,7 @@ import pytest
 import torch
 from daemon_lab import Lab
 from lone_daemon import PATIENCE_S, LoneDaemon
-from mounts import needs_root, small_disk
+from mounts import freezable_disk, needs_root, small_disk
 
 from checkpoint import LocalShard, Snapshots, points, shard_manifest, steps, verify
 from checkpoint.daemon import shards
@@ -171,6 +172,34 @@ def test_snapshots_in_ram_go_on_while_a_tier_does_not_work_and_a_late_one_become
     assert told or buffers > 2, "the step that had to make way for a newer snapshot"
     assert {event.fields["step"] for event in told} <= {2, 9}
     verify(nodes.root / f"step-{nodes.reported('committed', 'durable'):08}")
+
+
+@needs_root
+@pytest.mark.parametrize("late", [(2,), (2, 9)], ids=["nothing newer is due", "another step is due"])
+def test_snapshots_in_ram_go_on_while_a_tier_hangs_and_what_was_overwritten_meanwhile_does_not_become_durable(
+    lab: Callable[..., Lab], late: tuple[int, ...]
+) -> None:
+    nodes = lab(buffers=2, hang_s=0.5)
+    nodes.base.mkdir(exist_ok=True)
+    with freezable_disk(nodes.root, 32):
+        nodes.begin()
+        assert nodes.step(1, ("ram", "durable"))
+        nodes.wait_durable(1)
+        subprocess.run(["fsfreeze", "--freeze", nodes.root], check=True)
+        for step in range(2, 20):
+            due = ("ram", "durable") if step in late else ("ram",)
+            assert nodes.step(step, due, wait_s=PATIENCE_S), step
+            nodes.wait(lambda step=step: nodes.reported("snapshot", "ram") == step, f"the snapshot of step {step}")
+        assert nodes.reported("committed", "durable") == 1
+        subprocess.run(["fsfreeze", "--unfreeze", nodes.root], check=True)
+        assert nodes.step(20, ("ram", "durable"), wait_s=PATIENCE_S)
+        nodes.wait_durable(9)
+        told = {event.fields["step"] for event in nodes.events if event.event == "checkpoint_missed"}
+        assert 2 in told and 2 not in steps(nodes.root)
+        for step in steps(nodes.root):
+            verify(nodes.root / f"step-{step:08}")
+        assert not [event for event in nodes.events if "given up" in str(event.fields.get("detail"))]
+        nodes.kill()
 
 
 def test_a_tier_that_fails_for_a_moment_gets_the_step_that_was_due(lab: Callable[..., Lab]) -> None:

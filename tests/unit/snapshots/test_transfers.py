@@ -165,6 +165,13 @@ def test_what_does_not_get_on_is_superseded_by_what_is_newer(course: Course) -> 
     assert {each.key.step for _, each in course.jobs("flush", effects)} == {6}
 
 
+def test_what_gets_on_again_after_a_trouble_is_not_called_off(course: Course) -> None:
+    course.all_take(5, wants=("scratch",))
+    course.deliver(0, TierTrouble(generation=5, tier="scratch", detail="no space left on device", errno=28))
+    course.deliver(0, TierWell(generation=5, tier="scratch", down_s=1.0))
+    assert not course.requests(Cancel, course.all_take(6, wants=("scratch",)))
+
+
 def test_a_stop_makes_durable_what_is_newer_than_where_it_went_on_and_not_than_a_damaged_checkpoint() -> None:
     course = Course(1, buffers=3, durable_step=30, durable_steps=(20, 30))
     course.resumed(20)  # for the newest one was found damaged
