@@ -80,6 +80,7 @@ class Buffers:
         self._trusted = trusted
         self._owner = threading.get_ident()
         self._blueprint: Blueprint | None = None
+        self._paused = False
         self._needed: Callable[[ShardManifest], bool] = lambda held: True
         safe_dir.make_private(root, trusted=trusted)
         self._buffers = [Buffer(index, BufferFiles(buffer_path(root, index))) for index in range(count)]
@@ -155,12 +156,17 @@ class Buffers:
     def use(self, blueprint: Blueprint) -> None:
         """Lease buffers of this layout from now on."""
         self._check_thread()
-        self._blueprint = blueprint
+        self._blueprint, self._paused = blueprint, False
+
+    def pause(self) -> None:
+        """Lease nothing until `use` is called. What is sealed just now is of the layout until now."""
+        self._check_thread()
+        self._paused = True
 
     def lease(self) -> int | None:
         """Choose a buffer for the next snapshot: an empty one, or the oldest that is not needed; None where there is none."""
         self._check_thread()
-        if self._blueprint is None:
+        if self._blueprint is None or self._paused:
             return None
         free = [buffer for buffer in self._buffers if self._free(buffer) and buffer.layout == self._blueprint.digest]
         if not free:

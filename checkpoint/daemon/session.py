@@ -18,7 +18,7 @@ class Session:
         skipped: steps of which there will be no shard.
         again: steps that are taken again after they were left out; see `checkpoint.Snapshots.left_out`.
         done: ranks that are done with the present lease, by a snapshot or without.
-        prepared: all ranks have announced their layouts, and buffers are made.
+        digest: of the arrays, once all ranks have announced the same: buffers are made for it.
         ready: buffers for the layout are there.
 
     Invariants: `done` and the keys in `copied` are among `ranks`; a skipped step is not in `copied`.
@@ -33,7 +33,7 @@ class Session:
     skipped: set[int] = field(default_factory=set)
     again: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
-    prepared: bool = False
+    digest: str = ""
     ready: bool = False
 
     def take_again(self, step: int) -> None:

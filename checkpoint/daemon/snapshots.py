@@ -122,7 +122,7 @@ class Snapshots:
         """Which shards in buffers may not be overwritten."""
         self.buffers.retain(needed)
         session = self._session
-        if session is not None and session.prepared and (self.buffers.misfits or not session.ready):
+        if session is not None and session.digest and (self.buffers.misfits or not session.ready):
             self._work.start(self._prepare(session))
         self.offer()
 
@@ -148,16 +148,27 @@ class Snapshots:
 
     def _announced(self, session: Session) -> None:
         """Once all workers have announced what they will write, buffers are made for it."""
-        if session.layouts.keys() == session.ranks and not session.prepared:
-            session.prepared = True
+        if session.layouts.keys() == session.ranks and not session.digest:
+            session.digest = next(iter(session.layouts.values()))
             self._work.start(self._prepare(session))
+
+    def _announced_anew(self, session: Session) -> None:
+        """The workers write something else from now on. All of them have agreed on that, and none uses what is leased to it."""
+        session.layouts, session.digest, session.ready = {}, "", False
+        for step in list(session.copied):
+            self._skip(session, step, "what is saved has changed")
+        index = self._lease.buffer
+        self._publish(None)
+        if index is not None:
+            self.buffers.give_back(index)
+        self.buffers.pause()
 
     async def _prepare(self, session: Session) -> None:
         """Make buffers for what the workers have announced, in the first place that has room."""
         async with self._preparing:
-            if session is not self._session:
+            digest = session.digest
+            if session is not self._session or not digest:
                 return
-            digest = next(iter(session.layouts.values()))
             try:
                 plan = await asyncio.to_thread(blueprint.read, self._directory, digest, session.ranks)
             except (OSError, ValueError) as error:
@@ -167,7 +178,7 @@ class Snapshots:
                 session.shard, session.shards = plan.place
             for place in self._places if self.buffers.empty else [self.buffers.root]:
                 try:
-                    await self._make_buffers(session, place, plan)
+                    await self._make_buffers(session, digest, place, plan)
                 except OSError as error:
                     self._trouble(f"no buffers in {place}: {error.strerror or error}", error.errno)
                     if session is self._session and not self.buffers.empty:
@@ -180,18 +191,22 @@ class Snapshots:
                 places = tuple(str(place) for place in self._places)
                 self._report(NoRoom(generation=self._generation, size_bytes=plan.size_bytes * self._count, places=places))
 
-    async def _make_buffers(self, session: Session, place: Path, plan: Blueprint) -> None:
-        """Make all buffers that are free, then lease one; less where another session has begun meanwhile. Raises OSError."""
+    async def _make_buffers(self, session: Session, digest: str, place: Path, plan: Blueprint) -> None:
+        """Make all buffers that are free, then lease one; less where something else was announced meanwhile. Raises OSError."""
         await asyncio.to_thread(safe_dir.make_private, place, trusted=self.trusted(place))
         if session is self._session and place != self.buffers.root:
             self.buffers = Buffers(place, self._count, trusted=self.trusted(place))
-        while session is self._session and await self.buffers.make_one(plan):
+        while self._is_wanted(session, digest) and await self.buffers.make_one(plan):
             pass
-        if session is self._session:
+        if self._is_wanted(session, digest):
             _point(self._directory / LINK, place)
             self.buffers.use(plan)
             session.ready = True
             self.offer()
+
+    def _is_wanted(self, session: Session, digest: str) -> bool:
+        """Whether the present workers write arrays with this digest."""
+        return session is self._session and session.digest == digest
 
     def offer(self) -> None:
         """Lease a buffer, if none is leased and there is one."""
@@ -215,6 +230,8 @@ class Snapshots:
             return
         match news:
             case LayoutAnnounced():
+                if session.digest not in ("", news.digest):
+                    self._announced_anew(session)
                 session.layouts[news.rank] = news.digest
                 self._announced(session)
             case StateCopied():
@@ -278,7 +295,7 @@ class Snapshots:
             self._broken_t = time.monotonic()
             self._trouble(why, number)
         self.buffers.doubt(index)
-        if self._session is not None and self._session.prepared:
+        if self._session is not None and self._session.digest:
             self._work.start(self._prepare(self._session))
 
     def _trouble(self, detail: str, number: int | None) -> None:

@@ -24,6 +24,9 @@ Described = tuple[str, str, Lengths, Parts, Parts]
 """Name, type, shape, chunk, chunks in a file."""
 
 
+_HALF = 16
+
+
 class _Common(msgspec.Struct):
     """`arrays-<digest>.json`."""
 
@@ -69,9 +72,9 @@ class Blueprint:
 
     @cached_property
     def digest(self) -> str:
-        """Two blueprints that make the same buffers have the same."""
+        """Two blueprints that make the same buffers have the same; see `is_of`."""
         slots = {path: runs(each) for path, each in sorted(self.slots.items())}
-        return hashlib.sha256(json.dumps([describe(self.arrays), slots]).encode()).hexdigest()[:32]
+        return arrays_digest(self.arrays)[:_HALF] + hashlib.sha256(json.dumps(slots).encode()).hexdigest()[:_HALF]
 
     def stretches(self, path: str) -> list[list[int]]:
         """This node's slots of a shard file as [first, count]."""
@@ -86,6 +89,11 @@ def describe(arrays: Iterable[ArrayInfo]) -> list[Any]:
 def arrays_digest(arrays: Iterable[ArrayInfo]) -> str:
     """Tells layouts of arrays apart."""
     return hashlib.sha256(json.dumps(describe(arrays)).encode()).hexdigest()[:32]
+
+
+def is_of(digest: str, arrays: str) -> bool:
+    """Whether a blueprint with this digest is of arrays with that one."""
+    return digest[:_HALF] == arrays[:_HALF]
 
 
 def arrays_of(found: Sequence[Described]) -> list[ArrayInfo]:

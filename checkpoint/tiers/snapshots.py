@@ -29,7 +29,7 @@ from checkpoint.tiers import blueprint, session
 from checkpoint.tiers.affordable import MOST_STEPS, Affordable
 from checkpoint.tiers.arrivals import Arrivals
 from checkpoint.tiers.cadence import Clock
-from checkpoint.tiers.lease import LINK, STATE, Lease, LeaseWord
+from checkpoint.tiers.lease import LINK, STATE, Lease, LeaseWord, buffer_path, layout_of
 from checkpoint.tiers.mapped import WritePlan
 from checkpoint.tiers.mappings import Mappings
 from checkpoint.tiers.session import CONTROL, Session
@@ -88,22 +88,29 @@ class Snapshots:
         self._arrivals: Arrivals | None = None  # of what a GPU copies
         self._cost_s: float | None = None  # of a snapshot whose whole cost a GPU has yet to tell
         self._used = -1  # number of the last lease that was used or passed
+        self._digest = ""  # of the arrays that were announced last
+        self._anew = False  # they were others before, for which a buffer may be leased yet
 
     def start(self, local_shards: Sequence[LocalShard], device: Device | None = None) -> None:
-        """Announce what will be copied; the daemon makes buffers for it meanwhile. Collective.
+        """Announce what will be copied, or what it is from now on; the daemon makes buffers for it meanwhile. Collective.
 
         Args:
             device: the GPU that tensors are on; None: that which they say they are on.
 
         Raises CheckpointError where the ranks' local shards do not fit together.
         """
-        self._clock = Clock(self.session.every, self.session.mtbf_s, time.monotonic())
-        self._affordable = {name: Affordable(every.cost) for name, every in self.session.every.items() if every.cost}
-        self._device = device or device_of([each.data for each in local_shards])
-        if self._device is None:  # this thread copies by itself; what else runs here is left out
-            self._clock_of_copies = time.thread_time
+        if self._mappings is None:
+            self._clock = Clock(self.session.every, self.session.mtbf_s, time.monotonic())
+            self._affordable = {name: Affordable(every.cost) for name, every in self.session.every.items() if every.cost}
+            self._device = device or device_of([each.data for each in local_shards])
+            if self._device is None:  # this thread copies by itself; what else runs here is left out
+                self._clock_of_copies = time.thread_time
+            else:
+                self._arrivals = Arrivals(self._device)
         else:
-            self._arrivals = Arrivals(self._device)
+            self.finish()
+            self._mappings.close()
+            self._anew = True
         self._size_bytes = sum(each.data.nbytes for each in local_shards)
         layout = agree(self._ranks, [spec_of(local_shard) for local_shard in local_shards])
         directory = self.session.directory
@@ -119,6 +126,7 @@ class Snapshots:
         place = self._place(slots) if any(each.copies > 1 for each in local_shards) else None
         blueprint.write_slots(directory, self._ranks.rank, self.session.generation, digest, slots, place)
         self._mappings = Mappings(directory / LINK, write_plans, self._device)
+        self._digest = digest
         self._report(LayoutAnnounced(generation=self.session.generation, rank=self._ranks.rank, digest=digest))
 
     def _place(self, slots: Mapping[str, Sequence[int]]) -> tuple[int, int] | None:
@@ -325,11 +333,18 @@ class Snapshots:
         deadline = time.monotonic() + wait_s
         while True:
             lease = self._word.read()
-            if lease.buffer is not None and lease.generation == self.session.generation and lease.number > self._used:
+            mine = lease.generation == self.session.generation and lease.number > self._used
+            if mine and lease.buffer is not None and self._fits(lease.buffer):
                 return lease
             if time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL_S)
+
+    def _fits(self, index: int) -> bool:
+        """Whether a buffer that is leased is for what was announced last: the daemon may not have heard of that yet."""
+        if self._anew:
+            self._anew = not blueprint.is_of(layout_of(buffer_path(self.session.directory / LINK, index)), self._digest)
+        return not self._anew
 
     def _report(self, news: WorkerNews) -> None:
         line = encode(news)

@@ -22,6 +22,7 @@ from resilient import worker
 from resilient.state import arguments, arrays, documents, optimizers, randomness
 from resilient.state.arrays import Arrays, Ranks, StateChangedShape
 from resilient.state.documents import Documents
+from resilient.state.meeting import all_come
 from resilient.state.modules import ModelTensors
 from resilient.state.optimizers import Table
 from resilient.state.position import Position
@@ -29,6 +30,7 @@ from resilient.state.stepping import Stepping
 
 log = logging.getLogger(__name__)
 
+MEETING_S = 60.0  # for ranks that find the state changed at the same step, and may come to it at other times
 LAST_WAIT_S = 20.0  # for a buffer that is still being copied to a slower tier
 KEY = "attached"  # of what the small state says of all that follows
 
@@ -95,6 +97,7 @@ class Attached:
         self.context = worker.init()
         self.step = 0
         self._optimizers = all_optimizers
+        self._groups = [[len(group["params"]) for group in each.param_groups] for each in all_optimizers]
         others = extra if isinstance(extra, Mapping) else {"module": extra}
         beside = {name: value for name, value in others.items() if isinstance(value, Module)}
         self._position = Position(loader)
@@ -106,7 +109,10 @@ class Attached:
         self._stepping: Stepping | None = None  # where a GPU copies
         if self.context.session is None:
             return
-        self._models = [ModelTensors(model), *(ModelTensors(value, f"extra/{name}/") for name, value in beside.items())]
+        try:
+            self._models = [ModelTensors(model), *(ModelTensors(value, f"extra/{name}/") for name, value in beside.items())]
+        except ValueError as error:
+            raise worker.UnrecoverableError(f"the state cannot be saved: {error}") from error
         self._documents = Documents(
             modules=self._models, all_optimizers=all_optimizers, schedulers=schedulers, extra=extra, position=self._position
         )
@@ -116,7 +122,7 @@ class Attached:
         with worker.phase("load"):
             self._resume(self._snapshots, group)
             try:
-                self._documents.capture()  # what cannot be saved is said now, and not after the first step
+                self._documents.check()  # what cannot be saved is said now, and not after the first step
             except (TypeError, ValueError) as error:
                 raise worker.UnrecoverableError(f"the state cannot be saved: {error}") from error
 
@@ -199,46 +205,72 @@ class Attached:
             return
         self._started = Attached._saved = True
         with worker.phase("snapshot"):
-            peers = self._peers
-            tables = [optimizers.table_of(each) for each in self._optimizers]
-            document = self._documents.capture()
-            found = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count))
-            mine = (found.meshes(), found.fingerprint(), documents.capacity(len(document)), self._table_json(tables))
-            everyone = peers.all(mine)
-            if any(each[3] != mine[3] for each in everyone):
-                raise worker.UnrecoverableError(
-                    "the optimizers of the ranks keep states of different parameters: no state is whole"
-                )
-            own = any(each[1] != mine[1] for each in everyone)
-            if own:
-                log.warning(
-                    "plain parameters differ from rank to rank, and are saved for each: only as many ranks can go on from that"
-                )
-            shares = arrays.shares(mine[0], [each[0] for each in everyone])
-            self._arrays = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count, shares, own))
-            size = max(each[2] for each in everyone)
-            self._documents.set_capacity(size)
-            self._about = {"ranks": peers.count, "document_bytes": size, "own_parameters": own, "tables": mine[3]}
-            local_shards = [*self._arrays.local_shards(), self._documents.local_shard(document, peers.rank, peers.count)]
-            snapshots.start(local_shards)
-            snapshots.ready()
-            if snapshots.on_gpu:
-                stepped = [*self._arrays.stepped(), False]
+            try:
+                self._announce(snapshots)
+            except StateChangedShape as error:
+                raise worker.UnrecoverableError(f"{error}: no state is whole") from None
+
+    def _announce(self, snapshots: checkpoint.Snapshots) -> None:
+        """What is saved from now on. Collective. Raises StateChangedShape where ranks keep other states than others do."""
+        peers = self._peers
+        tables = [optimizers.table_of(each) for each in self._optimizers]
+        document = self._documents.capture()
+        found = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count))
+        mine = (found.meshes(), found.fingerprint(), documents.capacity(len(document)), self._table_json(tables))
+        everyone = peers.all(mine)
+        if any(each[3] != mine[3] for each in everyone):
+            raise StateChangedShape("the optimizers of the ranks keep states of different parameters")
+        own = any(each[1] != mine[1] for each in everyone)
+        if own:
+            log.warning("plain parameters differ from rank to rank, and are saved for each: only as many ranks can go on from that")
+        shares = arrays.shares(mine[0], [each[0] for each in everyone])
+        self._arrays = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count, shares, own))
+        self._states = [optimizers.count_of(each) for each in self._optimizers]
+        size = max(each[2] for each in everyone)
+        self._documents.set_capacity(size)
+        self._about = {"ranks": peers.count, "document_bytes": size, "own_parameters": own, "tables": mine[3]}
+        local_shards = [*self._arrays.local_shards(), self._documents.local_shard(document, peers.rank, peers.count)]
+        snapshots.start(local_shards)
+        snapshots.ready()
+        if snapshots.on_gpu:
+            stepped = [*self._arrays.stepped(), False]
+            if self._stepping is None:
                 self._stepping = Stepping(snapshots, self._optimizers, local_shards, stepped)
+            else:
+                self._stepping.announced(local_shards, stepped)
+
+    def _keep_up(self, snapshots: checkpoint.Snapshots) -> None:
+        """Announce anew where optimizers keep other states by now, as of layers that were frozen.
+
+        Raises StateChangedShape for what cannot be gone on from, or where not all ranks have changed at this step.
+        """
+        for model in self._models:
+            if (come := model.has_come()) is not None:
+                raise StateChangedShape(f"{come} has come: make it before resilient.attach")
+        for number, (optimizer, groups) in enumerate(zip(self._optimizers, self._groups, strict=True)):
+            if [len(group["params"]) for group in optimizer.param_groups] != groups:
+                raise StateChangedShape(f"optimizer {number} has other groups of parameters: make them before resilient.attach")
+        if [optimizers.count_of(each) for each in self._optimizers] == self._states:
+            return
+        if not all_come(f"attached/{self.context.generation}/{self.step}", self._peers.count, MEETING_S):
+            raise StateChangedShape("the optimizers of some ranks keep states by now that those of others do not")
+        self._announce(snapshots)
 
     def _table_json(self, tables: Sequence[Table]) -> Any:
         counts = [len(optimizers.parameters_of(each)) for each in self._optimizers]
         return [optimizers.as_json(table, count) for table, count in zip(tables, counts, strict=True)]
 
     def _take(self, snapshots: checkpoint.Snapshots, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> bool:
+        if self._warned:
+            return False
         with worker.phase("snapshot"):
             snapshots.before_change()  # numbers of optimizers are gathered where they were before
             try:
+                self._keep_up(snapshots)
                 document = self._documents.local_shard(self._documents.capture(), self._peers.rank, self._peers.count)
                 local_shards = [*self._arrays.local_shards(), document]
             except (StateChangedShape, documents.TooLong) as error:
-                if not self._warned:
-                    log.error("no snapshots from step %d on, until the next attempt begins: %s", self.step, error)
+                log.error("no snapshots from step %d on, until the next attempt begins: %s", self.step, error)
                 self._warned = True
                 return False
             groups = [optimizers.options(each, f"optimizer {number}") for number, each in enumerate(self._optimizers)]

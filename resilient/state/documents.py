@@ -5,6 +5,7 @@ others mean the same on any number of ranks, if all ranks had the same.
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ ARRAY = "ranks/state"
 LEAST_BYTES = 1 << 14
 _LENGTH_BYTES = 8
 _OWN = ("random", "loader")
+_KEPT = (dict, OrderedDict, list, tuple, torch.Size)  # or as good as kept
 
 
 class TooLong(Exception):
@@ -60,6 +62,13 @@ class Documents:
             "optimizers": [encode(optimizers.other_states(each), "optimizer") for each in self._optimizers],
         }
         return json.dumps(found, separators=(",", ":")).encode()
+
+    def check(self) -> None:
+        """Raises TypeError, ValueError for what cannot be saved, or would come back as something else."""
+        self.capture()
+        for name, value in self._extra.items() if isinstance(self._extra, Mapping) else ():
+            if not isinstance(value, Module) and _captured(value) is value:
+                _must_come_back(value, f"extra[{name!r}]", outermost=True)
 
     def _captured_extra(self) -> Any:
         extra = self._extra
@@ -153,7 +162,26 @@ def _restored(value: Any, state: Any) -> Any:
         return value
     if isinstance(value, torch.Tensor) and isinstance(state, torch.Tensor):
         return state.to(value.device)
+    if isinstance(value, MutableMapping) and type(value) is not dict and isinstance(state, Mapping):  # as a Counter
+        value.clear()
+        value.update(state)
+        return value
+    if isinstance(state, tuple) and hasattr(value, "_make"):  # a named tuple
+        return value._make(state)
     return state
+
+
+def _must_come_back(value: Any, where: str, *, outermost: bool = False) -> None:
+    """Raises TypeError where something in a value is of a class that JSON does not keep; the outermost one is there to restore."""
+    kind, plain = type(value), next((each for each in (Mapping, list, tuple) if isinstance(value, each)), None)
+    if plain is None:
+        return
+    restored = outermost and (isinstance(value, MutableMapping) or hasattr(value, "_make"))
+    if kind not in _KEPT and not restored:
+        name = "dict" if plain is Mapping else plain.__name__
+        raise TypeError(f"{where:.200} is a {kind.__module__}.{kind.__qualname__}, and would come back as a {name}: save that")
+    for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+        _must_come_back(each, f"{where}[{key!r}]")
 
 
 def _document(row: torch.Tensor) -> Mapping[str, Any]:

@@ -47,7 +47,7 @@ class ModelTensors:
     Args:
         group: put before all names; ends in "/".
 
-    Raises ValueError where the model is sharded by FullyShardedDataParallel, whose parameters are no arrays.
+    Raises ValueError where a tensor is sparse, or the model sharded by FullyShardedDataParallel, whose parameters are no arrays.
     """
 
     def __init__(self, model: Module, group: str = MODEL) -> None:
@@ -58,10 +58,21 @@ class ModelTensors:
         for slot in _walk(model, ""):
             tensor = slot.tensor()
             walked.add(slot.name)
+            if tensor.layout != torch.strided:
+                raise ValueError(
+                    f"{group}{slot.name} is a {str(tensor.layout).removeprefix('torch.')} tensor, and only dense ones are saved: "
+                    "register its indices and values, or make it anew (persistent=False)"
+                )
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 self.slots.append(replace(slot, name=group + node_name(slot.name)))
+        self._walked, self._group = walked, group
         self._rest = sorted(set(get_model_state_dict(model)) - walked)
+
+    def has_come(self) -> str | None:
+        """The name of a parameter or buffer that the model did not have before; None where it has no other."""
+        come = next((slot.name for slot in _walk(self.model, "") if slot.name not in self._walked), None)
+        return None if come is None else f"{self._group}{come}"
 
     def rest(self) -> dict[str, Any]:
         """What the model's state has beyond parameters and buffers."""

@@ -61,6 +61,12 @@ def table_of(optimizer: Optimizer) -> Table:
     return tuple(Entry(*kind, tuple(numbers)) for kind, numbers in sorted(found.items()))
 
 
+def count_of(optimizer: Optimizer) -> int:
+    """How many tensors it keeps for its parameters by now."""
+    states = (_state(optimizer, parameter) for parameter in parameters_of(optimizer))
+    return sum(isinstance(value, torch.Tensor) for state in states for value in state.values())
+
+
 def as_json(table: Table, count: int) -> JSON:
     """A table as it travels. Args: count: of the optimizer's parameters."""
     every = tuple(range(count))

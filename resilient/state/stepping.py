@@ -46,6 +46,12 @@ class Stepping:
         seen = self._keeps_to_steps and len(self._ran) == self._count
         return self._stepped if seen else ()
 
+    def announced(self, local_shards: Sequence[LocalShard], stepped: Sequence[bool]) -> None:
+        """Others are saved from now on."""
+        self._stepped = stepped
+        self.taken(local_shards)
+        self._versions = self._present()
+
     def taken(self, local_shards: Sequence[LocalShard]) -> None:
         """A snapshot of these is under way."""
         saved = zip(local_shards, self._stepped, strict=True)

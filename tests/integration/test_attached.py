@@ -15,6 +15,7 @@ from scripts import PACED, said, torchrun
 from soak import soaked
 
 ODD = Path(__file__).with_name("ends_oddly.py")
+UNFREEZES = Path(__file__).with_name("unfreezes.py")
 EXAMPLES = ["ddp", "fsdp2", "tensor_parallel"]
 STEPS = 100
 
@@ -72,6 +73,17 @@ def test_after_a_kill_losses_are_those_of_torchrun_to_the_last_bit(attached: Att
     resumed = run.events("generation_started")[1]
     assert resumed["resumed_step"] >= 12 and resumed["tier"] == "ram"
     assert {step: {loss} for step, loss in torchrun(2, str(script), "60").items()} == run.losses()
+
+
+def test_after_a_kill_states_that_came_while_it_trained_are_those_of_torchrun_to_the_last_bit(attached: Attached):
+    run = attached(f"{UNFREEZES} 40", step_s=0.05, holds=30).start()
+    kept(run, 14)
+    os.kill(run.workers()[1], signal.SIGKILL)
+    run.go_on()
+    assert run.wait() == 0, run.output + run.logs()
+    resumed = run.events("generation_started")[1]
+    assert resumed["resumed_step"] >= 14 and resumed["tier"] == "ram"
+    assert {step: {loss} for step, loss in torchrun(2, str(UNFREEZES), "40").items()} == run.losses()
 
 
 @pytest.mark.soak

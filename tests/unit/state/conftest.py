@@ -1,6 +1,23 @@
 """The snapshot daemon of these tests is that of the checkpoints' tests."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 sys.path.append(str(Path(__file__).parents[1] / "checkpoint"))
+
+from attempts import Attempts, in_a_new_process
+from lone_daemon import LoneDaemon
+
+
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_a_new_process(monkeypatch)
+
+
+@pytest.fixture
+def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
+    with LoneDaemon(tmp_path / "d", buffers=3) as daemon, Attempts(daemon, monkeypatch) as found:
+        yield found

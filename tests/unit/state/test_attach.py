@@ -1,163 +1,22 @@
 """`attach` in one process, with a real snapshot daemon: what goes on is what would have gone on."""
 
 import contextlib
-import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import pytest
 import torch
-from lone_daemon import LoneDaemon
+from attempts import AT, TOTAL, Attempts, Script, run
 from torch import distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
 
 import resilient
-from checkpoint import Snapshots
-from checkpoint.protocol import Held
 from resilient import worker
 from resilient.state.arrays import shares
-
-TOTAL, AT = 12, 7
-
-
-class Script:
-    """A training script, made anew for each attempt."""
-
-    def __init__(self, how: str = "adamw") -> None:
-        torch.manual_seed(5)
-        self.model = torch.nn.Sequential(
-            *(torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout(0.3)) for _ in range(3)),
-            torch.nn.Linear(6, 2),
-        )
-        parameters = list(self.model.parameters())
-        if how == "two":
-            self.optimizer: Any = [torch.optim.SGD(parameters[:2], 0.1, momentum=0.9), torch.optim.Adagrad(parameters[2:], 0.1)]
-        else:
-            made = {
-                "adamw": lambda: torch.optim.AdamW(parameters, 1e-2, amsgrad=True),
-                "sgd": lambda: torch.optim.SGD(parameters, 1e-2),
-                "adafactor": lambda: torch.optim.Adafactor(parameters, 1e-2),
-                "nadam": lambda: torch.optim.NAdam(parameters, 1e-2),
-                "groups": lambda: torch.optim.Adam([{"params": parameters[:3]}, {"params": parameters[3:], "lr": 1e-3}]),
-            }
-            self.optimizer = made[how]()
-        first = self.optimizer[0] if how == "two" else self.optimizer
-        self.scheduler = torch.optim.lr_scheduler.SequentialLR(
-            first,
-            [torch.optim.lr_scheduler.ConstantLR(first, 0.5, 3), torch.optim.lr_scheduler.CosineAnnealingLR(first, TOTAL)],
-            milestones=[3],
-        )
-        self.average = copy.deepcopy(self.model)
-        self.noise = torch.Generator().manual_seed(1)
-        self.extra: dict[str, Any] = {"average": self.average, "noise": self.noise, "seen": [0], "best": float("inf")}
-        self.losses: list[float] = []
-
-    def attach(self, **more: Any) -> Any:
-        return resilient.attach(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, extra=self.extra, **more)
-
-    def step(self, inputs: torch.Tensor | None = None) -> None:
-        inputs = torch.randn(8, 6, generator=self.noise) if inputs is None else inputs
-
-        def closure() -> torch.Tensor:
-            for each in self._optimizers():
-                each.zero_grad()
-            loss: torch.Tensor = self.model(inputs).square().mean()
-            loss.backward()
-            return loss
-
-        loss = torch.stack([each.step(closure).detach() for each in self._optimizers()]).sum()
-        self.scheduler.step()
-        with torch.no_grad():
-            for mean, now in zip(self.average.parameters(), self.model.parameters(), strict=True):
-                mean.lerp_(now, 0.1)
-        self.losses.append(loss.item())
-        self.extra["seen"] = [*self.extra["seen"], len(inputs)][-3:]
-        self.extra["best"] = min(self.extra["best"], loss.item())
-
-    def _optimizers(self) -> list[Any]:
-        return self.optimizer if isinstance(self.optimizer, list) else [self.optimizer]
-
-    def everything(self) -> Any:
-        weights = {name: value.tolist() for name, value in [*self.model.state_dict().items(), *self.average.state_dict().items()]}
-        rates = [[group["lr"] for group in each.param_groups] for each in self._optimizers()]
-        return weights, rates, self.extra["seen"], self.extra["best"], torch.rand(2).tolist()
-
-
-def in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is attached yet."""
-    monkeypatch.setattr(resilient.Attached, "_open", WeakSet())
-    monkeypatch.setattr(resilient.Attached, "_saved", False)
-
-
-@pytest.fixture(autouse=True)
-def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_a_new_process(monkeypatch)
-
-
-class Attempts:
-    """Attempts of one script, whose snapshots a daemon holds. They end with the test, as processes would."""
-
-    def __init__(self, daemon: LoneDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._daemon, self._monkeypatch, self.generation = daemon, monkeypatch, 0
-        daemon.start()
-        self._made: list[Snapshots] = []
-        init = Snapshots.__init__
-
-        def made(snapshots: Snapshots, *arguments: Any, **more: Any) -> None:
-            init(snapshots, *arguments, **more)
-            self._made.append(snapshots)
-
-        monkeypatch.setattr(Snapshots, "__init__", made)
-
-    def __enter__(self) -> "Attempts":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for each in self._made:
-            each.close()
-
-    def begin(self, step: int | None = None) -> None:
-        """An attempt begins, with a step to go on from; from now on `attach` is supervised."""
-        self.generation += 1
-        in_a_new_process(self._monkeypatch)
-        path = self._daemon.begin(self.generation)
-        found = json.loads(path.read_text())
-        found["tiers"] = [{"name": "ram", "every_steps": AT}]
-        found["durable"] = {"name": "durable", "path": str(self._daemon.durable)}
-        if step is not None:
-            held = str(self._daemon.held_path(step).resolve())
-            found["candidates"] = [{"step": step, "tier": "ram", "holdings": [{"directory": held}]}]
-        path.write_text(json.dumps(found))
-        self._monkeypatch.setenv(worker.SESSION_VARIABLE, str(path))
-        self._monkeypatch.setenv(worker.GENERATION_VARIABLE, str(self.generation))
-
-    def path(self, step: int) -> Path:
-        return self._daemon.held_path(step)
-
-    def held(self, step: int) -> None:
-        """Wait until a step is sealed."""
-        while self._daemon.wait_for(Held).shard.key.step != step:
-            pass
-
-
-@pytest.fixture
-def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
-    with LoneDaemon(tmp_path / "d", buffers=3) as daemon, Attempts(daemon, monkeypatch) as found:
-        yield found
-
-
-def run(script: Script, snapshots: Any, total: int = TOTAL) -> list[int]:
-    """The steps that it took."""
-    taken = []
-    for step in snapshots.steps(total):
-        script.step()
-        taken.append(step)
-    return taken
 
 
 @pytest.mark.parametrize("how", ["adamw", "sgd", "adafactor", "nadam", "groups", "two"])

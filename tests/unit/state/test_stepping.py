@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lone_daemon import LoneDaemon
-from test_attach import AT, TOTAL, Attempts, Script, run
+from attempts import AT, TOTAL, Attempts, Script, Unfrozen, run
 from torch import distributed as dist
 
 from checkpoint.device import StandIn
@@ -38,12 +37,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     found.moving.set()
 
 
-@pytest.fixture
-def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
-    with LoneDaemon(tmp_path / "d", buffers=3) as daemon, Attempts(daemon, monkeypatch) as found:
-        yield found
-
-
 def to_the_snapshot(script: Script, gpu: Gpu, step: Callable[[], None]) -> int:
     """Take the steps up to the first snapshot and one more, while nothing is copied; numbers that were copied late."""
     snapshots = script.attach()
@@ -59,19 +52,21 @@ def to_the_snapshot(script: Script, gpu: Gpu, step: Callable[[], None]) -> int:
     return found
 
 
-@pytest.mark.parametrize("how", ["adamw", "two"])
-def test_what_is_copied_while_the_next_step_computes_goes_on_to_the_last_bit(attempts: Attempts, gpu: Gpu, how: str):
-    expected = Script(how)
+@pytest.mark.parametrize("make", [Script, lambda: Script("two"), Unfrozen], ids=["adamw", "two", "states that come later"])
+def test_what_is_copied_while_the_next_step_computes_goes_on_to_the_last_bit(
+    attempts: Attempts, gpu: Gpu, make: Callable[[], Script]
+):
+    expected = make()
     run(expected, expected.attach())
     whole = expected.everything()
     attempts.begin()
-    first = Script(how)
+    first = make()
     late = to_the_snapshot(first, gpu, first.step)
     states = [value for each in first._optimizers() for state in each.state.values() for value in state.values()]
     assert late == sum(each.numel() for each in [*first.model.parameters(), *states] if each.dim()), "and no buffers, no averages"
     attempts.held(AT)
     attempts.begin(AT)
-    second = Script(how)
+    second = make()
     run(second, second.attach(), TOTAL)
     assert first.losses[:AT] + second.losses == expected.losses
     assert second.everything() == whole

@@ -1,0 +1,165 @@
+"""State of a script that comes while it trains, and state of classes that JSON does not know."""
+
+from collections import Counter, OrderedDict, defaultdict
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from attempts import AT, LATE, TOTAL, Attempts, Script, Unfrozen, run
+from checkpoint_processes import run_ranks
+
+from resilient import worker
+from resilient.state.meeting import all_come
+
+
+class Alternating(Script):
+    """The first of its optimizers takes its first step after `LATE` of the second one."""
+
+    def __init__(self) -> None:
+        super().__init__("two")
+        self.turns = 0
+
+    def _optimizers(self) -> list[Any]:
+        return self.optimizer if len(self.losses) + self.turns >= LATE else self.optimizer[1:]
+
+    def attach(self, **more: Any) -> Any:
+        snapshots = super().attach(**more)
+        self.turns = snapshots.step
+        return snapshots
+
+
+@pytest.mark.parametrize("kind", [Unfrozen, Alternating])
+def test_states_of_optimizers_that_come_later_are_saved_from_then_on(attempts: Attempts, kind: type[Script]):
+    expected = kind()
+    run(expected, expected.attach())
+    whole = expected.everything()
+    attempts.begin()
+    first = kind()
+    run(first, first.attach(), AT)
+    attempts.held(AT)
+    attempts.begin(AT)
+    second = kind()
+    assert run(second, second.attach()) == list(range(AT, TOTAL))
+    assert first.losses + second.losses == expected.losses
+    assert second.everything() == whole
+
+
+def test_states_that_come_after_snapshots_were_taken_without_them_are_in_those_that_follow(attempts: Attempts):
+    """Buffers are made anew while one of them holds a snapshot of what there was before."""
+    expected = Unfrozen()
+    run(expected, expected.attach())
+    attempts.begin()
+    first = Unfrozen()
+    snapshots = first.attach()
+    for step in snapshots.steps(AT):
+        first.step()
+        assert step not in (2, LATE + 1) or snapshots.save()
+    attempts.held(AT)
+    attempts.begin(AT)
+    second = Unfrozen()
+    run(second, second.attach())
+    assert first.losses + second.losses == expected.losses
+
+
+def buffer_comes(script: Script) -> None:
+    script.model[0].register_buffer("late", torch.ones(3))
+
+
+def parameters_come(script: Script) -> None:
+    layer = torch.nn.Linear(2, 2)
+    script.model.append(layer)
+    script.average.append(torch.nn.Linear(2, 2))
+    script.optimizer.add_param_group({"params": list(layer.parameters())})
+
+
+def group_comes(script: Script) -> None:
+    script.optimizer.add_param_group({"params": [script.average[0][0].weight]})
+
+
+@pytest.mark.parametrize(
+    ("comes", "said"),
+    [
+        (buffer_comes, "model/0.late has come: make it before resilient.attach"),
+        (parameters_come, "model/4.weight has come: make it before resilient.attach"),
+        (group_comes, "optimizer 0 has other groups of parameters: make them before resilient.attach"),
+    ],
+)
+def test_what_could_not_be_gone_on_from_costs_snapshots_and_no_training(
+    attempts: Attempts, comes: Any, said: str, caplog: pytest.LogCaptureFixture
+):
+    attempts.begin()
+    script = Script()
+    snapshots = script.attach()
+    for step in snapshots.steps(TOTAL):
+        if step == LATE:
+            assert snapshots.save()
+            comes(script)
+        if step > LATE:
+            assert not snapshots.save()
+        script.step()
+    assert snapshots.step == TOTAL
+    assert caplog.text.count("no snapshots from step 5 on") == 1 and said in caplog.text
+
+
+def test_a_sparse_tensor_is_refused_by_its_name(attempts: Attempts):
+    attempts.begin()
+    script = Script()
+    script.model.register_buffer("adjacency", torch.eye(3).to_sparse())
+    with pytest.raises(worker.UnrecoverableError, match=r"model/adjacency is a sparse_coo tensor, and only dense ones are saved"):
+        script.attach()
+
+
+class Best(NamedTuple):
+    step: int
+    loss: float
+
+
+def test_dicts_and_tuples_of_classes_of_their_own_come_back_as_what_they_were(attempts: Attempts):
+    given = {"words": Counter("aab"), "lists": defaultdict(list), "record": Best(0, 9.0), "order": OrderedDict(b=1, a=2)}
+    attempts.begin()
+    script = Script()
+    script.extra.update(given)
+    snapshots = script.attach()
+    for step in snapshots.steps(AT):
+        script.extra["words"].update("b")
+        script.extra["lists"][f"{step}"].append(step)
+        script.extra["record"] = script.extra["record"]._replace(step=step)
+        script.step()
+    attempts.held(AT)
+    attempts.begin(AT)
+    again = Script()
+    again.extra.update(words=Counter(z=3), lists=defaultdict(list), record=Best(-1, 0.0), order=OrderedDict())
+    again.attach()
+    assert again.extra["words"] == Counter(a=2, b=1 + AT) and again.extra["words"]["nothing"] == 0
+    assert again.extra["lists"]["new"] == [] and again.extra["lists"]["3"] == [3]
+    assert again.extra["record"] == Best(AT - 1, 9.0) and isinstance(again.extra["record"], Best)
+    assert list(again.extra["order"]) == ["b", "a"] and isinstance(again.extra["order"], OrderedDict)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"words": Counter()}, r"extra\['history'\]\['words'\] is a collections.Counter, and would come back as a dict"),
+        ([1, Best(0, 1.0)], r"extra\['history'\]\[1\] is a test_state_that_changes.Best, and would come back as a tuple"),
+    ],
+)
+def test_what_would_come_back_as_something_else_is_refused_by_its_name(attempts: Attempts, value: Any, said: str):
+    attempts.begin()
+    script = Script()
+    script.extra["history"] = value
+    with pytest.raises(worker.UnrecoverableError, match=said):
+        script.attach()
+
+
+# -- several ranks -----------------------------------------------------------------------------------------------------
+
+
+def come(rank: int, absent: int | None) -> list[bool]:
+    if rank == absent:
+        torch.distributed.distributed_c10d._get_default_store().wait(["resilient/here/all"])
+    return [all_come("here", 3, 0.5 if absent is not None else 60.0), all_come("there", 3, 60.0)]
+
+
+@pytest.mark.parametrize("absent", [None, 0, 2])
+def test_all_ranks_get_the_same_answer_also_one_that_comes_too_late(absent: int | None):
+    assert run_ranks(3, come, absent) == [[absent is None, True]] * 3
