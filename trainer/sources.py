@@ -6,7 +6,7 @@ from pathlib import Path
 
 from checkpoint.naming import steps
 from resilient.worker import Config, ConfigError, EnvironmentUnusable, Problem, accepted_keys
-from trainer.data.errors import DataError, StorageError
+from trainer.data.errors import DataError, MissingError, StorageError
 from trainer.data.place import prepared_prefix
 
 PREPARED = "data"  # in the run directory
@@ -77,7 +77,8 @@ def tokens_of(path: Path) -> dict[str, int]:
     try:
         return _tokens_in(path, path.stat().st_mtime_ns)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; it says how many tokens the data may hold") from error
+        kind = MissingError if isinstance(error, FileNotFoundError) else StorageError
+        raise kind(f"{path} cannot be read: {error.strerror}; it says how many tokens the data may hold") from error
 
 
 @functools.lru_cache(maxsize=4)
