@@ -22,6 +22,7 @@ import msgspec
 import psutil
 
 from checkpoint import safe_dir
+from checkpoint.errors import naming
 from checkpoint.fence import fsync_directory
 from checkpoint.naming import steps
 from checkpoint.typed import built
@@ -310,7 +311,7 @@ def write(run_dir: Path, storage: Storage) -> None:
 def _put(path: Path, text: str) -> None:
     """Write a file durably, at once or not at all. Raises OSError."""
     new = path.with_name(f"{path.name}.new")
-    with new.open("w") as file:
+    with naming(new), new.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
