@@ -9,6 +9,7 @@ that some tier still holds is taken for theirs, and where their whole place is g
 
 import errno
 import json
+import logging
 import os
 import re
 import secrets
@@ -21,11 +22,15 @@ import msgspec
 import psutil
 
 from checkpoint import safe_dir
+from checkpoint.errors import naming
+from checkpoint.fence import fsync_directory
 from checkpoint.naming import steps
 from checkpoint.typed import built
 from resilient.config import Config, ConfigError, Problem
 from resilient.config.schema import Tier
 from resilient.exits import EnvironmentUnusable, ForeseenError
+
+log = logging.getLogger(__name__)
 
 FILE = "storage.json"
 IDENTITY = ".identity"
@@ -178,23 +183,26 @@ def storage_of(config: Config, nodes: int, committed: int | None = None) -> Stor
         committed: the newest step that the ledger tells as durable; None where there is none.
 
     Raises:
-        EnvironmentUnusable: that step was committed in this place, and nothing of the campaign is there now.
+        EnvironmentUnusable: that step was committed in this place, and nothing of the campaign is there now; or a place cannot be
+            read, which says nothing of what is there; or the identity is lost.
         ConfigError: it was committed in another place than the one that the config names now, which has nothing of the campaign.
-        OSError: a place cannot be read, which says nothing of what is there, or cannot be written.
+        OSError: a place cannot be written.
     """
     durable = config.checkpoint.tiers[-1].path
-    before = _before(config.run_dir)
-    identity = _identity(durable)
-    begun = identity is not None and identity == before.get("identity", identity)
-    if committed is not None and not begun and not steps(durable):
+    try:
+        before = _before(config.run_dir)
+        identity, is_new = _identity(config.run_dir, durable, before)
+        begun = identity is not None and identity == before.get("identity", identity)
+        nothing = committed is not None and not begun and not steps(durable)
+    except OSError as error:
+        raise EnvironmentUnusable(f"cannot read {error.filename or durable}: {error.strerror}") from error
+    if nothing and committed is not None:
         raise _nothing_there(config, committed, before)
     if identity is None:
-        identity = secrets.token_hex(6)
+        identity, is_new = secrets.token_hex(6), True
+    if is_new:
         durable.mkdir(parents=True, exist_ok=True)
-        path = durable / IDENTITY
-        new = path.with_suffix(".new")
-        new.write_text(f"{identity}\n")
-        new.replace(path)
+        _put(durable / IDENTITY, f"{identity}\n")
     in_ram = {tier.path: lies_in_ram(tier.path) for tier in config.checkpoint.tiers}
     nonce = _NO_NONCE if _is_copy(config.run_dir, before) else _nonce_before(before, identity)
     if nonce != _NO_NONCE:
@@ -204,12 +212,37 @@ def storage_of(config: Config, nodes: int, committed: int | None = None) -> Stor
     return arrange(config, nodes, identity, in_ram, secrets.token_hex(8))
 
 
-def _identity(durable: Path) -> str | None:
-    """Of the campaign whose durable tier is there; None where there is none. Raises OSError: it cannot be read."""
+def _identity(run_dir: Path, durable: Path, before: Mapping[str, Any]) -> tuple[str | None, bool]:
+    """Of the campaign whose durable tier is there, and whether its file is to be written anew; None where there is none.
+
+    Args:
+        before: see `_before`.
+
+    Raises:
+        OSError: it cannot be read.
+        EnvironmentUnusable: its file is damaged, and nothing else tells.
+    """
+    path = durable / IDENTITY
     try:
-        return (durable / IDENTITY).read_text().strip()
+        found = path.read_bytes().strip()
     except FileNotFoundError:
-        return None
+        return None, False
+    if _IDENTITY.fullmatch(found):
+        return found.decode(), False
+    kept = before.get("identity", "")
+    if _IDENTITY.fullmatch(kept.encode()) and Path(before["tiers"][-1]["roots"][0]) == durable:
+        log.warning("%s is damaged, as a crash of its file system leaves it; it is written anew of %s", path, run_dir / FILE)
+        return kept, True
+    if (run_dir / FILE).exists() or steps(durable):
+        raise EnvironmentUnusable(
+            f"{path} is damaged, as a crash of its file system leaves it, and {run_dir / FILE} does not tell what was in it: 12 "
+            "hexadecimal digits, which the places of snapshots on the nodes have in their names. Write them there; "
+            "or delete the file, to go on from the newest durable checkpoint"
+        )
+    return None, False
+
+
+_IDENTITY = re.compile(rb"[0-9a-f]{12}")
 
 
 def _nothing_there(config: Config, step: int, before: Mapping[str, Any]) -> ForeseenError:
@@ -233,10 +266,13 @@ _NO_NONCE = ""
 
 
 def _before(run_dir: Path) -> Mapping[str, Any]:
-    """What an earlier job of the campaign has written; empty where there was none."""
+    """What an earlier job of the campaign has written; empty where there was none, or it is damaged. Raises OSError."""
     try:
         return read(run_dir)
-    except (OSError, ValueError):
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        log.warning("%s; snapshots that an earlier job has left on the nodes are not found", error)
         return {}
 
 
@@ -268,10 +304,19 @@ def must_be_there(durable: Path) -> None:
 
 def write(run_dir: Path, storage: Storage) -> None:
     """Leave it where agents and tools look; it names the run directory, so that a copy is known for one. Raises OSError."""
-    new = run_dir / f"{FILE}.new"
     written_for = os.path.abspath(run_dir)  # noqa: PTH100 - spelled as the tiers' paths in it are
-    new.write_text(json.dumps({"run_dir": written_for, **asdict(storage)}, indent=1))
-    new.replace(run_dir / FILE)
+    _put(run_dir / FILE, json.dumps({"run_dir": written_for, **asdict(storage)}, indent=1))
+
+
+def _put(path: Path, text: str) -> None:
+    """Write a file durably, at once or not at all. Raises OSError."""
+    new = path.with_name(f"{path.name}.new")
+    with naming(new), new.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    fsync_directory(path.parent)
 
 
 def read(run_dir: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from resilient.config import (
     spans,
     write,
 )
+from resilient.exits import EnvironmentUnusable
 from resilient.heartbeat_region import PHASES, WorkerRegion
 from resilient.identity import record
 from resilient.progress import ON_STOP_VARIABLE, Progress, observe
@@ -42,6 +43,7 @@ __all__ = [
     "ConfigError",
     "Context",
     "Dealing",
+    "EnvironmentUnusable",
     "Layout",
     "Problem",
     "RankWork",

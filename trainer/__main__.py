@@ -5,7 +5,16 @@ import os
 import sys
 from pathlib import Path
 
-from resilient.worker import BadNumbersError, ConfigError, UnrecoverableError, init, load_config, record_config, settle
+from resilient.worker import (
+    BadNumbersError,
+    ConfigError,
+    EnvironmentUnusable,
+    UnrecoverableError,
+    init,
+    load_config,
+    record_config,
+    settle,
+)
 from trainer.main import prepare, train
 
 log = logging.getLogger("trainer")
@@ -27,17 +36,13 @@ def main() -> int:
     except (UnrecoverableError, BadNumbersError) as error:
         sys.stderr.write(f"{error}\n")
         status = GAVE_UP
-    except _RunDirError as error:
+    except EnvironmentUnusable as error:
         sys.stderr.write(f"{error}\n")
         status = UNUSABLE
     # No interpreter shutdown: torch's communication threads, taken down by it, now and then abort a run that has succeeded.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-class _RunDirError(Exception):
-    """The run directory cannot be used."""
 
 
 def _train(path: Path, overrides: list[str]) -> bool:
@@ -49,7 +54,7 @@ def _train(path: Path, overrides: list[str]) -> bool:
         try:
             record_config(config)
         except OSError as error:
-            raise _RunDirError(f"{error.filename or config.run_dir}: {error.strerror or error}") from error
+            raise EnvironmentUnusable(f"{error.filename or config.run_dir}: {error.strerror or error}") from error
     # Every rank of a node asks; the first one prepares, the others find it done.
     prepare(config, lambda what, done, total: log.debug("%s: %d of %d", what, done, total))
     return train(config)

@@ -87,6 +87,8 @@ def export(
         layout = write(model, config, output, dtype=kind, tokenizer=known if known.is_file() else None)
     except ExportError as error:
         _refuse(str(error))
+    except OSError as error:
+        _refuse(f"cannot write {error.filename or output}: {error.strerror or error}", 69)
     typer.echo(f"{output}: {layout}, {model.shape.parameters:,} parameters in {dtype}")
 
 

@@ -18,7 +18,7 @@ from resilient import worker
 from trainer import fit, gradients, kernels
 from trainer.ahead import Ahead
 from trainer.batches import Batches
-from trainer.data.errors import DataError
+from trainer.data.errors import DataError, MissingError, StorageError
 from trainer.data.samples import Samples, Split, open_split
 from trainer.device import device_of, least_memory, onto
 from trainer.engine import Batch, make_engine
@@ -49,6 +49,7 @@ def run(config: worker.Config) -> bool:
 
     Raises:
         ConfigError: the ranks, the device or the data are not what the config needs.
+        MissingError, StorageError: the data is gone, or cannot be read now.
         UnrecoverableError: no checkpoint can be gone on from.
         BadBatch: too many batches in a row were bad.
     """
@@ -59,6 +60,8 @@ def run(config: worker.Config) -> bool:
         with worker.phase("load"):
             trainer = Trainer(config, context)
         trainer.train()
+    except (MissingError, StorageError):
+        raise  # it was there when the job began, and may be again
     except DataError as error:
         raise refused(config, error) from error
     dist.barrier()  # who leaves while others still connect, as where nothing is left to do, looks to them as if it had died
@@ -131,6 +134,11 @@ class Trainer:
     def _open(self, which: Split) -> Samples:
         config = self.config
         return open_split(datasets(config), config.data.split, which, config.model.seq_len, config.seed, vocab_size=self.vocabulary)
+
+    @functools.cached_property
+    def _valid_data(self) -> Samples:
+        """Opened once: what is mapped stays, whatever becomes of the files' names."""
+        return self._open("valid")
 
     def train(self) -> None:
         """Step after step, with validation and checkpoints where they are due."""
@@ -265,12 +273,11 @@ class Trainer:
         if config.data.split[1] == 0:
             return
         with worker.phase("eval"), torch.no_grad(), self.instruments.span("eval"):
-            data = self._open("valid")
             numbers = torch.zeros(2, dtype=torch.float64, device=self.device)
             for stage in self.stages:
                 stage.eval()
             for number in range(config.train.eval_iters):
-                batch, counted = self.batches.read(data, number * size, size)
+                batch, counted = self.batches.read(self._valid_data, number * size, size)
                 loss = self.engine.evaluate(batch.to(self.device))
                 if self.ranks.counts_loss:
                     counts = onto(counted, self.device).double() if self.ranks.cp_rank == 0 else torch.zeros_like(loss)

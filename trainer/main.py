@@ -50,6 +50,7 @@ def prepare(config: Config, progress: Callable[[str, int, int], None]) -> list[P
 
     Raises:
         ConfigError: names the key.
+        EnvironmentUnusable: the place for the data is not good, as a disk that is full.
     """
     import os
 
@@ -97,7 +98,7 @@ def _open_all(config: Config) -> None:
 
 
 def checkpoint_size(config: Config) -> tuple[int, int]:
-    """Bytes and files of one checkpoint, on any layout. Raises ConfigError like `prepare`."""
+    """Bytes and files of one checkpoint, on any layout. Raises like `prepare`."""
     from trainer.plan import checkpoint_bytes, checkpoint_files
     from trainer.shape import shape_of
 
@@ -106,7 +107,7 @@ def checkpoint_size(config: Config) -> tuple[int, int]:
 
 
 def rank_work(config: Config) -> list[RankWork]:
-    """What ranks do in a step and hold meanwhile, by pipeline rank. Raises ConfigError like `prepare`."""
+    """What ranks do in a step and hold meanwhile, by pipeline rank. Raises like `prepare`."""
     from trainer.shape import shape_of
     from trainer.work import rank_work as counted
 
@@ -114,7 +115,7 @@ def rank_work(config: Config) -> list[RankWork]:
 
 
 def plan(config: Config) -> Mapping[str, Mapping[str, object]]:
-    """What a rank holds and a checkpoint weighs, by title and name. Raises ConfigError like `prepare`."""
+    """What a rank holds and a checkpoint weighs, by title and name. Raises like `prepare`."""
     from trainer.plan import sections
 
     vocab, known = _vocabulary(config)

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 from checkpoint.naming import steps
-from resilient.worker import Config, ConfigError, Problem, accepted_keys
-from trainer.data.errors import DataError
+from resilient.worker import Config, ConfigError, EnvironmentUnusable, Problem, accepted_keys
+from trainer.data.errors import DataError, MissingError, StorageError
 from trainer.data.place import prepared_prefix
 
 PREPARED = "data"  # in the run directory
@@ -77,7 +77,8 @@ def tokens_of(path: Path) -> dict[str, int]:
     try:
         return _tokens_in(path, path.stat().st_mtime_ns)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; it says how many tokens the data may hold") from error
+        kind = MissingError if isinstance(error, FileNotFoundError) else StorageError
+        raise kind(f"{path} cannot be read: {error.strerror}; it says how many tokens the data may hold") from error
 
 
 @functools.lru_cache(maxsize=4)
@@ -96,6 +97,9 @@ def _tokens_in(path: Path, changed_ns: int) -> dict[str, int]:
         raise DataError(f"{path} is no tokenizer: expected a tokenizer.json of a BPE, or GPT-2's vocab.json") from error
 
 
-def refused(config: Config, error: DataError) -> ConfigError:
-    """The error of the config that names such data."""
-    return ConfigError([Problem("data.text" if config.data.text is not None else "data.path", None, str(error))])
+def refused(config: Config, error: DataError) -> ConfigError | EnvironmentUnusable:
+    """How a command ends over such data: the config that names it is wrong, or the place for it is of no use now."""
+    key = "data.text" if config.data.text is not None else "data.path"
+    if isinstance(error, StorageError):
+        return EnvironmentUnusable(f"{key}: {error}")
+    return ConfigError([Problem(key, None, str(error))])

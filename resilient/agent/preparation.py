@@ -57,17 +57,23 @@ def _call(outcome: Connection, config: Path, entrypoint: str) -> PreparationEnde
     if hook is None:
         return PreparationEnded(generation=0)
     from resilient.config import ConfigError, load
+    from resilient.exits import EnvironmentUnusable
     from resilient.identity import record
 
     try:
         loaded = load(config)
         made = hook(loaded, _progress(outcome))
         if isinstance(made, list | tuple):
-            problems = record.note_prepared(loaded.run_dir, [Path(each) for each in made])
+            try:
+                problems = record.note_prepared(loaded.run_dir, [Path(each) for each in made])
+            except OSError as error:
+                raise EnvironmentUnusable(f"cannot write {error.filename or loaded.run_dir}: {error.strerror}") from error
             if problems:
                 raise ConfigError(problems)
     except ConfigError as error:
         return PreparationEnded(generation=0, problems=tuple((p.key, _plain(p.value), p.message) for p in error.problems))
+    except EnvironmentUnusable as error:
+        return PreparationEnded(generation=0, failure=str(error), code=int(error.code))
     except Exception:  # noqa: BLE001 - whatever it is, it is reported to the driver, which ends the run
         return PreparationEnded(generation=0, failure=traceback.format_exc().encode(errors="replace").decode())
     return PreparationEnded(generation=0)

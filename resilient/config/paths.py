@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,9 @@ def expanded(config: Config, environ: Mapping[str, str]) -> tuple[Config, list[P
         except RuntimeError as error:
             problems.append(Problem(key, path, f"there is no such home directory: {error}"))
             return Path(text)
-        escaped = os.fsencode(found).decode(errors="backslashreplace")
-        if escaped != str(found):
-            problems.append(Problem(key, None, f"{escaped} has bytes that are not UTF-8, in which run directories are written"))
+        why = _not_to_be_written(found)
+        if why is not None:
+            problems.append(Problem(key, None, why))
         return found
 
     own = {"name": config.name}
@@ -71,3 +72,20 @@ def expanded(config: Config, environ: Mapping[str, str]) -> tuple[Config, list[P
         return value
 
     return config.model_copy(update=below(config, "")), problems
+
+
+def _not_to_be_written(path: Path) -> str | None:
+    """What keeps a path from being written down in a run directory, in UTF-8; None where nothing does."""
+    encoding = sys.getfilesystemencoding()
+    try:
+        name = os.fsencode(path)
+    except UnicodeEncodeError:
+        name = str(path).encode(errors="backslashreplace")
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        escaped = name.decode(errors="backslashreplace")
+        return f"{escaped} has bytes that are not UTF-8, in which run directories are written"
+    if text == str(path) and (text.isascii() or encoding == "utf-8"):
+        return None
+    return f"{text} cannot be used while names of files are {encoding}, as the locale says; set LC_ALL=C.UTF-8 or PYTHONUTF8=1"

@@ -63,7 +63,7 @@ def run_campaign(
     """
     descriptors.raise_limit()
     durable = config.checkpoint.tiers[-1].path
-    with _must_be_writable():
+    with _must_be_writable(config.run_dir):
         (config.run_dir / "logs").mkdir(parents=True, exist_ok=True)
         access.close_to_others(config.run_dir, config.run_dir_mode)
         past = Reader(config.run_dir)
@@ -72,7 +72,7 @@ def run_campaign(
     started = False
     hangup = signal.getsignal(signal.SIGHUP)
     try:
-        with _must_be_writable():
+        with _must_be_writable(config.run_dir):
             kept = _storage(config, _committed(before, resumption), allocation)
             storage.write(config.run_dir, kept)
             memory = Path(kept.memory.roots[0]).parents[1]
@@ -155,11 +155,11 @@ def _fenced_below(durable: Path) -> int:
 
 
 @contextlib.contextmanager
-def _must_be_writable() -> Iterator[None]:
+def _must_be_writable(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise EnvironmentUnusable(f"cannot write {error.filename}: {error.strerror}") from error
+        raise EnvironmentUnusable(f"cannot write {error.filename or run_dir}: {error.strerror}") from error
 
 
 def _settings(config: Config, lease: RunLease) -> DiskSettings:

@@ -294,7 +294,7 @@ class Driver:
             wrong = ConfigError([Problem(key=key, value=value, message=text) for key, value, text in message.problems])
             self._turn(self._coordinator.give_up, Exit.CONFIG, self._explain(wrong))
         elif message.failure is not None:
-            self._turn(self._coordinator.give_up, Exit.GAVE_UP, message.failure)
+            self._turn(self._coordinator.give_up, Exit(message.code), message.failure)
         else:
             self._turn(self._coordinator.prepared)
 

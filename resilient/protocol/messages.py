@@ -17,6 +17,7 @@ import msgspec
 from checkpoint.framing import Message, Plain
 from checkpoint.protocol import DaemonNews, DriverRequest, Inventory, SnapshotKey
 from checkpoint.typed import built
+from resilient.exits import Exit
 from resilient.faults import WorkerEnd
 from resilient.standing import Standing
 
@@ -57,11 +58,13 @@ class PreparationEnded(Message, frozen=True):
     Attributes:
         problems: of the config: key, value, message.
         failure: any other reason.
+        code: the exit code of the run for it.
     """
 
     generation: int
     problems: tuple[tuple[str, Any, str], ...] = ()
     failure: str | None = None
+    code: int = int(Exit.GAVE_UP)
 
 
 class Imported(Message, frozen=True):

@@ -6,4 +6,8 @@ class DataError(Exception):
 
 
 class StorageError(DataError):
-    """The place for the data is not good: no room, no permission, no locks."""
+    """The place for the data is not good: no room, no permission, no locks, an error of reading."""
+
+
+class MissingError(DataError):
+    """A file is not there: its path is wrong or, where it was there before, its file system is away or somebody has deleted it."""

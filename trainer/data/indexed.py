@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from trainer.data.durable import beside, publish, write_beside
-from trainer.data.errors import DataError
+from trainer.data.errors import DataError, MissingError, StorageError
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -151,7 +151,9 @@ class IndexedDataset:
         lengths, starts, documents: the three tables of the index.
 
     Raises:
-        DataError: a file is missing, truncated, foreign, or the two do not belong together.
+        DataError: a file is truncated, foreign, or the two do not belong together.
+        MissingError: a file is not there.
+        StorageError: a file cannot be read.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -184,9 +186,9 @@ class IndexedDataset:
                 head = file.read(HEADER.size)
                 size = os.fstat(file.fileno()).st_size
         except FileNotFoundError:
-            raise DataError(f"there is no {self._idx}{self._hint()}") from None
+            raise MissingError(f"there is no {self._idx}{self._hint()}") from None
         except OSError as error:
-            raise DataError(f"{self._idx} cannot be read: {error.strerror}") from error
+            raise StorageError(f"{self._idx} cannot be read: {error.strerror}") from error
         if not MAGIC.startswith(head[: len(MAGIC)]):
             legacy = ", but an index of fairseq's old kind" if head.startswith(b"TNTIDX") else f": it starts with {head[:9]!r}"
             raise DataError(f"{self._idx} is not the index of a Megatron-LM dataset{legacy}; build it again from the text")
@@ -240,9 +242,9 @@ class IndexedDataset:
         try:
             size = self._bin.stat().st_size
         except FileNotFoundError:
-            raise DataError(f"there is no {self._bin}, which {self._idx} belongs to; build it again") from None
+            raise MissingError(f"there is no {self._bin}, which {self._idx} belongs to; build it again") from None
         except OSError as error:
-            raise DataError(f"{self._bin} cannot be read: {error.strerror}") from error
+            raise StorageError(f"{self._bin} cannot be read: {error.strerror}") from error
         if size != expected:
             state = "truncated" if size < expected else "not the one that the index was made for"
             raise DataError(f"{self._bin} is {state}: {size} bytes, and {self._idx} speaks of {expected}; build it again")
@@ -258,5 +260,7 @@ class IndexedDataset:
 def _mapped(path: Path, dtype: np.dtype[Any]) -> Tokens:
     try:
         return np.memmap(path, dtype, "r").view(np.ndarray)
+    except FileNotFoundError:  # it was there a moment ago
+        raise MissingError(f"there is no {path} any more") from None
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error

@@ -7,6 +7,7 @@ import pytest
 
 from resilient.agent import preparation
 from resilient.agent.forkserver import ForkServer
+from resilient.exits import Exit
 from resilient.protocol.messages import PreparationEnded, PreparationProgress
 
 HOOKS = {
@@ -15,6 +16,10 @@ HOOKS = {
     "config": (
         "from resilient.worker import ConfigError, Problem\n"
         "def prepare(config, progress):\n    raise ConfigError([Problem('args', {5}, 'no good')])\n"
+    ),
+    "no_room": (
+        "from resilient.worker import EnvironmentUnusable\n"
+        "def prepare(config, progress):\n    raise EnvironmentUnusable('data.text: no room')\n"
     ),
     "bug": "def prepare(config, progress):\n    raise ValueError('a bug')\n",
     "dies": "import os\ndef prepare(config, progress):\n    os._exit(3)\n",
@@ -68,6 +73,11 @@ def test_a_module_without_one_needs_none(server: ForkServer, tmp_path: Path):
 
 def test_a_config_error_of_the_preparation_arrives_as_one(server: ForkServer, tmp_path: Path):
     assert news_of(server, tmp_path, "config") == [PreparationEnded(generation=0, problems=(("args", "{5}", "no good"),))]
+
+
+def test_a_place_that_cannot_be_used_is_told_in_a_line_with_its_exit_code(server: ForkServer, tmp_path: Path):
+    unusable = PreparationEnded(generation=0, failure="data.text: no room", code=Exit.UNUSABLE)
+    assert news_of(server, tmp_path, "no_room") == [unusable]
 
 
 @pytest.mark.parametrize(("hook", "text"), [("bug", "ValueError: a bug"), ("dies", "exit code 3")])

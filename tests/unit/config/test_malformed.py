@@ -316,6 +316,19 @@ def test_a_run_directory_whose_name_is_no_utf8_is_refused(tmp_path: Path, monkey
     assert load(tmp_path / "run.yaml", [f"run_dir={tmp_path}/größe"]).run_dir == tmp_path / "größe"
 
 
+@pytest.mark.parametrize("named", ["in the file", "as a word"])
+def test_a_run_directory_that_the_locale_cannot_name_is_refused_with_what_to_set(tmp_path: Path, named: str):
+    (tmp_path / "run.yaml").write_text("run_dir: größe\n" if named == "in the file" else "name: toy\n", encoding="utf-8")
+    words = [sys.executable, "-m", "resilient", "plan", "run.yaml", *(["run_dir=größe"] if named == "as a word" else [])]
+    environ = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(words, capture_output=True, cwd=tmp_path, env=environ, check=False)
+    assert done.returncode == 78 and b"Traceback" not in done.stderr
+    assert b"cannot be used while names of files are ascii, as the locale says; set LC_ALL=C.UTF-8 or PYTHONUTF8=1" in done.stderr
+    assert b"not UTF-8" not in done.stderr
+    done = subprocess.run([*words, "run_dir=plain"], capture_output=True, cwd=tmp_path, env=environ, check=False)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("command", ["run", "plan"])
 def test_the_command_ends_with_78_and_without_a_traceback(tmp_path: Path, command: str):
     path = tmp_path / "bad.yaml"

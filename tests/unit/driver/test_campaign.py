@@ -63,3 +63,11 @@ def test_the_first_job_of_a_fork_is_refused_where_the_durable_tier_is_away(tmp_p
     with pytest.raises(EnvironmentUnusable, match="goes on from step 20, and nothing of it is in"):
         begin(new / "config.yaml")
     assert not own.exists()
+
+
+@pytest.mark.parametrize("name", ["storage.json.new", "config.yaml.new"])
+def test_a_disk_that_is_full_is_told_with_its_place(tmp_path: Path, durable: Path, name: str):
+    (durable / ".identity").write_text("0123456789ab\n")
+    (tmp_path / "run" / name).symlink_to("/dev/full")
+    with pytest.raises(EnvironmentUnusable, match=f"cannot write {tmp_path}/run.*: No space left on device"):
+        begin(tmp_path / "config.yaml")

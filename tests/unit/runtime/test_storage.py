@@ -192,8 +192,72 @@ def test_a_campaign_that_has_committed_nothing_may_begin_in_another_place(tmp_pa
 def test_a_durable_tier_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path, durable: Path) -> None:
     durable.rename(tmp_path / "away")
     durable.symlink_to(durable)
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(EnvironmentUnusable, match=f"cannot read {re.escape(str(durable))}/.identity: .*symbolic links"):
         storage_of(begun(tmp_path, durable), 1, committed=520)
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 13, b"0123", b"0123456789AB\n", b"\xff\xfe"])
+def test_a_damaged_identity_is_not_believed_and_is_written_anew_of_what_the_run_directory_tells(
+    tmp_path: Path, durable: Path, left: bytes
+) -> None:
+    mark = durable / ".identity"
+    before = mark.read_bytes()
+    mark.write_bytes(left)
+    stored = read(tmp_path / "run")
+    found = storage_of(begun(tmp_path, durable), 1, committed=520)
+    assert (found.identity, found.nonce) == (stored["identity"], stored["nonce"]), "the places of snapshots are those of before"
+    assert mark.read_bytes() == before
+
+
+@pytest.mark.parametrize("told", [b"", None])
+def test_a_damaged_identity_that_nothing_else_tells_is_no_reason_to_forget_snapshots(
+    tmp_path: Path, durable: Path, told: bytes | None
+) -> None:
+    (durable / ".identity").write_bytes(b"")
+    if told is None:
+        (tmp_path / "run" / FILE).unlink()
+    else:
+        (tmp_path / "run" / FILE).write_bytes(told)
+    with pytest.raises(EnvironmentUnusable, match=r"\.identity is damaged, .*12 hexadecimal digits.*delete the file"):
+        storage_of(begun(tmp_path, durable), 1, committed=520)
+    assert (durable / ".identity").read_bytes() == b""
+    (durable / ".identity").unlink()
+    storage_of(begun(tmp_path, durable), 1, committed=520)
+
+
+def test_an_identity_that_was_cut_off_before_anything_was_done_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "durable").mkdir()
+    (tmp_path / "durable/.identity").write_bytes(b"")
+    assert (
+        storage_of(begun(tmp_path, tmp_path / "durable"), 1).identity == (tmp_path / "durable/.identity").read_text().strip() != ""
+    )
+
+
+def test_what_says_where_snapshots_are_is_durable_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(fd: int) -> None:
+        done.append(("fsync", Path(f"/proc/self/fd/{fd}").readlink().name))
+        fsync(fd)
+
+    def replaced(path: Path, target: Path) -> Path:
+        done.append(("replace", target.name))
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    write(tmp_path / "run", storage_of(begun(tmp_path, tmp_path / "durable"), 1))
+    mark = [("fsync", ".identity.new"), ("replace", ".identity"), ("fsync", "durable")]
+    assert done == [*mark, ("fsync", f"{FILE}.new"), ("replace", FILE), ("fsync", "run")]
+
+
+def test_a_description_of_the_tiers_that_is_damaged_is_told(
+    tmp_path: Path, durable: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run" / FILE).write_bytes(b"")
+    storage_of(begun(tmp_path, durable), 1, committed=520)
+    assert "storage.json does not describe the tiers" in caplog.text and "are not found" in caplog.text
 
 
 def test_a_durable_tier_that_answers_late_is_waited_for(tmp_path: Path, durable: Path) -> None:

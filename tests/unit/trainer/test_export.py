@@ -89,6 +89,13 @@ def test_an_export_to_a_full_disk_is_told_with_its_place(tmp_path: Path):
         assert list(disk.iterdir()) == []
 
 
+def test_the_command_tells_in_a_line_that_nothing_can_be_written(run_dir: Path, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    refused = CliRunner().invoke(app, ["export", str(run_dir), str(tmp_path / "file/hf")])
+    assert (refused.exit_code, refused.stderr.count("\n")) == (69, 1)
+    assert f"cannot write {tmp_path}/file" in refused.stderr and "Not a directory" in refused.stderr
+
+
 def test_what_is_exported_is_known_to_be_an_export():
     assert EXPORTED == aside.HUGGING_FACE
 
