@@ -165,15 +165,15 @@ def _own(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in names and not name.startswith(_INHERITED_PREFIXES)}
 
 
-def addresses(host: str, port: int, *, suffix: str = "", interface: str | None = None) -> list[str]:
+def addresses(host: str | None, port: int, *, suffix: str = "", interface: str | None = None) -> list[str]:
     """Where agents on other nodes may reach this one, best first.
 
     Args:
-        host: Slurm's name for this node.
+        host: Slurm's name for this node; None: it is none of the job's, as where salloc was called.
         suffix: of the name that leads to the fast network, as sites with a name per network have it.
         interface: the network to use; the plain name, which may lead to another one, is not asked then.
     """
-    found = [f"{host}{suffix}"] if suffix or interface is None else []
+    found = [f"{host}{suffix}"] if host is not None and (suffix or interface is None) else []
     found += [f"[{each}]" if ":" in each else each for each in own_addresses(interface)]
     return [f"{each}:{port}" for each in dict.fromkeys(found)]
 
@@ -182,17 +182,20 @@ def own_addresses(interface: str | None = None, *, sysfs: Path = SYSFS) -> list[
     """This machine's addresses that lead to other machines, those of one interface or of all.
 
     The loopback and bridges among the guests of this machine are left out: elsewhere their addresses are another machine's, if not
-    a stranger's. An interface that is asked for by name is taken as it is.
+    a stranger's. Where there is nothing else, such a bridge may well lead away, as on a machine that is a guest. An interface
+    that is asked for by name is taken as it is.
     """
-    found = []
+    found: list[str] = []
+    among_guests: list[str] = []
     for name, each in sorted(psutil.net_if_addrs().items()):
-        if interface not in (None, name) or (interface is None and _among_guests(name, sysfs)):
+        if interface not in (None, name):
             continue
+        kept = among_guests if interface is None and _among_guests(name, sysfs) else found
         for address in each:
             local = address.address.startswith(("127.", "::1", "fe80"))
             if address.family in (socket.AF_INET, socket.AF_INET6) and not local:
-                found.append(address.address)
-    return list(dict.fromkeys(found))
+                kept.append(address.address)
+    return list(dict.fromkeys(found or among_guests))
 
 
 def _among_guests(name: str, sysfs: Path) -> bool:
