@@ -92,6 +92,14 @@ def test_a_submission_whose_answer_is_lost_is_found_and_not_made_again(config: C
     assert found.chain.over is None
 
 
+def test_a_name_for_jobs_in_the_environment_makes_no_second_chain(config: Config, slurm, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SBATCH_JOB_NAME", "mine")
+    found = Succession.of(config)
+    jobs = [asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))[0] for _ in range(2)]
+    assert jobs == ["100", None]
+    assert [job["name"] for job in slurm.jobs()] == [found.name]
+
+
 def test_a_slurm_that_is_deaf_for_a_while_is_asked_again(going: Succession, slurm):
     slurm.deaf(2)
     assert asyncio.run(going.ensure("100", 50)) == ""
