@@ -271,6 +271,14 @@ def test_what_the_job_script_itself_excludes_stays_excluded_beside_the_bad_nodes
     assert slurm.jobs("PENDING")[0]["exclude"] == "n13,n[20-21],n7,n3"
 
 
+def test_the_first_job_alone_waits_for_what_the_job_script_depends_on(config: Config, slurm):
+    found = Succession.of(config)
+    asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n#SBATCH --dependency=afterok:28,after:29\n"))
+    slurm.becomes("100", state="RUNNING", end="2099-01-01T00:00:00")
+    assert asyncio.run(found.ensure("100", 50)) == ""
+    assert [job["dependency"] for job in slurm.jobs()] == ["afterok:28,after:29,singleton", "afterany:100,singleton"]
+
+
 def test_a_run_directory_that_is_away_for_a_while_breaks_no_chain(config: Config, slurm, going: Succession, monkeypatch):
     opened, tries = os.open, []
 
