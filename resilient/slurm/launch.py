@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from resilient.driver.launch import AGENT, AgentCommand
-from resilient.logs.paths import step_log
+from resilient.logs.paths import DIRECTORY, step_log
 from resilient.protocol.connection import TOKEN_VARIABLE
 from resilient.slurm import roster
 from resilient.slurm.allocation import Allocation
@@ -110,8 +110,9 @@ class SlurmLauncher:
             roster.VARIABLE: roster.write(seats),
         }
         agent = command.arguments(None, self.addr, prepare_node=preparing if preparing in nodes else None)
+        words = [*self._arguments(nodes), *self._inside([*AGENT, *agent])]
         try:
-            step = await Step.start([*self._arguments(nodes), *self._inside([*AGENT, *agent])], environ, seats, self._ended)
+            step = await Step.start(words, environ, seats, self._ended, f"{DIRECTORY}/{_name(nodes)}.log")
         except OSError as error:
             for seat in seats.values():
                 self._ended(seat.node, seat.incarnation, f"srun cannot be started: {error.strerror}")
@@ -120,8 +121,7 @@ class SlurmLauncher:
 
     def _arguments(self, nodes: Sequence[int]) -> list[str]:
         """The command line of srun, up to the program. Args: nodes: alike."""
-        allocation, count = self._allocation, len(nodes)
-        name = f"agent{nodes[0]}" if count == 1 else "agents"
+        allocation, count, name = self._allocation, len(nodes), _name(nodes)
         # What comes before an agent has its own log: a shell without the program, an interpreter without its library.
         log = str(step_log(self._command.run_dir, name)).replace("%", "%%")
         return [
@@ -157,6 +157,11 @@ class SlurmLauncher:
         if waits:
             await asyncio.wait(waits, timeout=grace_s)
         await asyncio.gather(*(step.end() for step in self._steps), *waits)
+
+
+def _name(nodes: Sequence[int]) -> str:
+    """Of the step that starts the agents of these nodes."""
+    return f"agent{nodes[0]}" if len(nodes) == 1 else "agents"
 
 
 def _own(environ: Mapping[str, str]) -> dict[str, str]:
