@@ -19,6 +19,7 @@ from resilient.config import Config, layout, load
 from resilient.driver.campaign import run_campaign
 from resilient.driver.display import Display
 from resilient.exits import EnvironmentUnusable, Exit
+from resilient.halt import halt
 from resilient.ledger import Ledger
 from resilient.slurm import chain, queue, succession
 from resilient.slurm.allocation import Allocation
@@ -177,6 +178,24 @@ def test_a_stop_ends_the_chain_first_and_tells_the_driver_then(going: Succession
     assert records(config.run_dir)[-2:] == ["stopped", "cancelled"]
     assert "the chain is over" in asyncio.run(going.ensure("100", 50))  # a driver that was about to submit does not
     assert len(slurm.jobs()) == 2
+
+
+def test_a_stop_that_slurm_does_not_answer_says_that_the_job_runs_on(
+    going: Succession, slurm, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(succession, "PERSON_PATIENCE_S", 0.01)
+    slurm.deaf(99)
+    told = "Unable to contact slurm controller .*; the chain ends with its next job, but what runs was not told: call again"
+    with pytest.raises(EnvironmentUnusable, match=told):
+        halt(config.run_dir)
+    owner = {"host": "n7", "pid": 4711, "job": "100", "machine": "another", "token": "x"}
+    (config.run_dir / ".lease").write_text(json.dumps(owner))
+    with pytest.raises(EnvironmentUnusable, match=r"but pid 4711 on n7 \(job 100\) runs on: call again"):
+        halt(config.run_dir)
+    slurm.deaf(0)
+    (tmp_path / "bin/scancel").write_text("#!/bin/sh\necho 'scancel: error: Access denied' >&2; exit 1\n")
+    with pytest.raises(EnvironmentUnusable, match="Access denied; the chain is over, but job 100 runs on: call again"):
+        halt(config.run_dir)
 
 
 def test_a_chain_of_which_no_job_has_run_yet_is_stopped(config: Config, slurm):
