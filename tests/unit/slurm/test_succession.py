@@ -238,7 +238,7 @@ def test_the_status_shows_the_chain_before_its_first_job_has_begun_and_after(goi
     asyncio.run(going.ended("100", Exit.STOPPED))
     slurm.set([{**job, "state": "CANCELLED"} for job in slurm.jobs()])
     found = inspect(config.run_dir)
-    assert [(job["job"], job["state"]) for job in found.jobs] == [("100", "ended by 75"), ("101", "ended without a word")]
+    assert [(job["job"], job["state"]) for job in found.jobs] == [("100", "ended by 75"), ("101", "gone before it began")]
     slurm.deaf(99)
     assert [job["state"] for job in inspect(config.run_dir).jobs] == ["ended by 75", "waiting"]
 
