@@ -22,10 +22,17 @@ def halt(run_dir: Path) -> str:
     owner = holder(run_dir)
     chain = Succession.found(run_dir)
     if chain is not None:
-        running = [job.job_id for job in asyncio.run(chain.stop()) if job.runs]
+        try:
+            running = [job.job_id for job in asyncio.run(chain.stop()) if job.runs]
+        except EnvironmentUnusable as error:
+            there = f"{owner} runs on" if owner is not None else "what runs was not told"
+            raise EnvironmentUnusable(f"{error}; the chain ends with its next job, but {there}: call again") from error
         if running:
             for job_id in running:
-                _signal_job(job_id)
+                try:
+                    _signal_job(job_id)
+                except EnvironmentUnusable as error:
+                    raise EnvironmentUnusable(f"{error}; the chain is over, but job {job_id} runs on: call again") from error
             return f"the chain is over: nothing waits, and job {', '.join(running)} stops at its next step"
         if owner is None:
             return "the chain is over: nothing waits, and nothing runs"

@@ -274,7 +274,9 @@ def _bad_nodes(summary: Summary) -> list[Text]:
 
 
 def _clock(t: float) -> str:
-    return time.strftime("%m-%d %H:%M:%S", time.localtime(t))
+    """In local time; with the year where it is not this one, as of a job whose partition has no limit."""
+    local = time.localtime(t)
+    return time.strftime("%m-%d %H:%M:%S" if local.tm_year == time.localtime().tm_year else "%Y-%m-%d %H:%M:%S", local)
 
 
 def _times(summary: Summary) -> list[Table]:

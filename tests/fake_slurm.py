@@ -30,6 +30,7 @@ def main(program: str, arguments: list[str], queue: list[dict[str, Any]]) -> Non
         case "sbatch":
             script = Path(arguments[-1]).read_text()
             name = next(line.partition("=")[2] for line in script.splitlines() if line.startswith("#SBATCH --job-name="))
+            name = os.environ.get("SBATCH_JOB_NAME", name)  # wins over the script
             number = str(100 + len(queue))
             job = {"id": number, "name": name, "state": "PENDING", "end": "N/A", "script": arguments[-1]}
             without = option(arguments, "--exclude")

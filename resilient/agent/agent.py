@@ -20,7 +20,6 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from checkpoint.handshake import daemon_keys
 from checkpoint.protocol import Clear, DaemonNews, Inventory
-from resilient import storage
 from resilient.agent import memory, node_check, preparation
 from resilient.agent.daemon import DaemonProcess
 from resilient.agent.driver import Driver, gone
@@ -74,6 +73,7 @@ class NodeAgent(LocalElasticAgent):
         connection: to the driver.
         control: to the template; see `resilient.agent.template`.
         output: reads what ranks print.
+        kept: the campaign's storage, as `storage.read` gives it.
         outcome: what the preparation writes to, where the template forks it.
     """
 
@@ -83,12 +83,13 @@ class NodeAgent(LocalElasticAgent):
         connection: Connection,
         control: socket.socket,
         output: NodeOutput,
+        kept: dict[str, Any],
         outcome: PipeEnd | None = None,
     ) -> None:
         self._settings = settings
         self._output = output
         self._token, self._incarnation = token_of(settings.token)
-        self._storage = storage.read(settings.run_dir)
+        self._storage = kept
         self._regions = region_directory(settings.run_dir, settings.node)
         self._loop = Loop()
         self._driver = Driver(

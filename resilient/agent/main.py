@@ -22,13 +22,14 @@ from resilient import clock, entry
 from resilient.access import restrict_as
 from resilient.agent import NAME, preload, preparation
 from resilient.agent.predecessor import end_predecessors
-from resilient.exits import EnvironmentUnusable
+from resilient.exits import EnvironmentUnusable, Exit
 from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_process
 from resilient.logs.paths import agent_log
 from resilient.placement.applied import gpus_of, leave_to_ranks, of_this_node
 from resilient.placement.binding import Binding, Share
 from resilient.placement.topology import read
 from resilient.protocol.connection import TOKEN_VARIABLE, Connection, parse_addresses
+from resilient.protocol.messages import AgentFailed
 from resilient.slurm.headless import see_to_the_job
 from resilient.slurm.roster import VARIABLE as ROSTER_VARIABLE
 from resilient.slurm.roster import seat_of
@@ -81,6 +82,7 @@ def main() -> int:
     gc.freeze()
     outcome, its = Pipe() if args.prepare_node == args.node else (None, None)
     control = _fork_template(args, its)
+    from resilient import storage
     from resilient.agent.agent import NodeAgent  # after the fork, beside the template's imports: it makes threads and connections
     from resilient.agent.environment import token_of
     from resilient.agent.logs import NodeOutput
@@ -97,9 +99,16 @@ def main() -> int:
             parse_addresses(args.driver), token=secret, node=args.node, incarnation=incarnation, timeout_s=patience_s
         ) as connection,
     ):
+        try:
+            kept = storage.read(args.run_dir)
+        except (OSError, ValueError) as error:
+            why = _unreadable(args.run_dir, error)
+            sys.stderr.write(f"{why}\n")
+            connection.send(AgentFailed(generation=0, error=why))
+            return Exit.UNUSABLE
         settings = _settings(args, token, args.addr or connection.own_address())
         leave_to_ranks(settings.binding)  # for the snapshot daemon as well, and not for the template: ranks come of it
-        agent = NodeAgent(settings, connection, control, output, outcome)
+        agent = NodeAgent(settings, connection, control, output, kept, outcome)
         if args.parent is not None:
             # Not SIGKILL from here on: an agent that has lost its driver ends its workers and keeps what they have reported.
             die_with_parent(args.parent, signal.SIGTERM)
@@ -107,6 +116,15 @@ def main() -> int:
     if agent.fenced:
         see_to_the_job(os.environ)
     return 0
+
+
+def _unreadable(run_dir: Path, error: OSError | ValueError) -> str:
+    """Why an agent cannot be of any use on this host."""
+    if not run_dir.is_dir():
+        return f"{run_dir} is not there on {socket.gethostname()}: is it mounted?"
+    if isinstance(error, OSError):
+        return f"{run_dir} cannot be read on {socket.gethostname()}: {error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _fork_template(args: argparse.Namespace, outcome: PipeEnd | None) -> socket.socket:

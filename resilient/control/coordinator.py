@@ -10,6 +10,7 @@ is fenced, and runs (`generations`). Faults are found in what workers and nodes 
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Literal
 
@@ -19,7 +20,7 @@ from resilient.control.attendance import Attendance, Moment
 from resilient.control.core import core_of
 from resilient.control.evidence import SILENT_S, Evidence, proof
 from resilient.control.job import JobSpec
-from resilient.control.membership import STUCK_S
+from resilient.control.membership import LAUNCH_ATTEMPTS, STUCK_S
 from resilient.control.response import Response
 from resilient.control.workers import Workers
 from resilient.exits import Exit
@@ -376,6 +377,10 @@ class Coordinator:
                     self._response.on_fault(fault, when.now, when, out)
                     return
                 self._response.on_fault_beside(fault, when, out)
+        elif not before.host and self.membership.nodes[node].failures == LAUNCH_ATTEMPTS and self._core.shutdown.saving is None:
+            what = f"the agent of node {node} does not start: {detail}"
+            fault = replace(self._response.node_lost(node, f"node {node}", what, detail, 0.0), ranks=())  # none has run there
+            self._response.on_fault_beside(fault, when, out)
         self._core.generations.launch(when, out)
         self._gather(when, out)
 

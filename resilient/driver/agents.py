@@ -1,13 +1,17 @@
 """How agents are started for this job: the launcher, and the command line that every agent gets."""
 
 import os
+import socket
 from collections.abc import Callable
+
+import psutil
 
 from resilient import clock
 from resilient.campaign import communication, gpu_count, shares_of_gpus
-from resilient.config import Config, Layout
+from resilient.config import Config, ConfigError, Layout, Problem
 from resilient.config.timeouts import nccl_heartbeat_s, timeouts
 from resilient.driver.launch import AgentAhead, AgentCommand, Launcher, LocalLauncher
+from resilient.exits import EnvironmentUnusable
 from resilient.progress import ON_STOP_VARIABLE
 from resilient.slurm import container
 from resilient.slurm.allocation import Allocation
@@ -21,11 +25,23 @@ Ended = Callable[[int, int, str], None]
 
 
 def listening_addresses(config: Config, allocation: Allocation | None) -> list[str]:
-    """Of this machine, those at which the driver listens for agents: its own on the networks of the job, or the loopback's."""
+    """Of this machine, those at which the driver listens for agents: its own on the networks of the job, or the loopback's.
+
+    Raises:
+        ConfigError: there is no interface of the name that the config has.
+        EnvironmentUnusable: there is no address at which other machines could reach this one.
+    """
     if allocation is None:
         return [LocalLauncher.addr]
     # A name with a suffix may lead to an interface that is not named.
-    return own_addresses(None if config.slurm.hostname_suffix else config.slurm.interface)
+    interface = None if config.slurm.hostname_suffix else config.slurm.interface
+    if found := own_addresses(interface):
+        return found
+    host, there = socket.gethostname(), sorted(psutil.net_if_addrs())
+    if interface is not None and interface not in there:
+        raise ConfigError([Problem("slurm.interface", interface, f"{host} has no such interface; allowed: {', '.join(there)}")])
+    where = f"of {', '.join(there)}" if interface is None else f"of {interface} (slurm.interface)"
+    raise EnvironmentUnusable(f"agents on other nodes cannot reach {host}: none {where} has an address that leads away")
 
 
 def launcher_of(
@@ -49,7 +65,8 @@ def launcher_of(
     if allocation is None:
         command = agent_command(config, layout, None, secret, f"{LocalLauncher.addr}:{port}")
         return LocalLauncher(command, ended, ahead, shares_of_gpus(config, layout))
-    reached = addresses(allocation.hosts[0], port, suffix=slurm.hostname_suffix, interface=slurm.interface)
+    here = allocation.hosts[0] if allocation.holds(os.environ, socket.gethostname()) else None
+    reached = addresses(here, port, suffix=slurm.hostname_suffix, interface=slurm.interface)
     return SlurmLauncher(
         agent_command(config, layout, allocation, secret, ",".join(reached)),
         ended,

@@ -21,6 +21,7 @@ from resilient.config import Config, ConfigError, Layout, write
 from resilient.config.timeouts import timeouts
 from resilient.control import Coordinator
 from resilient.driver import spill_file
+from resilient.driver.agents import listening_addresses
 from resilient.driver.display import Display
 from resilient.driver.driver import Driver
 from resilient.driver.job import job_of
@@ -59,7 +60,7 @@ def run_campaign(
     Raises:
         EnvironmentUnusable: the run directory cannot be written, another run uses it, no container can be started, or nothing is
             where the ledger says that a checkpoint is.
-        ConfigError: the durable tier has another path than before, and nothing is there.
+        ConfigError: the durable tier has another path than before, and nothing is there; this host has no `slurm.interface`.
     """
     descriptors.raise_limit()
     durable = config.checkpoint.tiers[-1].path
@@ -118,9 +119,14 @@ def run_campaign(
 
 
 def _storage(config: Config, committed: int | None, allocation: Allocation | None) -> storage.Storage:
-    """The campaign's storage; raises as `storage_of`. A chain goes on behind a job whose node has no durable tier."""
+    """The campaign's storage; raises as `storage_of` and `listening_addresses`.
+
+    A chain goes on behind a job whose node has no durable tier, or no network to the others.
+    """
     try:
-        return storage.storage_of(config, config.cluster.slots, committed)
+        found = storage.storage_of(config, config.cluster.slots, committed)
+        listening_addresses(config, allocation)
+        return found
     except EnvironmentUnusable as error:
         chained = Succession.of_job(config, os.environ) if allocation is not None else None
         if chained is not None and allocation is not None and chained.started(allocation.job_id, committed) is None:

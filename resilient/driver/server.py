@@ -188,7 +188,9 @@ class Server:
         why = "its connection was closed"
         try:
             hello, data = await asyncio.wait_for(_hello(reader), HELLO_S)
-            if hello is not None and self._admits(hello, peer):
+            if isinstance(hello, AgentFailed):
+                self._never_started(hello, peer)
+            elif hello is not None and self._admits(hello, peer):
                 node = hello.node
                 line = self._lines[node] = Line(hello.incarnation, writer)
                 self._listeners.connected(node, msgspec.structs.replace(hello, t=clock.here(hello.t)))
@@ -206,6 +208,14 @@ class Server:
             del self._lines[node]
             self._waiting.pop(node, None)
             self._listeners.lost(node, line.incarnation, f"it has failed: {line.error}" if line.error else why)
+
+    def _never_started(self, message: AgentFailed, peer: Peer) -> None:
+        """An agent has ended before it could say hello."""
+        for node, incarnation in self._expected.items():
+            if peer.subject == subject_of(node, incarnation) and node not in self._lines:
+                self._listeners.lost(node, incarnation, f"it has failed: {_in_a_line(message.error)}")
+                return
+        self._log_refusal(f"agent {peer.subject}: it is not the one that was started last")
 
     def _admits(self, hello: Hello, peer: Peer) -> bool:
         who = f"agent {hello.incarnation} of node {hello.node}"
@@ -229,7 +239,7 @@ class Server:
                     raise NotAMessage("not a message: a second hello")
                 if isinstance(message, AgentFailed):
                     # It is lost when its connection ends: until then it ends its workers, beside which no other agent may start.
-                    line.error = " ".join(message.error.split())[:ERROR_LENGTH]
+                    line.error = _in_a_line(message.error)
                     self._listeners.failing(node)
                     continue
                 self._listeners.said(node, message)
@@ -254,7 +264,11 @@ class Server:
             task.cancel()
 
 
-async def _hello(reader: asyncio.StreamReader) -> tuple[Hello | None, bytes]:
+def _in_a_line(error: str) -> str:
+    return " ".join(error.split())[:ERROR_LENGTH]
+
+
+async def _hello(reader: asyncio.StreamReader) -> tuple[Hello | AgentFailed | None, bytes]:
     """The first message, and what has arrived behind it. Raises NotAMessage, OSError."""
     data = b""
     while b"\n" not in data:
@@ -265,4 +279,5 @@ async def _hello(reader: asyncio.StreamReader) -> tuple[Hello | None, bytes]:
             return None, b""
         data += part
     first, _, rest = data.partition(b"\n")
-    return Decoder[Hello](Hello).decode(first), rest
+    decoder: Decoder[Hello | AgentFailed] = Decoder(Hello | AgentFailed)
+    return decoder.decode(first), rest

@@ -243,7 +243,11 @@ class Alive(Message, frozen=True):
 
 
 class AgentFailed(Message, frozen=True):
-    """The agent ends by an error that nobody has foreseen; it says nothing after that. Attributes: error: its class and text."""
+    """The agent ends by an error; it says nothing after that. In place of its hello: it cannot start.
+
+    Attributes:
+        error: its class and text, of one that nobody has foreseen; else what a person should know.
+    """
 
     generation: int
     error: str

@@ -70,6 +70,10 @@ class Allocation:
         components, hosts, cpus = (tuple(each) for each in zip(*found, strict=True))
         return cls(job_id, hosts, cpus, task, components if parts else ())
 
+    def holds(self, environ: Mapping[str, str], own: str) -> bool:
+        """Whether this process runs on one of the nodes, and not where salloc was called. Args: as for `of`."""
+        return environ.get("SLURMD_NODENAME", own) in self.hosts
+
     def within(self, left: Collection[str]) -> "Allocation":
         """With those nodes only that the job still has."""
         kept = [number for number, host in enumerate(self.hosts) if host in left]

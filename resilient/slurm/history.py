@@ -9,6 +9,7 @@ from resilient.slurm.chain import GOES_ON
 from resilient.slurm.queue import QueuedJob
 
 WAITS, RUNS, SILENT = "waiting", "running", "ended without a word"
+NEVER = "gone before it began"  # cancelled by somebody, or ended before it had the run directory
 
 
 @dataclass
@@ -16,7 +17,7 @@ class JobLine:
     """A job of the chain; times in unix seconds.
 
     Attributes:
-        state: running, waiting, cancelled, ended by an exit code, or without a word.
+        state: running, waiting, cancelled, ended by an exit code, or without a word, or gone before it began.
         step: that it began at.
         until_t: the end of its time, while it runs.
         reason: why it waits, in Slurm's words.
@@ -67,7 +68,7 @@ def history(records: Iterable[Mapping[str, Any]], queue: Sequence[QueuedJob] | N
     if queue is not None:
         for found in lines.values():
             if found.job not in there and found.state in (WAITS, RUNS):
-                found.state = SILENT
+                found.state = SILENT if found.state == RUNS else NEVER
     return list(lines.values())
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from resilient.driver.launch import AGENT, AgentCommand
-from resilient.logs.paths import step_log
+from resilient.logs.paths import DIRECTORY, step_log
 from resilient.protocol.connection import TOKEN_VARIABLE
 from resilient.slurm import roster
 from resilient.slurm.allocation import Allocation
@@ -110,8 +110,9 @@ class SlurmLauncher:
             roster.VARIABLE: roster.write(seats),
         }
         agent = command.arguments(None, self.addr, prepare_node=preparing if preparing in nodes else None)
+        words = [*self._arguments(nodes), *self._inside([*AGENT, *agent])]
         try:
-            step = await Step.start([*self._arguments(nodes), *self._inside([*AGENT, *agent])], environ, seats, self._ended)
+            step = await Step.start(words, environ, seats, self._ended, f"{DIRECTORY}/{_name(nodes)}.log")
         except OSError as error:
             for seat in seats.values():
                 self._ended(seat.node, seat.incarnation, f"srun cannot be started: {error.strerror}")
@@ -120,8 +121,7 @@ class SlurmLauncher:
 
     def _arguments(self, nodes: Sequence[int]) -> list[str]:
         """The command line of srun, up to the program. Args: nodes: alike."""
-        allocation, count = self._allocation, len(nodes)
-        name = f"agent{nodes[0]}" if count == 1 else "agents"
+        allocation, count, name = self._allocation, len(nodes), _name(nodes)
         # What comes before an agent has its own log: a shell without the program, an interpreter without its library.
         log = str(step_log(self._command.run_dir, name)).replace("%", "%%")
         return [
@@ -159,21 +159,26 @@ class SlurmLauncher:
         await asyncio.gather(*(step.end() for step in self._steps), *waits)
 
 
+def _name(nodes: Sequence[int]) -> str:
+    """Of the step that starts the agents of these nodes."""
+    return f"agent{nodes[0]}" if len(nodes) == 1 else "agents"
+
+
 def _own(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what would be options to srun."""
     names = {f"{prefix}_{name}" for prefix in ("SLURM", "SRUN") for name in _INHERITED}
     return {name: value for name, value in environ.items() if name not in names and not name.startswith(_INHERITED_PREFIXES)}
 
 
-def addresses(host: str, port: int, *, suffix: str = "", interface: str | None = None) -> list[str]:
+def addresses(host: str | None, port: int, *, suffix: str = "", interface: str | None = None) -> list[str]:
     """Where agents on other nodes may reach this one, best first.
 
     Args:
-        host: Slurm's name for this node.
+        host: Slurm's name for this node; None: it is none of the job's, as where salloc was called.
         suffix: of the name that leads to the fast network, as sites with a name per network have it.
         interface: the network to use; the plain name, which may lead to another one, is not asked then.
     """
-    found = [f"{host}{suffix}"] if suffix or interface is None else []
+    found = [f"{host}{suffix}"] if host is not None and (suffix or interface is None) else []
     found += [f"[{each}]" if ":" in each else each for each in own_addresses(interface)]
     return [f"{each}:{port}" for each in dict.fromkeys(found)]
 
@@ -182,17 +187,20 @@ def own_addresses(interface: str | None = None, *, sysfs: Path = SYSFS) -> list[
     """This machine's addresses that lead to other machines, those of one interface or of all.
 
     The loopback and bridges among the guests of this machine are left out: elsewhere their addresses are another machine's, if not
-    a stranger's. An interface that is asked for by name is taken as it is.
+    a stranger's. Where there is nothing else, such a bridge may well lead away, as on a machine that is a guest. An interface
+    that is asked for by name is taken as it is.
     """
-    found = []
+    found: list[str] = []
+    among_guests: list[str] = []
     for name, each in sorted(psutil.net_if_addrs().items()):
-        if interface not in (None, name) or (interface is None and _among_guests(name, sysfs)):
+        if interface not in (None, name):
             continue
+        kept = among_guests if interface is None and _among_guests(name, sysfs) else found
         for address in each:
             local = address.address.startswith(("127.", "::1", "fe80"))
             if address.family in (socket.AF_INET, socket.AF_INET6) and not local:
-                found.append(address.address)
-    return list(dict.fromkeys(found))
+                kept.append(address.address)
+    return list(dict.fromkeys(found or among_guests))
 
 
 def _among_guests(name: str, sysfs: Path) -> bool:

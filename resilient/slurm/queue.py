@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from resilient.slurm.hosts import expand
+from resilient.slurm.options import in_script, overriding
 
 ASK_S = 10.0
 FIELDS = "JobID:32,State:24,EndTime:24,PreemptTime:24,Reason:48"  # each wider than anything that stands in it
@@ -132,20 +133,25 @@ def parse_kill_wait(text: str) -> float | None:
     return float(found[1]) if found else None
 
 
-def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a new job and Slurm's commands should inherit: not what Slurm has told this one of itself, nor a person's filters."""
+def environment(environ: Mapping[str, str], without: Collection[str] = ()) -> dict[str, str]:
+    """What a new job and Slurm's commands should inherit: not what Slurm has told this one of itself, nor a person's filters.
+
+    Args:
+        without: more variables that they should not.
+    """
     dropped = ("SLURM_", "SRUN_", "SQUEUE_", "SCANCEL_")
-    return {name: value for name, value in environ.items() if not name.startswith(dropped) or name == "SLURM_CONF"}
+    kept = {name: value for name, value in environ.items() if not name.startswith(dropped) or name == "SLURM_CONF"}
+    return {name: value for name, value in kept.items() if name not in without}
 
 
-async def _call(command: Sequence[str], timeout_s: float = ASK_S) -> str:
+async def _call(command: Sequence[str], timeout_s: float = ASK_S, *, without: Collection[str] = ()) -> str:
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=environment(os.environ),
+            env=environment(os.environ, without),
             start_new_session=True,  # Ctrl-C is for this process alone
         )
     except OSError as error:
@@ -218,14 +224,14 @@ async def kill_wait() -> float | None:
 
 
 async def submit(script: Path, dependencies: Collection[str], without: Collection[str] = ()) -> str:
-    """Submit a batch script; the new job's id. Raises SlurmSilent.
+    """Submit a batch script; the new job's id. No variable of sbatch wins over what the script says. Raises SlurmSilent, OSError.
 
     Args:
         without: hosts that the job is not to get.
     """
     exclude = [f"--exclude={','.join(without)}"] if without else []
     command = ["sbatch", "--parsable", f"--dependency={','.join(dependencies)}", *exclude, str(script)]
-    output = await _call(command, 3 * ASK_S)
+    output = await _call(command, 3 * ASK_S, without=overriding(in_script(script.read_text())))
     return output.strip().partition(";")[0]
 
 

@@ -11,8 +11,14 @@ from resilient.config import Config, ConfigError, Problem
 from resilient.config.timeouts import timeouts
 from resilient.slurm.container import batch_lines
 from resilient.slurm.deadline import lead_s
+from resilient.slurm.options import named
 
 FILE = "job.sh"
+_NOT_OF_A_CHAIN = {
+    "job-name": "its jobs are found by their name; set `name`, with which that begins",
+    "array": "one job runs and one waits behind it; submit a config for each, with a run_dir of its own",
+    "wait": "its jobs are submitted by jobs, which cannot wait for their end",
+}
 SIGNAL_MAX_S = 65535  # that Slurm takes
 
 
@@ -35,12 +41,14 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
         directory: that relative paths start from.
 
     Raises:
-        ConfigError: it does not say how many nodes to ask for.
+        ConfigError: it does not say how many nodes to ask for, or `slurm.extra` asks for what breaks a chain.
     """
     if config.cluster.nodes == "auto":
         message = "a job is to be asked for, and must know of how many nodes; allowed: a number"
         raise ConfigError([Problem("cluster.nodes", "auto", message)])
     slurm = config.slurm
+    if why := _breaks_a_chain(slurm.extra):
+        raise ConfigError([Problem("slurm.extra", slurm.extra, why)])
     asked = None if slurm.signal_lead_s == "auto" else slurm.signal_lead_s
     time_s = None if slurm.minutes is None else 60.0 * slurm.minutes
     lead = min(SIGNAL_MAX_S, math.ceil(lead_s(asked, drain_s=timeouts(config).drain_s, time_s=time_s)))
@@ -83,6 +91,17 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
             "",
         ]
     )
+
+
+def _breaks_a_chain(extra: Sequence[str]) -> str:
+    """What of these options keeps the jobs from being one chain, and what to do; nothing where they may stand."""
+    given = named(extra)
+    for name, instead in _NOT_OF_A_CHAIN.items():
+        if name in given:
+            return f"--{name} would break the chain: {instead}"
+    if any("?" in value for value in given.get("dependency", ())):
+        return "a --dependency with ? goes not together with the chain's own, singleton; allowed: conditions with commas between"
+    return ""
 
 
 def _literal(path: Path) -> str:

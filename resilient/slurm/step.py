@@ -65,16 +65,18 @@ class Step:
         process: the srun, whose standard error is a pipe.
         seats: by host name.
         ended: called with node, incarnation and a description, once for each host in `seats`.
+        log: what its tasks print goes there, by the name that a person knows.
     """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, seats: Mapping[str, Seat], ended: Callable[[int, int, str], None]
+        self, process: asyncio.subprocess.Process, seats: Mapping[str, Seat], ended: Callable[[int, int, str], None], log: str
     ) -> None:
         self._process = process
         self.seats = dict(seats)
         self._awaited = set(seats) if len(seats) > 1 else None  # hosts without a connection yet; None: it is never held
         self._held = False
         self._ended = ended
+        self._see = f"; see {log}"
         self._reader = asyncio.create_task(self._read())
         self._watcher = asyncio.create_task(self._watch())
 
@@ -85,6 +87,7 @@ class Step:
         environ: Mapping[str, str],
         seats: Mapping[str, Seat],
         ended: Callable[[int, int, str], None],
+        log: str,
     ) -> "Step":
         """Run srun, out of reach of a terminal's signals. Raises OSError if it cannot be started."""
         process = await asyncio.create_subprocess_exec(
@@ -97,7 +100,7 @@ class Step:
             preexec_fn=partial(_become_srun, descriptors.at_start()),
             limit=_LINE_BYTES,
         )
-        return cls(process, seats, ended)
+        return cls(process, seats, ended, log)
 
     def give_up(self, node: int) -> bool:
         """Tell nothing more of this node; whether it was one of the step."""
@@ -173,7 +176,7 @@ class Step:
                 seat = self.seats.pop(host, None)
                 if seat is not None and found is not None:
                     self._await_no_more(host)
-                    self._ended(seat.node, seat.incarnation, f"its task on {host} ended: {found[1]}")
+                    self._ended(seat.node, seat.incarnation, f"its task on {host} ended: {found[1]}{self._see}")
 
     async def _watch(self) -> None:
         code = await self._process.wait()
@@ -181,4 +184,4 @@ class Step:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         left, self.seats = self.seats, {}
         for host, seat in left.items():
-            self._ended(seat.node, seat.incarnation, f"its step on {host} ended by {how}")
+            self._ended(seat.node, seat.incarnation, f"its step on {host} ended by {how}{self._see}")

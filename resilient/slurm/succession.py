@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import re
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from resilient.ledger import JsonLines, read
 from resilient.slurm import chain, queue
 from resilient.slurm.badnodes import bad_nodes
 from resilient.slurm.chain import Cancel, Chain, Plan, Submit
+from resilient.slurm.options import in_script
 from resilient.slurm.queue import QueuedJob, SlurmRefused, SlurmSilent
 from resilient.slurm.script import FILE as SCRIPT
 from resilient.slurm.script import job_name, script
@@ -40,7 +40,6 @@ from resilient.slurm.script import job_name, script
 log = logging.getLogger(__name__)
 
 LOCK = "chain.lock"
-_EXCLUDED = re.compile(r"^#SBATCH\s+(?:--exclude(?:=|\s+)|-x\s*)(\S+)", re.MULTILINE)
 PERSON_PATIENCE_S = 60.0
 END_PATIENCE_S = 20.0  # a successor that is not cancelled finds the chain over, and ends at once
 LOCK_POLL_S = 0.1
@@ -166,7 +165,11 @@ class Succession:
 
     def _left_out(self) -> list[str]:
         """What the job script itself excludes, as it stands there: an option of sbatch takes its place."""
-        return _EXCLUDED.findall((self._run_dir / SCRIPT).read_text())
+        return self._said("exclude")
+
+    def _said(self, option: str) -> list[str]:
+        """Values that the job script gives for an option."""
+        return in_script((self._run_dir / SCRIPT).read_text()).get(option, [])
 
     async def inspect(self) -> list[QueuedJob] | None:
         """The jobs that wait or run; None if Slurm does not say."""
@@ -199,7 +202,8 @@ class Succession:
         for action in plan.actions:
             match action:
                 case Submit(after):
-                    dependencies = [*([f"afterany:{after}"] if after is not None else []), "singleton"]
+                    # The script's own are of the first job; an option of sbatch takes their place.
+                    dependencies = [*([f"afterany:{after}"] if after is not None else self._said("dependency")), "singleton"]
                     submitted.append(await self._submit(dependencies))
                     self._record("submitted", job=submitted[-1], after=after)
                 case Cancel(job_id):

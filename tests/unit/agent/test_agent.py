@@ -19,6 +19,7 @@ from checkpoint.tiers import session
 from resilient import storage
 from resilient.agent.memory import daemon_directory, region_directory
 from resilient.config import Config
+from resilient.exits import Exit
 from resilient.protocol.connection import TOKEN_VARIABLE
 from resilient.protocol.messages import (
     AgentFailed,
@@ -66,7 +67,7 @@ class Node:
 
     early: list[Report]
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, *, mounted: bool = True) -> None:
         self.run_dir = tmp_path / "run"
         self.run_dir.mkdir()
         (self.run_dir / "logs").mkdir()
@@ -75,6 +76,8 @@ class Node:
         config = Config.model_validate({"name": "gpt", "checkpoint": {"tiers": [{"name": "d", "path": str(tmp_path / "durable")}]}})
         (tmp_path / "durable").mkdir()
         storage.write(self.run_dir, storage.arrange(config, 1, "id", {tmp_path / "durable": False}))
+        if not mounted:
+            shutil.rmtree(self.run_dir)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.process = subprocess.Popen(
                 [
@@ -128,6 +131,17 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made = Node(tmp_path)
     yield made
     made.close()
+
+
+def test_an_agent_whose_run_directory_is_not_mounted_says_so_in_place_of_its_hello_and_ends(tmp_path: Path):
+    node = Node(tmp_path, mounted=False)
+    try:
+        failed = node.driver.next()
+        assert isinstance(failed, AgentFailed)
+        assert failed.error == f"{node.run_dir} is not there on {socket.gethostname()}: is it mounted?"
+        assert node.process.wait(PATIENCE_S) == Exit.UNUSABLE
+    finally:
+        node.close()
 
 
 def test_an_agent_says_who_it_is_runs_generations_and_reports_what_becomes_of_them(node: Node):

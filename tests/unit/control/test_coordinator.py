@@ -247,6 +247,9 @@ def test_an_agent_that_never_starts_makes_the_environment_unusable():
     for _ in range(LAUNCH_ATTEMPTS):
         play.do("lost", 0, "exit code 1")
     assert play.finish().code is Exit.UNUSABLE
+    (fault,) = play.events("fault")
+    assert (fault["kind"], fault["nodes"], fault["ranks"]) == ("node_lost", [0], [])
+    assert fault["detail"] == "the agent of node 0 does not start: exit code 1"
 
 
 def test_a_signal_that_an_agent_got_is_the_drivers(play):

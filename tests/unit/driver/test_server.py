@@ -137,6 +137,20 @@ def test_an_agent_that_fails_is_lost_with_its_error_in_one_line():
     assert why.startswith("it has failed: OSError: [Errno 27] File too large: xxx") and len(why) < 330
 
 
+def test_an_agent_that_cannot_start_is_lost_with_what_it_says_in_place_of_its_hello():
+    async def work(house: House) -> None:
+        house.server.expect(2, 1)
+        older, own = [Peer(*await open_agent(house.port, SECRET, 2, incarnation)) for incarnation in (0, 1)]
+        house.peers += [older, own]
+        await older.say(AgentFailed(generation=0, error="of another start"))
+        await own.say(AgentFailed(generation=0, error="/runs/x is not there on n3: is it mounted?"))
+        await house.until(lambda: house.lost)
+
+    house = play(work)
+    assert house.lost == [(2, 1, "it has failed: /runs/x is not there on n3: is it mounted?")]
+    assert not house.connected
+
+
 def test_an_agent_that_says_what_it_may_not_is_lost_with_one_line_of_log(caplog: pytest.LogCaptureFixture):
     async def work(house: House) -> None:
         house.forbidden = NotAMessage("not a message of its own: it is about rank 9")

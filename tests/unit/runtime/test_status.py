@@ -6,6 +6,7 @@ import math
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,17 @@ def test_texts_of_others_are_shown_as_they_are_and_a_terminal_acts_on_none(tmp_p
     shown = on_terminal(render(summary))
     assert shown.count(harmless(text)) == 15
     assert all(each.isprintable() or each == "\n" for each in shown)
+
+
+def test_a_time_of_another_year_is_shown_with_its_year(tmp_path: Path):
+    with ledger.Ledger(tmp_path) as written:
+        written.event("run_started", {"name": "gpt", "target_step": 9}, generation=0, t=1.0)
+    summary, now = inspect(tmp_path), time.time()
+    job = {"job": "7", "state": "running", "step": 0, "started_t": now, "ended_t": None, "until_t": now + 366 * 86400, "reason": ""}
+    summary.jobs = [job]
+    shown = on_terminal(render(summary))
+    assert f"until {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(job['until_t']))}" in shown
+    assert f" {time.strftime('%m-%d %H:%M:%S', time.localtime(now))}" in shown
 
 
 def strictly(text: str) -> Any:

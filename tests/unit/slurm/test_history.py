@@ -28,9 +28,13 @@ def test_jobs_have_a_beginning_an_end_and_a_state():
 
 @pytest.mark.parametrize(
     ("queue", "states"),
-    [(QUEUE, ["running", "waiting"]), ([], ["ended without a word"] * 2), (None, ["running", "waiting"])],
+    [
+        (QUEUE, ["running", "waiting"]),
+        ([], ["ended without a word", "gone before it began"]),
+        (None, ["running", "waiting"]),
+    ],
 )
-def test_a_job_that_the_queue_does_not_know_has_ended_unless_nobody_answers(queue, states):
+def test_a_job_that_the_queue_does_not_know_has_ended_or_never_began_unless_nobody_answers(queue, states):
     assert [line.state for line in history(RECORDS, queue)][1:] == states
 
 

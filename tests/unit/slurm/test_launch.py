@@ -160,8 +160,8 @@ def test_the_end_of_a_task_is_told_while_the_others_go_on(steps: Steps):
 
     asyncio.run(play())
     assert [news[:2] for news in steps.ended[:3]] == [(1, 1), (2, 1), (3, 1)]
-    assert steps.ended[0][2] == "its task on n1 ended: Exited with exit code 1"
-    assert steps.ended[2][2] == "its task on n7 ended: Node failure on n7"
+    assert steps.ended[0][2] == "its task on n1 ended: Exited with exit code 1; see logs/agents.log"
+    assert steps.ended[2][2] == "its task on n7 ended: Node failure on n7; see logs/agents.log"
 
 
 def test_all_agents_of_a_step_whose_srun_was_killed_have_ended(steps: Steps):
@@ -176,7 +176,7 @@ def test_all_agents_of_a_step_whose_srun_was_killed_have_ended(steps: Steps):
         await launcher.close(0.0)
 
     asyncio.run(play())
-    assert steps.ended == [(node, 1, f"its step on {JOB.hosts[node]} ended by SIGKILL") for node in (0, 1, 3)]
+    assert steps.ended == [(node, 1, f"its step on {JOB.hosts[node]} ended by SIGKILL; see logs/agents.log") for node in (0, 1, 3)]
 
 
 def test_the_srun_of_a_step_of_many_is_held_once_all_agents_have_connected_and_goes_on_at_the_end(steps: Steps):
@@ -209,7 +209,7 @@ import asyncio, sys, time
 from resilient.slurm.roster import Seat
 from resilient.slurm.step import Step
 async def main():
-    step = await Step.start([sys.argv[1]], {}, {"n1": Seat(0, 1), "n2": Seat(1, 1)}, print)
+    step = await Step.start([sys.argv[1]], {}, {"n1": Seat(0, 1), "n2": Seat(1, 1)}, print, "logs/agents.log")
     for node in range(2):
         step.connected(node)
     time.sleep(600)
@@ -290,7 +290,7 @@ def test_a_step_inherits_no_option_of_the_job_and_has_what_the_config_adds(steps
     assert not inherited & environ.keys()
     assert (environ["SLURM_JOB_ID"], environ["OMP_NUM_THREADS"]) == ("77", "12")
     assert not {"--het-group", "--gpus-per-task"} & set(words)
-    assert steps.ended == [(3, 1, "its step on n7 ended by exit code 0")]
+    assert steps.ended == [(3, 1, "its step on n7 ended by exit code 0; see logs/agent3.log")]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from datetime import datetime
 
 import pytest
 
+from resilient.slurm.options import in_script, overriding
 from resilient.slurm.queue import QueuedJob, environment, parse_allotted, parse_kill_wait, parse_nodes, parse_queue
 
 
@@ -83,3 +84,11 @@ def test_states_of_nodes_are_read_with_their_flags():
         "n2": {"DOWN", "NOT_RESPONDING"},
         "n3": {"IDLE", "NOT_RESPONDING"},
     }
+
+
+def test_a_variable_of_sbatch_wins_over_no_option_of_the_script_and_is_left_where_there_is_none():
+    script = "#!/bin/sh\n#SBATCH --job-name=gpt-1\n#SBATCH -p booster --time=90\n#SBATCH --no-requeue\n#SBATCH --mem 1G # of all\n"
+    wins = {"JOB_NAME": "mine", "PARTITION": "x", "TIMELIMIT": "1", "REQUEUE": "1", "MEM_PER_CPU": "1", "WAIT": "1"}
+    stays = {"SBATCH_ACCOUNT": "a", "SBATCH_QOS": "q", "PATH": "/"}
+    without = overriding(in_script(script))
+    assert environment({**{f"SBATCH_{name}": value for name, value in wins.items()}, **stays}, without) == stays

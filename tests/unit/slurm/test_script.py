@@ -88,3 +88,24 @@ def test_a_job_is_not_asked_for_without_a_number_of_nodes():
     whatever = Config.model_validate({"cluster": {"nodes": "auto"}})
     with pytest.raises(ConfigError, match=r"cluster.nodes = auto: .*allowed: a number"):
         script(whatever, Path("/run"), arguments=[], python="p", directory=Path("/"))
+
+
+@pytest.mark.parametrize(
+    ("extra", "why"),
+    [
+        (["--job-name=mine"], "--job-name would break the chain: .* set `name`"),
+        (["--mem=1G", "-J mine"], "--job-name would break the chain"),
+        (["--job=mine"], "--job-name would break the chain"),
+        (["-p lab --array 0-3"], "--array would break the chain: .* a run_dir of its own"),
+        (["-W"], "--wait would break the chain"),
+        (["--dependency=afterok:1?afterok:2"], "allowed: conditions with commas between"),
+    ],
+)
+def test_an_option_that_would_break_the_chain_is_refused(extra: list[str], why: str):
+    with pytest.raises(ConfigError, match=rf"slurm.extra = .*{why}"):
+        text(extra=extra)
+
+
+def test_options_that_only_look_like_those_are_taken():
+    taken = ["--wait-all-nodes=1", "--comment='-J and --array'", "-d afterok:28"]
+    assert set(taken) <= set(options(text(extra=taken)))

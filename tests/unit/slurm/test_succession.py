@@ -19,6 +19,7 @@ from resilient.config import Config, layout, load
 from resilient.driver.campaign import run_campaign
 from resilient.driver.display import Display
 from resilient.exits import EnvironmentUnusable, Exit
+from resilient.halt import halt
 from resilient.ledger import Ledger
 from resilient.slurm import chain, queue, succession
 from resilient.slurm.allocation import Allocation
@@ -90,6 +91,14 @@ def test_a_submission_whose_answer_is_lost_is_found_and_not_made_again(config: C
     assert (job, [each.job_id for each in there]) == (None, ["100"])
     assert len(slurm.jobs()) == 1
     assert found.chain.over is None
+
+
+def test_a_name_for_jobs_in_the_environment_makes_no_second_chain(config: Config, slurm, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SBATCH_JOB_NAME", "mine")
+    found = Succession.of(config)
+    jobs = [asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))[0] for _ in range(2)]
+    assert jobs == ["100", None]
+    assert [job["name"] for job in slurm.jobs()] == [found.name]
 
 
 def test_a_slurm_that_is_deaf_for_a_while_is_asked_again(going: Succession, slurm):
@@ -171,6 +180,24 @@ def test_a_stop_ends_the_chain_first_and_tells_the_driver_then(going: Succession
     assert len(slurm.jobs()) == 2
 
 
+def test_a_stop_that_slurm_does_not_answer_says_that_the_job_runs_on(
+    going: Succession, slurm, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(succession, "PERSON_PATIENCE_S", 0.01)
+    slurm.deaf(99)
+    told = "Unable to contact slurm controller .*; the chain ends with its next job, but what runs was not told: call again"
+    with pytest.raises(EnvironmentUnusable, match=told):
+        halt(config.run_dir)
+    owner = {"host": "n7", "pid": 4711, "job": "100", "machine": "another", "token": "x"}
+    (config.run_dir / ".lease").write_text(json.dumps(owner))
+    with pytest.raises(EnvironmentUnusable, match=r"but pid 4711 on n7 \(job 100\) runs on: call again"):
+        halt(config.run_dir)
+    slurm.deaf(0)
+    (tmp_path / "bin/scancel").write_text("#!/bin/sh\necho 'scancel: error: Access denied' >&2; exit 1\n")
+    with pytest.raises(EnvironmentUnusable, match="Access denied; the chain is over, but job 100 runs on: call again"):
+        halt(config.run_dir)
+
+
 def test_a_chain_of_which_no_job_has_run_yet_is_stopped(config: Config, slurm):
     chained = Succession.of(config)
     asyncio.run(chained.begin(f"#!/bin/bash\n#SBATCH --job-name={chained.name}\n"))
@@ -211,7 +238,7 @@ def test_the_status_shows_the_chain_before_its_first_job_has_begun_and_after(goi
     asyncio.run(going.ended("100", Exit.STOPPED))
     slurm.set([{**job, "state": "CANCELLED"} for job in slurm.jobs()])
     found = inspect(config.run_dir)
-    assert [(job["job"], job["state"]) for job in found.jobs] == [("100", "ended by 75"), ("101", "ended without a word")]
+    assert [(job["job"], job["state"]) for job in found.jobs] == [("100", "ended by 75"), ("101", "gone before it began")]
     slurm.deaf(99)
     assert [job["state"] for job in inspect(config.run_dir).jobs] == ["ended by 75", "waiting"]
 
@@ -261,6 +288,14 @@ def test_what_the_job_script_itself_excludes_stays_excluded_beside_the_bad_nodes
     remember(config.run_dir, {"n3": "gone"}, now=time.time(), for_s=60.0)
     asyncio.run(found.avoid_bad_nodes())
     assert slurm.jobs("PENDING")[0]["exclude"] == "n13,n[20-21],n7,n3"
+
+
+def test_the_first_job_alone_waits_for_what_the_job_script_depends_on(config: Config, slurm):
+    found = Succession.of(config)
+    asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n#SBATCH --dependency=afterok:28,after:29\n"))
+    slurm.becomes("100", state="RUNNING", end="2099-01-01T00:00:00")
+    assert asyncio.run(found.ensure("100", 50)) == ""
+    assert [job["dependency"] for job in slurm.jobs()] == ["afterok:28,after:29,singleton", "afterany:100,singleton"]
 
 
 def test_a_run_directory_that_is_away_for_a_while_breaks_no_chain(config: Config, slurm, going: Succession, monkeypatch):
