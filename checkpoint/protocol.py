@@ -355,6 +355,15 @@ class LayoutAnnounced(Message, frozen=True):
     digest: str
 
 
+class LayoutUntold(Message, frozen=True):
+    """A rank could not write down what it will write; it tries again."""
+
+    generation: int
+    rank: int
+    reason: str
+    errno: int | None = None
+
+
 class StateCopied(Message, frozen=True):
     """A rank has copied its state of a step into the buffer of a lease.
 
@@ -403,7 +412,7 @@ class BufferBroken(Message, frozen=True):
     errno: int | None = None
 
 
-WorkerNews = LayoutAnnounced | StateCopied | StepSkipped | LeasePassed | BufferBroken
+WorkerNews = LayoutAnnounced | LayoutUntold | StateCopied | StepSkipped | LeasePassed | BufferBroken
 
 
 # -- the handshake of every connection: see `checkpoint.handshake` ---------------------------------------------------------

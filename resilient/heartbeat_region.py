@@ -5,7 +5,8 @@ system call, and the agent reads what is there even of a worker that is stopped 
 makes and removes; if the agent is killed, the next one on the node salvages the records from it.
 
 One side writes each word, and a store of eight aligned bytes is atomic. A record counts only once the head has moved past it,
-so a worker killed in mid-report leaves no half.
+so a worker killed in mid-report leaves no half. All pages are there from the beginning: a worker that stores into one for which
+there is no room would die of SIGBUS.
 """
 
 import json
@@ -40,7 +41,9 @@ NO_TARGET = -3
 
 _MAGIC = 0x52455349_00000004
 _HEADER_BYTES = 4096
-RING_BYTES = 8 << 20  # of which nothing is taken but what was written; a driver may be away for minutes, and steps be short
+RING_BYTES = 8 << 20  # a driver may be away for minutes, and steps be short
+LEAST_RING_BYTES = 64 << 10
+_SHARE = 64  # a ring takes at most such a part of the room that there is, as in a container's /dev/shm of 64 MiB
 _REASON_AT, _REASON_BYTES = 2048, 128
 
 # Words of eight bytes; the comment says who writes.
@@ -105,7 +108,10 @@ def _fence() -> None:
 class _Mapped:
     def __init__(self, fd: int) -> None:
         self._told = False
-        self._map = mmap.mmap(fd, _HEADER_BYTES + RING_BYTES)
+        self._ring_bytes = os.fstat(fd).st_size - _HEADER_BYTES
+        if self._ring_bytes < LEAST_RING_BYTES:
+            raise ValueError("too short for a heartbeat region")
+        self._map = mmap.mmap(fd, _HEADER_BYTES + self._ring_bytes)
         self._whole = memoryview(self._map)
         self._words = self._whole[:_HEADER_BYTES].cast("q")
         self._times = self._whole[:_HEADER_BYTES].cast("d")
@@ -152,7 +158,7 @@ class _Mapped:
         """The complete records from this place of the ring on; of a ring that its worker has written over, those before that."""
         head, at = self._words[_HEAD], start
         records: list[Record] = []
-        if not 0 <= start <= head <= start + RING_BYTES:
+        if not 0 <= start <= head <= start + self._ring_bytes:
             return self._damaged(records)
         while at < head:
             size = int.from_bytes(self._read(at, 4), "little")
@@ -173,7 +179,7 @@ class _Mapped:
         return records
 
     def _read(self, at: int, size: int) -> bytes:
-        start = at % RING_BYTES
+        start = at % self._ring_bytes
         first = bytes(self._ring[start : start + size])
         return first if len(first) == size else first + bytes(self._ring[: size - len(first)])
 
@@ -211,15 +217,27 @@ def peek(path: Path) -> Activity:
         region.close()
 
 
+def ring_bytes(free_bytes: int) -> int:
+    """Of a region that is made where so much is free. Pure."""
+    return max(LEAST_RING_BYTES, min(RING_BYTES, free_bytes // _SHARE // mmap.PAGESIZE * mmap.PAGESIZE))
+
+
 class AgentRegion(_Mapped):
-    """The agent's side: makes the memory, reads the activity and the records, writes the stop target."""
+    """The agent's side: makes the memory, reads the activity and the records, writes the stop target.
+
+    Raises OSError where there is no room for it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(fd, _HEADER_BYTES + RING_BYTES)
+            found = os.fstatvfs(fd)
+            os.posix_fallocate(fd, 0, _HEADER_BYTES + ring_bytes(found.f_bavail * found.f_frsize))
             super().__init__(fd)
+        except OSError:
+            path.unlink()
+            raise
         finally:
             os.close(fd)
         self._read_to = 0
@@ -345,7 +363,7 @@ class WorkerRegion(_Mapped):
             payload = json.dumps((clock.now(), event, _plain(fields))).encode()
         size = len(payload)
         head = self._words[_HEAD]
-        if head + 4 + size - self._words[_TAIL] > RING_BYTES and not self._wait_for_room(head + 4 + size):
+        if head + 4 + size - self._words[_TAIL] > self._ring_bytes and not self._wait_for_room(head + 4 + size):
             self._words[_DROPPED] += 1
             self._full_at = self._words[_TAIL]
             return
@@ -357,15 +375,15 @@ class WorkerRegion(_Mapped):
     def _wait_for_room(self, end: int) -> bool:
         # Once it was in vain, waiting is not tried again before something has moved.
         deadline = time.monotonic() + (0.0 if self._full_at == self._words[_TAIL] else self.full_wait_s)
-        while end - self._words[_TAIL] > RING_BYTES:
+        while end - self._words[_TAIL] > self._ring_bytes:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.001)
         return True
 
     def _write(self, at: int, data: bytes) -> None:
-        start = at % RING_BYTES
-        room = RING_BYTES - start
+        start = at % self._ring_bytes
+        room = self._ring_bytes - start
         if len(data) <= room:
             self._ring[start : start + len(data)] = data
         else:

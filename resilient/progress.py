@@ -75,6 +75,7 @@ class Progress:
         self._thread = threading.main_thread().ident
         self._step = 0  # that was finished last
         self._seen = 0  # steps, by whomever they were counted
+        self._reported = 0  # of those, that lines of the script cover
         self._told_step, self._told_t, self._told_data_s = 0, 0.0, 0.0
         self._untimed = 0  # steps since the last line of which nobody knows when they began: the first, where no loader is
         self._observed_t = clock.now()
@@ -99,7 +100,7 @@ class Progress:
             self._region.observe(False)
             self._told_t = 0.0
         self._go_on()
-        if not self._first_rank or not self._lines:
+        if not self._first_rank:
             return
         if self._told_t == 0.0 or step <= self._told_step:  # nobody knows when it began
             self._told_t, self._untimed = clock.now(), 1
@@ -111,10 +112,14 @@ class Progress:
         self._go_on()
         self._phases = False
 
-    def leave_lines(self) -> None:
-        """The script reports metrics of its steps by itself."""
+    def leave_lines(self) -> dict[str, object]:
+        """The script reports metrics of its steps by itself, now a line of them: what that does not say of time."""
         self._lines = False
         self._region.told(NOT_BEATEN)
+        if not self.last_step_s:
+            return {}
+        steps, self._reported = self._seen - self._reported, self._seen
+        return {"step_s": self.last_step_s, **({"steps": steps} if steps > 1 else {})}
 
     def boundary(self) -> int | None:
         """The number of the present step boundary, if it is counted here."""

@@ -302,7 +302,7 @@ def report(metrics: Mapping[str, object], *, event: str | None = None) -> None:
         return
     line = dict(metrics)
     if _progress is not None and event is None and "step" in line:
-        _progress.leave_lines()
-        if "step_s" not in line and _progress.last_step_s:
-            line["step_s"] = _progress.last_step_s
+        told = _progress.leave_lines()
+        if "step_s" not in line:
+            line = {**line, **told, **metrics}
     _region.report(event, line)

@@ -24,6 +24,7 @@ from checkpoint.protocol import (
     DaemonSettings,
     Held,
     LayoutAnnounced,
+    LayoutUntold,
     LeasePassed,
     NoRoom,
     Skipped,
@@ -234,6 +235,8 @@ class Snapshots:
                     self._announced_anew(session)
                 session.layouts[news.rank] = news.digest
                 self._announced(session)
+            case LayoutUntold():
+                self._begin_trouble(f"rank {news.rank} cannot say what it will write: {news.reason}", news.errno)
             case StateCopied():
                 self._copied(session, news)
             case StepSkipped():
@@ -291,12 +294,16 @@ class Snapshots:
 
     def _remake(self, index: int, why: str, number: int | None) -> None:
         """A buffer is not there any more, or has no room for one more page: it is made anew where that is needed."""
-        if self._broken_t is None:
-            self._broken_t = time.monotonic()
-            self._trouble(why, number)
+        self._begin_trouble(why, number)
         self.buffers.doubt(index)
         if self._session is not None and self._session.digest:
             self._work.start(self._prepare(self._session))
+
+    def _begin_trouble(self, why: str, number: int | None) -> None:
+        """Until a snapshot is sealed; told once."""
+        if self._broken_t is None:
+            self._broken_t = time.monotonic()
+            self._trouble(why, number)
 
     def _trouble(self, detail: str, number: int | None) -> None:
         self._report(TierTrouble(generation=self._generation, tier=self.memory, detail=detail, errno=number))

@@ -203,5 +203,9 @@ def _slots_path(directory: Path, rank: int) -> Path:
 
 def _put(path: Path, text: str) -> None:
     new = path.with_suffix(".new")
-    new.write_text(text)
+    try:
+        new.write_text(text)
+    except OSError:
+        new.unlink(missing_ok=True)  # what there was room for
+        raise
     new.replace(path)

@@ -22,8 +22,8 @@ from checkpoint.agreement import Ranks
 from checkpoint.device import Device, device_of
 from checkpoint.framing import encode
 from checkpoint.local_shard import LocalShard
-from checkpoint.protocol import BufferBroken, LayoutAnnounced, LeasePassed, StateCopied, StepSkipped, WorkerNews
-from checkpoint.saving import agree, spec_of
+from checkpoint.protocol import BufferBroken, LayoutAnnounced, LayoutUntold, LeasePassed, StateCopied, StepSkipped, WorkerNews
+from checkpoint.saving import Layout, agree, spec_of
 from checkpoint.state import JSON
 from checkpoint.tiers import blueprint, session
 from checkpoint.tiers.affordable import MOST_STEPS, Affordable
@@ -84,6 +84,9 @@ class Snapshots:
         self._asked_t = 0.0  # by that clock: when a step was asked about
         self._size_bytes = 0  # of this rank's tensors
         self._mappings: Mappings | None = None
+        self._announcement: Callable[[], LayoutAnnounced] | None = None  # that is to be made; raises OSError
+        self._untold = False  # the daemon knows that it cannot be
+        self._everywhere = False  # all ranks had made theirs when they started
         self._device: Device | None = None
         self._arrivals: Arrivals | None = None  # of what a GPU copies
         self._cost_s: float | None = None  # of a snapshot whose whole cost a GPU has yet to tell
@@ -93,6 +96,8 @@ class Snapshots:
 
     def start(self, local_shards: Sequence[LocalShard], device: Device | None = None) -> None:
         """Announce what will be copied, or what it is from now on; the daemon makes buffers for it meanwhile. Collective.
+
+        Where there is no room for the announcement, it is tried again by each `take`, which leaves its snapshot out until then.
 
         Args:
             device: the GPU that tensors are on; None: that which they say they are on.
@@ -113,10 +118,6 @@ class Snapshots:
             self._anew = True
         self._size_bytes = sum(each.data.nbytes for each in local_shards)
         layout = agree(self._ranks, [spec_of(local_shard) for local_shard in local_shards])
-        directory = self.session.directory
-        digest = blueprint.arrays_digest(layout.arrays)
-        if self._local == 0 and not blueprint.arrays_path(directory, digest).exists():
-            blueprint.write_arrays(directory, layout.arrays, layout.documents)
         ordinals = layout.ordinals
         write_plans = [WritePlan.of(each, layout.arrays[ordinals[each.array]], ordinals[each.array]) for each in local_shards]
         slots: dict[str, list[int]] = {}
@@ -124,10 +125,33 @@ class Snapshots:
             for shard, slot, count in write_plan.chunk_runs:
                 slots.setdefault(shard.path, []).extend(range(slot, slot + count))
         place = self._place(slots) if any(each.copies > 1 for each in local_shards) else None
-        blueprint.write_slots(directory, self._ranks.rank, self.session.generation, digest, slots, place)
-        self._mappings = Mappings(directory / LINK, write_plans, self._device)
-        self._digest = digest
-        self._report(LayoutAnnounced(generation=self.session.generation, rank=self._ranks.rank, digest=digest))
+        self._mappings = Mappings(self.session.directory / LINK, write_plans, self._device)
+        self._digest = blueprint.arrays_digest(layout.arrays)
+        self._announcement = partial(self._written, layout, slots, place)
+        self._everywhere = all(self._ranks.all(self._announced()))
+
+    def _announced(self) -> bool:
+        """Whether this rank has announced what it will copy, by now."""
+        if self._announcement is None:
+            return True
+        try:
+            self._report(self._announcement())
+        except OSError as error:
+            if not self._untold:
+                generation, number = self.session.generation, error.errno
+                self._report(LayoutUntold(generation=generation, rank=self._ranks.rank, reason=f"{error}", errno=number))
+            self._untold = True
+            return False
+        self._announcement = None
+        return True
+
+    def _written(self, layout: Layout, slots: Mapping[str, Sequence[int]], place: tuple[int, int] | None) -> LayoutAnnounced:
+        """Write down what this rank will copy. Raises OSError."""
+        directory, generation, rank = self.session.directory, self.session.generation, self._ranks.rank
+        if self._local == 0 and not blueprint.arrays_path(directory, self._digest).exists():
+            blueprint.write_arrays(directory, layout.arrays, layout.documents)
+        blueprint.write_slots(directory, rank, generation, self._digest, slots, place)
+        return LayoutAnnounced(generation=generation, rank=rank, digest=self._digest)
 
     def _place(self, slots: Mapping[str, Sequence[int]]) -> tuple[int, int] | None:
         """Number of this node's shard, and how many there are, where several nodes hold the same. Collective."""
@@ -212,7 +236,7 @@ class Snapshots:
         assert self._mappings is not None, "start comes first"
         began = time.perf_counter()
         generation, rank = self.session.generation, self._ranks.rank
-        index = self._acquire(wait_s or self._patience_s(tiers))
+        index = self._acquire(wait_s or self._patience_s(tiers)) if self._announced() else None
         if index is None:
             wants = tuple(sorted(tiers))
             self._report(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants))
@@ -300,6 +324,8 @@ class Snapshots:
             lease = self._wait_for_lease(patience_s)
             return None if lease is None else lease.buffer
 
+        if not self._everywhere:
+            return False
         if self._device is None or self._size_bytes <= AT_ONCE_BYTES:
             return self._mappings.map_all(leased)
         self._mappings.start_mapping_all(leased)

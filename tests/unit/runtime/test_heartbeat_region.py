@@ -8,10 +8,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from mounts import needs_root, small_disk
 from soak import soaked
 
 from resilient import worker
-from resilient.heartbeat_region import NOT_BEATEN, NOT_CHECKED, PHASES, RING_BYTES, AgentRegion, WorkerRegion, salvage
+from resilient.heartbeat_region import NOT_BEATEN, NOT_CHECKED, PHASES, RING_BYTES, AgentRegion, WorkerRegion, ring_bytes, salvage
 
 spawn = multiprocessing.get_context("spawn")
 
@@ -49,6 +50,43 @@ def test_a_file_that_is_no_region_is_refused(tmp_path: Path):
     other.write_bytes(b"\0" * (4096 + RING_BYTES))
     with pytest.raises(ValueError, match="not a heartbeat region"):
         WorkerRegion(other)
+
+
+def test_a_region_has_all_of_its_pages_from_the_beginning(agent):
+    found = agent.path.stat()
+    assert found.st_blocks * 512 >= found.st_size, "a worker would end by SIGBUS where there is no room for one more"
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "expected"),
+    [(1 << 40, RING_BYTES), (64 << 20, 1 << 20), ((64 << 20) + 4096 * 63, 1 << 20), (1 << 20, 64 << 10), (0, 64 << 10)],
+)
+def test_a_ring_takes_a_small_part_of_the_room_that_there_is(free_bytes: int, expected: int):
+    assert ring_bytes(free_bytes) == expected
+
+
+@needs_root
+def test_a_worker_reports_on_when_the_memory_is_full_and_a_region_without_room_is_refused(tmp_path: Path):
+    with small_disk(tmp_path / "shm", 1 << 20) as memory:
+        agent, filling = AgentRegion(memory / "region"), memory / "filling"
+        with pytest.raises(OSError, match="No space left"), filling.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        with pytest.raises(OSError, match="No space left"):
+            AgentRegion(memory / "another")
+        assert {each.name for each in memory.iterdir()} == {"region", "filling"}
+        reporting = multiprocessing.get_context("spawn").Process(target=report_at_length, args=(agent.path,))
+        reporting.start()
+        reporting.join()
+        assert reporting.exitcode == 0
+        assert len(agent.drain()) == 10
+        agent.close()
+
+
+def report_at_length(path: Path) -> None:
+    region = WorkerRegion(path)
+    for _ in range(10):
+        region.report(None, {"text": "x" * 6000})
 
 
 def test_reports_arrive_whole_and_in_order_however_often_the_ring_wraps(regions):
