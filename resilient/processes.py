@@ -4,11 +4,13 @@ Owns their names: `driver`, and `rank 3`. Reads what driver and ranks have writt
 """
 
 import contextlib
+import os
 import re
 from pathlib import Path
 
 import psutil
 
+from checkpoint.ownership import user_name
 from resilient import ledger
 from resilient.agent.memory import region_directories
 from resilient.driver.lease import holder, machine_id
@@ -23,6 +25,12 @@ def must_be_run_directory(run_dir: Path) -> None:
     """Raises EnvironmentUnusable if it is none."""
     if not any(part.is_file() for part in ledger.parts(run_dir / ledger.EVENTS)):
         raise EnvironmentUnusable(f"{run_dir} is not a run directory: it has no {ledger.EVENTS}")
+
+
+def other_owner(run_dir: Path) -> str | None:
+    """Whose a campaign is, where it is not the caller's: what it has on this machine cannot be seen then. Raises OSError."""
+    owner = run_dir.stat().st_uid
+    return None if owner == os.geteuid() else user_name(owner)
 
 
 def local_pids(run_dir: Path, named: str | None) -> dict[str, int]:
@@ -61,11 +69,13 @@ def local_pid(run_dir: Path, name: str) -> int:
     """The process id of the driver, or of a rank. Args: name: as of `process_name`.
 
     Raises:
-        EnvironmentUnusable: it does not run on this machine.
+        EnvironmentUnusable: it does not run on this machine, or it is another user's and cannot be seen.
     """
     must_be_run_directory(run_dir)
     found = local_pids(run_dir, past.read(run_dir).run_dir)
     if name not in found:
+        if (other := other_owner(run_dir)) is not None:
+            raise EnvironmentUnusable(f"{name} of {run_dir} cannot be seen: the campaign is that of {other}, who can ask for it")
         there = f"what does: {', '.join(found)}" if found else "nothing of this campaign does"
         raise EnvironmentUnusable(f"{name} of {run_dir} does not run on this machine; {there}")
     return found[name]

@@ -89,6 +89,11 @@ TABLE: tuple[Symptom, ...] = (
         r"(ibv_(reg|create|alloc)\w*|[Rr]egister\w* memory).*(Cannot allocate memory|ENOMEM|errno 12\b|error 12\b)",
         "RDMA may not pin the memory that it needs: see `ulimit -l` of jobs on the node",
     ),
+    _node(
+        r"can't start new thread|(RuntimeError:|what\(\):|\b([Tt]hread|fork|clone|pthread_create)\b.*) .*"
+        r"Resource temporarily unavailable",
+        "no more processes and threads may run: see `ulimit -u` and the cgroup's pids.max",
+    ),
     _node(r"insufficient shared memory|out of shared memory", "the shared memory of the node (/dev/shm) is full"),
     # The same again, wherever it runs
     GPU_MEMORY,

@@ -24,6 +24,16 @@ def stranger(script: str, *arguments: object) -> None:
 
 
 @contextmanager
+def stranger_for_a_while() -> Iterator[None]:
+    """Meanwhile this process reads and writes files as he does."""
+    os.seteuid(UID)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@contextmanager
 def shared_place() -> Iterator[Path]:
     """A directory in RAM in which everybody may make files, as `/dev/shm` is one."""
     path = Path(tempfile.mkdtemp(prefix="resilient-test-", dir="/dev/shm"))

@@ -67,14 +67,17 @@ def tiers(path: Path) -> list[Tier]:
 def locations(path: Path) -> list[CheckpointLocation]:
     """Every directory `step-N` that a path means, parts and damaged ones among them, by tier, root and step. Raises Refusal.
 
-    What a node is just writing or removing is left out.
+    What a node is just writing or removing is left out, and so are the directories of nodes that may not be read (`not_readable`).
     """
     path = directory(path)
     step = step_of(path)
     if step is not None:
         return [CheckpointLocation(None, step, path)]
     found = (
-        CheckpointLocation(tier, step, step_path(root, step)) for tier in tiers(path) for root in tier.roots for step in steps(root)
+        CheckpointLocation(tier, step, step_path(root, step))
+        for tier in tiers(path)
+        for root in tier.roots
+        for step in _steps(tier, root) or []
     )
     return [place for place in found if is_there(place)]
 
@@ -143,6 +146,26 @@ def read_of_another(path: Path) -> list[str]:
         for root in tier.roots[:1]
         if tier.other is not None and any(os.path.isdir(each) for each in tier.roots)  # noqa: PTH112 (nor may it be readable)
     ]
+
+
+def not_readable(path: Path) -> list[str]:
+    """What to say of each tier of which directories of nodes may not be read: they are their user's alone. Raises Refusal."""
+    path = directory(path)
+    return [
+        f"{len(denied)} directories of nodes were left out, of tier {tier.name}: {denied[0]} may not be read"
+        for tier in ([] if step_of(path) is not None else tiers(path))
+        if (denied := [root for root in tier.roots if _steps(tier, root) is None])
+    ]
+
+
+def _steps(tier: Tier, root: Path) -> list[int] | None:
+    """The committed steps; None for a node's directory that may not be read. Raises OSError."""
+    try:
+        return steps(root)
+    except PermissionError:
+        if tier.durable:
+            raise
+        return None
 
 
 def _tier(described: dict[str, Any], path: Path, other: Path | None) -> Tier:

@@ -19,7 +19,8 @@ from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_s
 from resilient.driver.launch import AgentAhead
 from resilient.driver.terminal import drain
 from resilient.entry import must_hide_nothing, parse
-from resilient.exits import Exit
+from resilient.exits import EnvironmentUnusable, Exit
+from resilient.health import machine
 from resilient.identity import record
 from resilient.identity.resume import Known, versions_here
 from resilient.run_dir_config import must_not_be_foreign
@@ -53,6 +54,8 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
         raise attribute(ConfigError(problems), config, given)
     if allocation is None:
         shares_of_gpus(loaded, layout)  # too few are refused before anything starts
+        if (too_few := machine.too_few_processes(machine.limits_of(), layout.world_size)) is not None:
+            raise EnvironmentUnusable(too_few)
     shrunk = allocation is not None and allocation.gone
     try:
         resumption = known.resume(loaded, None if shrunk else layout, told.accept, versions_here(loaded, allocation is not None))

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Protocol, TextIO, cast
 
 KEPT_CHARACTERS = 1 << 20
@@ -189,7 +190,9 @@ def patient(notes: Notes) -> Iterator[None]:
         return lambda text: notes.note(f"{name}: {text}")
 
     before = sys.stdout, sys.stderr
-    streams = [PatientStream(sys.stdout, trouble_of("standard output")), PatientStream(sys.stderr, trouble_of("standard error"))]
+    opened = (sys.stdout if sys.__stdout__ is not None else None, sys.stderr if sys.__stderr__ is not None else None)
+    names = ("standard output", "standard error")
+    streams = [PatientStream(stream, trouble_of(name)) for stream, name in zip(opened, names, strict=True)]
     sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in streams)
     try:
         yield
@@ -219,9 +222,15 @@ def drain(patience_s: float = 1.0) -> None:
 
 
 def keep_descriptors() -> None:
-    """Where a standard stream was closed before this process began, its descriptor is /dev/null's, and so nobody else's."""
+    """Where a standard stream was closed before this process began, it is /dev/null, and its descriptor nobody else's.
+
+    `sys.__stdout__` and `sys.__stderr__` stay None, by which `patient` knows.
+    """
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # now that no other takes the descriptors of these
+        if getattr(sys, name) is None:  # libraries print to it, and ask whether it is a terminal
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - for as long as the process is there

@@ -6,8 +6,10 @@ Reads /proc and /sys/fs/cgroup, which do not hang; the roots of both can be give
 import os
 import resource
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -18,6 +20,7 @@ CONTAINER_SHM_BYTES = 64 << 20  # what containers have, unless they are told oth
 LITTLE_SHM_BYTES = 16 << 20
 LEAST_FILES, FILES_PER_RANK = 256, 4
 LEAST_PROCESSES, PROCESSES_PER_RANK = 64, 64  # threads count
+RUNTIME_PROCESSES, FEWEST_PER_RANK = 12, 3  # without any of a script's or of torch's own: driver, agent and daemon; a rank
 LEAST_PORTS = 2000
 LOCKED_BYTES = 1 << 30
 LEAST_FILE_BYTES = 64 << 20  # heartbeat regions, logs and the ledger need as much
@@ -82,10 +85,11 @@ class Limits:
     """What a process of this user may have; None where there is no limit.
 
     Attributes:
-        processes: threads count; what is left of the limit.
+        processes: threads count; what is left of the limit that leaves the fewest.
         locked_bytes: memory that RDMA may pin; root may pin any.
         ports: ephemeral ones, for outgoing connections and for our listening ones.
         file_bytes: that a file may have.
+        processes_by: what sets the limit of processes.
     """
 
     files: int | None
@@ -93,6 +97,7 @@ class Limits:
     locked_bytes: int | None
     ports: int | None
     file_bytes: int | None = None
+    processes_by: Literal["pids.max", "ulimit -u"] = "pids.max"
 
 
 def limits_of(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Limits:
@@ -100,22 +105,45 @@ def limits_of(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgrou
     most, used = _cgroup("pids.max", proc, cgroups), _cgroup("pids.current", proc, cgroups)
     left = None if most is None else max(0, most - (used or 0))
     root = os.geteuid() == 0
+    by: Literal["pids.max", "ulimit -u"] = "pids.max"
+    if not root and (allowed := _limit(resource.RLIMIT_NPROC)) is not None:
+        own = max(0, allowed - _tasks(os.getuid(), proc))
+        if left is None or own < left:
+            left, by = own, "ulimit -u"
     try:
         first, last = map(int, (proc / "sys/net/ipv4/ip_local_port_range").read_text().split())
         ports: int | None = last - first + 1
     except (OSError, ValueError):
         ports = None
     locked_bytes = None if root else _limit(resource.RLIMIT_MEMLOCK)
-    return Limits(_limit(resource.RLIMIT_NOFILE), left, locked_bytes, ports, _limit(resource.RLIMIT_FSIZE))
+    return Limits(_limit(resource.RLIMIT_NOFILE), left, locked_bytes, ports, _limit(resource.RLIMIT_FSIZE), by)
 
 
-def judge_limits(limits: Limits, *, ranks: int, world: int, rdma: bool) -> list[Finding]:
+def too_few_processes(limits: Limits, ranks: int, *, running: bool = False) -> str | None:
+    """Why so many ranks cannot even be started, whatever they do; None where they can.
+
+    Args:
+        running: the runtime runs already, and counts as used.
+    """
+    fewest = FEWEST_PER_RANK * ranks + (0 if running else RUNTIME_PROCESSES)
+    return _processes_left(limits, ranks, fewest) if limits.processes is not None and limits.processes < fewest else None
+
+
+def _processes_left(limits: Limits, ranks: int, wanted: int) -> str:
+    text = (
+        f"{limits.processes:,} more processes and threads may run, and {ranks} ranks want {wanted:,}; raise {limits.processes_by}"
+    )
+    return f"{text}, or end others of this user" if limits.processes_by == "ulimit -u" else text
+
+
+def judge_limits(limits: Limits, *, ranks: int, world: int, rdma: bool, running: bool = False) -> list[Finding]:
     """Whether they are enough.
 
     Args:
         ranks: of this node.
         world: ranks of all nodes: each may be connected to each.
         rdma: whether there are ports that pin memory.
+        running: the runtime runs already on this node.
     """
     files = LEAST_FILES + FILES_PER_RANK * world
     measured = {"allowed": limits.files if limits.files is not None else "unlimited", "needed": files}
@@ -128,11 +156,10 @@ def judge_limits(limits: Limits, *, ranks: int, world: int, rdma: bool) -> list[
         found = [Finding("open files", "ok", "enough may be open", measured)]
     processes = LEAST_PROCESSES + PROCESSES_PER_RANK * ranks
     measured = {"left": limits.processes if limits.processes is not None else "unlimited", "needed": processes}
-    if limits.processes is not None and limits.processes < processes:
-        text = (
-            f"the cgroup has {limits.processes:,} processes and threads left, and {ranks} ranks want {processes:,}; raise pids.max"
-        )
-        found.append(Finding("processes", "warn", text, measured))
+    if (impossible := too_few_processes(limits, ranks, running=running)) is not None:
+        found.append(Finding("processes", "fail", impossible, measured))
+    elif limits.processes is not None and limits.processes < processes:
+        found.append(Finding("processes", "warn", _processes_left(limits, ranks, processes), measured))
     else:
         found.append(Finding("processes", "ok", "enough may run", measured))
     if rdma and limits.locked_bytes is not None and limits.locked_bytes < LOCKED_BYTES:
@@ -175,6 +202,16 @@ def _family(address: str) -> socket.AddressFamily:
 def _limit(which: int) -> int | None:
     soft, _ = resource.getrlimit(which)
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _tasks(user: int, proc: Path) -> int:
+    """Processes of a user, by their threads; those that hide their user do not count."""
+    count = 0
+    for process in proc.glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if process.stat().st_uid == user:
+                count += len(os.listdir(process / "task"))  # noqa: PTH208 - names alone
+    return count
 
 
 def _cgroup(name: str, proc: Path, cgroups: Path) -> int | None:

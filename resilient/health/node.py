@@ -69,7 +69,9 @@ class NodeCheck:
                 tasks.append(Task((gpus.MEMORY,), gpus.freed, (spec.stuck, spec.limit_s), spec.limit_s))
         self._at_once = [  # none of it hangs: RAM has no server and no device
             machine.reach(spec.addr),
-            *machine.judge_limits(machine.limits_of(), ranks=len(spec.devices), world=spec.world, rdma=bool(spec.rdma_ports)),
+            *machine.judge_limits(
+                machine.limits_of(), ranks=len(spec.devices), world=spec.world, rdma=bool(spec.rdma_ports), running=True
+            ),
             *(disk.judge(tier, disk.inspect(tier)) for tier in in_ram),
             *gpus.judge_faults(spec.gpu_faults, spec.gpus),
         ]

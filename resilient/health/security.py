@@ -19,14 +19,17 @@ import yaml
 from checkpoint import safe_dir
 from checkpoint.ownership import user_name, why_not_obeyed
 from checkpoint.safe_dir import UnsafeDirectory
+from checkpoint.tools import locations
+from checkpoint.tools.refusal import Refusal
 from resilient import storage
 from resilient.access import CONTROL, MODES, Mode
 from resilient.agent import memory
 from resilient.driver.lease import holder, machine_id
 from resilient.health.report import Finding, Report
-from resilient.processes import must_be_run_directory
+from resilient.processes import must_be_run_directory, other_owner
 from resilient.slurm.launch import own_addresses
 
+_UNSEEN = "what the campaign has here cannot be seen: run this as its user,"
 SRUN = "srun"  # of a job, which talks with slurmd; where it listens is SrunPortRange of slurm.conf
 
 
@@ -78,17 +81,36 @@ def _run_directory(run_dir: Path) -> Iterator[Finding]:
 
 def _tiers(run_dir: Path) -> Iterator[Finding]:
     try:
-        tiers = storage.read(run_dir)["tiers"]
-        places = [(str(tier["name"]), bool(tier["durable"]), [Path(root) for root in tier["roots"]]) for tier in tiers]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        storage.read(run_dir)
+        tiers = locations.tiers(run_dir)
+    except (OSError, ValueError, Refusal) as error:
         yield Finding("tiers", "warn", f"{run_dir / storage.FILE} does not say where they are: {error}")
         return
-    for name, durable, roots in places:
-        there = [root for root in roots if os.path.lexists(root)]
-        if not there:
-            yield Finding(f"tier {name}", "skip", "nothing of it is on this machine now")
+    for tier in tiers:
+        check = f"tier {tier.name}"
+        if tier.other is not None:
+            text = f"{tier.roots[0]} is that of {tier.other}, which {run_dir} was copied from: look at it there"
+            yield Finding(check, "skip", text)
+            continue
+        hidden = [root for root in tier.roots if _is_hidden(root)]
+        there = [root for root in tier.roots if os.path.lexists(root)]
+        if hidden:
+            yield Finding(check, "skip", f"whether {hidden[0]} is there cannot be seen: run this as its user")
+        elif not there:
+            yield Finding(check, "skip", "nothing of it is on this machine now")
         for root in there:
-            yield _durable(name, root, _mode_of(run_dir)) if durable else _private(f"tier {name}", root)
+            yield _durable(tier.name, root, _mode_of(run_dir)) if tier.durable else _private(check, root)
+
+
+def _is_hidden(path: Path) -> bool:
+    """Whether a directory above it keeps from the caller whether it is there."""
+    try:
+        path.lstat()
+    except PermissionError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _durable(name: str, root: Path, wanted: Mode) -> Finding:
@@ -127,13 +149,17 @@ def _memory(run_dir: Path) -> Iterator[Finding]:
         )
         yield Finding("shared memory", "warn", text)
     if not found:
-        yield Finding("shared memory", "skip", "the campaign has no directory there now")
+        other = other_owner(run_dir)
+        text = "the campaign has no directory there now" if other is None else f"{_UNSEEN} {other}"
+        yield Finding("shared memory", "skip", text)
 
 
 def _listeners(run_dir: Path) -> Iterator[Finding]:
     places = _places(run_dir)
     if not places:
-        yield Finding("listeners", "skip", "no process of the campaign runs on this machine")
+        other = other_owner(run_dir)
+        text = "no process of the campaign runs on this machine" if other is None else f"{_UNSEEN} {other}"
+        yield Finding("listeners", "skip", text)
         return
     hidden = bad = seen = slurms = 0
     in_job = bool((owner := holder(run_dir)) is not None and owner.job)

@@ -27,6 +27,9 @@ def check(*, model: Any, optimizer: Any, scheduler: Any, extra: Any, loader: Any
             raise _wrong(name, each, "something with state_dict and load_state_dict, or a list of such")
     if not (extra is None or isinstance(extra, Mapping) or _has_state(extra) or randomness.generator_state(extra) is not None):
         raise _wrong("extra", extra, "a dict, or one module, random generator or something with state_dict and load_state_dict")
+    for key in extra if isinstance(extra, Mapping) else ():
+        if not isinstance(key, str):  # JSON would make one of it
+            raise _wrong(f"the key {key!r} of extra", key, "a string")
     if isinstance(loader, _PLAIN):
         raise _wrong("loader", loader, "a loader or a sampler")
     if group is not None and not (dist.is_available() and isinstance(group, dist.ProcessGroup)):

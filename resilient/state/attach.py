@@ -54,8 +54,8 @@ def attach(
         model: plain, or with DTensor parameters on any mesh.
         optimizer: or several; all their parameters are the model's, or those of modules in `extra`.
         scheduler: or several, of learning rates: whatever has `state_dict` and `load_state_dict`.
-        extra: a dict whose values are saved, and replaced when the script goes on: modules, things with `state_dict`, random
-            generators, numbers, text, lists, small tensors; or one such thing.
+        extra: a dict by strings, whose values are saved, and replaced when the script goes on: modules, things with `state_dict`,
+            random generators, numbers, text, lists, small tensors; or one such thing.
         loader: whose position is saved, if it has a `state_dict` as torchdata's StatefulDataLoader, and the epoch of its sampler;
             or a sampler.
         group: one that carries objects (gloo does); None: the default group if it is gloo's, or else one that is made here.

@@ -8,8 +8,7 @@ import pty
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mounts import needs_root, small_disk
-from stranger import UID, shared_place
+from stranger import UID, shared_place, stranger_for_a_while
 from typer.testing import CliRunner
 
 import checkpoint
@@ -110,7 +109,7 @@ def test_a_checkpoint_that_may_not_be_read_is_one_that_is_damaged() -> None:
             if not path.is_relative_to(place / "checkpoints/step-00000010"):
                 os.chown(path, UID, UID)
         os.chown(place / "checkpoints", UID, UID)
-        with as_somebody_else():
+        with stranger_for_a_while():
             listed = told("ls", place)
             verified = run("verify", place)
             exported = run("export", place, "--format", "torch", "--out", place / "out")
@@ -121,15 +120,6 @@ def test_a_checkpoint_that_may_not_be_read_is_one_that_is_damaged() -> None:
         assert (verified.exit_code, verified.stdout.count(": good")) == (1, 1)
         assert "step-00000010 is damaged: manifest.json cannot be read: Permission denied" in verified.stderr
         assert exported.exit_code == 0, exported.output
-
-
-@contextmanager
-def as_somebody_else() -> Iterator[None]:
-    os.seteuid(UID)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_ls_as_json(campaign: Path) -> None:

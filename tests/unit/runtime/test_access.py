@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from stranger import UID, needs_root, shared_place, stranger
+from stranger import UID, needs_root, shared_place, stranger, stranger_for_a_while
 
 from checkpoint.tools import flushing
 from checkpoint.tools.refusal import Refusal
@@ -22,6 +22,7 @@ from resilient.agent import memory
 from resilient.driver.lease import Owner
 from resilient.exits import EnvironmentUnusable
 from resilient.health import security
+from resilient.processes import local_pid
 from resilient.slurm.launch import own_addresses
 
 
@@ -174,6 +175,39 @@ def test_a_tier_of_somebody_else_is_told(run_dir: Path) -> None:
         stranger('mkdir -m 0777 "$1" "$1/node0"', place / "gpt")
         (run_dir / "storage.json").write_text(described("ram", place / "gpt/node0"))
         assert f"it belongs to uid {UID}" in findings(run_dir)["tier ram"]
+
+
+@needs_root
+def test_what_the_campaign_of_another_user_has_here_is_not_said_to_be_gone() -> None:
+    with shared_place() as place:
+        run_dir = place / "run"
+        (place / "gpt/node0").mkdir(parents=True, mode=0o700)
+        (place / "gpt").chmod(0o700)
+        run_dir.mkdir()
+        (run_dir / "storage.json").write_text(described("ram", place / "gpt/node0"))
+        (run_dir / "events.jsonl").touch()
+        with stranger_for_a_while():
+            found = findings(run_dir)
+            with pytest.raises(EnvironmentUnusable, match=rf"rank 0 of {run_dir} cannot be seen: .* root \(uid 0\)"):
+                local_pid(run_dir, "rank 0")
+        itself = findings(run_dir)
+    assert found["tier ram"] == f"skip: whether {place}/gpt/node0 is there cannot be seen: run this as its user"
+    assert found["shared memory"] == "skip: what the campaign has here cannot be seen: run this as its user, root (uid 0)"
+    assert found["listeners"] == found["shared memory"]
+    assert itself["tier ram"].startswith("ok") and itself["listeners"] == "skip: no process of the campaign runs on this machine"
+
+
+def test_of_a_copied_run_directory_what_is_its_own_is_looked_at_and_no_root_of_the_original(run_dir: Path, tmp_path: Path) -> None:
+    stored = json.loads(described("ram", tmp_path / "ram"))
+    stored["tiers"] += json.loads(described("durable", run_dir / "checkpoints"))["tiers"]
+    (run_dir / "storage.json").write_text(json.dumps({**stored, "run_dir": str(run_dir)}))
+    (tmp_path / "ram").mkdir(mode=0o700)
+    copy = Path(shutil.copytree(run_dir, tmp_path / "copy"))
+    (run_dir / "checkpoints").chmod(0o777)
+    found = findings(copy)
+    assert found["tier durable"] == f"ok: {copy}/checkpoints has mode 0700"
+    assert found["tier ram"] == f"skip: {tmp_path}/ram is that of {run_dir}, which {copy} was copied from: look at it there"
+    assert findings(run_dir)["tier ram"].startswith("ok") and findings(run_dir)["tier durable"].startswith("fail")
 
 
 @pytest.mark.parametrize(

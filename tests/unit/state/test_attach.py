@@ -284,6 +284,7 @@ class Counter:
         ({"scheduler": torch.optim.lr_scheduler.StepLR}, r"scheduler is a builtins\.type, and must be"),
         ({"scheduler": (Counter(),)}, r"scheduler\[0\] is a test_attach\.Counter, and must be"),
         ({"extra": "nope"}, r"extra is a builtins\.str, and must be a dict, or one module, random generator or something with"),
+        ({"extra": {"seen": 3, 0: 5}}, r"the key 0 of extra is a builtins\.int, and must be a string$"),
         ({"extra": [1, 2]}, r"extra is a builtins\.list, and must be a dict"),
         ({"loader": "nope"}, r"loader is a builtins\.str, and must be a loader or a sampler"),
         ({"loader": [torch.ones(1)]}, r"loader is a builtins\.list, and must be a loader or a sampler"),
