@@ -32,7 +32,7 @@ def run(
 
     from rich.console import Console
 
-    from chaos.experiment import find, lasting, read, seed_of
+    from chaos.experiment import find, lasting, located, read, seed_of
     from chaos.orchestration import execution
     from chaos.orchestration.display import Lines
     from chaos.verdict.report import as_json as as_json_object
@@ -47,10 +47,12 @@ def run(
     for number in range(first, first + repeat):
         name = f"{wanted.name}-{number}"
         directory = execution.fresh(execution.RESULTS, name) if out is None else execution.given(out if repeat == 1 else out / name)
-        if run_dir is not None:
-            result = execution.attach(wanted, number, run_dir.absolute(), directory, display)
-        else:
-            result = execution.perform(wanted, file, number, directory, reference, display)
+        with located(file):
+            if run_dir is not None:
+                result = execution.attach(wanted, number, run_dir.absolute(), directory, display)
+            else:
+                result = execution.perform(wanted, file, number, directory, reference, display)
+        if run_dir is None:
             reference = result.reference if wanted.campaign.until == "target" else None
         if as_json:
             typer.echo(json.dumps(as_json_object(result.verdict)))
@@ -67,7 +69,8 @@ def plan(experiment: Named, seed: Seed = None, minutes: Minutes = None) -> None:
 
     from rich.console import Console
 
-    from chaos.experiment import find, lasting, read, seed_of
+    from chaos.experiment import find, lasting, located, read, seed_of
+    from chaos.fitting import fit
     from chaos.orchestration import execution
     from chaos.orchestration.campaign import resolve
     from chaos.orchestration.display import show_plan
@@ -75,9 +78,11 @@ def plan(experiment: Named, seed: Seed = None, minutes: Minutes = None) -> None:
 
     file = find(experiment)
     wanted = lasting(read(file), minutes)
-    with tempfile.TemporaryDirectory() as directory:
-        config = resolve(wanted.campaign, file, Path(directory), allow=True)
-    made = planned(wanted, seed_of(wanted, seed), execution.world_of(config, execution.has_here(wanted, config)))
+    with located(file):
+        with tempfile.TemporaryDirectory() as directory:
+            config = resolve(wanted.campaign, file, Path(directory), allow=True)
+        fit(wanted, config)
+        made = planned(wanted, seed_of(wanted, seed), execution.world_of(config, execution.has_here(wanted, config)))
     show_plan(Console(highlight=False), made)
 
 

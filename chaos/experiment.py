@@ -3,7 +3,9 @@
 Owns the shape of the file and its errors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,26 +15,33 @@ from chaos import faults
 from chaos.fault import Fault
 from chaos.injectors.moments import Phase
 from chaos.orchestration.volumes import Volume
-from resilient.config import document
-from resilient.config.document import NotADocument
-from resilient.config.errors import shown
-from resilient.exits import Exit, ForeseenError
+from resilient.config.annotations import allowed, keys_of, walk
+from resilient.config.errors import ConfigError, Problem
+from resilient.config.source import MOST, TOLD, Source, attributed, in_words, ordered, parse, told
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-TOLD = 50  # problems at once
 SHIPPED = Path(__file__).parent / "experiments"  # a link in the source tree, so that an installation has them too
 
 
-class ExperimentError(ForeseenError):
-    """An experiment that cannot be: file, key, what is allowed."""
+class ExperimentError(ConfigError):
+    """An experiment that cannot be: file, line, key, value, what is allowed."""
 
-    code = Exit.CONFIG
+    def __init__(self, problems: Sequence[Problem] | str) -> None:
+        super().__init__([Problem("", None, problems)] if isinstance(problems, str) else problems)
+
+
+class Misfit(ValueError):
+    """What a section says does not fit together. The keys of its problems are relative to the section."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = problems
 
 
 class Section(BaseModel):
     """Base of all sections: a key that is not declared is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class When(Section):
@@ -68,7 +77,7 @@ class Scheduled(Section):
     def _fits(self) -> "Scheduled":
         make(self.fault, self.params)
         if self.at.after is not None and self.at.together is not None:
-            raise ValueError("at: `after` one and `together` with one cannot both be")
+            raise Misfit(Problem("at", None, "`after` one and `together` with one cannot both be"))
         return self
 
 
@@ -106,10 +115,20 @@ class Mix(Section):
     @model_validator(mode="after")
     def _fits(self) -> "Mix":
         for name, kind in self.kinds.items():
-            make(name, kind.params)
+            try:
+                make(name, kind.params)
+            except Misfit as error:
+                raise Misfit(*(_of_kind(name, each) for each in error.problems)) from None
         if self.calm_s[0] > self.calm_s[1]:
-            raise ValueError("calm_s: shortest and longest, in this order")
+            raise Misfit(Problem("calm_s", list(self.calm_s), "shortest and longest, in this order"))
         return self
+
+
+def _of_kind(name: str, problem: Problem) -> Problem:
+    """A problem of a fault in a mix, which has its name for a key."""
+    if problem.key == "fault":
+        return replace(problem, key=f"kinds.{name}", value=None)
+    return replace(problem, key=f"kinds.{name}.{problem.key}")
 
 
 class Limits(Section):
@@ -161,18 +180,18 @@ class Experiment(Section):
     def _makes_sense(self) -> "Experiment":
         endless = self.random is not None and self.random.count is None and self.random.minutes is None
         if endless and self.campaign.until == "faults":
-            raise ValueError("campaign.until: faults, but random.count or random.minutes does not say how many")
+            raise Misfit(Problem("campaign.until", "faults", "random.count or random.minutes does not say how many"))
         if not self.faults and self.random is None:
-            raise ValueError("there is neither a fault in `faults` nor a mix in `random`")
+            raise Misfit(Problem("", None, "there is neither a fault in `faults` nor a mix in `random`"))
         if self.lab is not None and self.campaign.volumes:
-            raise ValueError("campaign.volumes: hosts of a lab have /mnt/nvme and /dev/shm of their own instead")
+            raise Misfit(Problem("campaign.volumes", None, "hosts of a lab have /mnt/nvme and /dev/shm of their own instead"))
         known: set[str] = set()
         for number, each in enumerate(self.faults):
             for key, other in (("after", each.at.after), ("together", each.at.together)):
                 if other is not None and other not in known:
-                    raise ValueError(f"faults.{number}.at.{key}: no fault above it has the id {other!r}")
+                    raise Misfit(Problem(f"faults.{number}.at.{key}", other, "no fault above it has this id"))
             if each.id in known:
-                raise ValueError(f"faults.{number}.id: {each.id!r} stands twice")
+                raise Misfit(Problem(f"faults.{number}.id", each.id, "stands twice"))
             known |= {each.id} if each.id is not None else set()
         return self
 
@@ -181,16 +200,25 @@ def make(name: str, params: Mapping[str, Any]) -> Fault:
     """A fault with its parameters.
 
     Raises:
-        ValueError: there is none of this name, or it has no such parameters.
+        Misfit: there is none of this name, or it has no such parameters; with the keys `fault` and `with`.
     """
     if name not in faults.names():
-        raise ValueError(f"there is no fault {name!r}; there are {', '.join(faults.names())}")
+        raise Misfit(Problem("fault", name, f"there is no such fault; allowed: {', '.join(faults.names())}"))
     kind = faults.kind(name)
     try:
         return kind(**params)
     except ValidationError as error:
-        wrong = "; ".join(f"with.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise ValueError(f"{name}: {wrong}; its parameters are {', '.join(kind.model_fields) or 'none'}") from None
+        raise Misfit(*(_of_parameter(kind, params, each["loc"], each["type"]) for each in error.errors())) from None
+
+
+def _of_parameter(kind: type[Fault], params: Mapping[str, Any], loc: Sequence[str | int], what: str) -> Problem:
+    key, annotation, field = walk(loc, kind)
+    at = ".".join(("with", *key))
+    if what == "extra_forbidden":
+        return Problem(at, None, f"unknown parameter; allowed here: {', '.join(keys_of(kind)) or 'none'}")
+    if what == "missing":
+        return Problem(at, None, "is missing")
+    return Problem(at, params.get(key[0]), f"allowed: {allowed(annotation, field)}{', and finite' * (what == 'finite_number')}")
 
 
 def find(named: str) -> Path:
@@ -214,19 +242,40 @@ def read(path: Path) -> Experiment:
     Raises:
         ExperimentError: it is not there, is not YAML, or says what cannot be.
     """
+    source = _parse(path)
     try:
-        return Experiment.model_validate(document.read(path))
-    except NotADocument as error:
-        raise ExperimentError(placed(path, error)) from None
+        return Experiment.model_validate(source.values)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        lines = [f"{path}: {shown('.'.join(map(str, each['loc'])))}: {' '.join(each['msg'].split())}" for each in found[:TOLD]]
-        raise ExperimentError("\n".join(lines)) from None
+        found = error.errors(include_url=False)
+        problems = [problem for each in found[: MOST * TOLD] for problem in _in_words(source, dict(each))]
+        raise ExperimentError(told(ordered(problems))) from None
 
 
-def placed(path: Path, error: NotADocument) -> str:
-    """What is wrong with a file, with its line where there is one."""
-    return f"{path}: {error.message}" if error.line is None else f"{path}:{error.line}: {error.message}"
+def _parse(path: Path) -> Source:
+    try:
+        return parse(path, "an experiment")
+    except ConfigError as error:
+        raise ExperimentError(error.problems) from None
+
+
+def _in_words(source: Source, found: Mapping[str, Any]) -> Iterator[Problem]:
+    cause = found.get("ctx", {}).get("error")
+    if not isinstance(cause, Misfit):
+        yield in_words(source, found, Experiment)
+        return
+    at = ".".join(map(str, found["loc"]))
+    for each in cause.problems:
+        yield attributed(source, replace(each, key=".".join(filter(None, (at, each.key)))))
+
+
+@contextmanager
+def located(path: Path) -> Iterator[None]:
+    """What turns out to be wrong with the experiment of a file is told with the file and the line."""
+    try:
+        yield
+    except ExperimentError as error:
+        source = _parse(path)
+        raise ExperimentError([attributed(source, problem) for problem in error.problems]) from None
 
 
 def lasting(experiment: Experiment, minutes: float | None) -> Experiment:

@@ -63,15 +63,20 @@ class Expectation:
 class Fault(BaseModel):
     """Base of all faults. The class's docstring is its entry in the catalogue: the first line says what happens."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     aim: ClassVar[Aim]
     needs: ClassVar[frozenset[Need]] = frozenset()
     undone: ClassVar[str] = "nothing is left to undo"  # how it undoes itself, for the catalogue
+    not_tiers: ClassVar[frozenset[Literal["memory", "durable"]]] = frozenset()  # kinds that its parameter `tier` must not name
 
     def expects(self) -> Expectation:
         """What the ladder should do about it, with these parameters."""
         raise NotImplementedError
+
+    def lacks(self) -> str:
+        """Which parameters it cannot do without and was not given, in words; empty: none."""
+        return ""
 
 
 class Outside(Fault):

@@ -15,6 +15,7 @@ from chaos import faults
 from chaos.experiment import Experiment, ExperimentError, Kind, Mix, Scheduled, When, make
 from chaos.fault import Aim, Need, Outside
 from chaos.injectors.context import Target
+from resilient.config.errors import Problem
 
 PREPARED = ("recovery", "drain")  # phases that are over so soon that an injector must wait for them beforehand
 UNBOUNDED = 10_000  # faults of a mix that nothing else ends
@@ -73,10 +74,12 @@ class Plan:
         return [strike for group in self.groups for strike in group.strikes]
 
 
-def why_not(fault: str, has: frozenset[Need]) -> str:
-    """What keeps a fault from being injected; empty if nothing does."""
+def why_not(fault: str, has: frozenset[Need], params: Mapping[str, Any] | None = None) -> str:
+    """What keeps a fault from being injected, with these parameters if there are any; empty if nothing does."""
     lacking = sorted(faults.kind(fault).needs - has)
-    return f"needs {', '.join(lacking)}" if lacking else ""
+    if lacking:
+        return f"needs {', '.join(lacking)}"
+    return make(fault, params).lacks() if params is not None else ""
 
 
 def plan(experiment: Experiment, seed: int, world: World) -> Plan:
@@ -95,16 +98,15 @@ def plan(experiment: Experiment, seed: int, world: World) -> Plan:
         groups += _mixed(experiment.random, drawn, left_out, experiment.limits.faults, len(experiment.faults) + 1)
     twice = [name for name, count in Counter(strike.id for group in groups for strike in group.strikes).items() if count > 1]
     if twice:
-        raise ExperimentError(
-            f"faults: the id {', '.join(twice)} stands twice; those without one have their number and their fault"
-        )
+        message = f"the id {', '.join(twice)} stands twice; those without one have their number and their fault"
+        raise ExperimentError([Problem("faults", None, message)])
     kept: list[Group] = []
     count = 0
     for number, group in enumerate(groups):
         count += len(group.strikes)
         if len(group.strikes) > experiment.limits.at_once:
             ids = ", ".join(strike.id for strike in group.strikes)
-            raise ExperimentError(f"limits.at_once: {experiment.limits.at_once}, but {ids} are to meet")
+            raise ExperimentError([Problem("limits.at_once", experiment.limits.at_once, f"{ids} are to meet")])
         if count > experiment.limits.faults:
             if experiment.random is None or experiment.random.minutes is None:  # else time is up first
                 left_out["the rest"] = f"limits.faults: {experiment.limits.faults}"
@@ -139,7 +141,8 @@ def _named(experiment: Experiment, world: World) -> set[int]:
         for name, index in each.target.items():
             count = world.nodes * world.procs_per_node if name == "rank" else world.nodes
             if index >= count:
-                raise ExperimentError(f"faults.{number}.target.{name}: {index}, but there are {count}, from 0 on")
+                message = f"there are {count}, from 0 on" if count > 1 else "there is one, which is 0"
+                raise ExperimentError([Problem(f"faults.{number}.target.{name}", index, message)])
             found.add(index // world.procs_per_node if name == "rank" else index)
     return found
 
@@ -149,7 +152,7 @@ def _allowed(experiment: Experiment, world: World, chance: random.Random) -> lis
     named = _named(experiment, world)
     most = experiment.limits.nodes or world.nodes
     if len(named) > most:
-        raise ExperimentError(f"limits.nodes: {most}, but nodes {', '.join(map(str, sorted(named)))} are to be hit")
+        raise ExperimentError([Problem("limits.nodes", most, f"nodes {', '.join(map(str, sorted(named)))} are to be hit")])
     others = [node for node in range(world.nodes) if node not in named]
     return sorted([*named, *chance.sample(others, min(most - len(named), len(others)))])
 
@@ -161,7 +164,7 @@ def _scheduled(wanted: Sequence[Scheduled], drawn: _Draw, missing: list[tuple[St
         name = each.id or f"{number + 1}-{each.fault}"
         where = f"faults.{number}"
         target = _target(each, drawn, where)
-        why = why_not(each.fault, drawn.world.has)
+        why = why_not(each.fault, drawn.world.has, each.params)
         other = each.at.after or each.at.together
         if not why and other in gone:
             why = f"comes with {other}, which is left out"
@@ -186,14 +189,14 @@ def _target(each: Scheduled, drawn: _Draw, where: str) -> Target | Literal["culp
         return drawn.target(aim)
     rank, node = each.target.get("rank"), each.target.get("node")
     if aim is Aim.RANK and rank is None:
-        raise ExperimentError(f"{where}.target: {each.fault} is aimed at a rank")
+        raise ExperimentError([Problem(f"{where}.target", dict(each.target), f"{each.fault} is aimed at a rank")])
     if aim is Aim.NODE:
         return Target(node=node) if node is not None else Target(rank=rank)
     return Target(rank=rank)
 
 
 def _mixed(mix: Mix, drawn: _Draw, left_out: dict[str, str], most: int, first_number: int) -> Iterator[Group]:
-    lacking = {name: why for name in mix.kinds if (why := why_not(name, drawn.world.has))}
+    lacking = {name: why for name in mix.kinds if (why := why_not(name, drawn.world.has, mix.kinds[name].params))}
     left_out |= lacking
     possible = {name: kind for name, kind in mix.kinds.items() if name not in lacking}
     if not possible:

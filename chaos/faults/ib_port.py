@@ -29,9 +29,12 @@ class IbPort(Outside):
     def expects(self) -> Expectation:
         return outage.of_a_node(self.seconds)
 
+    def lacks(self) -> str:
+        return "" if self.down and self.up else "no port is taken down unasked: `down` and `up` must say by which commands"
+
     def inject(self, context: InjectionContext) -> Evidence:
-        if not self.down or not self.up:
-            raise CannotInject("no port is taken down unasked: `down` and `up` must say by which commands")
+        if lacking := self.lacks():
+            raise CannotInject(lacking)
         before = _states()
         context.check_undone(lambda: until(lambda: _states() == before, f"{before} was so before `down`, and is not again"))
         for line in reversed(self.up):  # the guard runs the last one first

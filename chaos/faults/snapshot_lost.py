@@ -15,6 +15,7 @@ class SnapshotLost(Outside):
 
     aim = Aim.NODE
     undone = "not needed: the next snapshot is a new one"
+    not_tiers = frozenset({"durable"})
 
     tier: str = Field("memory", description="its name, or `memory`; not the durable one")
 

@@ -14,6 +14,7 @@ class TierReadOnly(Outside):
     aim = Aim.NODE
     needs = frozenset({Need.ROOT})
     undone = "it is mounted for writing again"
+    not_tiers = frozenset({"memory"})
 
     tier: str = Field("durable", description="its name; a mount of its own, and not the tier in memory, whose files stay open")
     for_s: float = Field(5.0, gt=0, description="how long it lasts")

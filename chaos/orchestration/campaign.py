@@ -8,20 +8,22 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from chaos.experiment import Campaign as Wanted
-from chaos.experiment import ExperimentError, placed
+from chaos.experiment import ExperimentError
 from chaos.orchestration.names import RUN
 from chaos.orchestration.sites import Site, Started
 from chaos.orchestration.volumes import filled_in, paths
 from chaos.verdict.observation import JobRun
-from resilient.config import Config, document, dump, load, spans
+from resilient.config import Config, ConfigError, attribute, document, dump, load, spans
 from resilient.config.document import NotADocument
+from resilient.config.errors import Problem
 from resilient.decided import decided
 
 REFERENCE, CONFIG, OUTPUT = "twin", "config.yaml", "output"
@@ -36,8 +38,7 @@ def resolve(wanted: Wanted, experiment: Path, directory: Path, *, allow: bool, c
         changes: made last.
 
     Raises:
-        ConfigError: it cannot be.
-        ExperimentError: there is no such file.
+        ExperimentError: it cannot be, or there is no such file.
     """
     values: dict[str, Any] = {}
     if wanted.file is not None:
@@ -45,9 +46,10 @@ def resolve(wanted: Wanted, experiment: Path, directory: Path, *, allow: bool, c
         try:
             values = document.read(path) or {}
         except NotADocument as error:
-            raise ExperimentError(f"{experiment}: campaign.file: {placed(path, error)}") from None
+            at = path if error.line is None else f"{path}:{error.line}"
+            raise ExperimentError([Problem("campaign.file", wanted.file, f"{at}: {error.message}")]) from None
         if not isinstance(values, dict):
-            raise ExperimentError(f"{experiment}: campaign.file: {path}: a config is a mapping of keys to values")
+            raise ExperimentError([Problem("campaign.file", wanted.file, f"{path}: a config is a mapping of keys to values")])
     for each in (wanted.config, changes or {}, {"run_dir": str(directory.absolute() / RUN), "chaos": {"allow": allow}}):
         values = merged(values, each)
     os.environ.setdefault("USER", getpass.getuser())  # which paths may name, and containers do not have
@@ -55,9 +57,24 @@ def resolve(wanted: Wanted, experiment: Path, directory: Path, *, allow: bool, c
     path = directory / CONFIG
     directory.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(values, sort_keys=False))
-    config, _ = decided(load(path, []))  # once for all runs of the experiment, in a lab or on this machine
+    try:
+        config, _ = decided(load(path, []))  # once for all runs of the experiment, in a lab or on this machine
+    except ConfigError as error:
+        raise ExperimentError([_where_it_stands(wanted, experiment, each) for each in error.problems]) from None
     path.write_text(dump(config))
     return config
+
+
+def _where_it_stands(wanted: Wanted, experiment: Path, problem: Problem) -> Problem:
+    """A problem of a campaign's config as one of the experiment, or of the config's file where it stands there."""
+    if wanted.file is not None and not _has(wanted.config, problem.key.split(".")):
+        file = experiment.parent / wanted.file
+        return attribute(ConfigError([replace(problem, file=None, line=None)]), file).problems[0]
+    return Problem(f"campaign.config.{problem.key}".rstrip("."), problem.value, problem.message)
+
+
+def _has(values: object, key: Sequence[str]) -> bool:
+    return not key or (isinstance(values, Mapping) and key[0] in values and _has(values[key[0]], key[1:]))
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from chaos.experiment import Experiment, ExperimentError
 from chaos.fault import Need
+from chaos.fitting import fit
 from chaos.orchestration.campaign import REFERENCE, Campaign, resolve, shortened
 from chaos.orchestration.cleanup import CleanupGuard
 from chaos.orchestration.runner import POLL_S, Display, Runner, Terms
@@ -28,6 +29,7 @@ from chaos.verdict.observation import Observation
 from chaos.verdict.verdict import OF_EACH, Verdict, judge
 from resilient.campaign import machine_layout
 from resilient.config import Config, load
+from resilient.config.errors import Problem
 from resilient.driver.lease import holder
 from resilient.exits import EnvironmentUnusable, Exit, ForeseenError
 
@@ -117,6 +119,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
     with interruptible(), CleanupGuard(undoing(volumes, directory)) as cleanup:
         mount(volumes, directory)
         config = resolve(experiment.campaign, file, directory, allow=True)
+        fit(experiment, config)
         cleanup.run(config.run_dir)
         site = _site(experiment, config, cleanup, display)
         made = _planned(experiment, seed, config, site, display)
@@ -162,7 +165,9 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, di
     path = run_dir / "config.yaml"
     config = load(path, [])
     if not config.chaos.allow:
-        raise ExperimentError(f"{path}: chaos.allow: false: only a campaign whose config says `chaos: {{allow: true}}` is broken")
+        message = "only a campaign whose config says `chaos: {allow: true}` is broken"
+        raise ExperimentError([Problem("chaos.allow", False, message, path)])
+    fit(experiment, config)
     if holder(run_dir) is None:
         raise EnvironmentUnusable(f"nothing runs in {run_dir}")
     with interruptible(), CleanupGuard() as cleanup:

@@ -150,7 +150,8 @@ class Runner:
 
     def _poll(self) -> None:
         for event in self._watch.poll():
-            self._display.event(event)
+            if self._terms.own or event["t"] >= self._begun_t:  # else it was before this command
+                self._display.event(event)
 
     def _after(self, code: int) -> Outcome | None:
         """The campaign has ended; it is started again if a fault has it so."""

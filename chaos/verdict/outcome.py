@@ -33,7 +33,7 @@ class Outcome:
         faults: ids of those that reported it, in the ledger.
         kinds: of them.
         detection_s: from the injection to the first of them; None if none did.
-        downtime_s: in which no new step was computed because of it.
+        downtime_s: from the injection, or the last step that was still finished after it, until steps were finished again.
         lost_steps: that were computed again.
         taken, expected: rungs of the ladder.
         covered_by: id of the injection that was being recovered from at that moment, so that nobody had to report this one.
@@ -161,14 +161,20 @@ def _draining(events: Sequence[Line], reported: ReportedFault) -> bool:
 
 
 def _downtime_s(seen: Observation, injection: Injection, reported: Sequence[ReportedFault], ended: JobRun | None) -> float | None:
+    """Each second once, however many faults reported it. The ledger's downtimes begin when a fault showed, which may be later."""
+    assert injection.t is not None
     if ended is not None:
         return _gap_s(seen, injection, ended)
-    # Of several that were recovered from with the same step, the longest.
-    longest: dict[float, float] = {}
-    for each in reported:
-        if each.recovered_t is not None:
-            longest[each.recovered_t] = max(each.downtime_s, longest.get(each.recovered_t, 0.0))
-    return sum(longest.values()) if longest else 0.0 if not reported else None
+    over = [(each, each.recovered_t) for each in reported if each.recovered_t is not None]
+    if reported and not over:
+        return None
+    down_s, until_t = 0.0, injection.t
+    for each, recovered_t in over:
+        if each.downtime_s > 0:
+            last_t = max((line["t"] for line in seen.metrics if line["t"] <= each.t), default=until_t)
+            down_s += max(0.0, recovered_t - max(until_t, last_t))
+            until_t = max(until_t, recovered_t)
+    return down_s
 
 
 def _gap_s(seen: Observation, injection: Injection, ended: JobRun) -> float | None:

@@ -48,14 +48,16 @@ def newest(run_dir: Path, *, group: bool = False) -> tuple[Held | None, Path]:
     Args:
         group: whether what members of the caller's groups have written is trusted.
 
-    Raises Refusal where the run is alive, where somebody else could have written what this command goes by, and where the run
-    directory was copied and its nodes' tiers are those of another.
+    Raises Refusal where there is no run, where it is alive, where somebody else could have written what this command goes by, and
+    where the run directory was copied and its nodes' tiers are those of another.
     """
     run_dir = directory(run_dir)
     why = first_not_obeyed((run_dir, *(run_dir / name for name in CONTROL)), group=group)
     if why is not None:
         raise Refusal(f"{why}; --group trusts the members of your groups (of a run with `run_dir_mode: group`)")
     _refuse_if_alive(run_dir)
+    if not (run_dir / STORAGE).is_file():
+        raise Refusal(f"{run_dir} is not the directory of a run that was started: there is no {STORAGE}")
     found_tiers = tiers(run_dir)
     must_be_its_own(run_dir, found_tiers)
     *others, durable = found_tiers

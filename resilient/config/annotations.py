@@ -9,16 +9,15 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from resilient.config.fields import Section
 from resilient.config.schema import Config
 
 Key = tuple[str, ...]
 
 
-def walk(loc: Sequence[str | int]) -> tuple[Key, Any, FieldInfo | None]:
-    """The key of a finding without the names of union branches, its annotation and its field."""
+def walk(loc: Sequence[str | int], root: type[BaseModel] = Config) -> tuple[Key, Any, FieldInfo | None]:
+    """The key of a finding in a model, without the names of union branches, its annotation and its field."""
     key: list[str] = []
-    annotation: Any = Config
+    annotation: Any = root
     field: FieldInfo | None = None
     for part in loc:
         models = [option for option in _options(annotation) if isinstance(option, type) and issubclass(option, BaseModel)]
@@ -27,16 +26,23 @@ def walk(loc: Sequence[str | int]) -> tuple[Key, Any, FieldInfo | None]:
             key.append(str(part))
             arguments = typing.get_args(lists[0])
             annotation, field = arguments[min(part, len(arguments) - 1)], None
-        elif models and (annotation is Config or isinstance(part, str)):
-            if part in models[0].model_fields:
-                field = models[0].model_fields[str(part)]
-                annotation = field.annotation
+        elif models and (annotation is root or isinstance(part, str)):
+            if (known := _field(models[0], str(part))) is not None:
+                field, annotation = known, known.annotation
             elif part != loc[-1]:
                 continue  # the name of a branch of a union
             key.append(str(part))
-        elif annotation is Any or typing.get_origin(annotation) is dict:
+        elif typing.get_origin(annotation) is dict:
+            key.append(str(part))
+            annotation, field = typing.get_args(annotation)[1], None
+        elif annotation is Any:
             key.append(str(part))
     return tuple(key), annotation, field
+
+
+def _field(model: type[BaseModel], key: str) -> FieldInfo | None:
+    """The field that a key of a file stands for."""
+    return next((field for name, field in model.model_fields.items() if key == (field.alias or name)), None)
 
 
 def _options(annotation: Any) -> list[Any]:
@@ -48,21 +54,28 @@ def _options(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def section_of(key: Key) -> type[Section] | None:
+def section_of(key: Key, root: type[BaseModel] = Config) -> type[BaseModel] | None:
     """The section that a key names; None where it names none."""
-    annotation: Any = Config
+    annotation: Any = root
     for part in key:
         options = _options(annotation)
         models = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
         lists = [option for option in options if typing.get_origin(option) is list]
         if part.isdigit() and lists:
             annotation = typing.get_args(lists[0])[0]
-        elif models and part in models[0].model_fields:
-            annotation = models[0].model_fields[part].annotation
+        elif models and (field := _field(models[0], part)) is not None:
+            annotation = field.annotation
+        elif typing.get_origin(annotation) is dict:
+            annotation = typing.get_args(annotation)[1]
         else:
             return None
-    found = [option for option in _options(annotation) if isinstance(option, type) and issubclass(option, Section)]
+    found = [option for option in _options(annotation) if isinstance(option, type) and issubclass(option, BaseModel)]
     return found[0] if found else None
+
+
+def keys_of(section: type[BaseModel]) -> list[str]:
+    """What its keys are called in a file."""
+    return [field.alias or name for name, field in section.model_fields.items()]
 
 
 _NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}

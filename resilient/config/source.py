@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from resilient.config import checks, document, paths, profile, warmup
-from resilient.config.annotations import Key, allowed, section_of, walk
+from resilient.config.annotations import Key, allowed, keys_of, section_of, walk
 from resilient.config.document import NotADocument
 from resilient.config.errors import COMMAND_LINE, ConfigError, Problem, shown
 from resilient.config.schema import Config
@@ -69,10 +69,10 @@ class Source:
 
 def read(path: Path, overrides: Sequence[str]) -> Source:
     """The file's values with the overrides applied, and below them those of the site. Raises ConfigError if they cannot be read."""
-    source = _parse(path)
+    source = parse(path)
     problems = [problem for override in overrides for problem in _override(source, override)]
     if problems:
-        raise ConfigError(_told(problems))
+        raise ConfigError(told(problems))
     for each, other in (LENGTH, LENGTH[::-1]):
         _give_way(source, each, to=other)
     return _at_its_site(source)
@@ -93,7 +93,7 @@ def _at_its_site(source: Source) -> Source:
     path = profile.find(name)
     if path is None:
         raise ConfigError([source.problem(("slurm", "profile"), name, profile.unknown(name))])
-    site = _parse(path)
+    site = parse(path)
     if isinstance(site.values.get("slurm"), dict) and "profile" in site.values["slurm"]:
         raise ConfigError([site.problem(("slurm", "profile"), None, "a profile does not name another one")])
     taken = profile.fill(source.values, site.values)
@@ -117,15 +117,15 @@ def load(path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] |
         config = Config.model_validate(source.values)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        problems = [_in_words(source, dict(each)) for each in found[: MOST * TOLD]]
-        raise ConfigError(_told(_ordered(problems), len(found) - len(problems))) from None
+        problems = [in_words(source, dict(each)) for each in found[: MOST * TOLD]]
+        raise ConfigError(told(ordered(problems), len(found) - len(problems))) from None
     written = _written(source, overrides)
     if written is not None:
         config = warmup.fitted(config, written)
     config, problems = paths.expanded(config, os.environ if environ is None else environ)
     problems += checks.check(config)
     if problems:
-        raise ConfigError(_ordered([_attributed(source, problem) for problem in problems]))
+        raise ConfigError(ordered([attributed(source, problem) for problem in problems]))
     return config
 
 
@@ -158,7 +158,7 @@ def attribute(error: ConfigError, path: Path, overrides: Sequence[str] = ()) -> 
         source = read(Path(path), overrides)
     except ConfigError:
         return error
-    return ConfigError([_attributed(source, problem) for problem in error.problems])
+    return ConfigError([attributed(source, problem) for problem in error.problems])
 
 
 def write(config: Config, path: Path) -> None:
@@ -183,7 +183,8 @@ def dump(config: Config) -> str:
 # -- text to values ----------------------------------------------------------------------------------------------------
 
 
-def _parse(path: Path) -> Source:
+def parse(path: Path, what: str = "a config") -> Source:
+    """The values of a file as they are written, and the lines of all keys. Raises ConfigError."""
     try:
         node = document.compose(document.text_of(path))
     except NotADocument as error:
@@ -191,11 +192,11 @@ def _parse(path: Path) -> Source:
     if node is None:
         return Source(path, {}, {})
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigError([Problem("", None, "a config is a mapping of keys to values", path, node.start_mark.line + 1)])
+        raise ConfigError([Problem("", None, f"{what} is a mapping of keys to values", path, node.start_mark.line + 1)])
     lines: dict[Key, int] = {}
     problems = list(islice(_index(path, node, (), lines), TOLD + 1))
     if problems:
-        raise ConfigError(_told(problems))
+        raise ConfigError(told(problems))
     try:
         values = document.construct(node)
     except NotADocument as error:
@@ -278,18 +279,20 @@ def _number(part: str) -> int | None:
 # -- findings in words -------------------------------------------------------------------------------------------------
 
 
-def _in_words(source: Source, found: dict[str, Any]) -> Problem:
-    """One of pydantic's findings as a problem that a person can act on."""
-    key, annotation, field = walk(found["loc"])
+def in_words(source: Source, found: Mapping[str, Any], root: type[BaseModel] = Config) -> Problem:
+    """One of pydantic's findings as a problem that a person can act on. Args: root: the model of the whole file."""
+    key, annotation, field = walk(found["loc"], root)
     value = _lookup(source.values, key)
     if found["type"] == "extra_forbidden":
-        section = section_of(key[:-1])
-        names = list(section.model_fields) if section is not None else []
+        section = section_of(key[:-1], root)
+        names = keys_of(section) if section is not None else []
         near = difflib.get_close_matches(key[-1], names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         return source.problem(key, None, f"unknown key; {hint}allowed here: {', '.join(names)}")
     if found["type"] == "missing":
         return source.problem(key, None, "is missing")
+    if found["type"] == "finite_number":
+        return source.problem(key, value, f"allowed: {allowed(annotation, field)}, and finite")
     return source.problem(key, value, f"allowed: {allowed(annotation, field)}")
 
 
@@ -304,7 +307,8 @@ def _lookup(values: Any, key: Key) -> object:
     return "null" if values is None else values
 
 
-def _attributed(source: Source, problem: Problem) -> Problem:
+def attributed(source: Source, problem: Problem) -> Problem:
+    """A problem with the file and line of its key, where it has none yet."""
     if problem.file is not None or problem.line is not None:
         return problem
     key = tuple(problem.key.split(".")) if problem.key else ()
@@ -312,7 +316,7 @@ def _attributed(source: Source, problem: Problem) -> Problem:
     return replace(placed, key=problem.key)
 
 
-def _ordered(problems: Sequence[Problem]) -> list[Problem]:
+def ordered(problems: Sequence[Problem]) -> list[Problem]:
     """By line, each once. Where a value has several forms, one that came close enough to fail inside is the one to tell of."""
     unique: dict[tuple[str, str], Problem] = {}
     for problem in problems:
@@ -321,7 +325,7 @@ def _ordered(problems: Sequence[Problem]) -> list[Problem]:
     return sorted(unique.values(), key=lambda problem: problem.line or 0)
 
 
-def _told(problems: Sequence[Problem], beyond: int = 0) -> list[Problem]:
+def told(problems: Sequence[Problem], beyond: int = 0) -> list[Problem]:
     """As many as a person reads, and how many more there are. Args: beyond: those that are not in `problems`."""
     more = len(problems) - TOLD + beyond
     if more <= 0:

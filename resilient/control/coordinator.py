@@ -374,7 +374,7 @@ class Coordinator:
                 what = f"the agent of node {node} on {before.host} is gone: {detail}"
                 fault = self._response.node_lost(node, f"node {node}", what, detail, silent_s)
                 if member:
-                    self._response.on_fault(fault, when.now, when, out)
+                    self._response.on_fault(fault, when, out)
                     return
                 self._response.on_fault_beside(fault, when, out)
         elif not before.host and self.membership.nodes[node].failures == LAUNCH_ATTEMPTS and self._core.shutdown.saving is None:

@@ -21,11 +21,12 @@ class Case:
     """An inspection that is under way.
 
     Attributes:
-        deadline_s: attended seconds; whoever has not answered by then does not.
+        asked_s, deadline_s: attended seconds; whoever has not answered by the deadline does not.
         waiting: nodes that have not answered.
     """
 
     suspicion: Suspicion
+    asked_s: float
     deadline_s: float
     nodes: tuple[int, ...]
     waiting: set[int]
@@ -61,7 +62,7 @@ class Inspector:
     ) -> None:
         """Ask the agents. Args: members: nodes by node rank."""
         asked = tuple(members[node_rank] for node_rank in self._asked(suspicion, alive, len(members)))
-        self._case = Case(suspicion, now_s + PATIENCE_S, asked, set(asked))
+        self._case = Case(suspicion, now_s, now_s + PATIENCE_S, asked, set(asked))
         for node in asked:
             out.send(node, Inspect(generation=generation))
 

@@ -10,6 +10,7 @@ from resilient.control.core import Core
 from resilient.control.generations import State
 from resilient.control.inspection import Case
 from resilient.control.judgement import culprit
+from resilient.control.liveness import NO_STEP
 from resilient.exits import Exit
 from resilient.faults import INCIDENTS, Fault, computed, listed
 from resilient.outbox import Outbox, WriteText
@@ -31,18 +32,20 @@ class Response:
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
-    def on_fault(self, fault: Fault, happened_t: float, when: Moment, out: Outbox, outage: str | None = None) -> None:
-        """A fault of ranks.
-
-        Args:
-            happened_t: unix seconds.
-            outage: what a link of the group does, or did a moment ago.
-        """
+    def on_fault(self, fault: Fault, when: Moment, out: Outbox, outage: str | None = None) -> None:
+        """A fault of ranks. Args: outage: what a link of the group does, or did a moment ago."""
         self._core.generations.announce(None, None, when, out)
         fault = replace(fault, attempt=self._core.generations.attempt(when))
         action = decide(self._situation(fault, when, outage))
-        self._core.incidents.respond(fault, action, happened_t, when.now, self._core.generations.generation, out)
+        down_since_t = self._down_since_t(fault, when)
+        self._core.incidents.respond(fault, action, down_since_t, when.now, self._core.generations.generation, out)
         self._act(action, fault, when, out)
+
+    def _down_since_t(self, fault: Fault, when: Moment) -> float:
+        """When the ranks ceased to get on, unix seconds: when it happened, or with the last step that they finished after it."""
+        run = self._core.generations.run
+        last_t = min(run.beat_t, when.now) if run is not None and run.step != NO_STEP else 0.0
+        return max(when.now - fault.detect_s, last_t)
 
     def on_fault_beside(self, fault: Fault, when: Moment, out: Outbox) -> None:
         """A fault that concerns no rank: nothing that runs is ended for it."""
@@ -71,11 +74,13 @@ class Response:
         restarted_t = run.started_t if run is not None and self._core.incidents.faults else None
         fault = self._core.ends.fault(fault_id, run.resumed_step if run is not None else None, when.now, restarted_t)
         self._core.ends.over()
-        self.on_fault(fault, when.now - fault.detect_s, when, out)
+        self.on_fault(fault, when, out)
 
     def judge(self, case: Case, when: Moment, out: Outbox) -> None:
         """All that can be known of a suspicion is known."""
-        suspicion, still = case.suspicion, self._core.watchdog.still(case.suspicion)
+        still = self._core.watchdog.still(case.suspicion)
+        silent_s = case.suspicion.silent_s + when.attended_s - case.asked_s  # an inspection takes its time
+        suspicion = replace(case.suspicion, silent_s=silent_s)
         stopped = any(each.state == "T" for each in case.found.values())
         if self._core.generations.state is not State.RUNNING or self._core.ends.settling or not (still or stopped):
             return
@@ -95,7 +100,7 @@ class Response:
         if unheard := self._unheard(fault, when):
             fault, why = replace(fault, kind="link_down", detail=f"{fault.detail}; {unheard}"), unheard
         self._leave_texts(fault, case, out)
-        self.on_fault(fault, when.now - fault.detect_s, when, out, why)
+        self.on_fault(fault, when, out, why)
 
     def _unheard(self, fault: Fault, when: Moment) -> str | None:
         """Whether nothing at all is heard of the culprit's node, so that nobody can say whether its rank hangs."""

@@ -91,7 +91,7 @@ class Workers:
         else:
             membership = self._core.membership
             fault = episode.fault(fault_id, membership.members[membership.node_rank_of(episode.rank)])
-            self._response.on_fault(fault, when.now, when, out)
+            self._response.on_fault(fault, when, out)
 
     def _on_news(self, node: int, news: DaemonNews, when: Moment, out: Outbox) -> None:
         """News of a node's snapshot daemon."""

@@ -96,7 +96,7 @@ def test_a_campaign_that_runs_is_broken_only_if_it_has_opted_in(chaos: Chaos, co
         assert (chaos.verdict()["faults"], len(run.events("fault"))) == (1, 2)
     else:
         assert code == 78
-        assert f"{run.run_dir / 'config.yaml'}: chaos.allow: false" in chaos.said()
+        assert f"{run.run_dir / 'config.yaml'}: chaos.allow = false: only" in chaos.said()
     step = run.step()
     run.reach(step + 5)  # nobody has stopped it
     run.signal(signal.SIGTERM)

@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from chaos import faults
-from chaos.experiment import SHIPPED, Campaign, Experiment, ExperimentError, find, lasting, read, seed_of
+from chaos.experiment import SHIPPED, Campaign, Experiment, ExperimentError, find, lasting, located, read, seed_of
+from chaos.fitting import fit
 from chaos.orchestration.campaign import is_one_of, merged, resolve, shortened
 from chaos.planning import World, plan
-from resilient.config import ConfigError, spans
+from resilient.config import Config, spans
 
 GOOD: dict[str, Any] = {"name": "test", "campaign": {}, "faults": [{"fault": "worker_kill"}]}
 
@@ -25,27 +26,85 @@ def written(directory: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"fautls": []}, "fautls: Extra inputs"),
-        ({"name": "a b"}, "name: "),
-        ({"faults": []}, "neither a fault in `faults` nor a mix"),
-        ({"faults": [{"fault": "worker_kil"}]}, "faults.0: Value error, there is no fault 'worker_kil'; there are agent_kill"),
-        ({"faults": [{"fault": "worker_raise", "with": {"mesage": "x"}}]}, "faults.0: .*with.mesage: .*its parameters are message"),
-        ({"faults": [{"fault": "worker_kill", "at": {"phase": "lunch"}}]}, "faults.0.at.phase: "),
-        ({"faults": [{"fault": "worker_kill", "at": {"after": "x"}}]}, "faults.0.at.after: no fault above it has the id 'x'"),
-        ({"faults": [{"id": "x", "fault": "worker_kill"}] * 2}, "faults.1.id: 'x' stands twice"),
-        ({"faults": [{"fault": "worker_kill", "target": {"host": 1}}]}, "faults.0.target"),
-        ({"random": {"kinds": {"nothing": 1}}}, "random: .*there is no fault 'nothing'"),
-        ({"random": {"kinds": {"worker_kill": 0}}}, "random.kinds.worker_kill.weight: "),
-        ({"random": {"kinds": {"worker_kill": 1}, "calm_s": [3, 1]}}, "calm_s: shortest and longest"),
-        ({"random": {"kinds": {"worker_kill": 1}}, "campaign": {"until": "faults"}}, "does not say how many"),
-        ({"limits": {"minutes": 0}}, "limits.minutes: "),
+        ({"fautls": []}, "fautls: unknown key; did you mean 'faults'"),
+        ({"name": "a b"}, "name = a b: allowed: text, of the form"),
+        ({"faults": []}, "there is neither a fault in `faults` nor a mix"),
+        ({"faults": [{"fault": "worker_kil"}]}, "faults.0.fault = worker_kil: there is no such fault; allowed: agent_kill"),
+        (
+            {"faults": [{"fault": "worker_raise", "with": {"mesage": "x"}}]},
+            "faults.0.with.mesage: unknown parameter; allowed here: message",
+        ),
+        ({"faults": [{"fault": "worker_kill", "at": {"phase": "lunch"}}]}, "faults.0.at.phase = lunch: allowed: start, load"),
+        ({"faults": [{"fault": "worker_kill", "at": {"after": "x"}}]}, "faults.0.at.after = x: no fault above it has this id"),
+        ({"faults": [{"id": "x", "fault": "worker_kill"}] * 2}, "faults.1.id = x: stands twice"),
+        (
+            {"faults": [{"fault": "worker_kill", "target": {"host": 1}}]},
+            "faults.0.target = .*: allowed: a mapping or random, culprit",
+        ),
+        ({"random": {"kinds": {"nothing": 1}}}, "random.kinds.nothing: there is no such fault"),
+        ({"random": {"kinds": {"worker_kill": 0}}}, "random.kinds.worker_kill.weight: allowed: a number, above 0"),
+        ({"random": {"kinds": {"worker_kill": 1}, "calm_s": [3, 1]}}, r"random.calm_s = \[3.0, 1.0\]: shortest and longest"),
+        (
+            {"random": {"kinds": {"worker_kill": 1}}, "campaign": {"until": "faults"}},
+            "campaign.until = faults: .*does not say how many",
+        ),
+        ({"limits": {"minutes": 0}}, "limits.minutes = 0: allowed: a number, above 0"),
+        ({"tolerance": float("inf")}, "tolerance = inf: allowed: .*finite"),
+        ({"faults": [{"fault": "worker_kill", "at": {"s": float("inf")}}]}, "faults.0.at.s = inf: allowed: .*finite"),
+        (
+            {"faults": [{"fault": "worker_stop", "with": {"seconds": float("nan")}}]},
+            "faults.0.with.seconds = nan: allowed: .*finite",
+        ),
     ],
 )
-def test_what_cannot_be_is_told_with_file_and_key(tmp_path: Path, changes: dict[str, Any], told: str):
+def test_what_cannot_be_is_told_with_file_line_key_and_what_is_allowed(tmp_path: Path, changes: dict[str, Any], told: str):
     path = written(tmp_path, **changes)
-    with pytest.raises(ExperimentError, match=rf"(?s)^{path}: .*{told}") as error:
+    with pytest.raises(ExperimentError, match=rf"(?s)^{path}(:\d+)?: {told}") as error:
         read(path)
     assert error.value.code == 78
+
+
+STEPS = {"train": {"steps": 60}}
+RAM = {"checkpoint": {"tiers": [{"name": "ram", "path": "/dev/shm"}, {"name": "lustre", "path": "/lustre"}]}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"faults": [{"fault": "worker_kill", "at": {"step": 60}}]}, ":4: faults.0.at.step = 60: allowed: below 60, "),
+        ({"steady_steps": 100}, ":5: steady_steps = 100: allowed: below 60, "),
+        (
+            {"faults": [{"fault": "tier_full", "with": {"tier": "nosuch"}}]},
+            ":5: faults.0.with.tier = nosuch: allowed: memory, ram, lustre",
+        ),
+        (
+            {"faults": [{"fault": "snapshot_lost", "with": {"tier": "durable"}}]},
+            ":5: faults.0.with.tier = durable: allowed: memory, ram$",
+        ),
+        (
+            {"faults": [{"fault": "snapshot_lost", "with": {"tier": "lustre"}}]},
+            ":5: faults.0.with.tier = lustre: allowed: memory, ram$",
+        ),
+        (
+            {"random": {"kinds": {"tier_full": {"with": {"tier": "nvme"}}}}},
+            ":9: random.kinds.tier_full.with.tier = nvme: allowed: memory",
+        ),
+    ],
+)
+def test_an_experiment_that_can_not_strike_its_campaign_is_refused(tmp_path: Path, changes: dict[str, Any], told: str):
+    path = written(tmp_path, **changes)
+    with pytest.raises(ExperimentError, match=f"^{path}{told}"), located(path):
+        fit(read(path), Config.model_validate(STEPS | RAM))
+    longer = Config.model_validate(
+        {"train": {"steps": 200}, "checkpoint": {"tiers": [{"name": "nvme", "path": "/nvme"}, *RAM["checkpoint"]["tiers"]]}}
+    )
+    if "tier" not in told or "nvme" in told:
+        fit(read(path), longer)
+
+
+def test_of_a_script_whose_end_only_it_knows_any_step_may_come(tmp_path: Path):
+    path = written(tmp_path, faults=[{"fault": "worker_kill", "at": {"step": 10**6}}])
+    fit(read(path), Config.model_validate({"entrypoint": "train.py"}))
 
 
 def test_a_file_that_is_not_there_or_not_yaml_is_told(tmp_path: Path):
@@ -64,8 +123,8 @@ MALFORMED = {
     ),
     "3,000 deep": (b"[" * 3000 + b"]" * 3000, "nested more than 32 deep"),
     "key that is no text": (b"name: x\n5: x\n", "5"),
-    "list": (b"- x\n", "valid dictionary"),
-    "nothing": (b"", "valid dictionary"),
+    "list": (b"- x\n", "an experiment is a mapping"),
+    "nothing": (b"", "campaign: is missing"),
     "no UTF-8": (b"name: \xff\n", "not UTF-8"),
     "number of 5,000 digits": (b"name: x\nsteady_steps: " + b"9" * 5000, "5,000 characters"),
     "no calendar": (b"name: 2001-99-99\n", "not valid YAML"),
@@ -89,7 +148,7 @@ def test_an_experiment_or_a_campaign_that_is_no_file_is_not_waited_for(tmp_path:
     with pytest.raises(ExperimentError, match=r"pipe\.yaml: is a named pipe"):
         read(pipe)
     for file in ("pipe.yaml", "/dev/zero"):
-        with pytest.raises(ExperimentError, match=r"campaign\.file: .*: is a (named pipe|device)"):
+        with pytest.raises(ExperimentError, match=r"campaign\.file = .*: is a (named pipe|device)"):
             resolve(Campaign(file=Path(file)), tmp_path / "x.yaml", tmp_path / "out", allow=True)
     (tmp_path / "list.yaml").write_text("- x\n")
     with pytest.raises(ExperimentError, match=r"list\.yaml: a config is a mapping"):
@@ -109,6 +168,7 @@ def test_experiments_that_come_along_are_found_by_their_names_and_others_are_nam
 def test_experiments_that_come_along_can_be_planned_and_their_campaigns_resolved(path: Path, tmp_path: Path):
     experiment = read(path)
     config = resolve(experiment.campaign, path, tmp_path, allow=True)
+    fit(experiment, config)
     cluster = config.cluster
     assert isinstance(cluster.procs_per_node, int)
     everything = frozenset(need for name in faults.names() for need in faults.kind(name).needs)
@@ -125,10 +185,20 @@ def test_a_campaign_is_the_file_with_changes_in_a_directory_of_its_own(tmp_path:
     assert config.run_dir == tmp_path / "out" / "run"
     assert config.chaos.allow
     assert not resolve(wanted, tmp_path / "experiment.yaml", tmp_path / "twin", allow=False).chaos.allow
-    with pytest.raises(ExperimentError, match=r"campaign\.file: .*none\.yaml: there is no such file"):
+    with pytest.raises(ExperimentError, match=r"campaign\.file = none\.yaml: .*none\.yaml: there is no such file"):
         resolve(Campaign(file=Path("none.yaml")), tmp_path / "experiment.yaml", tmp_path / "out", allow=True)
-    with pytest.raises(ConfigError, match="did you mean 'steps'"):
-        resolve(Campaign(config={"train": {"stepz": 7}}), tmp_path / "experiment.yaml", tmp_path / "out", allow=True)
+
+
+def test_what_is_wrong_with_a_campaign_is_told_where_it_was_written(tmp_path: Path):
+    (tmp_path / "base.yaml").write_text("train:\n  steps: none\n")
+    path = tmp_path / "experiment.yaml"
+    path.write_text("name: x\nfaults: []\ncampaign:\n  file: base.yaml\n  config:\n    train:\n      stepz: 7\n")
+    for wanted, told in (
+        (Campaign(config={"train": {"stepz": 7}}), rf"^{path}:7: campaign\.config\.train\.stepz: .*did you mean 'steps'"),
+        (Campaign(file=Path("base.yaml")), rf"^{tmp_path / 'base.yaml'}:2: train\.steps = none: allowed"),
+    ):
+        with pytest.raises(ExperimentError, match=told), located(path):
+            resolve(wanted, path, tmp_path / "out", allow=True)
 
 
 @pytest.mark.parametrize("optimizer", [{}, {"decay_samples": 900}, {"warmup_tokens": 640, "decay_tokens": 640_000}])

@@ -72,7 +72,7 @@ def test_nodes_that_are_named_count_among_those_that_may_be_hit():
     assert 3 in nodes
     assert len(nodes) == 2
     faults = [{"fault": "worker_kill", "target": {"rank": rank}} for rank in (0, 2, 4)]
-    with pytest.raises(ExperimentError, match=r"limits\.nodes: 2, but nodes 0, 1, 2"):
+    with pytest.raises(ExperimentError, match=r"limits\.nodes = 2: nodes 0, 1, 2"):
         plan(experiment(faults=faults, limits={"nodes": 2}), 0, WORLD)
 
 
@@ -92,12 +92,12 @@ def test_faults_of_the_schedule_and_of_the_mix_have_ids_of_their_own():
 def test_no_more_faults_meet_than_allowed():
     faults = [{"id": "a", "fault": "worker_kill"}, {"fault": "worker_kill", "at": {"together": "a"}}]
     assert len(plan(experiment(faults=faults), 0, WORLD).groups) == 1
-    with pytest.raises(ExperimentError, match=r"limits\.at_once: 1, but a, 2-worker_kill are to meet"):
+    with pytest.raises(ExperimentError, match=r"limits\.at_once = 1: a, 2-worker_kill are to meet"):
         plan(experiment(faults=faults, limits={"at_once": 1}), 0, WORLD)
 
 
 @pytest.mark.parametrize(
-    ("target", "where"), [({"rank": 8}, "rank: 8, but there are 8"), ({"node": 4}, "node: 4, but there are 4")]
+    ("target", "where"), [({"rank": 8}, "rank = 8: there are 8, from 0 on"), ({"node": 4}, "node = 4: there are 4, from 0 on")]
 )
 def test_a_target_that_is_not_there_is_an_error(target: dict[str, int], where: str):
     with pytest.raises(ExperimentError, match=rf"faults\.0\.target\.{where}"):
@@ -118,6 +118,17 @@ def test_what_cannot_be_done_here_is_left_out_with_the_reason_and_what_comes_wit
     mix = plan(experiment(random={"count": 10, "kinds": {"link_down": 1, "worker_kill": 1}}), 0, WORLD)
     assert {strike.fault for strike in mix.strikes} == {"worker_kill"}
     assert mix.left_out == {"link_down": "needs lab, root"}
+
+
+def test_a_port_that_is_to_go_down_by_no_command_is_left_out():
+    faults = [{"fault": "ib_port", "with": {"down": ["true"]}}, {"fault": "worker_kill"}]
+    found = plan(experiment(faults=faults), 0, WORLD)
+    assert [strike.fault for strike in found.strikes] == ["worker_kill"]
+    assert "`down` and `up` must say" in found.left_out["1-ib_port"]
+    mix = plan(experiment(random={"count": 5, "kinds": {"ib_port": 1, "worker_kill": 1}}), 0, WORLD)
+    assert "`down` and `up` must say" in mix.left_out["ib_port"]
+    given = {"down": ["true"], "up": ["true"]}
+    assert not plan(experiment(faults=[{"fault": "ib_port", "with": given}]), 0, WORLD).left_out
 
 
 def test_faults_come_in_the_order_in_which_they_are_written_and_those_that_meet_are_one_group():

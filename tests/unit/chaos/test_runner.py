@@ -38,13 +38,14 @@ class Heard:
     def __init__(self, hear: Callable[[str], None] = lambda text: None) -> None:
         self.hear = hear
         self.notes: list[str] = []
+        self.generations: list[int] = []
 
     def note(self, text: str) -> None:
         self.notes.append(text)
         self.hear(text)
 
     def event(self, event: Mapping[str, Any]) -> None:
-        pass
+        self.generations.append(event["generation"])
 
 
 @pytest.fixture
@@ -100,6 +101,12 @@ def test_what_was_done_by_another_experiment_is_not_taken_for_done_by_this_one(c
     now, _ = carried_out(campaign, Heard(), faults=[{"fault": "worker_kill"}])
     assert [each.id for each in now.injections] == ["1-worker_kill"]
     assert record.read(campaign.run_dir) == [*before.injections, *now.injections]
+
+
+def test_what_a_campaign_told_before_an_experiment_was_attached_is_not_shown_as_news(campaign: Campaign):
+    heard = Heard(lambda text: tell(campaign.run_dir, [0], 2) if text.startswith("1-worker_kill") else None)
+    carried_out(campaign, heard, faults=[{"fault": "worker_kill"}, {"fault": "worker_kill"}])
+    assert heard.generations == [2]
 
 
 def test_however_short_a_mix_is_the_faults_before_it_are_injected(campaign: Campaign):

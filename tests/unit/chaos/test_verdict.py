@@ -141,7 +141,7 @@ def test_a_campaign_that_recovers_as_it_should_is_green():
     assert {check.name for check in verdict.checks} == {*OF_EACH, *OF_THE_RUN}
     first, second = verdict.outcomes
     assert (first.culprit, first.kinds, first.taken, first.lost_steps) == ("right", ["exit"], ["restart_workers"], 2)
-    assert (first.detection_s, first.downtime_s) == (pytest.approx(0.2), 1.5)
+    assert (first.detection_s, first.downtime_s) == (pytest.approx(0.2), pytest.approx(1.6))
     assert second.lost_steps == 3
     assert verdict.goodput == usual().account.goodput
     assert (verdict.steps, verdict.generations) == (STEPS, 3)
@@ -376,6 +376,26 @@ def test_a_stray_fault_of_a_kind_that_an_old_injection_expects_is_a_false_alarm(
     tale.begins()
     seen = tale.recovers(name).goes_to(STEPS).ends().seen()
     assert judge(seen).broken == ["false alarms"]
+
+
+def test_down_counts_from_the_injection_as_detected_does_however_late_the_failure_showed():
+    tale = Tale().goes_to(12).strikes(KILLED)
+    tale.t += 12.0
+    name = tale.tells("exit", "restart_workers")
+    tale.begins()
+    seen = tale.recovers(name).goes_to(STEPS).ends().seen()  # which says that it took 1.5 s
+    (only,) = outcomes(seen)
+    assert (only.detection_s, only.downtime_s) == (pytest.approx(12.2), pytest.approx(13.2))
+
+
+def test_down_does_not_count_the_time_in_which_steps_are_finished_after_an_injection():
+    tale = Tale().goes_to(12).strikes(SPIKE, lasts_s=20).goes_to(17)
+    one = tale.tells("loss_spike", "roll_back", step=10)
+    tale.begins(resumed=10)
+    two = tale.recovers(one).goes_to(14).tells("loss_spike", "roll_back", step=10)
+    tale.begins(resumed=10)
+    (only,) = outcomes(tale.recovers(two).goes_to(STEPS).ends().seen())
+    assert only.downtime_s == pytest.approx(1.2 + 1.2)
 
 
 # -- jobs that end -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -220,8 +221,9 @@ def test_the_command_line_lists_and_verifies(tmp_path: Path) -> None:
     assert "Traceback" not in verified.output
 
 
-@pytest.mark.parametrize("command", ["ls", "verify"])
-def test_the_command_line_says_when_there_is_nothing(tmp_path: Path, command: str) -> None:
-    result = CliRunner().invoke(app, [command, str(tmp_path / "nowhere")])
+@pytest.mark.parametrize("words", [("ls",), ("verify",), ("flush",), ("prune", "--keep-last", "1")], ids=lambda words: words[0])
+@pytest.mark.parametrize(("place", "told"), [("nowhere", "is not a directory"), (".", "there is no ")])
+def test_the_command_line_says_when_there_is_nothing(tmp_path: Path, words: Sequence[str], place: str, told: str) -> None:
+    result = CliRunner().invoke(app, [*words, str(tmp_path / place)])
     assert result.exit_code == 69
-    assert "is not a directory" in result.output
+    assert told in result.output

@@ -62,6 +62,44 @@ def test_a_node_that_does_not_answer_a_look_is_not_waited_for(play):
     assert [action["name"] for action in play.events("action")] == ["restart_workers"]
 
 
+def test_the_time_that_an_inspection_takes_is_part_of_the_detection_and_of_the_downtime(play):
+    hang(play)
+    play.wait(2.0)
+    play.inspected(0, AT_A_COLLECTIVE)
+    play.inspected(1, IDLE)
+    (fault,) = play.events("fault")
+    assert fault["detect_s"] == pytest.approx(13.0) and "silent for 13.0 s" in fault["detail"]
+    play.again()
+    play.resumed(9)
+    play.wait(1.0)
+    play.beat(0, 10)
+    (recovered,) = play.events("recovered")
+    assert recovered["downtime_s"] == pytest.approx(14.0)
+
+
+def test_the_downtime_of_a_lost_node_counts_from_its_last_word_or_from_the_last_step_after_it():
+    def lost(silent_s: float, stands_s: float) -> float:
+        """Its downtime, where the other node finishes steps until `stands_s` before it is lost."""
+        play = Play()
+        play.start()
+        play.resumed(0)
+        play.beat(0, 5)
+        play.wait(silent_s - stands_s, silent=[1])
+        play.beat(0, 6)
+        play.wait(stands_s, silent=[1])
+        play.do("lost", 1, "no word")
+        play.join(1)
+        play.again(0)
+        play.resumed(6)
+        play.wait(1.0)
+        play.beat(0, 7)
+        (recovered,) = play.events("recovered")
+        return recovered["downtime_s"]
+
+    assert lost(6.0, 6.0) == pytest.approx(7.0)
+    assert lost(6.0, 2.0) == pytest.approx(3.0)
+
+
 def test_a_node_of_which_nothing_is_heard_is_waited_for_until_it_is_lost(play):
     hang(play)
     play.inspected(0, AT_A_COLLECTIVE)
