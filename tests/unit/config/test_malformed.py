@@ -58,6 +58,12 @@ BAD = [
     Bad("missing name of a tier", "checkpoint: {tiers: [{path: /x}]}\n", 1, ("tiers.0.name", "is missing")),
     # values
     Bad("text for a number", "train:\n  steps: many\n", 2, ("train.steps = many", "a whole number, at least 1")),
+    Bad(
+        "a profile that ends before it begins",
+        "logging: {profile_steps: [5, 2]}\n",
+        1,
+        ("logging.profile_steps = [5, 2]", "the last step must not be before the first"),
+    ),
     Bad("zero steps", "train: {steps: 0}\n", 1, ("train.steps = 0", "at least 1")),
     Bad("negative steps", "train: {steps: -3}\n", 1, ("train.steps = -3", "at least 1")),
     Bad("fraction for a count", "train: {steps: 2.5}\n", 1, ("train.steps = 2.5", "a whole number")),
