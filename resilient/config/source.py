@@ -16,7 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from resilient.config import checks, document, paths, profile, warmup
-from resilient.config.annotations import Key, allowed, section_of, walk
+from resilient.config.annotations import Key, allowed, keys_called, section_of, walk
 from resilient.config.document import NotADocument
 from resilient.config.errors import COMMAND_LINE, ConfigError, Problem, shown
 from resilient.config.schema import Config
@@ -24,6 +24,7 @@ from resilient.config.schema import Config
 LENGTH: tuple[Key, Key] = (("train", "steps"), ("train", "samples"))  # two ways to say how long a run is
 TOLD = 50  # problems at once
 MOST = 4  # times as many are looked at: some are told by others
+MOST_MEANT = 3  # keys that a misplaced one is told to be
 WRITTEN = "# Written by resilient"  # how a config begins that `write` has written
 WARMUP: tuple[Key, Key] = (("optimizer", "warmup_samples"), ("optimizer", "warmup_tokens"))
 
@@ -52,6 +53,9 @@ class Source:
 
     def problem(self, key: Key, value: object, message: str) -> Problem:
         """A problem at a key, or at the nearest key around it that is written anywhere."""
+        written = {line for other, line in self.lines.items() if key and other[: len(key)] == key}
+        if written == {COMMAND_LINE}:  # a section may be there only since a key in it was overridden
+            return Problem(".".join(key), value, message, None, COMMAND_LINE)
         for end in range(len(key), 0, -1):
             line = self.lines.get(key[:end])
             if line == COMMAND_LINE:
@@ -285,8 +289,8 @@ def _in_words(source: Source, found: dict[str, Any]) -> Problem:
     if found["type"] == "extra_forbidden":
         section = section_of(key[:-1])
         names = list(section.model_fields) if section is not None else []
-        near = difflib.get_close_matches(key[-1], names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        near = [".".join(each) for each in keys_called(key[-1])] or difflib.get_close_matches(key[-1], names, n=1, cutoff=0.5)
+        hint = f"did you mean {' or '.join(map(repr, near[:MOST_MEANT]))}? " if near else ""
         return source.problem(key, None, f"unknown key; {hint}allowed here: {', '.join(names)}")
     if found["type"] == "missing":
         return source.problem(key, None, "is missing")

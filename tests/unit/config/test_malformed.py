@@ -54,6 +54,22 @@ BAD = [
     Bad("key that is a mapping", "train:\n  ? {a: b}\n  : 1\n", 2, ("the key {a: b} is not text",)),
     Bad("key of several lines", "? - a\n  - b\n: 1\n", 1, ("the key - a - b is not text",)),
     Bad("key that is a boolean", "train:\n  yes: 1\n", 2, ("not text",)),
+    Bad(
+        "section that only the command line misspells",
+        "name: x\n",
+        None,
+        ("command line: trian: unknown key; did you mean 'train'?",),
+        ("trian.steps=3",),
+    ),
+    Bad(
+        "key in a section that only the command line makes",
+        "train: {steps: 1}\n",
+        None,
+        ("command line: train.tsak: unknown key",),
+        ("train.tsak.steps=3",),
+    ),
+    Bad("key without its section", "name: x\n", None, ("steps: unknown key; did you mean 'train.steps'?",), ("steps=3",)),
+    Bad("key in another section", "train:\n  lr: 1\n", 2, ("train.lr: unknown key; did you mean 'optimizer.lr'?",)),
     Bad("missing path of a tier", "checkpoint:\n  tiers:\n    - {name: a}\n", 3, ("tiers.0.path", "is missing")),
     Bad("missing name of a tier", "checkpoint: {tiers: [{path: /x}]}\n", 1, ("tiers.0.name", "is missing")),
     # values
