@@ -3,6 +3,7 @@
 Owns the way from text to a checked `Config` and from an error back to the line that caused it.
 """
 
+import datetime
 import difflib
 import os
 from collections import Counter
@@ -17,7 +18,7 @@ from pydantic import ValidationError
 
 from resilient.config import checks, document, paths, profile, warmup
 from resilient.config.annotations import Key, allowed, keys_called, section_of, walk
-from resilient.config.document import NotADocument
+from resilient.config.document import AmbiguousNumber, NotADocument
 from resilient.config.errors import COMMAND_LINE, ConfigError, Problem, shown
 from resilient.config.schema import Config
 
@@ -26,6 +27,7 @@ TOLD = 50  # problems at once
 MOST = 4  # times as many are looked at: some are told by others
 MOST_MEANT = 3  # keys that a misplaced one is told to be
 WRITTEN = "# Written by resilient"  # how a config begins that `write` has written
+_READ_AS = (bool, int, float, datetime.date)  # what YAML makes of some texts that are not in quotes
 WARMUP: tuple[Key, Key] = (("optimizer", "warmup_samples"), ("optimizer", "warmup_tokens"))
 
 
@@ -243,6 +245,9 @@ def _override(source: Source, override: str) -> Iterator[Problem]:
         return
     try:
         value = document.construct(document.compose(text))
+    except AmbiguousNumber as error:
+        yield Problem(name, None, error.message, None, COMMAND_LINE)
+        return
     except NotADocument:
         value = text
     target: Any = source.values
@@ -294,7 +299,8 @@ def _in_words(source: Source, found: dict[str, Any]) -> Problem:
         return source.problem(key, None, f"unknown key; {hint}allowed here: {', '.join(names)}")
     if found["type"] == "missing":
         return source.problem(key, None, "is missing")
-    return source.problem(key, value, f"allowed: {allowed(annotation, field)}")
+    quote = "; put it in quotes" if found["type"] in ("string_type", "path_type") and isinstance(value, _READ_AS) else ""
+    return source.problem(key, value, f"allowed: {allowed(annotation, field)}{quote}")
 
 
 def _lookup(values: Any, key: Key) -> object:
