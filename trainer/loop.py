@@ -246,16 +246,17 @@ class Trainer:
             step = progress.step + 1
             what = f"{progress.skipped} batches in a row are bad, the last one at step {step}: {bad.detail}"
             raise BadBatch(what, since=step - progress.skipped + 1, kind=bad.kind)
-        self._report(bad, "skip_batch", "bad again from the same weights: it is the data")
+        reason = "bad again from the same weights: it is the data or the weights, not the hardware"
+        self._report(bad, "skip_batch", reason, step=progress.step + 1, in_a_row=progress.skipped)
 
-    def _report(self, bad: Bad, action: str, reason: str) -> None:
+    def _report(self, bad: Bad, action: str, reason: str, **more: int) -> None:
         step = self.state.progress.step + 1
         log.warning("step %d: %s; %s", step, bad.detail, action)
         if self.context.rank == 0:
             which = {"fault_id": f"batch-{step}-{action}"}
             nothing: dict[str, object] = {"ranks": [], "nodes": [], "evidence": "", "detect_s": 0.0}
             worker.report({**which, "kind": bad.kind, "step": step, "detail": bad.detail, **nothing}, event="fault")
-            worker.report({**which, "name": action, "reason": reason}, event="action")
+            worker.report({**which, "name": action, "reason": reason, **more}, event="action")
 
     # -- validation ----------------------------------------------------------------------------------------------------
 
