@@ -261,7 +261,7 @@ class Trainer:
     # -- validation ----------------------------------------------------------------------------------------------------
 
     def _validate(self) -> None:
-        """Mean loss over the first `eval_iters` global batches of the validation split, always the same ones."""
+        """Mean loss over the first `eval_iters` global batches of the validation split, always the same ones; left for a stop."""
         config, size = self.config, self.config.train.global_batch_size
         if config.data.split[1] == 0:
             return
@@ -270,7 +270,11 @@ class Trainer:
             numbers = torch.zeros(2, dtype=torch.float64, device=self.device)
             for stage in self.stages:
                 stage.eval()
+            stopped = False
             for number in range(config.train.eval_iters):
+                stopped = self._stop_is_due()
+                if stopped:
+                    break
                 batch, counted = self.batches.read(data, number * size, size)
                 loss = self.engine.evaluate(batch.to(self.device))
                 if self.ranks.counts_loss:
@@ -278,6 +282,9 @@ class Trainer:
                     numbers += torch.stack([loss, counts])
             for stage in self.stages:
                 stage.train()
+            if stopped:
+                log.warning("step %d: the validation is left out, for training is to stop", self.state.progress.step)
+                return
             dist.all_reduce(numbers)
             total, tokens = numbers.tolist()
         if self.context.rank == 0:
@@ -285,6 +292,14 @@ class Trainer:
             log.info("step %d validation loss %.4f", step, mean)
             perplexity = {"val_ppl": math.exp(min(mean, 700.0))} if config.logging.validation_ppl else {}
             worker.report({"step": step, "val_loss": mean, **perplexity}, event="validation")
+
+    def _stop_is_due(self) -> bool:
+        """Whether any rank knows that training is to stop at the boundary that comes next; the same on all ranks."""
+        if not self.context.supervised:
+            return False
+        due = torch.tensor(float(worker.stop_is_due()))  # on the CPU: no GPU waits for it
+        dist.all_reduce(due, dist.ReduceOp.MAX)
+        return bool(due)
 
 
 def _join(device: torch.device, context: worker.Context) -> None:
