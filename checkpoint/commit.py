@@ -105,7 +105,7 @@ def commit(root: Path, generation: int, contents: Manifest, *, described: Callab
         return False
     with guard(root, generation):
         points.reached("fence_checked")
-        if target.exists():
+        if os.path.lexists(target):  # a link that leads nowhere is in the way, too
             target.rename(aside(target, "damaged"))
             points.reached("old_set_aside")
         temporary.rename(target)

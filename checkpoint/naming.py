@@ -4,6 +4,7 @@ Owns the names. A committed checkpoint is called `step-<8 digits>` and nothing e
 or is being deleted has another name, so that no reader takes it for one. Changes nothing on disk.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def deleted(root: Path) -> list[Path]:
 def aside(path: Path, why: str) -> Path:
     """A free name beside a checkpoint, `step-<8 digits>.<why>-<k>`, that no reader takes for one."""
     number = 1
-    while (other := path.with_name(f"{path.name}.{why}-{number}")).exists():
+    while os.path.lexists(other := path.with_name(f"{path.name}.{why}-{number}")):
         number += 1
     return other
 

@@ -42,9 +42,12 @@ def prune(
 
 
 def remove(path: Path) -> None:
-    """Delete a directory that no reader takes for a checkpoint; what cannot be deleted stays, and is said in the log."""
+    """Delete a directory that no reader takes for a checkpoint, or a link to one; what cannot be deleted stays, and is logged."""
     try:
-        shutil.rmtree(path, onerror=_unless_gone)
+        if path.is_symlink():
+            path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(path, onerror=_unless_gone)
     except OSError as error:
         _log.warning("%s could not be deleted and can be at any time: %s", path, error)
     points.reached("unlinked")

@@ -91,6 +91,7 @@ class _Action(_Entry, kw_only=True):
     incident_id: str | None = None
     step: Count | UnsetType = UNSET
     skip: list[tuple[Count, Count]] | UnsetType = UNSET
+    in_a_row: Count | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         if self.name == "roll_back" and (self.step is UNSET or self.skip is UNSET):

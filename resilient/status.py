@@ -64,6 +64,7 @@ class Summary:
     downtime_s: float = 0.0
     lost_steps: int = 0
     validation_loss: float | None = None
+    skipped: int = 0  # of the last batches, as bad
     last_exit_code: int | None = None
     goodput: float | None = None
     wall_s: float = 0.0
@@ -110,6 +111,7 @@ def summarize(past: Past, *, locked: bool, now: float) -> Summary:
         downtime_s=past.downtime.down_s,
         lost_steps=past.downtime.lost_steps,
         validation_loss=past.validation_loss,
+        skipped=past.skipped_last,
         last_exit_code=past.exit_code,
         recent=[line for line in map(json.loads, past.recent) if describe(line) is not None],
     )
@@ -203,6 +205,7 @@ def render(summary: Summary) -> Group:
         ("speed", None if summary.steps_per_s is None else f"{summary.steps_per_s:.3g} steps/s"),
         ("loss", None if summary.loss is None else f"{summary.loss:.4f}"),
         ("validation loss", None if summary.validation_loss is None else f"{summary.validation_loss:.4f}"),
+        ("skipped", f"the last {summary.skipped} batches, as bad" if summary.skipped else None),
         ("speed", None if summary.tokens_per_s is None else f"{summary.tokens_per_s:,.0f} tokens/s"),
         (
             "checkpoint",

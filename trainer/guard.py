@@ -1,9 +1,9 @@
 """What keeps a bad batch out of the weights. Pure: numbers to a verdict, the same on all ranks.
 
 A batch whose loss or gradient norm is not finite, or whose loss is far above what the last steps show, is computed again from the
-same weights: were it a fault of the hardware, it is well now. Bad a second time, it is the data, and the batch is skipped. When too
-many are skipped in a row it is the weights, and the attempt ends: the runtime goes back to a checkpoint from before the first of
-them, and where the same batches are bad again, has them left out.
+same weights: were it a fault of the hardware, it is well now. Bad a second time, it is the data or the weights, and the batch is
+skipped. When too many are skipped in a row it is the weights, and the attempt ends: the runtime goes back to a checkpoint from
+before the first of them, and where the same batches are bad again, has them left out.
 """
 
 import math

@@ -55,7 +55,8 @@ class Instruments:
         self._spans = []
         self._meter.forget_peak()  # or the first step's, with its kernels being tried out, would be all that is told
         window = self._config.logging.profile_steps
-        if window is not None and step == window[0] and self._context.rank in self._config.logging.profile_ranks:
+        wanted = window is not None and window[0] <= step <= window[1] and self._context.rank in self._config.logging.profile_ranks
+        if wanted and self._profile is None:  # a restart may have begun within them
             gpu = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
             self._profile = profile(activities=[ProfilerActivity.CPU, *gpu], record_shapes=True, profile_memory=True)
             self._profile.start()

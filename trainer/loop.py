@@ -254,21 +254,22 @@ class Trainer:
             step = progress.step + 1
             what = f"{progress.skipped} batches in a row are bad, the last one at step {step}: {bad.detail}"
             raise BadBatch(what, since=step - progress.skipped + 1, kind=bad.kind)
-        self._report(bad, "skip_batch", "bad again from the same weights: it is the data")
+        reason = "bad again from the same weights: it is the data or the weights, not the hardware"
+        self._report(bad, "skip_batch", reason, step=progress.step + 1, in_a_row=progress.skipped)
 
-    def _report(self, bad: Bad, action: str, reason: str) -> None:
+    def _report(self, bad: Bad, action: str, reason: str, **more: int) -> None:
         step = self.state.progress.step + 1
         log.warning("step %d: %s; %s", step, bad.detail, action)
         if self.context.rank == 0:
             which = {"fault_id": f"batch-{step}-{action}"}
             nothing: dict[str, object] = {"ranks": [], "nodes": [], "evidence": "", "detect_s": 0.0}
             worker.report({**which, "kind": bad.kind, "step": step, "detail": bad.detail, **nothing}, event="fault")
-            worker.report({**which, "name": action, "reason": reason}, event="action")
+            worker.report({**which, "name": action, "reason": reason, **more}, event="action")
 
     # -- validation ----------------------------------------------------------------------------------------------------
 
     def _validate(self) -> None:
-        """Mean loss over the first `eval_iters` global batches of the validation split, always the same ones."""
+        """Mean loss over the first `eval_iters` global batches of the validation split, always the same ones; left for a stop."""
         config, size = self.config, self.config.train.global_batch_size
         if config.data.split[1] == 0:
             return
@@ -276,7 +277,11 @@ class Trainer:
             numbers = torch.zeros(2, dtype=torch.float64, device=self.device)
             for stage in self.stages:
                 stage.eval()
+            stopped = False
             for number in range(config.train.eval_iters):
+                stopped = self._stop_is_due()
+                if stopped:
+                    break
                 batch, counted = self.batches.read(self._valid_data, number * size, size)
                 loss = self.engine.evaluate(batch.to(self.device))
                 if self.ranks.counts_loss:
@@ -284,6 +289,9 @@ class Trainer:
                     numbers += torch.stack([loss, counts])
             for stage in self.stages:
                 stage.train()
+            if stopped:
+                log.warning("step %d: the validation is left out, for training is to stop", self.state.progress.step)
+                return
             dist.all_reduce(numbers)
             total, tokens = numbers.tolist()
         if self.context.rank == 0:
@@ -291,6 +299,14 @@ class Trainer:
             log.info("step %d validation loss %.4f", step, mean)
             perplexity = {"val_ppl": math.exp(min(mean, 700.0))} if config.logging.validation_ppl else {}
             worker.report({"step": step, "val_loss": mean, **perplexity}, event="validation")
+
+    def _stop_is_due(self) -> bool:
+        """Whether any rank knows that training is to stop at the boundary that comes next; the same on all ranks."""
+        if not self.context.supervised:
+            return False
+        due = torch.tensor(float(worker.stop_is_due()))  # on the CPU: no GPU waits for it
+        dist.all_reduce(due, dist.ReduceOp.MAX)
+        return bool(due)
 
 
 def _join(device: torch.device, context: worker.Context) -> None:

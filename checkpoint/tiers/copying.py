@@ -95,7 +95,9 @@ def to_tier(
     except BaseException:  # it may be a whole shard of memory, and nobody comes back to it
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    if target.exists():  # of a past that was left
+    if target.is_symlink() or target.is_file():  # nothing of ours
+        target.unlink()
+    elif target.exists():  # of a past that was left
         (target / shard_manifest.NAME).unlink(missing_ok=True)
         shutil.rmtree(target)
     temporary.rename(target)

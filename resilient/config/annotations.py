@@ -78,6 +78,18 @@ def keys_of(section: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in section.model_fields.items()]
 
 
+def keys_called(name: str, section: type[BaseModel] = Config) -> list[Key]:
+    """The keys of all sections whose last part is this name; entries of lists are not among them."""
+    found: list[Key] = []
+    for own, field in section.model_fields.items():
+        if own == name:
+            found.append((own,))
+        for option in _options(field.annotation):
+            if isinstance(option, type) and issubclass(option, BaseModel):
+                found += [(own, *below) for below in keys_called(name, option)]
+    return found
+
+
 _NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
 
 

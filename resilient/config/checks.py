@@ -23,6 +23,7 @@ def check(config: Config) -> list[Problem]:
         *_cluster(config),
         *_network(config),
         *_slurm(config),
+        *_logging(config),
         *_sinks(config),
         *out_of_order(config),
     ]
@@ -151,6 +152,12 @@ def _slurm(config: Config) -> Iterator[Problem]:
         yield Problem(
             "slurm.time_min", slurm.time_min, f"must be at most {limit_min}, the limit of the partition {slurm.partition}"
         )
+
+
+def _logging(config: Config) -> Iterator[Problem]:
+    window = config.logging.profile_steps
+    if window is not None and window[1] < window[0]:
+        yield Problem("logging.profile_steps", list(window), "the last step must not be before the first; allowed: [FIRST, LAST]")
 
 
 def _sinks(config: Config) -> Iterator[Problem]:

@@ -20,6 +20,9 @@ LIMIT_NUMBER = 100  # characters; a date is a number here
 _TEXT = "tag:yaml.org,2002:str"
 _UNPRINTABLE = re.compile("[\x00\ud800-\udfff]")  # that no path and no terminal takes
 
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_AMBIGUOUS = re.compile(r"[-+]?0[0-7_]+|.*:.*")  # octal, sexagesimal
+
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a named pipe",
@@ -40,6 +43,10 @@ class NotADocument(Exception):
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
         self.message, self.line = message, line
+
+
+class AmbiguousNumber(NotADocument):
+    """A number that YAML 1.1 reads otherwise than a person writes it: 010 is 8 there, and 1:30 is 90."""
 
 
 def read(path: Path) -> Any:
@@ -169,6 +176,11 @@ class _Loader(yaml.SafeLoader):
             if self.resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag:  # type: ignore[no-untyped-call]
                 name = node.tag.rpartition(":")[2]
                 raise NotADocument(f"not valid YAML: {node.value[:40]!r} cannot be tagged {name!r}", line)
+            if node.tag in _NUMBERS and _AMBIGUOUS.fullmatch(node.value):
+                what = "a leading zero makes a number octal" if ":" not in node.value else "a colon makes a number sexagesimal"
+                number = construct(yaml.ScalarNode(node.tag, node.value))
+                message = f"{node.value} is {number} in YAML, where {what}; allowed: a number in plain decimal, or text in quotes"
+                raise AmbiguousNumber(message, line)
         elif _UNPRINTABLE.search(node.value):
             raise NotADocument("a text with a NUL or half a character, which is in no name and no path", line)
         return node

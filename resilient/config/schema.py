@@ -541,7 +541,9 @@ class Logging(Section):
     world_size: Flag = Field(False, description="ranks, in the metrics")
     validation_ppl: Flag = Field(True, description="perplexity beside the validation loss")
     profile_steps: tuple[Count, Count] | None = Field(
-        None, description="first and last step recorded by torch.profiler; traces go to profile/ in the run directory"
+        None,
+        description="first and last step recorded by torch.profiler; traces go to profile/ in the run directory, one for each "
+        "restart that computes any of these steps",
     )
     profile_ranks: list[NonNegative] = Field([0], description="ranks that record a trace")
     inspect_step: Count | None = Field(

@@ -3,6 +3,7 @@
 Owns the way from text to a checked `Config` and from an error back to the line that caused it.
 """
 
+import datetime
 import difflib
 import os
 from collections import Counter
@@ -16,15 +17,17 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from resilient.config import checks, document, paths, profile, warmup
-from resilient.config.annotations import Key, allowed, keys_of, section_of, walk
-from resilient.config.document import NotADocument
+from resilient.config.annotations import Key, allowed, keys_called, keys_of, section_of, walk
+from resilient.config.document import AmbiguousNumber, NotADocument
 from resilient.config.errors import COMMAND_LINE, ConfigError, Problem, shown
 from resilient.config.schema import Config
 
 LENGTH: tuple[Key, Key] = (("train", "steps"), ("train", "samples"))  # two ways to say how long a run is
 TOLD = 50  # problems at once
 MOST = 4  # times as many are looked at: some are told by others
+MOST_MEANT = 3  # keys that a misplaced one is told to be
 WRITTEN = "# Written by resilient"  # how a config begins that `write` has written
+_READ_AS = (bool, int, float, datetime.date)  # what YAML makes of some texts that are not in quotes
 WARMUP: tuple[Key, Key] = (("optimizer", "warmup_samples"), ("optimizer", "warmup_tokens"))
 
 
@@ -52,6 +55,9 @@ class Source:
 
     def problem(self, key: Key, value: object, message: str) -> Problem:
         """A problem at a key, or at the nearest key around it that is written anywhere."""
+        written = {line for other, line in self.lines.items() if key and other[: len(key)] == key}
+        if written == {COMMAND_LINE}:  # a section may be there only since a key in it was overridden
+            return Problem(".".join(key), value, message, None, COMMAND_LINE)
         for end in range(len(key), 0, -1):
             line = self.lines.get(key[:end])
             if line == COMMAND_LINE:
@@ -240,6 +246,9 @@ def _override(source: Source, override: str) -> Iterator[Problem]:
         return
     try:
         value = document.construct(document.compose(text))
+    except AmbiguousNumber as error:
+        yield Problem(name, None, error.message, None, COMMAND_LINE)
+        return
     except NotADocument:
         value = text
     target: Any = source.values
@@ -286,14 +295,15 @@ def in_words(source: Source, found: Mapping[str, Any], root: type[BaseModel] = C
     if found["type"] == "extra_forbidden":
         section = section_of(key[:-1], root)
         names = keys_of(section) if section is not None else []
-        near = difflib.get_close_matches(key[-1], names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        near = [".".join(each) for each in keys_called(key[-1], root)] or difflib.get_close_matches(key[-1], names, n=1, cutoff=0.5)
+        hint = f"did you mean {' or '.join(map(repr, near[:MOST_MEANT]))}? " if near else ""
         return source.problem(key, None, f"unknown key; {hint}allowed here: {', '.join(names)}")
     if found["type"] == "missing":
         return source.problem(key, None, "is missing")
     if found["type"] == "finite_number":
         return source.problem(key, value, f"allowed: {allowed(annotation, field)}, and finite")
-    return source.problem(key, value, f"allowed: {allowed(annotation, field)}")
+    quote = "; put it in quotes" if found["type"] in ("string_type", "path_type") and isinstance(value, _READ_AS) else ""
+    return source.problem(key, value, f"allowed: {allowed(annotation, field)}{quote}")
 
 
 def _lookup(values: Any, key: Key) -> object:

@@ -1,8 +1,11 @@
 """What `resilient run` says of a campaign before its first generation and after its last: of a script, what was seen of it."""
 
+import math
+
 from resilient import storage
 from resilient.config import Config, Layout
 from resilient.past import record as past
+from resilient.past.fold import Past
 
 
 def greeting(config: Config, layout: Layout) -> str:
@@ -24,11 +27,24 @@ def cost_of_a_kill(config: Config) -> str:
 def farewell(config: Config) -> str:
     """That it is done."""
     if not config.is_script:
-        return f"{config.name} is done: {config.train.steps} steps; results are in {config.run_dir}"
+        doubts = " and ".join(doubts_of(past.read(config.run_dir)))
+        but = f", but {doubts}" if doubts else ""
+        return f"{config.name} is done: {config.train.steps} steps{but}; results are in {config.run_dir}"
     last = past.read(config.run_dir).ended_step
     steps = f" after optimizer step {last}" if last else ""
     saved = last_saved(config)
     return f"{config.name} is done: all ranks ended well{steps}; {f'{saved}; ' if saved else ''}logs are in {config.run_dir}"
+
+
+def doubts_of(found: Past) -> list[str]:
+    """What speaks against the weights of a campaign that has taken all of its steps."""
+    told = []
+    if found.skipped_last:
+        batches = "the last batch was" if found.skipped_last == 1 else f"the last {found.skipped_last} batches were"
+        told.append(f"{batches} bad and skipped")
+    if found.validation_loss is not None and not math.isfinite(found.validation_loss):
+        told.append(f"the last validation loss is {found.validation_loss}")
+    return told
 
 
 def last_saved(config: Config) -> str | None:

@@ -58,6 +58,7 @@ class Past(msgspec.Struct):
         step_s: of a step, as it has been lately; counted: the runtime has counted the steps, since the script does not tell them.
         recent: lines of the ledger, as JSON.
         left_out: devices that the newest generation does without, by node.
+        skipped: batches that the trainer's guard has skipped in a row, up to `skipped_step`.
         rules, skip: what roll-backs have invalidated, by generation and step, and the data that is left out.
     """
 
@@ -83,6 +84,8 @@ class Past(msgspec.Struct):
     downtime: Downtime = msgspec.field(default_factory=Downtime)
     measuring: Measuring = msgspec.field(default_factory=Measuring)
     validation_loss: float | None = None
+    skipped: int = 0
+    skipped_step: int | None = None
     recent: list[str] = []
     committed: CommittedCheckpoints = msgspec.field(default_factory=CommittedCheckpoints)
     saved: Saved | None = None
@@ -127,6 +130,8 @@ class Past(msgspec.Struct):
                 self.saved = Saved(line["path"], line["step"], line["rank"])
             case "action" if line["name"] == "roll_back":
                 self._roll_back(line)
+            case "action" if line["name"] == "skip_batch":
+                self.skipped, self.skipped_step = line.get("in_a_row", 0), line.get("step")
         self.downtime.take(line)
         self.measuring.take(line)
         self.clerk.event(line)
@@ -191,6 +196,11 @@ class Past(msgspec.Struct):
     def durable(self) -> list[int]:
         """Steps of checkpoints that were committed and not refused, the newest."""
         return self.committed.steps
+
+    @property
+    def skipped_last(self) -> int:
+        """Batches that were skipped up to the last step."""
+        return self.skipped if self.skipped_step == self.step else 0
 
     @property
     def invalidated(self) -> list[InvalidationRule]:

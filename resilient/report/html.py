@@ -122,6 +122,7 @@ def figures(summary: Summary) -> Iterator[tuple[str, str, float | int, Any]]:
         ("expected end", "expected_end_t", summary.expected_end_t, moment),
         ("loss", "loss", summary.loss, "{:.4f}".format),
         ("validation loss", "validation_loss", summary.validation_loss, "{:.4f}".format),
+        ("skipped as bad", "skipped", summary.skipped or None, "the last {:,} batches".format),
         ("speed", "tokens_per_s", summary.tokens_per_s, "{:,.0f} tokens/s".format),
         ("speed in steps", "steps_per_s", summary.steps_per_s, "{:.3g} steps/s".format),
         ("goodput", "goodput", summary.goodput, "{:.1%}".format),

@@ -154,6 +154,17 @@ def test_pruning_keeps_the_newest_the_multiples_and_what_was_set_aside(root: Pat
     assert steps(root) == [50]
 
 
+def test_pruning_a_link_to_a_checkpoint_deletes_the_link_alone(root: Path, tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(root, step, local_shards(), {}, generation=0)
+    elsewhere = tmp_path / "elsewhere"
+    (root / "step-00000001").rename(elsewhere)
+    (root / "step-00000001").symlink_to(elsewhere)
+    assert prune(root, keep_last=1) == [1]
+    assert [path.name for path in root.glob("step-*")] == ["step-00000002"]
+    assert (elsewhere / "manifest.json").is_file()
+
+
 def test_two_that_prune_at_the_same_time_do_each_others_work(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

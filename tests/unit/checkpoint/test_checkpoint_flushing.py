@@ -103,6 +103,32 @@ def test_a_commit_that_a_file_system_ends_at_any_point_is_made_when_it_is_tried_
         shutil.rmtree(base)
 
 
+def test_what_has_the_name_of_a_copy_on_a_nodes_tier_gives_way_to_it(tmp_path: Path) -> None:
+    state = [LocalShard("model/weight", (8, 64), (0, 0), torch.ones(8, 64), (8, 64))]
+    base = Path(tempfile.mkdtemp(prefix="lone-", dir="/tmp"))
+    try:
+        with LoneDaemon(base) as daemon:
+            daemon.start()
+            snapshots = Snapshots(daemon.begin(1))
+            snapshots.start(state)
+            assert snapshots.ready() and snapshots.take(1, state, {}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
+            path = Path(daemon.wait_for(Held).shard.directory)
+            held = shard_manifest.read(path)
+            documents = {name: (path / name).read_bytes() for name in held.files}
+            source, copy = DirectorySource(path, chunks=held.chunks), Copy(Pace(None), threading.Event(), lambda size_bytes: None)
+            target, outside = tmp_path / "step-00000001", tmp_path / "outside"
+            outside.mkdir()
+            (outside / "kept").touch()
+            for squat in (lambda: target.symlink_to("nowhere"), lambda: target.symlink_to(outside), target.touch, target.mkdir):
+                squat()
+                copying.to_tier(source, held, documents, target, copy)
+                assert shard_manifest.read(target) == held
+                shutil.rmtree(target)
+            assert (outside / "kept").exists()
+    finally:
+        shutil.rmtree(base)
+
+
 @needs_root
 def test_a_flush_by_hand_onto_a_full_disk_is_told_with_its_place(tmp_path: Path) -> None:
     state = [LocalShard("model/weight", (1024, 256), (0, 0), torch.ones(1024, 256), (8, 256))]

@@ -247,6 +247,17 @@ def test_a_step_that_is_there_and_damaged_is_set_aside(root: Path) -> None:
     assert steps(root) == [1]
 
 
+def test_whatever_else_has_the_name_of_a_step_is_set_aside(root: Path) -> None:
+    root.mkdir(exist_ok=True)
+    taken = root / "step-00000001"
+    for number, target in enumerate(("nowhere", "step-00000001", "/dev/null"), start=1):
+        taken.symlink_to(target)
+        saved = save(root, 1, local_shards(), {"number": number}, generation=0)
+        assert not saved.already_there and read_state(saved.path) == {"number": number}
+        assert (root / f"step-00000001.damaged-{number}").readlink() == Path(target)
+        saved.path.rename(root / f"mine-{number}")
+
+
 def test_a_step_that_another_process_commits_meanwhile_is_left_as_it_is(root: Path) -> None:
     def overtake() -> None:
         points.disarm()

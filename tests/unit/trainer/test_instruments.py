@@ -135,3 +135,14 @@ def test_a_profile_that_cannot_be_written_ends_no_rank(tmp_path: Path, caplog: p
     assert under_test._profile is not None
     under_test.close()
     assert "the profile of these steps is lost" in caplog.text
+
+
+def test_a_restart_within_the_steps_to_be_profiled_records_the_rest_of_them(tmp_path: Path, told: list[dict[str, Any]]):
+    config = Config.model_validate({"run_dir": str(tmp_path), "logging": {"profile_steps": [2, 4]}})
+    for generation, steps in enumerate([(1, 2, 3), (4, 5), (5, 6)]):
+        context = worker.Context(0, 0, 1, 1, generation, None, False)
+        under_test = Instruments(config, context, torch.device("cpu"), 1, None, StandIn())
+        for number in steps:
+            step(under_test, StandIn(), number)
+        under_test.close()
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["g0-rank0.json", "g1-rank0.json"]

@@ -108,6 +108,8 @@ def test_a_batch_that_is_bad_again_is_skipped_by_all_ranks_alike(dataset: Path, 
     config = write_config(tmp_path, dataset)
     told = run_ranks(2, broken, config, {3: 2})
     assert [kind for _, kind, _ in ledger(told[0])] == ["not_finite", "recompute_batch", "not_finite", "skip_batch"]
+    (skip,) = [line for line in told[0] if line.get("name") == "skip_batch"]
+    assert (skip["step"], skip["in_a_row"]) == (3, 1)
     assert [line[2] for line in steps(told[0])] == [None, None, "not_finite", *[None] * 5]
     assert all(math.isfinite(line[1]) for line in steps(told[0]) if line[2] is None)
 

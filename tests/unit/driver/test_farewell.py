@@ -1,0 +1,38 @@
+"""What `resilient run` says at the end of a campaign."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from resilient import ledger
+from resilient.config import Config
+from resilient.driver.farewell import farewell
+from resilient.status import overview
+
+
+@pytest.mark.parametrize(
+    ("skipped", "val_loss", "but"),
+    [
+        ([], 2.5, ""),
+        ([1, 2], 2.5, ""),
+        ([3], 2.5, ", but the last batch was bad and skipped"),
+        ([1, 2, 3], math.nan, ", but the last 3 batches were bad and skipped and the last validation loss is nan"),
+        ([], math.inf, ", but the last validation loss is inf"),
+    ],
+)
+def test_a_campaign_that_is_done_says_what_speaks_against_its_weights(
+    tmp_path: Path, skipped: list[int], val_loss: float, but: str
+):
+    config = Config.model_validate({"name": "run", "run_dir": str(tmp_path), "train": {"steps": 3}})
+    with ledger.Ledger(tmp_path) as written:
+        written.event("run_started", {"name": "run", "target_step": 3}, generation=0, t=1.0)
+        for step in (1, 2, 3):
+            if step in skipped:
+                action = {"fault_id": f"batch-{step}", "name": "skip_batch", "reason": "", "step": step}
+                written.event("action", {**action, "in_a_row": skipped.index(step) + 1}, generation=1, t=2.0)
+            written.metrics({"step": step, "loss": 1.0}, generation=1, t=2.0)
+        written.event("validation", {"step": 3, "val_loss": val_loss}, generation=1, t=3.0)
+        written.event("run_finished", {"exit_code": 0, "step": 3}, generation=1, t=4.0)
+    assert farewell(config) == f"run is done: 3 steps{but}; results are in {tmp_path}"
+    assert overview(tmp_path).skipped == (len(skipped) if 3 in skipped else 0)
