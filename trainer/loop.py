@@ -144,7 +144,7 @@ class Trainer:
         """Step after step, with validation and checkpoints where they are due."""
         config, progress = self.config, self.state.progress
         if progress.step == 0 and config.train.eval_interval:
-            self._validate()  # what the training has to show for itself is measured against this
+            self._validate(last=False)  # what the training has to show for itself is measured against this
         with collected_at_steps() as collect, closing(self.ahead):
             self._steps(collect)
         self.instruments.close()
@@ -162,7 +162,7 @@ class Trainer:
             last = progress.step == config.train.steps
             interval = config.train.eval_interval
             if last or (interval and progress.step % interval == 0):
-                self._validate()
+                self._validate(last=last)
             if not last:
                 self.state.save_if_due()
             collect(progress.step)
@@ -268,8 +268,12 @@ class Trainer:
 
     # -- validation ----------------------------------------------------------------------------------------------------
 
-    def _validate(self) -> None:
-        """Mean loss over the first `eval_iters` global batches of the validation split, always the same ones; left for a stop."""
+    def _validate(self, *, last: bool) -> None:
+        """Mean loss over the first `eval_iters` global batches of the validation split, always the same ones.
+
+        Args:
+            last: of the run. Others are left where training is to stop; of this one there would be no other.
+        """
         config, size = self.config, self.config.train.global_batch_size
         if config.data.split[1] == 0:
             return
@@ -279,7 +283,7 @@ class Trainer:
                 stage.eval()
             stopped = False
             for number in range(config.train.eval_iters):
-                stopped = self._stop_is_due()
+                stopped = not last and self._stop_is_due()
                 if stopped:
                     break
                 batch, counted = self.batches.read(self._valid_data, number * size, size)
