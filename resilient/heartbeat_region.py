@@ -337,6 +337,10 @@ class WorkerRegion(_Mapped):
             time.sleep(0.001)
         return None
 
+    def stop_is_due(self) -> bool:
+        """Between two boundaries: whether the next one, that of the last beat, is where to stop. Passes no boundary."""
+        return bool(self._words[_ARMED]) and NO_TARGET != self._words[_TARGET] <= self._words[_STEP]
+
     def report(self, event: str | None, fields: dict[str, object]) -> None:
         """Append a record; waits a moment when the ring is full, then drops it and counts the loss."""
         try:

@@ -63,6 +63,7 @@ __all__ = [
     "settle",
     "should_stop",
     "spans",
+    "stop_is_due",
 ]
 
 log = logging.getLogger(__name__)
@@ -289,6 +290,14 @@ def should_stop() -> str | None:
     if _region is None:
         return None
     return _region.stop_reason(None if _progress is None else _progress.boundary())
+
+
+def stop_is_due() -> bool:
+    """Between `beat` and the boundary of that step: whether `should_stop` will have a reason there.
+
+    Ranks that do much in between, as a validation, may leave it. They learn of it at different times, and must agree on it first.
+    """
+    return _region is not None and _region.stop_is_due()
 
 
 def report(metrics: Mapping[str, object], *, event: str | None = None) -> None:

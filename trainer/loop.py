@@ -136,7 +136,7 @@ class Trainer:
         """Step after step, with validation and checkpoints where they are due."""
         config, progress = self.config, self.state.progress
         if progress.step == 0 and config.train.eval_interval:
-            self._validate()  # what the training has to show for itself is measured against this
+            self._validate(last=False)  # what the training has to show for itself is measured against this
         with collected_at_steps() as collect, closing(self.ahead):
             self._steps(collect)
         self.instruments.close()
@@ -154,7 +154,7 @@ class Trainer:
             last = progress.step == config.train.steps
             interval = config.train.eval_interval
             if last or (interval and progress.step % interval == 0):
-                self._validate()
+                self._validate(last=last)
             if not last:
                 self.state.save_if_due()
             collect(progress.step)
@@ -260,8 +260,12 @@ class Trainer:
 
     # -- validation ----------------------------------------------------------------------------------------------------
 
-    def _validate(self) -> None:
-        """Mean loss over the first `eval_iters` global batches of the validation split, always the same ones."""
+    def _validate(self, *, last: bool) -> None:
+        """Mean loss over the first `eval_iters` global batches of the validation split, always the same ones.
+
+        Args:
+            last: of the run. Others are left where training is to stop; of this one there would be no other.
+        """
         config, size = self.config, self.config.train.global_batch_size
         if config.data.split[1] == 0:
             return
@@ -270,7 +274,11 @@ class Trainer:
             numbers = torch.zeros(2, dtype=torch.float64, device=self.device)
             for stage in self.stages:
                 stage.eval()
+            stopped = False
             for number in range(config.train.eval_iters):
+                stopped = not last and self._stop_is_due()
+                if stopped:
+                    break
                 batch, counted = self.batches.read(data, number * size, size)
                 loss = self.engine.evaluate(batch.to(self.device))
                 if self.ranks.counts_loss:
@@ -278,6 +286,9 @@ class Trainer:
                     numbers += torch.stack([loss, counts])
             for stage in self.stages:
                 stage.train()
+            if stopped:
+                log.warning("step %d: the validation is left out, for training is to stop", self.state.progress.step)
+                return
             dist.all_reduce(numbers)
             total, tokens = numbers.tolist()
         if self.context.rank == 0:
@@ -285,6 +296,14 @@ class Trainer:
             log.info("step %d validation loss %.4f", step, mean)
             perplexity = {"val_ppl": math.exp(min(mean, 700.0))} if config.logging.validation_ppl else {}
             worker.report({"step": step, "val_loss": mean, **perplexity}, event="validation")
+
+    def _stop_is_due(self) -> bool:
+        """Whether any rank knows that training is to stop at the boundary that comes next; the same on all ranks."""
+        if not self.context.supervised:
+            return False
+        due = torch.tensor(float(worker.stop_is_due()))  # on the CPU: no GPU waits for it
+        dist.all_reduce(due, dist.ReduceOp.MAX)
+        return bool(due)
 
 
 def _join(device: torch.device, context: worker.Context) -> None:

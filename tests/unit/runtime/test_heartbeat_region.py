@@ -213,6 +213,25 @@ def test_a_proposal_holds_the_worker_until_it_is_armed(regions):
     assert answers == [None, "SIGTERM"]
 
 
+def test_a_rank_that_looks_ahead_sees_a_stop_at_its_next_boundary_and_passes_none(regions):
+    agent, region = regions
+    assert not region.stop_is_due()
+    for step in (1, 2):
+        region.beat(step)
+        assert region.stop_reason() is None
+    region.beat(3)
+    assert not region.stop_is_due()
+    assert agent.propose(NOT_BEATEN, "SIGTERM") == 2
+    assert not region.stop_is_due()  # what is proposed may be moved
+    agent.arm(4)
+    assert not region.stop_is_due()
+    assert region.stop_reason() is None
+    region.beat(4)
+    assert region.stop_is_due()
+    assert agent.activity().checked == 3
+    assert region.stop_reason() == "SIGTERM"
+
+
 def _steps_until_stopped(path: Path, ranks_at: object, results: object) -> None:
     region = WorkerRegion(path)
     step = 0
