@@ -8,10 +8,12 @@ Owns modes, and the list of a run directory's control files.
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from checkpoint.ownership import first_not_obeyed
+from resilient import ledger
 from resilient.exits import EnvironmentUnusable
 
 Mode = Literal["private", "group"]
@@ -55,13 +57,26 @@ def close_to_others(run_dir: Path, mode: Mode) -> None:
 
 
 def must_be_ours(config_file: Path | None, run_dir: Path, mode: Mode) -> None:
-    """Raises EnvironmentUnusable where somebody else could have written the config or a control file of the run directory."""
+    """Raises EnvironmentUnusable where somebody else could have written the config or a control file of the run directory, or where
+    a file of it is a pipe or a device, which would be waited for."""
     paths = [run_dir, *(run_dir / name for name in CONTROL)]
     if config_file is not None and str(config_file) != os.devnull:
         paths.insert(0, config_file)
     try:
         why = first_not_obeyed(paths, group=mode == "group")
+        _must_be_files([run_dir / name for name in (*CONTROL, ledger.EVENTS, ledger.METRICS)])
     except OSError as error:
         raise EnvironmentUnusable(f"cannot read {error.filename}: {error.strerror}") from error
     if why is not None:
         raise EnvironmentUnusable(f"{why}. To trust the members of your groups, set `run_dir_mode: group`")
+
+
+def _must_be_files(paths: Sequence[Path]) -> None:
+    """Raises EnvironmentUnusable, OSError."""
+    for path in paths:
+        try:
+            found = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if not (stat.S_ISREG(found) or stat.S_ISDIR(found)):
+            raise EnvironmentUnusable(f"{path} is a pipe, a socket or a device, where a file is expected: move it away")

@@ -76,6 +76,11 @@ class AppendFile:
         """How long the file is, as far as this process knows."""
         return self._end_bytes or 0
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether what is written would go where nobody finds it."""
+        return self._fd >= 0 and os.fstat(self._fd).st_nlink == 0
+
     def unsettle(self) -> None:
         """The file may be another one by now, or have another end: look before the next line is written."""
         self._settled = False

@@ -81,10 +81,18 @@ class RunDirFiles:
     def _append(self, name: str, lines: deque[bytes]) -> None:
         try:
             file = self._files.get(name)
+            if file is not None and file.is_deleted:
+                self._begin_anew(name)
+                file = None
             if file is None:
                 must_be_there(self._run_dir)
                 file = self._files[name] = AppendFile(self._run_dir / name)
             file.append(lines)
+        except FileNotFoundError:
+            if name in self._files:
+                must_be_there(self._run_dir)
+                self._begin_anew(name)  # by the next try
+            raise
         except OSError as error:
             if name != DRIVER_LOG or error.errno in _PASSING:
                 raise
@@ -93,6 +101,10 @@ class RunDirFiles:
         else:
             if name == DRIVER_LOG and file.end_bytes >= LOG_BYTES:
                 self._move_log_aside()
+
+    def _begin_anew(self, name: str) -> None:
+        log.warning("%s was deleted; what comes is written to a new one", self._run_dir / name)
+        self._files.pop(name).close()
 
     def _move_log_aside(self) -> None:
         """driver.log becomes driver.log.1, and so on; the oldest goes. What cannot be done now can with the next line."""

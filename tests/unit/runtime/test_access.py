@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import stat
@@ -86,6 +87,14 @@ def test_a_run_directory_that_was_open_to_all_is_closed(tmp_path: Path) -> None:
 def test_files_of_the_caller_are_obeyed(run_dir: Path) -> None:
     access.must_be_ours(run_dir / "config.yaml", run_dir, "private")
     assert flushing.newest(run_dir)[0] is None
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", ".lease", "identity.json"])
+def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(run_dir: Path, name: str) -> None:
+    (run_dir / name).unlink(missing_ok=True)
+    os.mkfifo(run_dir / name, 0o600)
+    with pytest.raises(EnvironmentUnusable, match=rf"{re.escape(name)} is a pipe, .*where a file is expected: move it away"):
+        access.must_be_ours(None, run_dir, "private")
 
 
 @needs_root

@@ -1,0 +1,62 @@
+"""The files of a run directory that a job appends to, when somebody deletes them or all of them are away."""
+
+import shutil
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from resilient.driver.lease import LOCK
+from resilient.driver.rundir import RunDirFiles
+from resilient.ledger import EVENTS
+from resilient.protocol.disk import Item
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK).touch()
+    return tmp_path / "run"
+
+
+def line(number: int) -> deque[Item]:
+    return deque([Item(number, EVENTS, f'{{"n": {number}}}\n', False)])
+
+
+def test_a_ledger_that_was_deleted_is_made_anew_with_what_comes(run_dir: Path):
+    files = RunDirFiles(run_dir, None)
+    files.write(line(1))
+    (run_dir / EVENTS).unlink()
+    files.write(line(2))
+    files.write(line(3))
+    assert (run_dir / EVENTS).read_text() == '{"n": 2}\n{"n": 3}\n'
+
+
+def test_a_ledger_that_was_deleted_while_nothing_could_be_written_is_made_anew(run_dir: Path):
+    files = RunDirFiles(run_dir, None)
+    files.write(line(1))
+    (run_dir / EVENTS).rename(run_dir / "moved")
+    files.unsettle()
+    waiting = line(2)
+    with pytest.raises(FileNotFoundError):
+        files.write(waiting)
+    assert waiting == line(2)
+    files.write(waiting)
+    assert (run_dir / EVENTS).read_text() == '{"n": 2}\n'
+
+
+def test_nothing_is_made_where_the_whole_directory_is_away(run_dir: Path, tmp_path: Path):
+    files = RunDirFiles(run_dir, None)
+    files.write(line(1))
+    shutil.move(run_dir, tmp_path / "away")
+    run_dir.mkdir()  # as where a file system is to be mounted
+    files.unsettle()
+    waiting = line(2)
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            files.write(waiting)
+    assert list(run_dir.iterdir()) == []
+    run_dir.rmdir()
+    shutil.move(tmp_path / "away", run_dir)
+    files.write(waiting)
+    assert (run_dir / EVENTS).read_text() == '{"n": 1}\n{"n": 2}\n'
