@@ -32,7 +32,7 @@ from resilient.picture import picture
 from resilient.processes import local_pids, must_be_run_directory
 from resilient.slurm.badnodes import bad_nodes
 from resilient.slurm.chain import FILE as CHAIN
-from resilient.slurm.chain import whole
+from resilient.slurm.chain import fold, whole
 from resilient.slurm.history import history, queued_s
 from resilient.slurm.queue import QueuedJob
 from resilient.slurm.succession import Succession
@@ -78,6 +78,7 @@ class Summary:
     queued_s: float | None = None  # of a chain: while no job of it ran
     chain_goodput: float | None = None  # with the time in the queue
     expected_end_t: float | None = None  # unix seconds
+    unfollowed: bool = False  # the chain is not over, and no job of it runs or waits
     pids: dict[str, int] = field(default_factory=dict)  # of this machine: as `processes.local_pids` names them
     forked_from: dict[str, Any] | None = None  # the parent's run directory and name, the step, and what was changed
     accepted: list[dict[str, Any]] = field(default_factory=list)  # keys that changed since the campaign began, by --accept
@@ -183,6 +184,8 @@ def add_chain(summary: Summary, records: Sequence[Line], queue: Sequence[QueuedJ
     lines = history(records, queue)
     summary.jobs = [asdict(line) for line in lines]
     runs = [(run["t"], run["until_t"]) for run in summary.runs]
+    going = summary.state not in ("running", "reached", "gave up") and fold(records).over is None
+    summary.unfollowed = going and queue is not None and not any(job.runs or job.waits for job in queue)
     summary.queued_s = queued_s(records, lines, runs, summary.wall_s, now)
     if summary.queued_s is None:
         return
@@ -199,6 +202,7 @@ def render(summary: Summary) -> Group:
     left = f", {duration(summary.left_s)} left" if summary.left_s and summary.state == "running" else ""
     rows: list[tuple[str, str | None]] = [
         ("campaign", f"{summary.name}: {summary.state}"),
+        ("chain", "no job of it runs or waits: `resilient submit` goes on" if summary.unfollowed else None),
         ("branched off", _origin(summary.forked_from)),
         ("accepted", "; ".join(map(_accepted, summary.accepted)) or None),
         ("step", f"{summary.step} of {summary.target_step}{left}" if summary.target_step is not None else f"{summary.step}"),

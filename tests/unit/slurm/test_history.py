@@ -79,6 +79,23 @@ def test_between_the_end_of_a_chain_and_the_next_submission_nothing_waits(end):
     assert waited_s(again, [QueuedJob("10", "PENDING")], [*runs, (2000.0, 3000.0)], 9010.0) == 210.0
 
 
+@pytest.mark.parametrize(
+    ("state", "more", "queue", "unfollowed"),
+    [
+        ("stopped", [], [], True),
+        ("stopped", [], [QueuedJob("8", "COMPLETING")], True),
+        ("stopped", [], [QueuedJob("9", "PENDING")], False),
+        ("stopped", [], None, False),  # Slurm does not say
+        ("stopped", [{"t": 900.0, "what": "stopped"}], [], False),  # it is over
+        ("running", [], [], False),
+    ],
+)
+def test_a_chain_that_is_not_over_and_has_no_job_is_said_to_have_none(state, more, queue, unfollowed):
+    summary = Summary(state=state)
+    add_chain(summary, [*RECORDS, *more], queue, 1000.0)
+    assert summary.unfollowed == unfollowed
+
+
 def test_the_queue_counts_in_the_goodput_and_in_the_expected_end():
     summary = Summary(goodput=0.9, wall_s=400.0, left_s=600.0)
     add_chain(summary, RECORDS, QUEUE, 600.0)
