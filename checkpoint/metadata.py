@@ -1,11 +1,12 @@
 """The Zarr metadata of a checkpoint: which arrays there are, and the small state in the root's attributes.
 
-Owns the `zarr.json` files. Writing them is zarr-python's work, once for each set of arrays; only the root's attributes change
-from one checkpoint to the next. Reading goes without Zarr: the few fields that matter are plain JSON.
+Owns the `zarr.json` files. Writing them is zarr-python's work, once for each set of arrays, but for putting them together in the
+root's; only the root's attributes change from one checkpoint to the next. Reading goes without Zarr: the few fields that matter are
+plain JSON.
 """
 
 import json
-import warnings
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,10 +63,28 @@ def documents(arrays: Sequence[ArrayInfo]) -> dict[str, bytes]:
             chunk_key_encoding={"name": "default", "separator": "."},  # one directory and two files for each array
             attributes={} if info.element.stored == info.dtype else {BITS_OF: info.dtype},
         )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Consolidated metadata")  # clients that do not know it pass over it
-        zarr.consolidate_metadata(root.store)
-    return {path: buffer.to_bytes() for path, buffer in files.items()}
+    found: dict[str, bytes] = {path: buffer.to_bytes() for path, buffer in files.items()}
+    return {**found, NAME: consolidated(found, zarr.config.get("json_indent"))}
+
+
+def consolidated(files: Mapping[str, bytes], indent: int | None) -> bytes:
+    """The root's `zarr.json` with all others in it, to the last bit as `zarr.consolidate_metadata` writes it, which would have Zarr
+    read its own groups: that fails under `python -O`, as an `assert` of Zarr's does a part of the work. Pure."""
+    members = {path.removesuffix(f"/{NAME}"): json.loads(text) for path, text in files.items() if path != NAME}
+    entries = {name: _holding(entry, {}) if entry["node_type"] == "group" else entry for name, entry in members.items()}
+    order = sorted(entries, key=lambda name: (name.count("/"), unicodedata.normalize("NFKC", name).casefold()))
+    return json.dumps(_holding(json.loads(files[NAME]), {name: entries[name] for name in order}), indent=indent).encode()
+
+
+def _holding(group: Mapping[str, Any], members: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's document with those of its members; the fields in Zarr's order."""
+    inline = {"kind": "inline", "must_understand": False, "metadata": members}
+    return {
+        "attributes": group["attributes"],
+        "zarr_format": group["zarr_format"],
+        "consolidated_metadata": inline,
+        "node_type": "group",
+    }
 
 
 def with_attributes(root: bytes, step: int, generation: int, values: Mapping[str, JSON]) -> bytes:

@@ -7,7 +7,6 @@ Such an entry point is a function `(checkpoint: Path, output: Path, *, float32: 
 `output`, which is not there before, and returns what it has written, in a few words. It raises CheckpointError where it cannot.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from importlib.metadata import entry_points
@@ -112,7 +111,7 @@ def _zarr(path: Path, output: Path, only: Sequence[str], float32: bool, progress
     from checkpoint import layout, manifest
     from checkpoint.elements import BITS_OF, element
     from checkpoint.loading import Opened
-    from checkpoint.metadata import ATTRIBUTE
+    from checkpoint.metadata import ATTRIBUTE, NAME, consolidated
     from checkpoint.tools import stream
 
     with closing(Opened(path)) as source:
@@ -145,7 +144,6 @@ def _zarr(path: Path, output: Path, only: Sequence[str], float32: bool, progress
                     numbers = data.view(getattr(torch, kind.stored))
                 offset, extent = box
                 array[tuple(slice(start, start + length) for start, length in zip(offset, extent, strict=True))] = numbers.numpy()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Consolidated metadata")  # clients that do not know it pass over it
-        zarr.consolidate_metadata(root.store)
+    files = {f"{each.relative_to(output)}": each.read_bytes() for each in output.rglob(NAME)}
+    (output / NAME).write_bytes(consolidated(files, zarr.config.get("json_indent")))
     return f"{len(names)} arrays in chunks of about {chunk_bytes / 2**20:g} MiB"
