@@ -189,10 +189,10 @@ def _listeners(run_dir: Path) -> Iterator[Finding]:
         yield Finding(
             "listeners of Slurm", "ok", f"srun listens on {slurms} ports of all addresses; Slurm authenticates whoever connects"
         )
-    if not bad:
+    if not bad and hidden < len(places):
         chosen = sorted({each for _, allowed in places for each in allowed})
         where = f"loopback and {', '.join(chosen)}" if chosen else "loopback alone"
-        yield Finding("listeners", "ok", f"{len(places)} processes listen on {seen} ports, of {where}")
+        yield Finding("listeners", "ok", f"{len(places) - hidden} processes listen on {seen} ports, of {where}")
 
 
 def _places(run_dir: Path) -> list[tuple[psutil.Process, Set[str]]]:

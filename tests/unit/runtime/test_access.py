@@ -265,6 +265,17 @@ def test_listeners_of_the_campaigns_processes_are_seen(run_dir: Path, monkeypatc
             assert told.startswith("fail") and f"0.0.0.0:{listener.getsockname()[1]}" in told
 
 
+@needs_root
+def test_processes_whose_sockets_cannot_be_seen_are_not_called_in_order(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "_places", lambda run_dir: [(psutil.Process(1), set())])
+    monkeypatch.setattr(security, "holder", lambda _: None)
+    with stranger_for_a_while():
+        told = list(security._listeners(run_dir))
+    assert [(each.verdict, each.text) for each in told] == [
+        ("warn", "the sockets of 1 processes cannot be seen; run this as their user")
+    ]
+
+
 NAMED = """
 import socket, sys
 open("/proc/self/comm", "w").write(sys.argv[1])
