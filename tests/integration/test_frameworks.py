@@ -14,6 +14,7 @@ import pytest
 from campaigns import ROOT, Campaign, wait_for
 
 from chaos.injectors import inside
+from resilient.control.inspection import PATIENCE_S
 from resilient.status import inspect
 
 EXAMPLES = ROOT / "examples"
@@ -89,7 +90,7 @@ def test_hangs_stops_and_ten_kills_are_never_given_up_on_and_change_no_number(ca
     assert [kind for kind, _ in found[2:10] + found[11:]] == ["exception"] * 8 + ["exit"] * 10
     usual_s = max(line["step_s"] for line in run.metrics() if line["step_s"] is not None)
     for fault in run.events("fault")[:2]:
-        assert fault["detect_s"] <= 5 * usual_s + 10.0 + 1.0, "a report of silence is up to a second old"
+        assert fault["detect_s"] <= 5 * usual_s + 10.0 + 1.0 + PATIENCE_S, "a report may be a second old; then all are inspected"
     whole(run, steps, 21)
     if script != "lightning_module":  # on several ranks it goes on in the middle of a later epoch with other samples, by itself
         same(campaign, run, script, steps)
