@@ -23,11 +23,13 @@ def fit(experiment: Experiment, config: Config) -> None:
 def _steps(experiment: Experiment, target_step: int | None) -> Iterator[Problem]:
     if target_step is None:  # only a script knows
         return
-    steps = {"steady_steps": experiment.steady_steps}
-    steps |= {f"faults.{number}.at.step": each.at.step for number, each in enumerate(experiment.faults) if each.at.step is not None}
-    for key, step in steps.items():
-        if step >= target_step:
-            yield Problem(key, step, f"allowed: below {target_step}, the step with which the campaign ends")
+    if experiment.steady_steps >= target_step:
+        allowed = f"allowed: below {target_step}, the step with which the campaign ends"
+        yield Problem("steady_steps", experiment.steady_steps, allowed)
+    for number, each in enumerate(experiment.faults):
+        if each.at.step is not None and each.at.step > target_step:
+            allowed = f"allowed: up to {target_step}, the step with which the campaign ends"
+            yield Problem(f"faults.{number}.at.step", each.at.step, allowed)
 
 
 def _tiers(experiment: Experiment, names: list[str]) -> Iterator[Problem]:

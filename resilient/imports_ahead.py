@@ -61,18 +61,23 @@ def hides(directory: str) -> Path | None:
     """What lies in a directory of a program under the name of a package that ranks have imported before; None if nothing does."""
     for ours in _OURS:
         found = sources(ours.name, directory)
-        if found and not _is_checkout(Path(directory)):
+        if found and not (_is_ours(found[0].path, ours) or _is_checkout(Path(directory))):
             return found[0].path if found[0].path.name != "__init__.py" else found[0].path.parent
     return None
+
+
+def _is_ours(path: Path, ours: Path) -> bool:
+    """Whether it is the very package that ranks have imported, as where it lies on PYTHONPATH beside a script."""
+    return path.name == "__init__.py" and ours.exists() and path.parent.samefile(ours)
 
 
 def _is_checkout(directory: Path) -> bool:
     """Whether it is one of this project, whose packages are those that ranks have imported, or the same of another version."""
     try:
-        project = tomllib.loads((directory / "pyproject.toml").read_text())
+        project = tomllib.loads((directory / "pyproject.toml").read_text()).get("project")
     except (OSError, ValueError):
         return False
-    return bool(project.get("project", {}).get("name") == "resilient")
+    return isinstance(project, dict) and project.get("name") == "resilient"
 
 
 def of_module(module: str, directory: str) -> list[Source]:

@@ -116,9 +116,9 @@ class Progress:
         """The script reports metrics of its steps by itself, now a line of them: what that does not say of time."""
         self._lines = False
         self._region.told(NOT_BEATEN)
-        if not self.last_step_s:
-            return {}
         steps, self._reported = self._seen - self._reported, self._seen
+        if not self.last_step_s or not steps:  # a line more of the same step
+            return {}
         return {"step_s": self.last_step_s, **({"steps": steps} if steps > 1 else {})}
 
     def boundary(self) -> int | None:

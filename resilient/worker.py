@@ -312,6 +312,5 @@ def report(metrics: Mapping[str, object], *, event: str | None = None) -> None:
     line = dict(metrics)
     if _progress is not None and event is None and "step" in line:
         told = _progress.leave_lines()
-        if "step_s" not in line:
-            line = {**line, **told, **metrics}
+        line = {**line, **told, **metrics}
     _region.report(event, line)

@@ -42,6 +42,7 @@ from trainer.weights import initialize
 log = logging.getLogger(__name__)
 
 COLLECTIVE_TIMEOUT_S = 600.0  # without a supervisor
+LOOK_EVERY = 8  # batches of a validation, between which ranks agree whether training is to stop
 
 
 def run(config: worker.Config) -> bool:
@@ -93,6 +94,7 @@ class Trainer:
         dtype = DTYPES[config.train.precision]
         kernel = kernels.settle(config, shape, layout, self.device, dtype)
         self.train_data: Samples = self._open("train")
+        self._valid_data = self._open("valid") if self.config.data.split[1] > 0 else None
         self.stages = build_stages(config, shape, kernel, self.ranks, self.device)
         self.optimizer = make_optimizer(config, self.stages, sharing(self.ranks) if config.optimizer.name == "muon" else None)
         self.update = Update(self.optimizer, self.stages, config.optimizer.clip_grad)
@@ -134,11 +136,6 @@ class Trainer:
     def _open(self, which: Split) -> Samples:
         config = self.config
         return open_split(datasets(config), config.data.split, which, config.model.seq_len, config.seed, vocab_size=self.vocabulary)
-
-    @functools.cached_property
-    def _valid_data(self) -> Samples:
-        """Opened once: what is mapped stays, whatever becomes of the files' names."""
-        return self._open("valid")
 
     def train(self) -> None:
         """Step after step, with validation and checkpoints where they are due."""
@@ -275,7 +272,7 @@ class Trainer:
             last: of the run. Others are left where training is to stop; of this one there would be no other.
         """
         config, size = self.config, self.config.train.global_batch_size
-        if config.data.split[1] == 0:
+        if self._valid_data is None:
             return
         with worker.phase("eval"), torch.no_grad(), self.instruments.span("eval"):
             numbers = torch.zeros(2, dtype=torch.float64, device=self.device)
@@ -283,7 +280,7 @@ class Trainer:
                 stage.eval()
             stopped = False
             for number in range(config.train.eval_iters):
-                stopped = not last and self._stop_is_due()
+                stopped = not last and number % LOOK_EVERY == 0 and self._stop_is_due()
                 if stopped:
                     break
                 batch, counted = self.batches.read(self._valid_data, number * size, size)

@@ -62,6 +62,7 @@ class Tier:
         running: the job that runs.
         trouble_t: since when it cannot be written.
         flushed: what this node has flushed last, until it is committed: its buffer may hold something newer by then.
+        gave_way: a job on it had to, for its buffer was released; the next one keeps its own where it hangs, or none would be done.
 
     Invariant: changed by the event loop alone; its one thread runs what jobs do.
     """
@@ -75,6 +76,7 @@ class Tier:
     running: "TierJob | None" = None
     trouble_t: float | None = None
     flushed: FlushedShard | None = None
+    gave_way: bool = False
 
     def check_mounted(self) -> None:
         """Raises FileNotFoundError where the file system is not mounted: what is made in its place would be hidden by it later."""
@@ -215,7 +217,8 @@ class Jobs:
             for tier in self._tiers.values():
                 if tier.running is not None and time.monotonic() - tier.running.progress_t > HANG_S:
                     self._trouble(tier, f"nothing has been written for {HANG_S:.0f} s", None)
-                    self._release(*(job for job in self._jobs if job.request.tier == tier.name))
+                    if not tier.gave_way:
+                        self._release(*(job for job in self._jobs if job.request.tier == tier.name))
 
     def _flushed(self, tier: Tier, request: StartJob | Replicate) -> FlushedShard | None:
         """The shard of a request, where this node has flushed it last."""
@@ -261,9 +264,11 @@ class Jobs:
             if isinstance(error, StaleGeneration):  # the fence is up, and the generation that it is for begins in a moment
                 await job.sleep(STALE_S)
             cancelled = job.cancelled.is_set()
-            if job.released and isinstance(error, DamagedCheckpoint):
+            if job.released and isinstance(error, DamagedCheckpoint | ValueError):
+                tier.gave_way = True
                 error = Superseded(f"the buffer of step {job.request.key.step} was needed for a newer snapshot")
             return self._failed(job.request, job.kind, "cancelled" if cancelled else f"{error}", cancelled=cancelled, error=error)
+        tier.gave_way = False
         if tier.trouble_t is not None:
             down_s = time.monotonic() - tier.trouble_t
             self._report(TierWell(generation=self._snapshots.generation, tier=tier.name, down_s=down_s))

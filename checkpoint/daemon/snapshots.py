@@ -148,14 +148,15 @@ class Snapshots:
     # -- buffers -------------------------------------------------------------------------------------------------------
 
     def _announced(self, session: Session) -> None:
-        """Once all workers have announced what they will write, buffers are made for it."""
-        if session.layouts.keys() == session.ranks and not session.digest:
-            session.digest = next(iter(session.layouts.values()))
+        """Once all workers have announced that they will write the same arrays, buffers are made for these."""
+        digests = set(session.layouts.values())
+        if session.layouts.keys() == session.ranks and len(digests) == 1 and not session.digest:
+            (session.digest,) = digests
             self._work.start(self._prepare(session))
 
     def _announced_anew(self, session: Session) -> None:
         """The workers write something else from now on. All of them have agreed on that, and none uses what is leased to it."""
-        session.layouts, session.digest, session.ready = {}, "", False
+        session.digest, session.ready = "", False
         for step in list(session.copied):
             self._skip(session, step, "what is saved has changed")
         index = self._lease.buffer
@@ -173,7 +174,8 @@ class Snapshots:
             try:
                 plan = await asyncio.to_thread(blueprint.read, self._directory, digest, session.ranks)
             except (OSError, ValueError) as error:
-                self._trouble(f"what the workers will write cannot be read: {error}", getattr(error, "errno", None))
+                if self._is_wanted(session, digest):
+                    self._begin_trouble(f"what the workers will write cannot be read: {error}", getattr(error, "errno", None))
                 return
             if plan.place is not None and session is self._session:
                 session.shard, session.shards = plan.place
@@ -181,9 +183,11 @@ class Snapshots:
                 try:
                     await self._make_buffers(session, digest, place, plan)
                 except OSError as error:
-                    self._trouble(f"no buffers in {place}: {error.strerror or error}", error.errno)
+                    why = f"no buffers in {place}: {error.strerror or error}"
                     if session is self._session and not self.buffers.empty:
-                        return  # of a generation with other nodes; there is room once they are not needed any more
+                        self._begin_trouble(why, error.errno)
+                        return  # they hold what has another layout; there is room once they are not needed any more
+                    self._trouble(why, error.errno)
                     if session is self._session:
                         await self.buffers.clear()
                     continue

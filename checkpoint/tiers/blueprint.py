@@ -172,6 +172,8 @@ def read(directory: Path, digest: str, ranks: Iterable[int]) -> Blueprint:
         found = Blueprint(arrays_of(common.arrays), documents, {})
         for rank in ranks:
             own = converted(parsed(_slots_path(directory, rank).read_bytes()), _Slots)
+            if own.digest != digest:
+                raise ValueError(f"rank {rank} has announced other arrays")
             place = _checked(own.place)
             for name, stretches in own.slots.items():
                 mine.setdefault(name, set()).update(_within(found.shards, name, stretches))

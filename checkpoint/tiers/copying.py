@@ -121,7 +121,6 @@ def _write_shard(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(text)
     _write_chunks(source, node_shard, shards, temporary, copy, list(shards), lambda name: None)
-    copy.check()
     (temporary / shard_manifest.NAME).write_bytes(shard_manifest.encode(node_shard))
     points.reached("copy_described")
     files = [temporary / name for name in (*documents, shard_manifest.NAME)]
@@ -164,7 +163,6 @@ def flush(source: Source, node_shard: ShardManifest, documents: Mapping[str, byt
     with journal.open("a") as file:
 
         def keep(path: str) -> None:
-            copy.check()  # a flush that goes on after this one does not read again what is in the journal
             with lock:
                 file.write(f"{path}\n")
                 file.flush()
@@ -173,7 +171,6 @@ def flush(source: Source, node_shard: ShardManifest, documents: Mapping[str, byt
 
         _write_chunks(source, node_shard, shards, temporary, copy, [each for each in shards if each not in done], keep)
     points.reached("flush_written")
-    copy.check()
     new = shares / f"{name}.new"
     new.write_bytes(shard_manifest.encode(shard_manifest.without_documents(node_shard)))
     fsync_file(new)
@@ -288,7 +285,7 @@ def _write_chunks(
     done: Callable[[str], None],
 ) -> None:
     """Write the node shard's chunks of these shard files; the files are there at full size and with their index afterwards."""
-    files = [_File(target / name, shards[name], node_shard.chunks.get(name, {}), partial(done, name)) for name in names]
+    files = [_File(target / name, shards[name], node_shard.chunks.get(name, {}), copy, partial(done, name)) for name in names]
     half = len(files) // 2
 
     def runs() -> Iterator[tuple[_File, ChunkRun | None]]:
@@ -314,14 +311,14 @@ def _write_chunks(
 
 
 class _File:
-    """A shard file that is being written: when all its runs are, it is made durable."""
+    """A shard file that is being written: when all its runs are, its source must not have changed, and it is made durable."""
 
-    def __init__(self, path: Path, shard: Shard, sums: Mapping[int, int], done: Callable[[], None]) -> None:
+    def __init__(self, path: Path, shard: Shard, sums: Mapping[int, int], copy: Copy, done: Callable[[], None]) -> None:
         self.path, self.shard, self.sums = path, shard, sums
         self.runs: list[ChunkRun | None] = [None] if shard.array.sharded else []  # the head
         self.runs += _runs(shard, sorted(sums))
         self.fd = -1
-        self._done = done
+        self._copy, self._done = copy, done
         self._left = len(self.runs)
         self._lock = threading.Lock()
 
@@ -345,6 +342,7 @@ class _File:
             self._settle()
 
     def _settle(self) -> None:
+        self._copy.check()  # before what may take long, and is no reading any more
         os.fsync(self.fd)
         self.close()
         self._done()

@@ -93,6 +93,7 @@ class Snapshots:
         self._used = -1  # number of the last lease that was used or passed
         self._digest = ""  # of the arrays that were announced last
         self._anew = False  # they were others before, for which a buffer may be leased yet
+        self._abandons = False  # what waits for a lease is to give up
 
     def start(self, local_shards: Sequence[LocalShard], device: Device | None = None) -> None:
         """Announce what will be copied, or what it is from now on; the daemon makes buffers for it meanwhile. Collective.
@@ -114,8 +115,9 @@ class Snapshots:
                 self._arrivals = Arrivals(self._device)
         else:
             self.finish()
+            self._anew = self._abandons = True
             self._mappings.close()
-            self._anew = True
+            self._abandons = False
         self._size_bytes = sum(each.data.nbytes for each in local_shards)
         layout = agree(self._ranks, [spec_of(local_shard) for local_shard in local_shards])
         ordinals = layout.ordinals
@@ -142,7 +144,7 @@ class Snapshots:
                 self._report(LayoutUntold(generation=generation, rank=self._ranks.rank, reason=f"{error}", errno=number))
             self._untold = True
             return False
-        self._announcement = None
+        self._announcement, self._untold = None, False
         return True
 
     def _written(self, layout: Layout, slots: Mapping[str, Sequence[int]], place: tuple[int, int] | None) -> LayoutAnnounced:
@@ -238,6 +240,8 @@ class Snapshots:
         generation, rank = self.session.generation, self._ranks.rank
         index = self._acquire(wait_s or self._patience_s(tiers)) if self._announced() else None
         if index is None:
+            if self._anew and self._announcement is None:  # the daemon may not have got the message
+                self._report(LayoutAnnounced(generation=generation, rank=rank, digest=self._digest))
             wants = tuple(sorted(tiers))
             self._report(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants))
             return SnapshotResult(step, False, 0, time.perf_counter() - began)
@@ -362,7 +366,7 @@ class Snapshots:
             mine = lease.generation == self.session.generation and lease.number > self._used
             if mine and lease.buffer is not None and self._fits(lease.buffer):
                 return lease
-            if time.monotonic() >= deadline:
+            if self._abandons or time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL_S)
 

@@ -20,7 +20,7 @@ _HEAD = """# The config
 One YAML file says all of a campaign. Every key has a default, so a working config can be a few lines. Unknown keys are errors.
 `KEY=VALUE` on the command line overrides a key, dotted: `train.steps=200`, `checkpoint.tiers.0.keep_last=5`. In paths, `~`,
 environment variables (`$SCRATCH`, `${USER}`), `${name}` and `${run_dir}` are replaced; paths that are not absolute start where the
-command is run. Numbers are decimal: `010` and `1:30`, which YAML 1.1 reads as 8 and 90, are refused. Where they are text, as an
+command is run. `010` and `1:30`, which YAML 1.1 reads as 8 and 90, are refused. Where they are text, as an
 account that is called 0123, put them in quotes: `account: '0123'`, and on the command line `slurm.account="'0123'"`.
 
 What `auto` of `train.precision` and `train.compile` comes to stands in the run directory's `config.yaml`. A resume goes on with

@@ -30,7 +30,9 @@ from resilient.state.stepping import Stepping
 
 log = logging.getLogger(__name__)
 
-MEETING_S = 60.0  # for ranks that find the state changed at the same step, and may come to it at other times
+MEETING_S = 4.0  # for ranks that find the state changed at the same step; those that do not must not be taken for hanging
+MEETINGS = 3  # without all ranks, and no more snapshots are taken
+READY_S = 2.0  # for buffers of a new layout; training goes on without
 LAST_WAIT_S = 20.0  # for a buffer that is still being copied to a slower tier
 KEY = "attached"  # of what the small state says of all that follows
 
@@ -104,6 +106,7 @@ class Attached:
         self._position.capture()  # a stateful loader makes its iterator now, with a supervisor or without
         self._random: Mapping[str, Any] = {}
         self._begun = self._started = self._warned = False
+        self._meetings = self._missed = 0
         self._saved_step: int | None = None
         self._snapshots: checkpoint.Snapshots | None = None
         self._stepping: Stepping | None = None  # where a GPU copies
@@ -206,18 +209,34 @@ class Attached:
         self._started = Attached._saved = True
         with worker.phase("snapshot"):
             try:
+                for model in self._models:
+                    for name in model.take_note():
+                        log.warning("%s has come in the first step, and is not saved: make it before resilient.attach", name)
                 self._announce(snapshots)
+                snapshots.ready()
             except StateChangedShape as error:
                 raise worker.UnrecoverableError(f"{error}: no state is whole") from None
 
     def _announce(self, snapshots: checkpoint.Snapshots) -> None:
-        """What is saved from now on. Collective. Raises StateChangedShape where ranks keep other states than others do."""
+        """What is saved from now on. Collective.
+
+        Raises StateChangedShape where ranks keep other states than others do; ValueError, on all ranks, where one of them has
+        something that cannot be saved.
+        """
         peers = self._peers
         tables = [optimizers.table_of(each) for each in self._optimizers]
         document = self._documents.capture()
-        found = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count))
-        mine = (found.meshes(), found.fingerprint(), documents.capacity(len(document)), self._table_json(tables))
-        everyone = peers.all(mine)
+        wrong, mine = "", None
+        try:
+            found = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count))
+            mine = (found.meshes(), found.fingerprint(), documents.capacity(len(document)), self._table_json(tables))
+        except ValueError as error:
+            wrong = str(error)
+        answers = peers.all((wrong, mine))
+        if any(why for why, _ in answers):
+            raise ValueError(next(why for why, _ in answers if why))
+        everyone = [each for _, each in answers if each is not None]
+        assert mine is not None
         if any(each[3] != mine[3] for each in everyone):
             raise StateChangedShape("the optimizers of the ranks keep states of different parameters")
         own = any(each[1] != mine[1] for each in everyone)
@@ -231,7 +250,6 @@ class Attached:
         self._about = {"ranks": peers.count, "document_bytes": size, "own_parameters": own, "tables": mine[3]}
         local_shards = [*self._arrays.local_shards(), self._documents.local_shard(document, peers.rank, peers.count)]
         snapshots.start(local_shards)
-        snapshots.ready()
         if snapshots.on_gpu:
             stepped = [*self._arrays.stepped(), False]
             if self._stepping is None:
@@ -239,22 +257,32 @@ class Attached:
             else:
                 self._stepping.announced(local_shards, stepped)
 
-    def _keep_up(self, snapshots: checkpoint.Snapshots) -> None:
-        """Announce anew where optimizers keep other states by now, as of layers that were frozen.
+    def _keeps_up(self, snapshots: checkpoint.Snapshots) -> bool:
+        """Whether a snapshot can be taken: what optimizers keep by now, as of layers that were frozen, is announced anew.
 
         Raises StateChangedShape for what cannot be gone on from, or where not all ranks have changed at this step.
         """
         for model in self._models:
-            if (come := model.has_come()) is not None:
-                raise StateChangedShape(f"{come} has come: make it before resilient.attach")
+            if come := model.has_come():
+                raise StateChangedShape(f"{come[0]} has come: make it before resilient.attach")
         for number, (optimizer, groups) in enumerate(zip(self._optimizers, self._groups, strict=True)):
             if [len(group["params"]) for group in optimizer.param_groups] != groups:
                 raise StateChangedShape(f"optimizer {number} has other groups of parameters: make them before resilient.attach")
         if [optimizers.count_of(each) for each in self._optimizers] == self._states:
-            return
-        if not all_come(f"attached/{self.context.generation}/{self.step}", self._peers.count, MEETING_S):
-            raise StateChangedShape("the optimizers of some ranks keep states by now that those of others do not")
-        self._announce(snapshots)
+            return True
+        self._meetings += 1
+        if not all_come(f"attached/{self.context.generation}/{self.step}/{self._meetings}", self._peers.count, MEETING_S):
+            self._missed += 1
+            if self._missed == MEETINGS:
+                raise StateChangedShape("the optimizers of some ranks keep states by now that those of others do not")
+            return False
+        self._missed = 0
+        try:
+            self._announce(snapshots)
+        except (ValueError, checkpoint.CheckpointError) as error:
+            raise StateChangedShape(f"{error}") from error
+        snapshots.ready(READY_S)
+        return True
 
     def _table_json(self, tables: Sequence[Table]) -> Any:
         counts = [len(optimizers.parameters_of(each)) for each in self._optimizers]
@@ -266,7 +294,8 @@ class Attached:
         with worker.phase("snapshot"):
             snapshots.before_change()  # numbers of optimizers are gathered where they were before
             try:
-                self._keep_up(snapshots)
+                if not self._keeps_up(snapshots):
+                    return False
                 document = self._documents.local_shard(self._documents.capture(), self._peers.rank, self._peers.count)
                 local_shards = [*self._arrays.local_shards(), document]
             except (StateChangedShape, documents.TooLong) as error:

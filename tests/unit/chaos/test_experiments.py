@@ -71,7 +71,7 @@ RAM = {"checkpoint": {"tiers": [{"name": "ram", "path": "/dev/shm"}, {"name": "l
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"faults": [{"fault": "worker_kill", "at": {"step": 60}}]}, ":4: faults.0.at.step = 60: allowed: below 60, "),
+        ({"faults": [{"fault": "worker_kill", "at": {"step": 61}}]}, ":4: faults.0.at.step = 61: allowed: up to 60, "),
         ({"steady_steps": 100}, ":5: steady_steps = 100: allowed: below 60, "),
         (
             {"faults": [{"fault": "tier_full", "with": {"tier": "nosuch"}}]},

@@ -17,6 +17,8 @@ from mounts import freezable_disk, needs_root, small_disk
 
 from checkpoint import LocalShard, Snapshots, points, shard_manifest, steps, verify
 from checkpoint.daemon import shards
+from checkpoint.daemon.buffer_files import BufferFiles, BufferSource
+from checkpoint.errors import DamagedCheckpoint
 from checkpoint.fence import raise_fence
 from checkpoint.protocol import Committed, Flushed, Held, JobFailed, SnapshotKey, StartJob, TierTrouble
 from checkpoint.shard_manifest import ShardManifest
@@ -226,6 +228,44 @@ def test_snapshots_in_ram_go_on_while_a_tier_hangs_and_what_was_overwritten_mean
             verify(nodes.root / f"step-{step:08}")
         assert not [event for event in nodes.events if "given up" in str(event.fields.get("detail"))]
         nodes.kill()
+
+
+@pytest.mark.parametrize("where", ["flush", "to_tier"])
+def test_what_was_read_before_its_buffer_was_overwritten_is_kept_however_long_it_takes_to_make_it_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    state = [LocalShard("model/weight", (64, 32), (0, 0), torch.ones(64, 32), (64, 32))]
+    base = Path(tempfile.mkdtemp(prefix="lone-", dir="/tmp"))
+    try:
+        with LoneDaemon(base) as daemon:
+            daemon.start()
+            snapshots = Snapshots(daemon.begin(1))
+            snapshots.start(state)
+            assert snapshots.ready() and snapshots.take(1, state, {}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
+            path = Path(daemon.wait_for(Held).shard.directory)
+            held = shard_manifest.read(path)
+            documents = shard_manifest.documents(path, held)
+            source = BufferSource(BufferFiles(path.resolve()), held)
+            copy = Copy(Pace(None), threading.Event(), lambda size_bytes: None)
+            copy.check = source.check
+
+            def fsync(fd: int) -> None:
+                if "/model/" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+                    (path.resolve() / shard_manifest.NAME).unlink(missing_ok=True)  # a rank writes into it from now on
+
+            monkeypatch.setattr(copying.os, "fsync", fsync)
+            if where == "flush":
+                raise_fence(tmp_path, 1)
+                copying.flush(source, held, documents, tmp_path, 1, copy)
+                copying.finish(held, documents, tmp_path, 1)
+                verify(tmp_path / "step-00000001")
+            else:
+                copying.to_tier(source, held, documents, tmp_path / "step-00000001", copy)
+                assert shard_manifest.read(tmp_path / "step-00000001") == held
+            with pytest.raises(DamagedCheckpoint, match="it was overwritten while it was read"):
+                copying.to_tier(source, held, documents, tmp_path / "step-00000002", copy)
+    finally:
+        shutil.rmtree(base)
 
 
 def test_a_tier_that_fails_for_a_moment_gets_the_step_that_was_due(lab: Callable[..., Lab]) -> None:

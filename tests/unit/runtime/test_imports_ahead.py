@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilient import entry
+from resilient.config.errors import ConfigError
 from resilient.imports_ahead import MOST
 
 RAISES = "raise AssertionError('imported')\n"
@@ -140,6 +141,20 @@ def test_a_folder_of_checkpoints_is_no_module(tmp_path: Path):
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint/step-10.pt").write_text("")
     entry.must_hide_nothing(str(tmp_path))
+
+
+def test_the_packages_that_ranks_import_hide_nothing_wherever_they_are_reached_from(tmp_path: Path):
+    for name in ("resilient", "checkpoint"):
+        (tmp_path / name).symlink_to(Path(entry.__file__).parents[1] / name)
+    entry.must_hide_nothing(str(tmp_path))
+
+
+@pytest.mark.parametrize("project", ["project = 3", "[project]\nname = 'mine'", "not TOML"])
+def test_a_directory_with_another_project_is_no_checkout_of_this_one(tmp_path: Path, project: str):
+    (tmp_path / "pyproject.toml").write_text(project)
+    (tmp_path / "checkpoint.py").write_text("")
+    with pytest.raises(ConfigError, match="has the name of a package of the runtime"):
+        entry.must_hide_nothing(str(tmp_path))
 
 
 def test_the_directory_of_this_project_hides_nothing():

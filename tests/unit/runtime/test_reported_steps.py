@@ -71,6 +71,20 @@ def test_steps_are_productive_whether_a_script_attaches_reports_both_or_neither(
     assert seconds["idle"] == pytest.approx(0.0)
 
 
+def test_lines_that_cover_several_steps_say_so_beside_a_time_of_the_scripts_own_and_a_second_line_of_a_step_covers_none(rank: Rank):
+    worker.init()
+    for step in range(1, 13):
+        rank.now += STEP_S
+        worker.beat(step)
+        if step % 4 == 0:
+            worker.report({"step": step, "step_s": 0.4})
+            rank.now += 5.0
+            worker.report({"step": step, "val": 1.0})
+    lines = rank.lines()
+    assert [line["steps"] for line in lines if line.get("step_s") == 0.4][1:] == [4, 4]
+    assert [line.get("step_s") for line in lines if "val" in line] == [None] * 3
+
+
 def test_what_a_script_says_of_time_by_itself_is_kept(rank: Rank):
     worker.init()
     for step in range(1, 6):

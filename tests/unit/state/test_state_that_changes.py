@@ -101,6 +101,35 @@ def test_what_could_not_be_gone_on_from_costs_snapshots_and_no_training(
     assert caplog.text.count("no snapshots from step 5 on") == 1 and said in caplog.text
 
 
+def replaced(script: Script) -> None:
+    script.optimizer.param_groups[0]["params"][0] = torch.nn.Parameter(torch.ones(6, 6))
+    script.optimizer.state.clear()
+
+
+def test_a_parameter_that_is_replaced_ends_no_training(attempts: Attempts, caplog: pytest.LogCaptureFixture):
+    attempts.begin()
+    script = Script()
+    snapshots = script.attach()
+    for step in snapshots.steps(TOTAL):
+        if step == LATE:
+            replaced(script)
+        script.step()
+    assert snapshots.step == TOTAL
+    assert "no snapshots from step 7 on" in caplog.text and "belongs to no module that is saved" in caplog.text
+
+
+def test_a_buffer_that_comes_in_the_first_step_is_told_and_the_rest_is_saved(attempts: Attempts, caplog: pytest.LogCaptureFixture):
+    attempts.begin()
+    script = Script()
+    snapshots = script.attach()
+    for step in snapshots.steps(AT):
+        if step == 0:
+            buffer_comes(script)
+        script.step()
+    assert "model/0.late has come in the first step, and is not saved: make it before resilient.attach" in caplog.text
+    attempts.held(AT)
+
+
 def test_a_sparse_tensor_is_refused_by_its_name(attempts: Attempts):
     attempts.begin()
     script = Script()
