@@ -82,13 +82,21 @@ def _descendants() -> Iterator[int]:
     """Process ids of all that descend from this process, as far as the kernel lists them."""
     left = [os.getpid()]
     while left:
-        for listed in Path(f"/proc/{left.pop()}/task").glob("*/children"):
+        for thread in _threads(left.pop()):
             try:
-                found = [int(word) for word in listed.read_text().split()]
+                found = [int(word) for word in (thread / "children").read_text().split()]
             except OSError:
                 continue  # ended meanwhile
             yield from found
             left += found
+
+
+def _threads(pid: int) -> list[Path]:
+    """The directories of a process's threads; none where it has ended, which it may do while they are listed."""
+    try:
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
 
 
 def cpu_s() -> float:

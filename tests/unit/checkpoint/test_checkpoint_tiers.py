@@ -296,7 +296,7 @@ def test_a_roll_back_leaves_nothing_newer_on_any_tier_and_the_same_steps_can_be_
     nodes = lab()
     nodes.begin()
     saved_up_to_6(nodes)
-    nodes.roll_back(3)
+    nodes.roll_back(2)
     nodes.end_workers()
     assert [said[0] for said in nodes.begin()] == [2, 2]
     assert aside_in(nodes) == ["step-00000004.rolled-back-1", "step-00000006.rolled-back-1"]
@@ -314,7 +314,7 @@ def test_a_daemon_that_dies_before_it_has_cleared_what_is_void_brings_nothing_ba
     nodes = lab()
     nodes.begin()
     saved_up_to_6(nodes)
-    nodes.roll_back(3)
+    nodes.roll_back(2)
     nodes.end_workers()
     for node in nodes.nodes:
         node.stop()
@@ -330,7 +330,7 @@ def test_a_driver_that_dies_in_the_middle_of_a_roll_back_is_followed_by_one_that
     nodes = lab()
     nodes.begin()
     saved_up_to_6(nodes)
-    nodes.roll_back(3)
+    nodes.roll_back(2)
     nodes.kill()  # nothing was cleared yet
     nodes.boot()
     assert [said[0] for said in nodes.begin()] == [2, 2]
@@ -345,7 +345,7 @@ def test_a_snapshot_that_arrives_after_the_roll_back_is_void_as_well(lab: Callab
     nodes = lab()
     nodes.begin()
     saved_up_to_6(nodes)
-    nodes.roll_back(3)
+    nodes.roll_back(2)
     nodes.step(7)  # the ranks do not know of it yet
     nodes.end_workers()
     assert [said[0] for said in nodes.begin()] == [2, 2]

@@ -1,8 +1,10 @@
 """What tests cost is counted, shown and limited."""
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,6 +122,24 @@ def test_below_the_limit_the_run_is_good_and_the_dearest_are_shown_and_written(t
 def test_a_failed_run_stays_failed_with_its_own_status(tmp_path: Path):
     assert run(tmp_path, "def test_it(): assert False")[0] == 1
     assert run(tmp_path, "")[0] == 5  # no tests
+
+
+def test_processes_may_end_while_they_are_counted():
+    done = threading.Event()
+
+    def start_others() -> None:
+        while not done.is_set():
+            os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+
+    others = [threading.Thread(target=start_others) for _ in range(3)]
+    for each in others:
+        each.start()
+    try:
+        assert all(costs.cpu_s() > 0 for _ in range(400))
+    finally:
+        done.set()
+        for each in others:
+            each.join()
 
 
 def test_what_is_shared_inside_something_shared_is_counted_once():
