@@ -14,7 +14,7 @@ from typing import Any
 
 from forked import CONTEXT, forked
 
-_PATIENCE_S = 120
+_PATIENCE_S = 300
 
 
 class Child:

@@ -30,7 +30,7 @@ from trainer.schedule import for_config
 from trainer.shape import shape_of
 from trainer.weights import initialize
 
-_PATIENCE_S = 120
+_PATIENCE_S = 300
 
 VOCABULARY = 61
 STEPS = 8
