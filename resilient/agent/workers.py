@@ -180,7 +180,7 @@ class Workers:
         activities = {rank: rank.region.activity() for rank in self._ranks if rank.end is None}
         active = {rank: max(activity.beat_t, activity.phase_t) for rank, activity in activities.items()}
         silent = {rank: max(0.0, now - max(t, self._watched_t)) if t else 0.0 for rank, t in active.items()}
-        worth_it = any(seconds > SILENT_S for seconds in silent.values())
+        worth_it = not all(active.values()) or any(seconds > SILENT_S for seconds in silent.values())
         return {
             rank.rank: Heartbeat(
                 step=activity.step,
@@ -204,10 +204,11 @@ class Workers:
 
     def inspect(self) -> dict[int, Inspection]:
         """What the workers that run are doing, by global rank; takes a moment."""
-        running = [
-            rank for rank in self._ranks if rank.end is None and max(rank.region.activity().beat_t, rank.region.activity().phase_t)
-        ]
-        awake = [rank for rank in running if inspection.state_of(rank.process.pid or 0) != "T"]
+        living = [rank for rank in self._ranks if rank.end is None]
+        stopped = [rank for rank in living if inspection.state_of(rank.process.pid or 0) == "T"]
+        active = [rank for rank in living if max(rank.region.activity().beat_t, rank.region.activity().phase_t)]
+        awake = [rank for rank in active if rank not in stopped]
+        running = [*awake, *stopped]
         asked_t = time.monotonic()
         for rank in awake:
             recorder.ask(rank.process.pid or 0, _record_of(rank.region))

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from resilient.config.timeouts import SILENCE_REPORT_S, STOPPED_S
 from resilient.control.learning import COLLECTIVES, EVERY_STEP, NEEDED, Limits, Patience
 from resilient.protocol.messages import Heartbeat
@@ -38,6 +40,7 @@ class Rank:
         excused: it does what takes long; it gets as long as there is, until its next activity.
         longest_s: silence by phase, since the last step.
         signs: of its collectives, where they are all that is seen.
+        stopped_s: since when its process is known to be stopped, in attended seconds.
     """
 
     heartbeat: Heartbeat
@@ -46,6 +49,7 @@ class Rank:
     excused: bool = False
     longest_s: dict[str, float] = field(default_factory=dict)
     signs: int = 0
+    stopped_s: float | None = None
 
     @property
     def by_collectives(self) -> bool:
@@ -115,6 +119,10 @@ class Watchdog:
         if rank in self._ended:
             return
         known = self._ranks.get(rank)
+        stopped = heartbeat.state == "T"
+        if stopped and not heartbeat.activity_t:  # it has had no activity yet from which its silence could be counted
+            since_s = now_s if known is None or known.stopped_s is None else known.stopped_s
+            heartbeat = msgspec.structs.replace(heartbeat, silent_s=now_s - since_s)
         if known is None:
             known = self._ranks[rank] = Rank(heartbeat, NO_STEP, now_s - heartbeat.silent_s)
         else:
@@ -123,7 +131,7 @@ class Watchdog:
         if known.first_step == NO_STEP and heartbeat.step != NO_STEP:
             known.first_step = heartbeat.first_step if heartbeat.first_step != NO_STEP else heartbeat.step
             self._learn_first(known)
-        stopped = heartbeat.state == "T"
+        known.stopped_s = (now_s if known.stopped_s is None else known.stopped_s) if stopped else None
         _put(rank, self._stopped, stopped)
         _put(rank, self._stopped_long, stopped and heartbeat.silent_s >= STOPPED_S)
         _put(rank, self._silent, self._too_long(known))
@@ -132,6 +140,8 @@ class Watchdog:
         before = known.heartbeat
         if heartbeat.activity_t == before.activity_t:
             return
+        if not before.activity_t:
+            before = msgspec.structs.replace(before, silent_s=0.0)  # it was stopped, if anything
         if known.by_collectives:
             if not known.excused:
                 known.signs += 1

@@ -119,7 +119,8 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
         beat_t: when it finished the step.
         activity_t: of its last activity; 0 if there was none.
         silent_s: since then.
-        state: of its process, as /proc tells it, once a rank of the node has been silent for a while; else "".
+        state: of its process, as /proc tells it, once a rank of the node has been silent for a while, or where one has shown no
+            activity yet; else "".
         phased: whether it ever told a phase.
         own_s: spent without waiting for others since it began; None where that is not known.
         observed: step and phase were observed from outside; its script says nothing of them.

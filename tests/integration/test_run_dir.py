@@ -21,6 +21,7 @@ pytestmark = [MOUNTS, pytest.mark.alone]
 
 STEP_S = 0.1
 SHORT = 75  # steps; the start of a campaign takes longer
+BRIEF_S = 5.0  # of a fault; what does not answer for two seconds is one
 
 
 def command(*words: object) -> None:
@@ -180,8 +181,8 @@ def undisturbed(run: Campaign, steps: int, *, since_t: float, until_t: float) ->
 @pytest.mark.parametrize(
     ("for_s", "kind"),
     [
-        (8.0, "frozen"),
-        *(soaked(8.0, kind) for kind in FAULTS if kind != "frozen"),
+        (BRIEF_S, "frozen"),
+        *(soaked(BRIEF_S, kind) for kind in FAULTS if kind != "frozen"),
         *(soaked(60.0, kind) for kind in FAULTS),
         soaked(180.0, "frozen"),
     ],
@@ -283,11 +284,11 @@ def test_a_driver_that_is_stopped_for_a_while_ends_no_generation(two_nodes: Call
 
 @pytest.mark.parametrize("fault", ["run_dir_stall", soaked("run_dir_full"), soaked("run_dir_read_only")])
 def test_a_fault_of_the_run_directory_that_is_injected_costs_nothing_and_is_undone(two_nodes: Callable[..., Campaign], fault: str):
-    steps = SHORT + int(8.0 / STEP_S)
+    steps = SHORT + int(BRIEF_S / STEP_S)
     run = two_nodes(steps).start()
     run.reach(random.randrange(5, 30))
     since_t = time.time()
-    strike(run, fault, for_s=8.0)
+    strike(run, fault, for_s=BRIEF_S)
     until_t = time.time()
     assert run.wait() == 0, run.output + run.logs()
     undisturbed(run, steps, since_t=since_t, until_t=until_t)

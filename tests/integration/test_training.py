@@ -264,7 +264,7 @@ def test_standbys_of_tensor_parallel_ranks_leave_no_trace(training: Training, tm
 
 @pytest.mark.alone  # its first steps must be over before the duration is
 def test_a_run_ends_with_its_state_saved_when_its_duration_is_over(training: Training):
-    duration = {"steps": 100_000, "exit_duration_min": 0.25}
+    duration = {"steps": 100_000, "exit_duration_min": 0.15}
     run = training(entrypoint="paced:train", args={"step_s": 0.1}, train=duration)
     assert run.run() == 75, run.output
     (drain,) = run.events("drain")

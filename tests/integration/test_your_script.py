@@ -61,6 +61,31 @@ def test_hangs_and_ends_of_a_plain_ddp_script_are_named_recovered_and_accounted_
     assert "300" not in run.output and "tp 1" not in run.output
 
 
+BEGINS_LATE = """
+import pathlib, sys, time
+import torch
+
+print("waits to begin", flush=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
+for _ in range(5):
+    optimizer.step()
+"""
+
+
+def test_a_rank_that_is_stopped_before_its_first_step_is_found_and_replaced(campaign: Callable[..., Campaign], tmp_path: Path):
+    script, go = tmp_path / "begins_late.py", tmp_path / "go"
+    script.write_text(BEGINS_LATE)
+    run = campaign(entrypoint=f"{script} {go}", cluster=ON_CPU).start()
+    wait_for(lambda: run.logs().count("waits to begin") == 2, "ranks that have begun")
+    os.kill(run.workers()[1], signal.SIGSTOP)
+    wait_for(lambda: run.events("action"), f"a restart\n{run.logs()}")
+    go.touch()
+    assert run.wait() == 0, run.output + run.logs()
+    assert told(run) == [("stopped", [1])], run.output
+
+
 WITHOUT_OPTIMIZER = """
 import pathlib, sys, time
 import torch

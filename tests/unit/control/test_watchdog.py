@@ -194,6 +194,29 @@ def test_a_rank_that_never_finished_a_step_is_not_watched():
     assert watchdog.suspects() is None
 
 
+def test_a_rank_that_is_stopped_before_its_first_activity_is_suspected_once_it_was_told_for_long_enough():
+    watchdog = Watchdog(LIMITS)
+    watchdog.begin()
+
+    def tell(rank: int, now_s: float, state: str) -> None:
+        watchdog.on_heartbeat(rank, beat(-1, 0.0, phase="start", state=state, phased=False), now_s)
+
+    for now_s, state in ((100.0, "S"), (101.0, "T"), (101.5, "R"), (300.0, "T"), (300.5, "T")):
+        tell(0, now_s, "S")
+        tell(1, now_s, state)
+        assert watchdog.suspects() is None
+    tell(1, 300.0 + STOPPED_S, "T")
+    suspicion = watchdog.suspects()
+    assert suspicion == Suspicion("stopped", (1,), STOPPED_S, -1)
+    tell(1, 302.0, "T")
+    assert watchdog.still(suspicion)
+    tell(0, 302.0, "T")
+    assert watchdog.suspects() is None, "the whole job is suspended"
+    known = watchdog.timeout_s(1)
+    watchdog.on_heartbeat(1, beat(-1, 400.0, phase="start", phased=False), 400.0)
+    assert watchdog.timeout_s(1) == known, "that it was stopped says nothing of how long it takes"
+
+
 def test_a_stopped_rank_is_suspected_at_once_and_a_suspended_job_never():
     watchdog = warm()
     silent(watchdog, STOPPED_S, 1, state="T")
