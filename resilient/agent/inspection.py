@@ -11,6 +11,7 @@ import ctypes
 import faulthandler
 import os
 import signal
+import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -27,8 +28,16 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def answer_with_stacks(path: Path) -> None:
-    """In a worker: write the stack of the main thread to this file whenever it is asked for."""
+    """In the main thread of a worker: write its stack to this file whenever it is asked for.
+
+    The first line of the file names the outermost function, with which a stack ends.
+    """
     file = path.open("w")  # open for as long as the process lives
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    file.write(f"{frame.f_code.co_name}\n")
+    file.flush()
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=False, chain=False)
 
 
@@ -57,7 +66,7 @@ def inspect(workers: Mapping[int, tuple[int, Path]]) -> dict[int, Inspection]:
     _wait_for_stacks(asked, asked_t + ANSWER_S)
     found = {}
     for rank, (_, stacks) in workers.items():
-        text = stacks_by_rank[rank] if rank in stacks_by_rank else _from(stacks, sizes[rank])
+        text = stacks_by_rank[rank] if rank in stacks_by_rank else _from(stacks, sizes[rank])[0]
         found[rank] = Inspection(state=states[rank], cpu=shares[rank], stacks=text)
     return found
 
@@ -95,10 +104,10 @@ def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]
     deadline = time.monotonic() + ANSWER_S
     for rank, (pid, stacks) in workers.items():
         _signal(pid, signal.SIGCONT)
-        while not (_is_whole(text := _from(stacks, sizes[rank])) or time.monotonic() > deadline):
+        while not _from(stacks, sizes[rank])[1] and time.monotonic() <= deadline:
             time.sleep(0.0005)
         _signal(pid, signal.SIGSTOP)
-        found[rank] = text
+        found[rank], _ = _from(stacks, sizes[rank])
     deadline = time.monotonic() + STOPS_S
     while any(state_of(pid) not in ("T", "Z", "") for pid, _ in workers.values()) and time.monotonic() < deadline:
         time.sleep(0.0005)
@@ -109,7 +118,7 @@ def _wait_for_stacks(asked: Collection[tuple[int, Path, int]], deadline: float) 
     """Wait until all that can answer have. Args: asked: process id, file, and how long it was before."""
 
     def silent(pid: int, stacks: Path, size: int) -> bool:
-        return not _is_whole(_from(stacks, size)) and state_of(pid) in ("R", "S") and _hears(pid)
+        return not _from(stacks, size)[1] and state_of(pid) in ("R", "S") and _hears(pid)
 
     while any(silent(*each) for each in asked) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -123,11 +132,6 @@ def _hears(pid: int) -> bool:
         return False
     masks = dict(line.split(":\t") for line in status.splitlines() if line.startswith(("SigBlk", "SigCgt")))
     return bool((int(masks["SigCgt"], 16) & ~int(masks["SigBlk"], 16)) >> (STACKS_SIGNAL - 1) & 1)
-
-
-def _is_whole(stacks: str) -> bool:
-    """Whether the main thread is there to its outermost call, or as deep as faulthandler goes."""
-    return stacks.endswith((" in <module>\n", "  ...\n"))
 
 
 def _ask(pid: int) -> None:
@@ -156,10 +160,15 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _from(path: Path, offset: int) -> str:
+def _from(path: Path, offset: int) -> tuple[str, bool]:
+    """The lines of a file of stacks from there on, and whether they end with the outermost call, or as deep as faulthandler goes."""
     try:
         with path.open("rb") as file:
-            file.seek(offset)
-            return file.read().decode(errors="replace").replace("Stack (most", "Current thread (most")
+            outermost = file.readline()
+            file.seek(max(offset, len(outermost)))
+            found = file.read()
     except OSError:
-        return ""
+        return "", False
+    lines = found[: found.rfind(b"\n") + 1]
+    whole = lines.endswith((b" in " + outermost, b"  ...\n"))
+    return lines.decode(errors="replace").replace("Stack (most", "Current thread (most"), whole

@@ -44,10 +44,13 @@ def becomes(pid: int, state: str) -> None:
 def worker(tmp_path: Path) -> Iterator[Callable[[str], tuple[int, Path]]]:
     """A process that answers: its id, and where."""
     started: list[subprocess.Popen[bytes]] = []
+    (tmp_path / "as_a_module.py").write_text(WORKER)
 
-    def start(how: str) -> tuple[int, Path]:
+    def start(how: str, *begin: str) -> tuple[int, Path]:
         path = tmp_path / f"stacks{len(started)}"
-        started.append(subprocess.Popen([sys.executable, "-c", WORKER, str(path), how], stdout=subprocess.PIPE))
+        words = [sys.executable, *(begin or ("-c", WORKER)), str(path), how]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+        started.append(subprocess.Popen(words, stdout=subprocess.PIPE, env=environ))
         out = started[-1].stdout
         assert out is not None and out.readline() == b"ready\n"
         while "in here" not in inspection.inspect({0: (started[-1].pid, path)})[0].stacks:
@@ -85,7 +88,7 @@ def answer(*_):
     while time.process_time() < until:
         pass
     with open(sys.argv[1], "w") as file:
-        file.write(" in <module>\\n")
+        file.write("<module>\\n in <module>\\n")
 signal.signal(STACKS_SIGNAL, answer)
 print("ready", flush=True)
 while True:
@@ -103,6 +106,19 @@ def test_what_it_takes_to_answer_is_not_held_against_a_process_that_sleeps(tmp_p
             assert found.stacks and found.cpu < 0.5
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("begin", [(), ("-m", "as_a_module")], ids=["a script", "a module, as agents are"])
+def test_a_stopped_process_is_stopped_again_as_soon_as_it_has_answered(worker: Callable[..., tuple[int, Path]], begin: tuple[str, ...]):
+    pid, path = worker("sleep", *begin)
+    for _ in range(2):
+        stop(pid)
+        began = time.monotonic()
+        stacks = inspection.stacks_of_stopped({0: (pid, path)})[0]
+        assert time.monotonic() - began < inspection.ANSWER_S, "it ran on until nobody waited for an answer any more"
+        assert inspection.state_of(pid) == "T" and stacks.count("in here\n") == 1 and stacks.startswith("Current thread")
+        os.kill(pid, signal.SIGCONT)
+        becomes(pid, "S")
 
 
 def test_a_stopped_process_says_where_it_was_unless_all_are_stopped(worker: Callable[[str], tuple[int, Path]]):
