@@ -1,8 +1,7 @@
 """What tests of checkpoints share."""
 
-import os
-import random
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,25 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
 
 
+def _short_directory() -> Path:
+    """Short, because the path of a socket may have 107 characters."""
+    return Path(tempfile.mkdtemp(prefix="ckpt-", dir="/tmp"))
+
+
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
+def base() -> Iterator[Path]:
+    """An empty directory for a snapshot daemon."""
+    path = _short_directory()
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def lab() -> Iterator[Callable[..., Lab]]:
     made: list[Lab] = []
 
     def make(count: int = 2, **settings: Any) -> Lab:
-        # Short, because the path of a socket may have 107 characters.
-        base = Path(f"/tmp/lab-{os.getpid()}-{random.randrange(1 << 30)}")
-        made.append(Lab(base, count, **settings))
+        made.append(Lab(_short_directory(), count, **settings))
         made[-1].boot()
         return made[-1]
 

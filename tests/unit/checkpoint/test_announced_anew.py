@@ -1,9 +1,6 @@
 """Workers that announce other arrays while they train: a real daemon makes buffers for these, and keeps what it holds."""
 
-import shutil
 import socket
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +18,6 @@ from checkpoint.tiers import blueprint
 from checkpoint.tiers.lease import LeaseWord, buffer_path, layout_of
 from checkpoint.tiers.mapped import WritePlan
 from checkpoint.tiers.session import CONTROL, SOCKET
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="anew-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
 
 
 def local_shards(step: int, rows: int) -> list[LocalShard]:
