@@ -1,5 +1,6 @@
 """What tests of checkpoints share."""
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -7,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_commands import part
+from checkpoint_state import local_shards
 from daemon_lab import Lab
 
-from checkpoint import layout, points
+from checkpoint import layout, points, save
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +58,20 @@ def lab() -> Iterator[Callable[..., Lab]]:
     for each in made:
         each.kill()
         shutil.rmtree(each.base, ignore_errors=True)
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Path:
+    """A run directory with two tiers: parts in a node's RAM, and whole checkpoints, one of which is damaged."""
+    for step in (100, 200, 300):
+        save(tmp_path / "checkpoints", step, local_shards(float(step)), {"step": step}, generation=1)
+    (tmp_path / "checkpoints/step-00000200/manifest.json").unlink()
+    part(tmp_path / "node0", 350, 0, 2)
+    (tmp_path / "node0/step-00000360").mkdir()
+    (tmp_path / "node0/step-00000360/part.json").write_text("{")
+    tiers = [
+        {"name": "ram", "durable": False, "roots": [str(tmp_path / "node0"), "/nowhere/node1"]},
+        {"name": "durable", "durable": True, "roots": [str(tmp_path / "checkpoints")]},
+    ]
+    (tmp_path / "storage.json").write_text(json.dumps({"tiers": tiers}))
+    return tmp_path
