@@ -190,8 +190,8 @@ def test_whenever_a_worker_is_killed_each_step_is_told_once(watched: Watched, be
         else:
             watched.step(optimizer)
         lines += watched.told(None)
-        untold = [dict(record.fields) for record in watched.agent.untold()]
-        told = [number for line in lines + untold for number in range(line["step"] - line.get("steps", 1) + 1, line["step"] + 1)]
+        left = [dict(record.fields) for record in watched.agent.unreported()]
+        told = [number for line in lines + left for number in range(line["step"] - line.get("steps", 1) + 1, line["step"] + 1)]
         assert told == list(range(1, step + 1))
 
 
