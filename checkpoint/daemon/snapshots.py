@@ -173,6 +173,8 @@ class Snapshots:
                 return
             try:
                 plan = await asyncio.to_thread(blueprint.read, self._directory, digest, session.ranks)
+            except blueprint.LayoutChanged:
+                return  # the rank announces it next, and buffers are made once all have
             except (OSError, ValueError) as error:
                 if self._is_wanted(session, digest):
                     self._begin_trouble(f"what the workers will write cannot be read: {error}", getattr(error, "errno", None))
