@@ -355,7 +355,7 @@ class LayoutAnnounced(Message, frozen=True):
     digest: str
 
 
-class LayoutUntold(Message, frozen=True):
+class LayoutWriteFailed(Message, frozen=True):
     """A rank could not write down what it will write; it tries again."""
 
     generation: int
@@ -412,7 +412,7 @@ class BufferBroken(Message, frozen=True):
     errno: int | None = None
 
 
-WorkerNews = LayoutAnnounced | LayoutUntold | StateCopied | StepSkipped | LeasePassed | BufferBroken
+WorkerNews = LayoutAnnounced | LayoutWriteFailed | StateCopied | StepSkipped | LeasePassed | BufferBroken
 
 
 # -- the handshake of every connection: see `checkpoint.handshake` ---------------------------------------------------------

@@ -140,9 +140,9 @@ class _Mapped:
         """The records that were not kept, and the steps that were not told."""
         if self._words[_MAGIC_WORD] != _MAGIC:
             raise ValueError("not a heartbeat region of this version of resilient")
-        return self._records(self._words[_TAIL]) + self.untold()
+        return self._records(self._words[_TAIL]) + self.unreported()
 
-    def untold(self) -> list[Record]:
+    def unreported(self) -> list[Record]:
         """Of a worker that has ended: a line of metrics for the steps that it has finished since its last one, if there are any.
 
         Lines of short steps wait for each other, see `resilient.progress`. Whoever dies meanwhile has finished those steps, and the

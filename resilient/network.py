@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilient.config.errors import ENVIRONMENT, ConfigError, Problem
-from resilient.config.schema import IB_RETRIES, IB_TICK_S, IB_TIMEOUTS, Network
+from resilient.config.sections.machines import IB_RETRIES, IB_TICK_S, IB_TIMEOUTS, Network
 
 # NCCL's own values, where nobody sets any. The exponent is that of 2.23 and later; it was 18 before.
 NCCL_IB_TIMEOUT_DEFAULT = 20

@@ -27,7 +27,7 @@ from checkpoint.fence import fsync_directory
 from checkpoint.naming import steps
 from checkpoint.typed import built
 from resilient.config import Config, ConfigError, Problem
-from resilient.config.schema import Tier
+from resilient.config.sections.fault_tolerance import Tier
 from resilient.exits import EnvironmentUnusable, ForeseenError
 
 log = logging.getLogger(__name__)

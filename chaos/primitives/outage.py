@@ -1,7 +1,7 @@
 """What should come of it when a node or a rank is not heard of for a while, by how long. Pure; with the runtime's own defaults."""
 
 from chaos.fault import Expectation
-from resilient.config.schema import Resilience
+from resilient.config.sections.fault_tolerance import Resilience
 from resilient.config.timeouts import FENCE_S, LOST_WITH_SPARE_S
 
 RESENDS = 2.0  # TCP's pauses grow, so that it may be silent for so many times as long as the network was

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from chaos.injectors.context import Follower
-from resilient.config.schema import Guard
+from resilient.config.sections.training import Guard
 
 if TYPE_CHECKING:
     import torch

@@ -62,7 +62,8 @@ class Tier:
         running: the job that runs.
         trouble_t: since when it cannot be written.
         flushed: what this node has flushed last, until it is committed: its buffer may hold something newer by then.
-        gave_way: a job on it had to, for its buffer was released; the next one keeps its own where it hangs, or none would be done.
+        buffer_lost: a job on it has lost its buffer to a newer snapshot, and none was done since; the next one keeps its own also
+            where the tier hangs, or none would ever be done.
 
     Invariant: changed by the event loop alone; its one thread runs what jobs do.
     """
@@ -76,7 +77,7 @@ class Tier:
     running: "TierJob | None" = None
     trouble_t: float | None = None
     flushed: FlushedShard | None = None
-    gave_way: bool = False
+    buffer_lost: bool = False
 
     def check_mounted(self) -> None:
         """Raises FileNotFoundError where the file system is not mounted: what is made in its place would be hidden by it later."""
@@ -217,7 +218,7 @@ class Jobs:
             for tier in self._tiers.values():
                 if tier.running is not None and time.monotonic() - tier.running.progress_t > HANG_S:
                     self._trouble(tier, f"nothing has been written for {HANG_S:.0f} s", None)
-                    if not tier.gave_way:
+                    if not tier.buffer_lost:
                         self._release(*(job for job in self._jobs if job.request.tier == tier.name))
 
     def _flushed(self, tier: Tier, request: StartJob | Replicate) -> FlushedShard | None:
@@ -265,10 +266,10 @@ class Jobs:
                 await job.sleep(STALE_S)
             cancelled = job.cancelled.is_set()
             if job.released and isinstance(error, DamagedCheckpoint | ValueError):
-                tier.gave_way = True
+                tier.buffer_lost = True
                 error = Superseded(f"the buffer of step {job.request.key.step} was needed for a newer snapshot")
             return self._failed(job.request, job.kind, "cancelled" if cancelled else f"{error}", cancelled=cancelled, error=error)
-        tier.gave_way = False
+        tier.buffer_lost = False
         if tier.trouble_t is not None:
             down_s = time.monotonic() - tier.trouble_t
             self._report(TierWell(generation=self._snapshots.generation, tier=tier.name, down_s=down_s))

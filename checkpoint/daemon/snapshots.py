@@ -24,7 +24,7 @@ from checkpoint.protocol import (
     DaemonSettings,
     Held,
     LayoutAnnounced,
-    LayoutUntold,
+    LayoutWriteFailed,
     LeasePassed,
     NoRoom,
     Skipped,
@@ -154,7 +154,7 @@ class Snapshots:
             (session.digest,) = digests
             self._work.start(self._prepare(session))
 
-    def _announced_anew(self, session: Session) -> None:
+    def _layout_changed(self, session: Session) -> None:
         """The workers write something else from now on. All of them have agreed on that, and none uses what is leased to it."""
         session.digest, session.ready = "", False
         for step in list(session.copied):
@@ -173,6 +173,8 @@ class Snapshots:
                 return
             try:
                 plan = await asyncio.to_thread(blueprint.read, self._directory, digest, session.ranks)
+            except blueprint.LayoutChanged:
+                return  # the rank announces it next, and buffers are made once all have
             except (OSError, ValueError) as error:
                 if self._is_wanted(session, digest):
                     self._begin_trouble(f"what the workers will write cannot be read: {error}", getattr(error, "errno", None))
@@ -236,10 +238,10 @@ class Snapshots:
         match news:
             case LayoutAnnounced():
                 if session.digest not in ("", news.digest):
-                    self._announced_anew(session)
+                    self._layout_changed(session)
                 session.layouts[news.rank] = news.digest
                 self._announced(session)
-            case LayoutUntold():
+            case LayoutWriteFailed():
                 self._begin_trouble(f"rank {news.rank} cannot say what it will write: {news.reason}", news.errno)
             case StateCopied():
                 self._copied(session, news)

@@ -162,6 +162,10 @@ def announced(directory: Path, rank: int) -> Announced | None:
     return Announced(found.generation, found.digest)
 
 
+class LayoutChanged(ValueError):
+    """A rank has written down other arrays than those that are asked for."""
+
+
 def read(directory: Path, digest: str, ranks: Iterable[int]) -> Blueprint:
     """Put the halves together. Raises OSError, ValueError."""
     mine: dict[str, set[int]] = {}
@@ -173,10 +177,12 @@ def read(directory: Path, digest: str, ranks: Iterable[int]) -> Blueprint:
         for rank in ranks:
             own = converted(parsed(_slots_path(directory, rank).read_bytes()), _Slots)
             if own.digest != digest:
-                raise ValueError(f"rank {rank} has announced other arrays")
+                raise LayoutChanged(f"rank {rank} writes other arrays")
             place = _checked(own.place)
             for name, stretches in own.slots.items():
                 mine.setdefault(name, set()).update(_within(found.shards, name, stretches))
+    except LayoutChanged:
+        raise
     except ValueError as error:
         raise ValueError(f"{directory} holds no blueprint: {error}") from error
     return replace(found, slots={name: sorted(each) for name, each in sorted(mine.items())}, place=place)

@@ -22,7 +22,7 @@ from checkpoint.agreement import Ranks
 from checkpoint.device import Device, device_of
 from checkpoint.framing import encode
 from checkpoint.local_shard import LocalShard
-from checkpoint.protocol import BufferBroken, LayoutAnnounced, LayoutUntold, LeasePassed, StateCopied, StepSkipped, WorkerNews
+from checkpoint.protocol import BufferBroken, LayoutAnnounced, LayoutWriteFailed, LeasePassed, StateCopied, StepSkipped, WorkerNews
 from checkpoint.saving import Layout, agree, spec_of
 from checkpoint.state import JSON
 from checkpoint.tiers import blueprint, session
@@ -85,15 +85,15 @@ class Snapshots:
         self._size_bytes = 0  # of this rank's tensors
         self._mappings: Mappings | None = None
         self._announcement: Callable[[], LayoutAnnounced] | None = None  # that is to be made; raises OSError
-        self._untold = False  # the daemon knows that it cannot be
+        self._failure_reported = False  # the daemon knows that it cannot be
         self._everywhere = False  # all ranks had made theirs when they started
         self._device: Device | None = None
         self._arrivals: Arrivals | None = None  # of what a GPU copies
         self._cost_s: float | None = None  # of a snapshot whose whole cost a GPU has yet to tell
         self._used = -1  # number of the last lease that was used or passed
         self._digest = ""  # of the arrays that were announced last
-        self._anew = False  # they were others before, for which a buffer may be leased yet
-        self._abandons = False  # what waits for a lease is to give up
+        self._layout_changed = False  # they were others before, for which a buffer may be leased yet
+        self._stop_waiting = False  # what waits for a lease is to give up
 
     def start(self, local_shards: Sequence[LocalShard], device: Device | None = None) -> None:
         """Announce what will be copied, or what it is from now on; the daemon makes buffers for it meanwhile. Collective.
@@ -115,9 +115,9 @@ class Snapshots:
                 self._arrivals = Arrivals(self._device)
         else:
             self.finish()
-            self._anew = self._abandons = True
+            self._layout_changed = self._stop_waiting = True
             self._mappings.close()
-            self._abandons = False
+            self._stop_waiting = False
         self._size_bytes = sum(each.data.nbytes for each in local_shards)
         layout = agree(self._ranks, [spec_of(local_shard) for local_shard in local_shards])
         ordinals = layout.ordinals
@@ -139,12 +139,12 @@ class Snapshots:
         try:
             self._report(self._announcement())
         except OSError as error:
-            if not self._untold:
+            if not self._failure_reported:
                 generation, number = self.session.generation, error.errno
-                self._report(LayoutUntold(generation=generation, rank=self._ranks.rank, reason=f"{error}", errno=number))
-            self._untold = True
+                self._report(LayoutWriteFailed(generation=generation, rank=self._ranks.rank, reason=f"{error}", errno=number))
+            self._failure_reported = True
             return False
-        self._announcement, self._untold = None, False
+        self._announcement, self._failure_reported = None, False
         return True
 
     def _written(self, layout: Layout, slots: Mapping[str, Sequence[int]], place: tuple[int, int] | None) -> LayoutAnnounced:
@@ -240,7 +240,7 @@ class Snapshots:
         generation, rank = self.session.generation, self._ranks.rank
         index = self._acquire(wait_s or self._patience_s(tiers)) if self._announced() else None
         if index is None:
-            if self._anew and self._announcement is None:  # the daemon may not have got the message
+            if self._layout_changed and self._announcement is None:  # the daemon may not have got the message
                 self._report(LayoutAnnounced(generation=generation, rank=rank, digest=self._digest))
             wants = tuple(sorted(tiers))
             self._report(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants))
@@ -366,15 +366,15 @@ class Snapshots:
             mine = lease.generation == self.session.generation and lease.number > self._used
             if mine and lease.buffer is not None and self._fits(lease.buffer):
                 return lease
-            if self._abandons or time.monotonic() >= deadline:
+            if self._stop_waiting or time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL_S)
 
     def _fits(self, index: int) -> bool:
         """Whether a buffer that is leased is for what was announced last: the daemon may not have heard of that yet."""
-        if self._anew:
-            self._anew = not blueprint.is_of(layout_of(buffer_path(self.session.directory / LINK, index)), self._digest)
-        return not self._anew
+        if self._layout_changed:
+            self._layout_changed = not blueprint.is_of(layout_of(buffer_path(self.session.directory / LINK, index)), self._digest)
+        return not self._layout_changed
 
     def _report(self, news: WorkerNews) -> None:
         line = encode(news)

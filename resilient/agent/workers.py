@@ -54,7 +54,7 @@ class Rank:
         Args:
             last: the worker has ended: with the steps of which it has not told.
         """
-        for record in self.region.drain() + (self.region.untold() if last else []):
+        for record in self.region.drain() + (self.region.unreported() if last else []):
             if record.event == RAISED:
                 self.raised = _raised(record.fields)
             else:

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from resilient.batch.job import Job, Setting, works
 from resilient.batch.shell import Command
-from resilient.config.schema import IB_RETRIES
+from resilient.config.sections.machines import IB_RETRIES
 from resilient.network import VARIABLES, ib_covered_s
 from resilient.slurm.script import SIGNAL_MAX_S
 

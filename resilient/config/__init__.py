@@ -1,4 +1,4 @@
-"""The campaign's config: `schema` (what it may say), `source` (reading it), `checks` and `parallelism` (what
+"""The campaign's config: `schema` and `sections` (what it may say), `source` (reading it), `checks` and `parallelism` (what
 must fit together)."""
 
 from resilient.config.checks import spans

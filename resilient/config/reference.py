@@ -11,7 +11,10 @@ from pydantic.fields import FieldInfo
 
 from resilient.config.annotations import allowed
 from resilient.config.fields import Section
-from resilient.config.schema import Config, Container, Guard, Rampup, Tier, WeightedPath
+from resilient.config.schema import Config
+from resilient.config.sections.fault_tolerance import Tier
+from resilient.config.sections.machines import Container
+from resilient.config.sections.training import Guard, Rampup, WeightedPath
 from resilient.config.sinks import SINKS, Sinks
 from resilient.identity.classes import CLASSES, Kind
 

@@ -82,7 +82,7 @@ class RunDirFiles:
         try:
             file = self._files.get(name)
             if file is not None and file.is_deleted:
-                self._begin_anew(name)
+                self._close_deleted(name)
                 file = None
             if file is None:
                 must_be_there(self._run_dir)
@@ -91,7 +91,7 @@ class RunDirFiles:
         except FileNotFoundError:
             if name in self._files:
                 must_be_there(self._run_dir)
-                self._begin_anew(name)  # by the next try
+                self._close_deleted(name)  # the next try opens a new one
             raise
         except OSError as error:
             if name != DRIVER_LOG or error.errno in _PASSING:
@@ -102,7 +102,7 @@ class RunDirFiles:
             if name == DRIVER_LOG and file.end_bytes >= LOG_BYTES:
                 self._move_log_aside()
 
-    def _begin_anew(self, name: str) -> None:
+    def _close_deleted(self, name: str) -> None:
         log.warning("%s was deleted; what comes is written to a new one", self._run_dir / name)
         self._files.pop(name).close()
 

@@ -21,7 +21,7 @@ from rich.text import Text
 from resilient import network, storage
 from resilient.campaign import binding_here, gpu_count, machine_layout
 from resilient.config import Config, Layout, load
-from resilient.config.schema import Network
+from resilient.config.sections.machines import Network
 from resilient.decided import decided
 from resilient.health import disk, gpus, interfaces, machine
 from resilient.health.bounded import Examination, Task

@@ -150,7 +150,7 @@ def examine(
     )
     newest = max(record.saved_steps(config), default=None)
     if before is None or not _is_trained(config, newest):
-        return Resumption(merged(None, now, ()) if before is None else _begun_anew(now, before))
+        return Resumption(merged(None, now, ()) if before is None else _without_failed_starts(now, before))
     changes = [*compare(before, now, keys_of(Config(), None)), *_prepared(config, before)]
     refused = [each for each in changes if each.kind == "refused" and each.key not in accept]
     if refused:
@@ -168,7 +168,7 @@ def examine(
     return Resumption(merged(before, after, changed), (*told, *taken), frozenset(each.key for each in taken))
 
 
-def _begun_anew(now: Fingerprint, before: Fingerprint) -> Fingerprint:
+def _without_failed_starts(now: Fingerprint, before: Fingerprint) -> Fingerprint:
     """Nothing was trained yet: what was recorded at a start that came to nothing does not count."""
     return Fingerprint(keys=now.keys, given=now.given, contents=now.contents, versions=now.versions, lineage=before.lineage)
 

@@ -67,7 +67,7 @@ class Snapshots:
         kind = accelerator.distributed_type
         if kind in SHARDED or (kind is DistributedType.FSDP and not _is_fsdp2(accelerator)):
             raise ValueError(f"no snapshots are kept of a model that {kind.value} shards: use FSDP 2, or accelerator.save_state")
-        if _shuffles_anew(loader):
+        if _shuffles_unseeded(loader):
             raise ValueError(
                 "the loader draws another order in each attempt: give Accelerator a "
                 "DataLoaderConfiguration(use_seedable_sampler=True), by which an epoch's order follows from its number"
@@ -148,7 +148,7 @@ def _is_fsdp2(accelerator: Accelerator) -> bool:
     return bool(getattr(accelerator, "is_fsdp2", False))
 
 
-def _shuffles_anew(loader: Any) -> bool:
+def _shuffles_unseeded(loader: Any) -> bool:
     """Whether its sampler draws the order of an epoch from the global random numbers."""
     get = getattr(loader, "get_sampler", None)
     sampler = get() if get is not None else None

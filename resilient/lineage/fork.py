@@ -29,7 +29,7 @@ from checkpoint.verification import verify
 from resilient import access, ledger
 from resilient.config import Config, ConfigError, Problem, load, write
 from resilient.config.errors import COMMAND_LINE, shown_change
-from resilient.config.schema import Tier
+from resilient.config.sections.fault_tolerance import Tier
 from resilient.exits import EnvironmentUnusable
 from resilient.identity import record
 from resilient.identity.classes import CLASSES

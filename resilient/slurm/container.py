@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from resilient.config import Config
-from resilient.config.schema import Container
+from resilient.config.sections.machines import Container
 from resilient.exits import EnvironmentUnusable
 
 RUNTIMES = ("apptainer", "singularity")

@@ -1,7 +1,8 @@
 """`attach`: snapshots of a training script's state, and the loop that takes them.
 
 Owns the order of things: the state is restored before the loop, its random numbers right before the first step; a snapshot is taken
-after a step is whole, and the last one is made sure of. Without a supervisor a loop is a loop, and nothing is saved.
+after a step is whole, and the last one is made sure of. What is saved, and its announcement, is `announcement`'s. Without a
+supervisor a loop is a loop, and nothing is saved.
 """
 
 import logging
@@ -19,20 +20,15 @@ from torch.optim import Optimizer
 import checkpoint
 from checkpoint.agreement import Ranks as Peers
 from resilient import worker
-from resilient.state import arguments, arrays, documents, optimizers, randomness
+from resilient.state import arguments, documents, optimizers, randomness
+from resilient.state.announcement import Announcement
 from resilient.state.arrays import Arrays, Ranks, StateChangedShape
 from resilient.state.documents import Documents
-from resilient.state.meeting import all_come
 from resilient.state.modules import ModelTensors
-from resilient.state.optimizers import Table
 from resilient.state.position import Position
-from resilient.state.stepping import Stepping
 
 log = logging.getLogger(__name__)
 
-MEETING_S = 4.0  # for ranks that find the state changed at the same step; those that do not must not be taken for hanging
-MEETINGS = 3  # without all ranks, and no more snapshots are taken
-READY_S = 2.0  # for buffers of a new layout; training goes on without
 LAST_WAIT_S = 20.0  # for a buffer that is still being copied to a slower tier
 KEY = "attached"  # of what the small state says of all that follows
 
@@ -99,17 +95,14 @@ class Attached:
         self.context = worker.init()
         self.step = 0
         self._optimizers = all_optimizers
-        self._groups = [[len(group["params"]) for group in each.param_groups] for each in all_optimizers]
         others = extra if isinstance(extra, Mapping) else {"module": extra}
         beside = {name: value for name, value in others.items() if isinstance(value, Module)}
         self._position = Position(loader)
         self._position.capture()  # a stateful loader makes its iterator now, with a supervisor or without
         self._random: Mapping[str, Any] = {}
         self._begun = self._started = self._warned = False
-        self._meetings = self._missed = 0
         self._saved_step: int | None = None
         self._snapshots: checkpoint.Snapshots | None = None
-        self._stepping: Stepping | None = None  # where a GPU copies
         if self.context.session is None:
             return
         try:
@@ -122,6 +115,14 @@ class Attached:
         group = group or _group(self.context.world_size)
         self._peers = Peers(group)
         self._snapshots = checkpoint.Snapshots(self.context.session, group=group)
+        self._announcement = Announcement(
+            snapshots=self._snapshots,
+            models=self._models,
+            all_optimizers=all_optimizers,
+            documents=self._documents,
+            peers=self._peers,
+            generation=self.context.generation,
+        )
         with worker.phase("load"):
             self._resume(self._snapshots, group)
             try:
@@ -173,18 +174,18 @@ class Attached:
         worker.beat(self.step)
         if self._snapshots is None:
             return
-        self._start(self._snapshots)
+        self._start()
         tiers = self._snapshots.due(self.step)
         if tiers:
             self._take(self._snapshots, tiers)
-        if self._stepping is not None:
-            self._stepping.begin()
+        if self._announcement.stepping is not None:
+            self._announcement.stepping.begin()
 
     def save(self) -> bool:
         """Take a snapshot of the present step for the durable tier, due or not; whether there was a buffer for it."""
         if self._snapshots is None:
             return False
-        self._start(self._snapshots)
+        self._start()
         return self._take(self._snapshots, self._durable(), wait_s=LAST_WAIT_S)
 
     def close(self) -> None:
@@ -202,91 +203,16 @@ class Attached:
         durable = self._snapshots.session.durable
         return frozenset([durable[0]] if durable is not None else [])
 
-    def _start(self, snapshots: checkpoint.Snapshots) -> None:
+    def _start(self) -> None:
         """Announce what is saved, once: after the first step, when the optimizers have their states."""
         if self._started:
             return
         self._started = Attached._saved = True
         with worker.phase("snapshot"):
             try:
-                for model in self._models:
-                    for name in model.take_note():
-                        log.warning("%s has come in the first step, and is not saved: make it before resilient.attach", name)
-                self._announce(snapshots)
-                snapshots.ready()
+                self._announcement.announce()
             except StateChangedShape as error:
                 raise worker.UnrecoverableError(f"{error}: no state is whole") from None
-
-    def _announce(self, snapshots: checkpoint.Snapshots) -> None:
-        """What is saved from now on. Collective.
-
-        Raises StateChangedShape where ranks keep other states than others do; ValueError, on all ranks, where one of them has
-        something that cannot be saved.
-        """
-        peers = self._peers
-        tables = [optimizers.table_of(each) for each in self._optimizers]
-        document = self._documents.capture()
-        wrong, mine = "", None
-        try:
-            found = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count))
-            mine = (found.meshes(), found.fingerprint(), documents.capacity(len(document)), self._table_json(tables))
-        except ValueError as error:
-            wrong = str(error)
-        answers = peers.all((wrong, mine))
-        if any(why for why, _ in answers):
-            raise ValueError(next(why for why, _ in answers if why))
-        everyone = [each for _, each in answers if each is not None]
-        assert mine is not None
-        if any(each[3] != mine[3] for each in everyone):
-            raise StateChangedShape("the optimizers of the ranks keep states of different parameters")
-        own = any(each[1] != mine[1] for each in everyone)
-        if own:
-            log.warning("plain parameters differ from rank to rank, and are saved for each: only as many ranks can go on from that")
-        shares = arrays.shares(mine[0], [each[0] for each in everyone])
-        self._arrays = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count, shares, own))
-        self._states = [optimizers.count_of(each) for each in self._optimizers]
-        size = max(each[2] for each in everyone)
-        self._documents.set_capacity(size)
-        self._about = {"ranks": peers.count, "document_bytes": size, "own_parameters": own, "tables": mine[3]}
-        local_shards = [*self._arrays.local_shards(), self._documents.local_shard(document, peers.rank, peers.count)]
-        snapshots.start(local_shards)
-        if snapshots.on_gpu:
-            stepped = [*self._arrays.stepped(), False]
-            if self._stepping is None:
-                self._stepping = Stepping(snapshots, self._optimizers, local_shards, stepped)
-            else:
-                self._stepping.announced(local_shards, stepped)
-
-    def _keeps_up(self, snapshots: checkpoint.Snapshots) -> bool:
-        """Whether a snapshot can be taken: what optimizers keep by now, as of layers that were frozen, is announced anew.
-
-        Raises StateChangedShape for what cannot be gone on from, or where not all ranks have changed at this step.
-        """
-        for model in self._models:
-            if come := model.has_come():
-                raise StateChangedShape(f"{come[0]} has come: make it before resilient.attach")
-        for number, (optimizer, groups) in enumerate(zip(self._optimizers, self._groups, strict=True)):
-            if [len(group["params"]) for group in optimizer.param_groups] != groups:
-                raise StateChangedShape(f"optimizer {number} has other groups of parameters: make them before resilient.attach")
-        if [optimizers.count_of(each) for each in self._optimizers] == self._states:
-            return True
-        self._meetings += 1
-        if not all_come(f"attached/{self.context.generation}/{self.step}/{self._meetings}", self._peers.count, MEETING_S):
-            self._missed += 1
-            if self._missed == MEETINGS:
-                raise StateChangedShape("the optimizers of some ranks keep states by now that those of others do not")
-            return False
-        self._missed = 0
-        try:
-            self._announce(snapshots)
-        except (ValueError, checkpoint.CheckpointError) as error:
-            raise StateChangedShape(f"{error}") from error
-        snapshots.ready(READY_S)
-        return True
-
-    def _table_json(self, tables: Sequence[Table]) -> Any:
-        counts = [len(optimizers.parameters_of(each)) for each in self._optimizers]
-        return [optimizers.as_json(table, count) for table, count in zip(tables, counts, strict=True)]
 
     def _take(self, snapshots: checkpoint.Snapshots, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> bool:
         if self._warned:
@@ -294,10 +220,9 @@ class Attached:
         with worker.phase("snapshot"):
             snapshots.before_change()  # numbers of optimizers are gathered where they were before
             try:
-                if not self._keeps_up(snapshots):
+                if not self._announcement.announce_changes(self.step):
                     return False
-                document = self._documents.local_shard(self._documents.capture(), self._peers.rank, self._peers.count)
-                local_shards = [*self._arrays.local_shards(), document]
+                local_shards = self._announcement.local_shards()
             except (StateChangedShape, documents.TooLong) as error:
                 log.error("no snapshots from step %d on, until the next attempt begins: %s", self.step, error)
                 self._warned = True
@@ -306,12 +231,13 @@ class Attached:
             small: dict[str, Any] = {
                 "step": self.step,
                 "generation": self.context.generation,
-                KEY: {**self._about, "groups": groups},
+                KEY: {**self._announcement.about, "groups": groups},
             }
-            late = self._stepping.late() if self._stepping is not None else ()
+            stepping = self._announcement.stepping
+            late = stepping.late() if stepping is not None else ()
             result = snapshots.take(self.step, local_shards, small, tiers, changed=False, wait_s=wait_s, again=again, late=late)
-            if self._stepping is not None:
-                self._stepping.taken(local_shards)
+            if stepping is not None:
+                stepping.taken(local_shards)
         if result.copied:
             self._saved_step = self.step
         return result.copied
@@ -372,7 +298,7 @@ class Attached:
         self.step = self._saved_step = step
         self._position.capture()  # a stateful loader makes its iterator before the random numbers are set
         if not self._random:
-            randomness.start_anew(step)
+            randomness.reseed(step)
 
 
 @dataclass(frozen=True)

@@ -69,15 +69,15 @@ class ModelTensors:
         self._walked, self._group = walked, group
         self._rest = sorted(set(get_model_state_dict(model)) - walked)
 
-    def has_come(self) -> list[str]:
+    def added_names(self) -> list[str]:
         """The names of parameters and buffers that the model did not have before."""
         return [f"{self._group}{slot.name}" for slot in _walk(self.model, "") if slot.name not in self._walked]
 
-    def take_note(self) -> list[str]:
+    def accept_added_names(self) -> list[str]:
         """The same, which from now on is what it had before."""
-        come = self.has_come()
-        self._walked.update(name.removeprefix(self._group) for name in come)
-        return come
+        added = self.added_names()
+        self._walked.update(name.removeprefix(self._group) for name in added)
+        return added
 
     def rest(self) -> dict[str, Any]:
         """What the model's state has beyond parameters and buffers."""

@@ -48,7 +48,7 @@ def set_generator(value: Any, state: Any) -> None:
         value.bit_generator.state = state
 
 
-def start_anew(step: int) -> None:
+def reseed(step: int) -> None:
     """Begin other random numbers than a script begins with, on ranks to which none belong; alike where ranks began alike."""
     torch.manual_seed((torch.initial_seed() + 1_000_003 * (step + 1)) % 2**63)
     random.seed(random.getrandbits(64) + step)

@@ -108,7 +108,7 @@ class FakeWorkers:
 
     def take_records(self, *, last: bool = False) -> Iterator[tuple[int, heartbeat_region.Record, AgentRegion]]:
         for rank, region in enumerate(self.regions):
-            for record in region.drain() + (region.untold() if last else []):
+            for record in region.drain() + (region.unreported() if last else []):
                 yield rank, record, region
 
     def watch_from_now(self) -> None:

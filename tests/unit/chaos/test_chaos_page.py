@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from broken_campaigns import BREAKS
 from browser import Browser, looks_right
+from campaign_tale import KILLED, STEPS, Tale, usual
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from test_verdict import BREAKS, KILLED, STEPS, Tale, usual
 
 from chaos.injectors.context import Target
 from chaos.verdict import page, report

@@ -1,9 +1,6 @@
 """Workers that announce other arrays while they train: a real daemon makes buffers for these, and keeps what it holds."""
 
-import shutil
 import socket
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +18,6 @@ from checkpoint.tiers import blueprint
 from checkpoint.tiers.lease import LeaseWord, buffer_path, layout_of
 from checkpoint.tiers.mapped import WritePlan
 from checkpoint.tiers.session import CONTROL, SOCKET
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="anew-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
 
 
 def local_shards(step: int, rows: int) -> list[LocalShard]:
@@ -142,6 +132,20 @@ def test_buffers_are_made_once_all_ranks_have_announced_the_same(base: Path, fir
         assert not ranks.leased(), "it is taken back, for nobody writes that any more"
         ranks.say(1 - first, 16)
         daemon.wait_for_lease()
+        assert not [news for news in daemon.news if isinstance(news, TierTrouble)]
+
+
+def test_a_rank_that_has_written_down_others_and_says_so_in_a_moment_is_no_trouble(base: Path) -> None:
+    with LoneDaemon(base) as daemon:
+        daemon.start()
+        ranks = Two(daemon)
+        ranks.say(0, 8)
+        ranks.write(0, 24)
+        ranks.say(1, 8)  # all have announced the same, and one of them writes something else by now
+        ranks.say(0, 24)
+        ranks.say(1, 24)
+        daemon.wait_for_lease()
+        daemon.sync(1)
         assert not [news for news in daemon.news if isinstance(news, TierTrouble)]
 
 

@@ -1,14 +1,11 @@
 """The snapshot daemon by itself: what it leases to whom, what it refuses, and that nobody stops it."""
 
 import asyncio
-import os
-import random
-import shutil
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -47,15 +44,6 @@ from checkpoint.tiers.lease import Lease, LeaseWord, buffer_path, layout_of
 from checkpoint.tiers.pace import Pace
 from checkpoint.tiers.remote import RemoteShard
 from checkpoint.tiers.session import SOCKET
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    # Short, because the path of a socket may have 107 characters.
-    path = Path(f"/tmp/lone-{os.getpid()}-{random.randrange(1 << 30)}")
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
 
 KEY = daemon_keys(TOKEN)[WORKER_DAEMON]
 

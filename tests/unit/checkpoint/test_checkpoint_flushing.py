@@ -3,10 +3,10 @@
 import errno
 import shutil
 import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,42 @@ COMMITTING = (
 )
 
 
+@dataclass
+class Snapshot:
+    """A snapshot of step 1 that a daemon holds in RAM, and what a copy of it is made of.
+
+    Attributes:
+        path: of the node's shard.
+        documents: its files that are no arrays.
+        source: reads from it.
+        copy: as fast as it goes.
+    """
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        self.manifest = shard_manifest.read(self.path)
+        self.documents = shard_manifest.documents(self.path, self.manifest)
+        self.source = DirectorySource(self.path, chunks=self.manifest.chunks)
+        self.copy = Copy(Pace(None), threading.Event(), lambda size_bytes: None)
+
+
+@pytest.fixture
+def snapshot(base: Path) -> Iterator[Callable[..., Snapshot]]:
+    """Have the only rank of a node take a snapshot of so many rows of 1 KiB; the node's daemon runs until the test ends."""
+    with LoneDaemon(base) as daemon:
+
+        def taken(rows: int = 8) -> Snapshot:
+            state = [LocalShard("model/weight", (rows, 256), (0, 0), torch.ones(rows, 256), (8, 256))]
+            daemon.start()
+            worker = Snapshots(daemon.begin(1))
+            worker.start(state)
+            assert worker.ready() and worker.take(1, state, {}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
+            return Snapshot(Path(daemon.wait_for(Held).shard.directory))
+
+        yield taken
+
+
 def test_what_a_flush_that_failed_has_left_goes_with_the_next_commit(lab: Callable[..., Lab]) -> None:
     nodes = lab()
     nodes.begin()
@@ -70,84 +106,50 @@ def test_what_a_flush_of_other_arrays_has_left_of_the_same_step_is_no_part_of_th
 
 
 @pytest.mark.parametrize("point", COMMITTING)
-def test_a_commit_that_a_file_system_ends_at_any_point_is_made_when_it_is_tried_again(tmp_path: Path, point: str) -> None:
+def test_a_commit_that_a_file_system_ends_at_any_point_is_made_when_it_is_tried_again(
+    snapshot: Callable[..., Snapshot], tmp_path: Path, point: str
+) -> None:
     """By the daemon itself: nobody flushes again."""
-    state = [LocalShard("model/weight", (8, 64), (0, 0), torch.ones(8, 64), (8, 64))]
-    base = Path(tempfile.mkdtemp(prefix="lone-", dir="/tmp"))
-    try:
-        with LoneDaemon(base) as daemon:
-            daemon.start()
-            snapshots = Snapshots(daemon.begin(1))
-            snapshots.start(state)
-            assert snapshots.ready() and snapshots.take(1, state, {}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
-            path = Path(daemon.wait_for(Held).shard.directory)
-            held = shard_manifest.read(path)
-            documents = {name: (path / name).read_bytes() for name in held.files}
-            source, copy = DirectorySource(path, chunks=held.chunks), Copy(Pace(None), threading.Event(), lambda size_bytes: None)
+    held = snapshot()
 
-            def fails() -> None:
-                points.disarm()
-                raise OSError(errno.EIO, "Input/output error")
+    def fails() -> None:
+        points.disarm()
+        raise OSError(errno.EIO, "Input/output error")
 
-            for root in (tmp_path / "same", tmp_path / "next"):
-                copying.flush(source, held, documents, root, 1, copy)
-                points.arm(point, fails)
-                with pytest.raises(OSError, match="Input/output"):
-                    copying.finish(held, documents, root, 1)
-                attempt = 1
-                if root.name == "next":  # a daemon died there, and another generation flushes the step again
-                    attempt = 2
-                    copying.flush(source, held, documents, root, attempt, copy)
-                assert copying.finish(held, documents, root, attempt).step == 1
-                verify(root / "step-00000001")
-                assert [each.name for each in root.iterdir() if each.is_dir()] == ["step-00000001"]
-    finally:
-        shutil.rmtree(base)
+    for root in (tmp_path / "same", tmp_path / "next"):
+        copying.flush(held.source, held.manifest, held.documents, root, 1, held.copy)
+        points.arm(point, fails)
+        with pytest.raises(OSError, match="Input/output"):
+            copying.finish(held.manifest, held.documents, root, 1)
+        attempt = 1
+        if root.name == "next":  # a daemon died there, and another generation flushes the step again
+            attempt = 2
+            copying.flush(held.source, held.manifest, held.documents, root, attempt, held.copy)
+        assert copying.finish(held.manifest, held.documents, root, attempt).step == 1
+        verify(root / "step-00000001")
+        assert [each.name for each in root.iterdir() if each.is_dir()] == ["step-00000001"]
 
 
-def test_what_has_the_name_of_a_copy_on_a_nodes_tier_gives_way_to_it(tmp_path: Path) -> None:
-    state = [LocalShard("model/weight", (8, 64), (0, 0), torch.ones(8, 64), (8, 64))]
-    base = Path(tempfile.mkdtemp(prefix="lone-", dir="/tmp"))
-    try:
-        with LoneDaemon(base) as daemon:
-            daemon.start()
-            snapshots = Snapshots(daemon.begin(1))
-            snapshots.start(state)
-            assert snapshots.ready() and snapshots.take(1, state, {}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
-            path = Path(daemon.wait_for(Held).shard.directory)
-            held = shard_manifest.read(path)
-            documents = {name: (path / name).read_bytes() for name in held.files}
-            source, copy = DirectorySource(path, chunks=held.chunks), Copy(Pace(None), threading.Event(), lambda size_bytes: None)
-            target, outside = tmp_path / "step-00000001", tmp_path / "outside"
-            outside.mkdir()
-            (outside / "kept").touch()
-            for squat in (lambda: target.symlink_to("nowhere"), lambda: target.symlink_to(outside), target.touch, target.mkdir):
-                squat()
-                copying.to_tier(source, held, documents, target, copy)
-                assert shard_manifest.read(target) == held
-                shutil.rmtree(target)
-            assert (outside / "kept").exists()
-    finally:
-        shutil.rmtree(base)
+def test_what_has_the_name_of_a_copy_on_a_nodes_tier_gives_way_to_it(snapshot: Callable[..., Snapshot], tmp_path: Path) -> None:
+    held = snapshot()
+    target, outside = tmp_path / "step-00000001", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    for squat in (lambda: target.symlink_to("nowhere"), lambda: target.symlink_to(outside), target.touch, target.mkdir):
+        squat()
+        copying.to_tier(held.source, held.manifest, held.documents, target, held.copy)
+        assert shard_manifest.read(target) == held.manifest
+        shutil.rmtree(target)
+    assert (outside / "kept").exists()
 
 
 @needs_root
-def test_a_flush_by_hand_onto_a_full_disk_is_told_with_its_place(tmp_path: Path) -> None:
-    state = [LocalShard("model/weight", (1024, 256), (0, 0), torch.ones(1024, 256), (8, 256))]
-    base = Path(tempfile.mkdtemp(prefix="lone-", dir="/tmp"))
-    try:
-        with LoneDaemon(base) as daemon, small_disk(tmp_path / "disk", 64 << 10) as disk:
-            daemon.start()
-            snapshots = Snapshots(daemon.begin(1))
-            snapshots.start(state)
-            assert snapshots.ready() and snapshots.take(1, state, {}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
-            path = Path(daemon.wait_for(Held).shard.directory)
-            held = flushing.Held(1, 1, ((path,),), 1 << 20)
-            with pytest.raises(OSError, match="No space left") as caught:
-                flushing.flush(held, disk, lambda size_bytes: None)
-            assert caught.value.filename == f"{disk}/step-00000001"
-    finally:
-        shutil.rmtree(base)
+def test_a_flush_by_hand_onto_a_full_disk_is_told_with_its_place(snapshot: Callable[..., Snapshot], tmp_path: Path) -> None:
+    held = flushing.Held(1, 1, ((snapshot(rows=1024).path,),), 1 << 20)
+    with small_disk(tmp_path / "disk", 64 << 10) as disk:
+        with pytest.raises(OSError, match="No space left") as caught:
+            flushing.flush(held, disk, lambda size_bytes: None)
+        assert caught.value.filename == f"{disk}/step-00000001"
 
 
 def test_a_step_that_is_flushed_is_committed_although_its_buffer_has_something_newer(lab: Callable[..., Lab]) -> None:
@@ -208,7 +210,6 @@ def test_snapshots_in_ram_go_on_while_a_tier_hangs_and_what_was_overwritten_mean
     lab: Callable[..., Lab], late: tuple[int, ...]
 ) -> None:
     nodes = lab(buffers=2, hang_s=0.5)
-    nodes.base.mkdir(exist_ok=True)
     with freezable_disk(nodes.root, 32):
         nodes.begin()
         assert nodes.step(1, ("ram", "durable"))
@@ -232,40 +233,28 @@ def test_snapshots_in_ram_go_on_while_a_tier_hangs_and_what_was_overwritten_mean
 
 @pytest.mark.parametrize("where", ["flush", "to_tier"])
 def test_what_was_read_before_its_buffer_was_overwritten_is_kept_however_long_it_takes_to_make_it_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    snapshot: Callable[..., Snapshot], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    state = [LocalShard("model/weight", (64, 32), (0, 0), torch.ones(64, 32), (64, 32))]
-    base = Path(tempfile.mkdtemp(prefix="lone-", dir="/tmp"))
-    try:
-        with LoneDaemon(base) as daemon:
-            daemon.start()
-            snapshots = Snapshots(daemon.begin(1))
-            snapshots.start(state)
-            assert snapshots.ready() and snapshots.take(1, state, {}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
-            path = Path(daemon.wait_for(Held).shard.directory)
-            held = shard_manifest.read(path)
-            documents = shard_manifest.documents(path, held)
-            source = BufferSource(BufferFiles(path.resolve()), held)
-            copy = Copy(Pace(None), threading.Event(), lambda size_bytes: None)
-            copy.check = source.check
+    held = snapshot()
+    buffer = held.path.resolve()
+    source = BufferSource(BufferFiles(buffer), held.manifest)
+    held.copy.check = source.check
 
-            def fsync(fd: int) -> None:
-                if "/model/" in str(Path(f"/proc/self/fd/{fd}").readlink()):
-                    (path.resolve() / shard_manifest.NAME).unlink(missing_ok=True)  # a rank writes into it from now on
+    def fsync(fd: int) -> None:
+        if "/model/" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            (buffer / shard_manifest.NAME).unlink(missing_ok=True)  # a rank writes into it from now on
 
-            monkeypatch.setattr(copying.os, "fsync", fsync)
-            if where == "flush":
-                raise_fence(tmp_path, 1)
-                copying.flush(source, held, documents, tmp_path, 1, copy)
-                copying.finish(held, documents, tmp_path, 1)
-                verify(tmp_path / "step-00000001")
-            else:
-                copying.to_tier(source, held, documents, tmp_path / "step-00000001", copy)
-                assert shard_manifest.read(tmp_path / "step-00000001") == held
-            with pytest.raises(DamagedCheckpoint, match="it was overwritten while it was read"):
-                copying.to_tier(source, held, documents, tmp_path / "step-00000002", copy)
-    finally:
-        shutil.rmtree(base)
+    monkeypatch.setattr(copying.os, "fsync", fsync)
+    if where == "flush":
+        raise_fence(tmp_path, 1)
+        copying.flush(source, held.manifest, held.documents, tmp_path, 1, held.copy)
+        copying.finish(held.manifest, held.documents, tmp_path, 1)
+        verify(tmp_path / "step-00000001")
+    else:
+        copying.to_tier(source, held.manifest, held.documents, tmp_path / "step-00000001", held.copy)
+        assert shard_manifest.read(tmp_path / "step-00000001") == held.manifest
+    with pytest.raises(DamagedCheckpoint, match="it was overwritten while it was read"):
+        copying.to_tier(source, held.manifest, held.documents, tmp_path / "step-00000002", held.copy)
 
 
 def test_a_tier_that_fails_for_a_moment_gets_the_step_that_was_due(lab: Callable[..., Lab]) -> None:

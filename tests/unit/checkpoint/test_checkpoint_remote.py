@@ -2,9 +2,6 @@
 
 import asyncio
 import logging
-import os
-import random
-import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -53,22 +50,18 @@ def test_a_node_that_never_answers_holds_nobody_who_no_longer_waits(monkeypatch:
 
 
 @pytest.fixture
-def holding() -> Iterator[Holding]:
+def holding(base: Path) -> Iterator[Holding]:
     """A snapshot of step 5, with ones, that a node holds whose address nobody answers at."""
-    base = Path(f"/tmp/lone-{os.getpid()}-{random.randrange(1 << 30)}")
-    try:
-        with LoneDaemon(base) as daemon:
-            daemon.start()
-            address = daemon.wait_for(Listening).address
-            snapshots = Snapshots(daemon.begin(1))
-            snapshots.start(weights(1.0))
-            snapshots.ready()
-            assert snapshots.take(5, weights(1.0), {}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
-            directory = daemon.wait_for(Held).shard.directory
-            yield Holding(address=address, remote_path=directory, key=KEY)
-            snapshots.finish()
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
+    with LoneDaemon(base) as daemon:
+        daemon.start()
+        address = daemon.wait_for(Listening).address
+        snapshots = Snapshots(daemon.begin(1))
+        snapshots.start(weights(1.0))
+        snapshots.ready()
+        assert snapshots.take(5, weights(1.0), {}, frozenset(["ram"]), wait_s=PATIENCE_S).copied
+        directory = daemon.wait_for(Held).shard.directory
+        yield Holding(address=address, remote_path=directory, key=KEY)
+        snapshots.finish()
 
 
 def weights(value: float) -> list[LocalShard]:

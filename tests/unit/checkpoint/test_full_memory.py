@@ -1,10 +1,6 @@
 """The directory in RAM of a snapshot daemon, when there is no room in it for what its workers write down."""
 
 import errno
-import os
-import random
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +12,6 @@ from checkpoint import LocalShard, Snapshots
 from checkpoint.protocol import Held, Skipped, TierTrouble, TierWell
 
 WANTED = frozenset(["ram"])
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    # Short, because the path of a socket may have 107 characters.
-    path = Path(f"/tmp/full-{os.getpid()}-{random.randrange(1 << 30)}")
-    path.mkdir()
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def local_shards(step: int) -> list[LocalShard]:

@@ -1,9 +1,6 @@
 """Snapshots that a GPU copies while training goes on: a real daemon, and a stand-in for the GPU whose copies are late."""
 
 import errno
-import os
-import random
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -92,19 +89,17 @@ class SlowToLock(StandIn):
 
 
 @contextmanager
-def trained(gpu: StandIn) -> Iterator[Training]:
-    base = Path(f"/tmp/late-{os.getpid()}-{random.randrange(1 << 30)}")
+def trained(base: Path, gpu: StandIn) -> Iterator[Training]:
     made = Training(base, gpu)
     with made.daemon:
         yield made
         made.gpu.moving.set()
         made.snapshots.close()
-    shutil.rmtree(base, ignore_errors=True)
 
 
 @pytest.fixture
-def training() -> Iterator[Training]:
-    with trained(StandIn()) as made:
+def training(base: Path) -> Iterator[Training]:
+    with trained(base, StandIn()) as made:
         assert made.ready
         yield made
 
@@ -116,9 +111,9 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("large")
-def test_training_goes_on_while_buffers_are_mapped_and_locked_and_takes_no_snapshot():
+def test_training_goes_on_while_buffers_are_mapped_and_locked_and_takes_no_snapshot(base: Path):
     gpu = SlowToLock()
-    with trained(gpu) as training:
+    with trained(base, gpu) as training:
         assert not training.ready
         training.compute()
         assert not training.snapshot()
@@ -130,23 +125,23 @@ def test_training_goes_on_while_buffers_are_mapped_and_locked_and_takes_no_snaps
 
 
 @pytest.mark.usefixtures("large")
-def test_a_run_that_ends_while_buffers_are_mapped_leaves_nothing_locked():
+def test_a_run_that_ends_while_buffers_are_mapped_leaves_nothing_locked(base: Path):
     gpu = SlowToLock()
-    with trained(gpu) as training:
+    with trained(base, gpu) as training:
         training.compute()
         threading.Timer(0.3, gpu.locking.set).start()
     assert not gpu.locked
 
 
 @pytest.mark.usefixtures("large")
-def test_a_buffer_that_is_gone_before_it_is_mapped_is_mapped_by_the_next_snapshot(monkeypatch: pytest.MonkeyPatch):
+def test_a_buffer_that_is_gone_before_it_is_mapped_is_mapped_by_the_next_snapshot(base: Path, monkeypatch: pytest.MonkeyPatch):
     def gone(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
     with ExitStack() as ends:
         with monkeypatch.context() as patched:
             patched.setattr(mappings, "MappedBuffer", gone)
-            training = ends.enter_context(trained(StandIn()))
+            training = ends.enter_context(trained(base, StandIn()))
             assert not training.ready
         training.compute()
         assert training.snapshot(wait_s=PATIENCE_S)

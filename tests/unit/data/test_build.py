@@ -1,40 +1,21 @@
-"""Text to a dataset: what becomes a document, what is said of bad input, and what a builder that dies leaves."""
+"""Text to a dataset: what becomes a document, what is said of bad input, and what is built again."""
 
-import contextlib
 import json
 import os
-import pickle
 import shutil
-import signal
-import subprocess
-import sys
-import sysconfig
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
-from forked import forked
-from soak import soaked
+from datasets_of_text import PROSE, SMALL, contents, put, texts_of
 
-from trainer.data import DataError, StorageError, corpus, open_split, pool, prepare, tokenizer
+from trainer.data import DataError, StorageError, tokenizer
 from trainer.data.build import Prepared, Progress, Vocabulary, build
-from trainer.data.documents import Batch, Files, Piece, batches, text_of
+from trainer.data.documents import Batch, Files, text_of
 from trainer.data.indexed import IndexedDataset
 from trainer.data.tokenizer import END_OF_TEXT
-
-SMALL = Vocabulary(300)
-PROSE = "The order is a pure function of seed, epoch and index. Nothing is stored; nothing is lost.\n"
-
-
-def texts_of(prefix: Path) -> list[str]:
-    data = IndexedDataset(prefix)
-    chosen = tokenizer.load(Path(f"{prefix}.tokenizer.json"))
-    bounds = [data.boundary(number) for number in range(len(data) + 1)]
-    return [chosen.decode(data.tokens[first:last].tolist(), skip_special_tokens=False) for first, last in pairwise(bounds)]
 
 
 def made(tmp_path: Path, *paths: Path, **options: Any) -> list[str]:
@@ -42,20 +23,6 @@ def made(tmp_path: Path, *paths: Path, **options: Any) -> list[str]:
         Files(paths, options.pop("json_key", "text")), tmp_path / "out" / "d", SMALL, workers=options.pop("workers", 1), **options
     )
     return texts_of(tmp_path / "out" / "d")
-
-
-def put(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
-@pytest.fixture
-def words(tmp_path: Path) -> Path:
-    return put(tmp_path / "words.txt", PROSE * 20)
 
 
 # -- what becomes a document -------------------------------------------------------------------------------------------
@@ -273,197 +240,3 @@ def test_a_damaged_dataset_is_built_again(tmp_path: Path, built: tuple[Path, Pat
     force = (name, damage) == ("d.json", "missing")  # nothing says any more that it was built here
     assert not build(Files([words]), directory / "d", SMALL, workers=1, force=force).reused
     assert contents(directory) == good
-
-
-# -- builders that die -------------------------------------------------------------------------------------------------
-
-
-def build_and_die(words: Path, prefix: Path, left: int) -> None:
-    """In a process of its own, killed at the call number `left` of those that matter."""
-
-    def dying(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*given, **named)
-
-        return call
-
-    os.fsync, Path.replace, Path.unlink = map(dying, (os.fsync, Path.replace, Path.unlink))  # type: ignore[method-assign]
-    build(Files([words]), prefix, Vocabulary(290), workers=1)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("every", [3, soaked(1)])
-def test_a_builder_killed_at_any_call_that_matters_leaves_nothing_that_is_taken_for_good(tmp_path: Path, every: int) -> None:
-    words = put(tmp_path / "words.txt", PROSE * 20)
-    build(Files([words]), tmp_path / "clean" / "d", Vocabulary(290), workers=1)
-    build(Files([put(tmp_path / "other.txt", PROSE.upper() * 20)]), tmp_path / "old" / "d", SMALL, workers=1)
-    clean, old = contents(tmp_path / "clean"), contents(tmp_path / "old")
-    seen = set()
-    for left in range(0, 40, every):
-        directory = tmp_path / f"{left}"
-        shutil.copytree(tmp_path / "old", directory)
-        builder = forked(build_and_die, words, directory / "d", left, daemon=False)
-        builder.join()
-        if builder.exitcode == 0:
-            break
-        assert builder.exitcode == -signal.SIGKILL
-        if (directory / "d.idx").exists():
-            present = {name: content for name, content in contents(directory).items() if name in clean}
-            assert present in (old, clean)
-            seen.add("old" if present == old else "clean")
-        else:
-            with pytest.raises(DataError, match="there is no"):
-                open_split([(directory / "d", 1.0)], (1, 0, 0), "train", 8, 1)
-            seen.add("none")
-        build(Files([words]), directory / "d", Vocabulary(290), workers=1)
-        assert contents(directory) == clean
-    else:
-        pytest.fail("the builder never finished")
-    assert seen == {"old", "none", "clean"}
-
-
-def test_no_worker_outlives_a_builder_that_is_killed(tmp_path: Path) -> None:
-    code = """
-import sys
-from trainer.data import pool
-from trainer.data.documents import Piece
-import numpy as np, os
-def endless():
-    while True:
-        yield [Piece("x", 1, None, b"some text " * 20_000, True)]
-from trainer.data import tokenizer
-serialized = tokenizer.train(["some text"], 300).to_str()
-for number, _ in enumerate(pool.tokenized(endless(), serialized, np.dtype("<u2"), None, workers=3)):
-    if number == 2:
-        print("running", flush=True)
-"""
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    with process, process.stdout:
-        assert process.stdout.readline() == "running\n"
-        workers = psutil.Process(process.pid).children(recursive=True)
-        groups = {os.getpgid(worker.pid) for worker in workers}
-        process.kill()
-    assert len(workers) == len(groups - {os.getpgrp()}) == 3  # a Ctrl-C at the terminal is for their owner alone
-    assert psutil.wait_procs(workers, timeout=120)[1] == []
-
-
-def test_a_worker_that_trains_for_long_ends_with_its_owner() -> None:
-    code = """
-import signal
-from trainer.data import pool, tokenizer
-tokenizer.train = lambda texts, size: (list(texts), signal.pause())
-pool.serve()
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        for message in (("train", 300), [Piece("x", 1, None, b"text", True)], None):
-            pickle.dump(message, process.stdin)
-        process.stdin.close()
-        assert process.wait(120) == 1
-
-
-def own_workers() -> list[psutil.Process]:
-    """The tokenizer processes of this one; other tests may have children of other kinds."""
-    found = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "trainer.data.pool" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
-
-
-def test_a_worker_that_dies_is_an_error_and_no_wait() -> None:
-    def killing() -> Iterator[Batch]:
-        for number in range(100):
-            if number == 5:
-                assert len(own_workers()) == 2
-                for worker in own_workers():
-                    worker.kill()
-            yield [Piece("x", 1, None, b"some text " * 1000, True)]
-
-    serialized = tokenizer.train(["some text"], 300).to_str()
-    with pytest.raises(DataError, match="a tokenizer process ended by signal 9; if memory ran out"):
-        list(pool.tokenized(killing(), serialized, np.dtype("<u2"), None, workers=2))
-    assert own_workers() == []
-
-
-def test_a_consumer_that_stops_early_leaves_no_worker() -> None:
-    serialized = tokenizer.train(["some text"], 300).to_str()
-    pieces = (Piece("x", 1, None, b"some text " * 1000, True) for _ in range(1000))
-    stream = pool.tokenized(batches(pieces), serialized, np.dtype("<u2"), None, workers=2)
-    next(stream)
-    stream.close()  # type: ignore[attr-defined]
-    assert own_workers() == []
-
-
-# -- what a config asks for --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return prepare("auto", tmp_path_factory.mktemp("quickstart") / "data", vocab_size=1000, workers=2)
-
-
-@pytest.mark.soak
-def test_the_corpus_is_enough_prose_for_the_quickstart(quickstart: Prepared) -> None:
-    assert quickstart.vocab_size == 1000
-    assert quickstart.documents > 400
-    assert quickstart.tokens > 400_000
-    for which in ("train", "valid", "test"):
-        samples = open_split([(quickstart.prefix, 1.0)], (949, 50, 1), which, 256, 42, vocab_size=1000)
-        assert samples.get(np.arange(len(samples))).shape == (len(samples), 257)
-    text = " ".join(texts_of(quickstart.prefix)).lower()
-    assert all(f" {word} " in text for word in ("the", "of", "statement", "returns", "object"))
-
-
-@pytest.mark.soak
-def test_what_is_prepared_is_prepared_once(quickstart: Prepared) -> None:
-    before = contents(quickstart.prefix.parent)
-    again = prepare("auto", quickstart.prefix.parent, vocab_size=1000, workers=2)
-    assert again.reused
-    assert contents(quickstart.prefix.parent) == before
-
-
-def test_the_corpus_is_the_same_every_time_and_a_limit_cuts_its_end() -> None:
-    library = Path(sysconfig.get_path("stdlib")) / "concurrent"
-    whole = corpus.documents(library=library)
-    assert len(whole) > 3
-    assert whole == corpus.documents(library=library)
-    assert whole[:2] == corpus.documents(sum(len(text.encode()) for text in whole[:2]), library)
-
-
-def test_the_corpus_leaves_out_what_does_not_belong_to_it(tmp_path: Path) -> None:
-    for name in ("b.py", "a/c.py", "test/d.py", "a/site-packages/e.py", "a/tests/f.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        put(tmp_path / name, f'"""Of {name}."""\ndef f():\n    """Its f."""\n')
-    put(tmp_path / "broken.py", '"""Not Python.\n')
-    put(tmp_path / "silent.py", "x = 1\n")
-    put(tmp_path / "surrogate.py", '"""\\ud800"""\n')
-    (tmp_path / "pydoc_data").mkdir()
-    put(tmp_path / "pydoc_data/topics.py", "topics = {'x': 'A ' 'topic.'}\n")
-    assert sorted(corpus.documents(library=tmp_path)) == ["A topic.", "Of a/c.py.\n\nIts f.", "Of b.py.\n\nIts f."]
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no sources of the standard library"):
-        corpus.documents(library=tmp_path / "empty")
-
-
-def test_processes_that_prepare_at_once_make_one_dataset(tmp_path: Path, words: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from trainer.data import prepare;"
-        "print(prepare([Path(sys.argv[1])], Path(sys.argv[2]), vocab_size=300).reused)"
-    )
-    command = [sys.executable, "-c", code, str(words), str(tmp_path / "data")]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    said = sorted(process.communicate()[0] for process in processes)
-    assert said == ["False\n", "True\n", "True\n", "True\n"]
-    assert sorted(contents(tmp_path / "data")) == ["corpus.bin", "corpus.idx", "corpus.json", "corpus.tokenizer.json"]
-
-
-def test_data_is_prepared_without_torch_and_imported_without_numpy() -> None:
-    code = "import sys, trainer.data.cli; assert 'numpy' not in sys.modules; from trainer.data import prepare, open_split;"
-    subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)

@@ -160,20 +160,20 @@ def test_what_was_not_kept_is_salvaged_after_the_agent(agent):
 def test_steps_that_no_line_tells_of_are_told_for_a_worker_that_has_ended(agent):
     region = WorkerRegion(agent.path)
     region.beat(3)
-    assert agent.untold() == [], "of this one nobody tells lines"
+    assert agent.unreported() == [], "of this one nobody tells lines"
     region.report(None, {"step": 3})
     region.told(3)
-    assert agent.untold() == []
+    assert agent.unreported() == []
     region.beat(4)
-    assert [record.fields for record in agent.untold()] == [{"step": 4, "step_s": None, "steps_per_s": None}]
+    assert [record.fields for record in agent.unreported()] == [{"step": 4, "step_s": None, "steps_per_s": None}]
     region.beat(7)
-    (record,) = agent.untold()
+    (record,) = agent.unreported()
     assert (record.fields["step"], record.fields["steps"], record.t) == (7, 4, agent.activity().beat_t)
     assert [record.fields["step"] for record in salvage(agent.path)] == [3, 7], "also if its agent has ended with it"
     agent.keep(record.end)
-    assert agent.left() == agent.untold()
+    assert agent.left() == agent.unreported()
     region.told(NOT_BEATEN)
-    assert agent.untold() == []
+    assert agent.unreported() == []
     region.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from resilient.config import ConfigError, load
-from resilient.config.schema import Network
+from resilient.config.sections.machines import Network
 from resilient.network import VARIABLES, covered, dump_files, environment, ib_covered_s, ib_timeout_for, tcp_covered_s, ucx_seconds
 
 OUT_OF_RANGE = [

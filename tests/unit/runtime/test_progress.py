@@ -1,72 +1,15 @@
-"""Optimizer steps of a script that says nothing, as its region tells of them; real optimizers, loaders and files."""
+"""Optimizer steps of a script that says nothing, as its region tells of them; real optimizers and states."""
 
-import contextlib
-import pickle
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_state_dict
-from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from watched_rank import Time, Watched
 
-from resilient.heartbeat_region import AgentRegion, WorkerRegion
-from resilient.progress import LINES_S, Progress, Stopped
-from resilient.script_files import SavedFile
-
-
-class Watched:
-    """A rank that is watched, from the agent's side and from its own."""
-
-    def __init__(self, path: Path, **more: Any) -> None:
-        self.agent = AgentRegion(path)
-        self.region = WorkerRegion(path)
-        self.progress = Progress(self.region, **{"first_rank": True, "on_stop": "raise", **more})
-        self.model = torch.nn.Linear(4, 4)
-
-    def optimizer(self, kind: type[torch.optim.Optimizer] = torch.optim.AdamW) -> torch.optim.Optimizer:
-        made = kind(self.model.parameters(), lr=0.1)  # type: ignore[call-arg]
-        made.register_step_post_hook(self.progress.after_step)
-        return made
-
-    def step(self, *optimizers: torch.optim.Optimizer) -> None:
-        for optimizer in optimizers:
-            self.model(torch.ones(4)).sum().backward()
-            optimizer.step()
-
-    def told(self, event: str | None) -> list[dict[str, Any]]:
-        return [dict(record.fields) for record in self.agent.drain() if record.event == event]
-
-
-class Time:
-    """A clock that goes on when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = time.time()
-
-    def passes(self) -> None:
-        """So much that the next step has a line of its own."""
-        self.now += LINES_S + 0.1
-
-
-@pytest.fixture
-def passing(monkeypatch: pytest.MonkeyPatch) -> Time:
-    made = Time()
-    monkeypatch.setattr("resilient.clock.now", lambda: made.now)
-    return made
-
-
-@pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Watched]:
-    made = Watched(tmp_path / "region")
-    yield made
-    for handle in made.progress._handles:
-        handle.remove()
-    made.agent.close()
+from resilient.progress import LINES_S, Stopped
 
 
 def test_each_optimizer_step_is_a_beat(watched: Watched):
@@ -247,8 +190,8 @@ def test_whenever_a_worker_is_killed_each_step_is_told_once(watched: Watched, be
         else:
             watched.step(optimizer)
         lines += watched.told(None)
-        untold = [dict(record.fields) for record in watched.agent.untold()]
-        told = [number for line in lines + untold for number in range(line["step"] - line.get("steps", 1) + 1, line["step"] + 1)]
+        left = [dict(record.fields) for record in watched.agent.unreported()]
+        told = [number for line in lines + left for number in range(line["step"] - line.get("steps", 1) + 1, line["step"] + 1)]
         assert told == list(range(1, step + 1))
 
 
@@ -274,212 +217,6 @@ def test_a_script_that_only_asks_who_it_is_is_watched_from_its_second_step(watch
     watched.step(optimizer, optimizer)
     assert watched.agent.activity().step == 2
     assert watched.told("resumed") == [{"step": 0, "tier": "script"}]
-
-
-def test_reading_a_batch_is_a_phase_of_its_own(watched: Watched):
-    seen: list[str] = []
-
-    class Samples(torch.utils.data.Dataset[int]):
-        def __len__(self) -> int:
-            return 3
-
-        def __getitem__(self, index: int) -> int:
-            seen.append(watched.agent.activity().phase)
-            return index
-
-    optimizer = watched.optimizer()
-    watched.step(optimizer)
-    before = _BaseDataLoaderIter.__next__
-    _BaseDataLoaderIter.__next__ = watched.progress.reading(before)  # type: ignore[method-assign]
-    try:
-        for _ in DataLoader(Samples()):
-            assert watched.agent.activity().phase == "step"
-    finally:
-        _BaseDataLoaderIter.__next__ = before  # type: ignore[method-assign]
-    assert seen == ["data"] * 3
-    assert watched.agent.activity().phase == "step"
-
-
-class Spoilt(torch.utils.data.Dataset[int]):
-    """Five samples, of which the second cannot be read."""
-
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, index: int) -> int:
-        if index == 1:
-            raise ValueError("a bad sample")
-        return index
-
-
-@pytest.fixture
-def reading(watched: Watched) -> Iterator[None]:
-    """Batches are read as a script reads them that is watched."""
-    before = _BaseDataLoaderIter.__next__
-    _BaseDataLoaderIter.__next__ = watched.progress.reading(before)  # type: ignore[method-assign]
-    yield
-    _BaseDataLoaderIter.__next__ = before  # type: ignore[method-assign]
-
-
-@pytest.mark.usefixtures("reading")
-def test_a_bad_sample_that_the_script_leaves_out_leaves_no_phase_behind(watched: Watched, passing: Time):
-    optimizer = watched.optimizer()
-    watched.step(optimizer)
-    batches = iter(DataLoader(Spoilt()))
-    next(batches)
-    with pytest.raises(ValueError, match="a bad sample"):
-        next(batches)
-    assert watched.agent.activity().phase == "data", "where it failed, if nobody catches it"
-    next(batches)
-    assert watched.agent.activity().phase == "step", "the script has gone on"
-    passing.passes()
-    watched.step(optimizer)
-    assert watched.region.data_s == 0.0, "no time has passed in the loader"
-
-
-@pytest.mark.usefixtures("reading")
-def test_a_bad_sample_with_which_the_data_end_is_over_with_the_step(watched: Watched, passing: Time):
-    optimizer = watched.optimizer()
-    watched.step(optimizer)
-    batches = iter(DataLoader(Spoilt()))
-    next(batches)
-    with pytest.raises(ValueError, match="a bad sample"):
-        next(batches)
-    watched.step(optimizer)
-    assert watched.agent.activity().phase == "step"
-    passing.passes()
-    watched.step(optimizer)
-    assert watched.region.data_s == 0.0
-
-
-@pytest.mark.usefixtures("reading")
-def test_what_is_saved_while_an_exception_of_the_loader_ends_the_script_hides_nothing(watched: Watched, tmp_path: Path):
-    watched.step(watched.optimizer())
-    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
-    batches = iter(DataLoader(Spoilt()))
-    next(batches)
-    with pytest.raises(ValueError, match="a bad sample"):
-        next(batches)
-    save({}, tmp_path / "as it ends")
-    assert watched.agent.activity().phase == "data"
-
-
-@pytest.mark.parametrize("beats", [False, True], ids=["silent", "beats"])
-def test_a_save_that_fails_and_is_caught_is_over_with_the_step(watched: Watched, tmp_path: Path, beats: bool):
-    optimizer = watched.optimizer()
-    watched.step(optimizer)
-    if beats:
-        watched.progress.stand_back(1)
-    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
-    with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
-        save({"f": lambda: 1}, tmp_path / "bad")
-    assert watched.agent.activity().phase == "snapshot", "where it failed, if nobody catches it"
-    watched.step(optimizer)
-    if beats:
-        watched.progress.stand_back(2)
-    assert watched.agent.activity().phase == "step"
-
-
-def test_a_save_that_is_tried_again_within_another_leaves_no_phase_behind(watched: Watched, tmp_path: Path):
-    optimizer = watched.optimizer()
-    watched.step(optimizer)
-    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
-
-    def twice(_: object, path: Path) -> None:
-        with contextlib.suppress(AttributeError, TypeError, pickle.PicklingError):
-            save({"f": lambda: 1}, path)
-        save({}, path)
-
-    watched.progress.files._wrapped(twice, lambda args, _: Path(args[1]))({}, tmp_path / "model.pt")
-    assert watched.agent.activity().phase == "step"
-    watched.step(optimizer)
-    assert watched.agent.activity().phase == "step"
-
-
-@pytest.mark.usefixtures("reading")
-def test_a_script_that_tells_its_phases_by_itself_begins_where_no_exception_has_left_it(watched: Watched):
-    watched.step(watched.optimizer())
-    batches = iter(DataLoader(Spoilt()))
-    next(batches)
-    with pytest.raises(ValueError, match="a bad sample"):
-        next(batches)
-    watched.progress.leave_phases()
-    assert watched.agent.activity().phase == "step"
-
-
-def test_a_checkpoint_of_its_own_is_told_once_the_script_has_gone_on(watched: Watched, tmp_path: Path):
-    optimizer = watched.optimizer()
-    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
-    save({"early": 1}, tmp_path / "arguments.pt")
-    watched.step(optimizer, optimizer)
-    save(watched.model.state_dict(), tmp_path / "partial")
-    (tmp_path / "partial").rename(tmp_path / "model.pt")
-    assert watched.told("script_checkpoint") == []
-    watched.step(optimizer)
-    (told,) = watched.told("script_checkpoint")
-    assert (told["step"], told["path"], told["files"]) == (2, str(tmp_path / "model.pt"), 1)
-    assert told["bytes"] == (tmp_path / "model.pt").stat().st_size
-
-
-def test_checkpoints_are_told_of_a_script_that_has_no_optimizer(watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
-    now = time.time()
-    monkeypatch.setattr("resilient.clock.now", lambda: now)
-    for seconds, name in ((0.0, "arguments"), (5.0, "vocabulary"), (100.0, "first"), (100.5, "its other half"), (200.0, "second")):
-        monkeypatch.setattr("resilient.clock.now", lambda t=now + seconds: t)
-        save({}, tmp_path / name)
-    told = watched.told("script_checkpoint")
-    assert [(each["step"], each["files"]) for each in told] == [(0, 2)], "what it starts with is none, and the last one is not over"
-    watched.progress.ends()
-    assert [each["path"] for each in watched.told("script_checkpoint")] == [str(tmp_path / "second")]
-
-
-def test_what_was_written_before_a_save_that_failed_is_no_part_of_the_next_checkpoint(
-    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
-    began = time.time()
-    for seconds, name in ((100.0, "half"), (100.5, "nowhere/its other half"), (200.0, "second"), (300.0, "third")):
-        monkeypatch.setattr("resilient.clock.now", lambda t=began + seconds: t)
-        with contextlib.suppress(RuntimeError):
-            save({}, tmp_path / name)
-    assert [each["path"] for each in watched.told("script_checkpoint")] == [str(tmp_path / "second")]
-
-
-def test_a_checkpoint_is_told_by_the_name_that_its_folder_has_then(watched: Watched, tmp_path: Path):
-    optimizer = watched.optimizer()
-    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
-    watched.step(optimizer)
-    (tmp_path / "partial").mkdir()
-    for name in ("model.pt", "optimizer.pt"):
-        save({}, tmp_path / "partial" / name)
-    (tmp_path / "partial").rename(tmp_path / "step-1")
-    watched.step(optimizer)
-    assert [each["path"] for each in watched.told("script_checkpoint")] == [str(tmp_path / "step-1")]
-
-
-def test_a_checkpoint_that_could_not_be_finished_is_none(watched: Watched, tmp_path: Path):
-    optimizer = watched.optimizer()
-    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
-    watched.step(optimizer)
-    save({}, tmp_path / "one")
-    with pytest.raises(RuntimeError):
-        save({}, tmp_path / "nowhere/two")
-    assert watched.agent.activity().phase == "snapshot"
-    watched.progress.ends()
-    assert watched.told("script_checkpoint") == []
-
-
-def test_a_file_of_a_thread_leaves_the_phase_alone(watched: Watched, tmp_path: Path):
-    optimizer = watched.optimizer()
-    watched.step(optimizer)
-    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
-    entered = watched.agent.activity().phase_t
-    thread = threading.Thread(target=save, args=({}, tmp_path / "async"))
-    thread.start()
-    thread.join()
-    assert (watched.agent.activity().phase, watched.agent.activity().phase_t) == ("step", entered)
-    assert [type(each) for each in watched.progress.files.take()] == [SavedFile]
 
 
 def test_a_stop_lets_the_step_end_and_raises_before_the_next(watched: Watched):

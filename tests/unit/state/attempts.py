@@ -2,18 +2,20 @@
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import pytest
 import torch
-from lone_daemon import LoneDaemon
+from lone_daemon import PATIENCE_S, LoneDaemon
 
 import resilient
 from checkpoint import Snapshots
 from checkpoint.protocol import Held
 from resilient import worker
+from resilient.state import announcement
 
 TOTAL, AT, LATE = 12, 7, 4
 
@@ -124,6 +126,7 @@ class Attempts:
             self._made.append(snapshots)
 
         monkeypatch.setattr(Snapshots, "__init__", made)
+        monkeypatch.setattr(announcement, "READY_S", PATIENCE_S)  # or a busy machine leaves the next snapshot out
 
     def __enter__(self) -> "Attempts":
         return self
@@ -163,3 +166,19 @@ def run(script: Script, snapshots: Any, total: int = TOTAL) -> list[int]:
         script.step()
         taken.append(step)
     return taken
+
+
+def goes_on_to_the_last_bit(attempts: Attempts, make: Callable[[], Script]) -> None:
+    """Assert that an attempt, and a second one that goes on from step `AT`, come to what a script comes to that runs through."""
+    expected = make()
+    assert run(expected, expected.attach()) == list(range(TOTAL)), "without a supervisor a loop is a loop"
+    whole = expected.everything()
+    attempts.begin()
+    first = make()
+    assert run(first, first.attach(), AT) == list(range(AT))
+    attempts.held(AT)
+    attempts.begin(AT)
+    second = make()
+    assert run(second, second.attach()) == list(range(AT, TOTAL))
+    assert first.losses + second.losses == expected.losses
+    assert second.everything() == whole

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attempts import AT, TOTAL, Attempts, Script, run
+from attempts import AT, TOTAL, Attempts, Script, goes_on_to_the_last_bit, run
 from torch import distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
@@ -21,19 +21,7 @@ from resilient.state.arrays import shares
 
 @pytest.mark.parametrize("how", ["adamw", "sgd", "adafactor", "nadam", "groups", "two"])
 def test_all_state_of_a_script_goes_on_to_the_last_bit(attempts: Attempts, how: str):
-    expected = Script(how)
-    assert run(expected, expected.attach()) == list(range(TOTAL)), "without a supervisor a loop is a loop"
-    whole = expected.everything()
-    attempts.begin()
-    first = Script(how)
-    assert run(first, first.attach(), AT) == list(range(AT))
-    attempts.held(AT)
-    attempts.begin(AT)
-    second = Script(how)
-    snapshots = second.attach()
-    assert run(second, snapshots) == list(range(AT, TOTAL))
-    assert first.losses + second.losses == expected.losses
-    assert second.everything() == whole
+    goes_on_to_the_last_bit(attempts, lambda: Script(how))
 
 
 def test_a_loop_that_cannot_be_turned_round_has_the_same_in_words(attempts: Attempts):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from attempts import AT, LATE, TOTAL, Attempts, Script, Unfrozen, run
+from attempts import AT, LATE, TOTAL, Attempts, Script, Unfrozen, goes_on_to_the_last_bit, run
 from checkpoint_processes import run_ranks
 
 from resilient import worker
@@ -30,18 +30,7 @@ class Alternating(Script):
 
 @pytest.mark.parametrize("kind", [Unfrozen, Alternating])
 def test_states_of_optimizers_that_come_later_are_saved_from_then_on(attempts: Attempts, kind: type[Script]):
-    expected = kind()
-    run(expected, expected.attach())
-    whole = expected.everything()
-    attempts.begin()
-    first = kind()
-    run(first, first.attach(), AT)
-    attempts.held(AT)
-    attempts.begin(AT)
-    second = kind()
-    assert run(second, second.attach()) == list(range(AT, TOTAL))
-    assert first.losses + second.losses == expected.losses
-    assert second.everything() == whole
+    goes_on_to_the_last_bit(attempts, kind)
 
 
 def test_states_that_come_after_snapshots_were_taken_without_them_are_in_those_that_follow(attempts: Attempts):

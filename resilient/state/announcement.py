@@ -1,0 +1,146 @@
+"""What the ranks of a script save: agreed on by all, announced to the snapshot daemons, and announced again when it changes.
+
+Owns the arrays between two announcements. An announcement is collective, so every rank must come to it: after the first step they
+all do, and later, when optimizers keep other states, each rank finds that by itself and the ranks meet first (`meeting`).
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+import checkpoint
+from checkpoint.agreement import Ranks as Peers
+from resilient.state import arrays, documents, optimizers
+from resilient.state.arrays import Arrays, Ranks, StateChangedShape
+from resilient.state.documents import Documents
+from resilient.state.meeting import all_come
+from resilient.state.modules import ModelTensors
+from resilient.state.optimizers import Table
+from resilient.state.stepping import Stepping
+
+log = logging.getLogger(__name__)
+
+MEETING_S = 4.0  # for ranks that find the state changed at the same step; those that do not must not be taken for hanging
+MEETINGS = 3  # without all ranks, and no more snapshots are taken
+READY_S = 2.0  # for buffers of a new layout; training goes on without
+
+
+class Announcement:
+    """What is saved of this rank, as it was announced last.
+
+    Attributes:
+        about: what a snapshot's small state says of it, for whoever reads that.
+        stepping: None where no GPU copies.
+    """
+
+    def __init__(
+        self,
+        *,
+        snapshots: checkpoint.Snapshots,
+        models: Sequence[ModelTensors],
+        all_optimizers: Sequence[Optimizer],
+        documents: Documents,
+        peers: Peers,
+        generation: int,
+    ) -> None:
+        self._snapshots, self._models, self._optimizers = snapshots, models, all_optimizers
+        self._documents, self._peers, self._generation = documents, peers, generation
+        self._group_sizes = self._present_group_sizes()
+        self._meetings = self._incomplete_meetings = 0
+        self.about: Mapping[str, Any] = {}
+        self.stepping: Stepping | None = None
+
+    def announce(self) -> None:
+        """Announce what is saved, after the first step, when the optimizers have their states; waits for buffers. Collective.
+
+        Raises StateChangedShape where ranks keep other states than others do; ValueError, on all ranks, where one of them has
+        something that cannot be saved.
+        """
+        for model in self._models:
+            for name in model.accept_added_names():
+                log.warning("%s has come in the first step, and is not saved: make it before resilient.attach", name)
+        self._announce()
+        self._snapshots.ready()
+
+    def announce_changes(self, step: int) -> bool:
+        """Announce again where optimizers keep other states by now, as of layers that were frozen; whether a snapshot can be taken.
+
+        Raises StateChangedShape for what cannot be gone on from, or where not all ranks have changed at this step.
+        """
+        self._check_unchanged()
+        if self._present_counts() == self._counts:
+            return True
+        self._meetings += 1
+        if not all_come(f"attached/{self._generation}/{step}/{self._meetings}", self._peers.count, MEETING_S):
+            self._incomplete_meetings += 1
+            if self._incomplete_meetings == MEETINGS:
+                raise StateChangedShape("the optimizers of some ranks keep states by now that those of others do not")
+            return False
+        self._incomplete_meetings = 0
+        try:
+            self._announce()
+        except (ValueError, checkpoint.CheckpointError) as error:
+            raise StateChangedShape(f"{error}") from error
+        self._snapshots.ready(READY_S)
+        return True
+
+    def local_shards(self) -> list[checkpoint.LocalShard]:
+        """What a snapshot is taken of now. Raises StateChangedShape, TooLong."""
+        document = self._documents.local_shard(self._documents.capture(), self._peers.rank, self._peers.count)
+        return [*self._arrays.local_shards(), document]
+
+    def _check_unchanged(self) -> None:
+        """Raises StateChangedShape where something has come that is not saved, whatever was announced."""
+        for model in self._models:
+            if added := model.added_names():
+                raise StateChangedShape(f"{added[0]} has come: make it before resilient.attach")
+        for number, (now, before) in enumerate(zip(self._present_group_sizes(), self._group_sizes, strict=True)):
+            if now != before:
+                raise StateChangedShape(f"optimizer {number} has other groups of parameters: make them before resilient.attach")
+
+    def _present_group_sizes(self) -> list[list[int]]:
+        return [[len(group["params"]) for group in each.param_groups] for each in self._optimizers]
+
+    def _present_counts(self) -> list[int]:
+        return [optimizers.count_of(each) for each in self._optimizers]
+
+    def _announce(self) -> None:
+        peers = self._peers
+        tables = [optimizers.table_of(each) for each in self._optimizers]
+        document = self._documents.capture()
+        wrong, mine = "", None
+        try:
+            found = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count))
+            mine = (found.meshes(), found.fingerprint(), documents.capacity(len(document)), self._tables_json(tables))
+        except ValueError as error:
+            wrong = str(error)
+        answers = peers.all((wrong, mine))
+        if any(why for why, _ in answers):
+            raise ValueError(next(why for why, _ in answers if why))
+        everyone = [each for _, each in answers if each is not None]
+        assert mine is not None
+        if any(each[3] != mine[3] for each in everyone):
+            raise StateChangedShape("the optimizers of the ranks keep states of different parameters")
+        own = any(each[1] != mine[1] for each in everyone)
+        if own:
+            log.warning("plain parameters differ from rank to rank, and are saved for each: only as many ranks can go on from that")
+        shares = arrays.shares(mine[0], [each[0] for each in everyone])
+        self._arrays = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count, shares, own))
+        self._counts = self._present_counts()
+        size = max(each[2] for each in everyone)
+        self._documents.set_capacity(size)
+        self.about = {"ranks": peers.count, "document_bytes": size, "own_parameters": own, "tables": mine[3]}
+        local_shards = [*self._arrays.local_shards(), self._documents.local_shard(document, peers.rank, peers.count)]
+        self._snapshots.start(local_shards)
+        if self._snapshots.on_gpu:
+            stepped = [*self._arrays.stepped(), False]
+            if self.stepping is None:
+                self.stepping = Stepping(self._snapshots, self._optimizers, local_shards, stepped)
+            else:
+                self.stepping.announced(local_shards, stepped)
+
+    def _tables_json(self, tables: Sequence[Table]) -> Any:
+        counts = [len(optimizers.parameters_of(each)) for each in self._optimizers]
+        return [optimizers.as_json(table, count) for table, count in zip(tables, counts, strict=True)]

@@ -1,0 +1,49 @@
+"""`resilient ckpt prune`: what is superseded is deleted, after a question, and something sound is left."""
+
+from pathlib import Path
+
+import pytest
+from checkpoint_commands import in_terminal, run
+
+from checkpoint import steps
+
+
+def test_prune_asks_and_deletes(campaign: Path) -> None:
+    root = campaign / "checkpoints"
+    (root / "step-00000050.deleted-1").mkdir()
+    (root / "step-00000050.deleted-1/file").write_bytes(bytes(2 << 20))
+    listed = run("prune", campaign, "--keep-last", 1, "--dry-run")
+    assert listed.exit_code == 0
+    assert "step-00000050.deleted-1: 2.0 MiB" in listed.stdout
+    assert "would delete 3 directories" in listed.stdout
+    refused = run("prune", campaign, "--keep-last", 1)
+    assert refused.exit_code == 1, "nobody has confirmed it"
+    assert "--yes" in refused.stderr
+    code, output = in_terminal("prune", campaign, "--keep-last", 1, answer=b"n\n")
+    assert code == 1
+    assert "nothing was deleted" in output
+    assert steps(root) == [100, 200, 300]
+    code, output = in_terminal("prune", campaign, "--keep-last", 1, "--keep-every", 100, answer=b"y\n")
+    assert (code, steps(root)) == (0, [100, 200, 300])
+    assert not list(root.glob("*.deleted-*"))
+    assert run("prune", campaign, "--keep-last", 1, "--yes").exit_code == 0
+    assert steps(root) == [300]
+    assert steps(campaign / "node0") == [350, 360], "only the durable tier"
+    again = run("prune", campaign, "--keep-last", 1)
+    assert (again.exit_code, again.stdout) == (0, "nothing is superseded\n")
+
+
+def test_prune_refuses_to_leave_only_damaged_ones(campaign: Path) -> None:
+    (campaign / "checkpoints/step-00000300/manifest.json").unlink()
+    result = run("prune", campaign, "--keep-last", 1, "--yes")
+    assert result.exit_code == 69
+    assert "none of the checkpoints that would stay has a sound manifest" in result.stderr
+    assert steps(campaign / "checkpoints") == [100, 200, 300]
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--keep-last", "0"], 78), (["--keep-last", "1", "--keep-every", "0"], 78)])
+def test_prune_refuses_numbers_that_keep_nothing(campaign: Path, arguments: list[str], code: int) -> None:
+    assert run("prune", campaign, *arguments, "--yes").exit_code == code
+    assert run("prune", campaign / "checkpoints/step-00000100", "--keep-last", "1").exit_code == 78
+    (campaign / "none").mkdir()
+    assert run("prune", campaign / "none", "--keep-last", "1").exit_code == 69
