@@ -12,7 +12,7 @@ from resilient.access import must_be_ours, restrict
 from resilient.campaign import allocation_of, already_reached, fitted, machine_layout, shares_of_gpus
 from resilient.config import ConfigError, Problem, attribute, load, notes, with_shards
 from resilient.decided import decided
-from resilient.driver.campaign import run_campaign
+from resilient.driver.campaign import end_chain, run_campaign
 from resilient.driver.display import Display
 from resilient.driver.driver_log import DriverLog
 from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_saved
@@ -30,6 +30,14 @@ from resilient.sinks.packages import missing
 
 def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     """Run a campaign, or go on with it. Args: ahead: an agent that was started before anything is known of the campaign."""
+    try:
+        return _run(told, ahead, log)
+    except ConfigError:
+        end_chain(told.config, told.settings)
+        raise
+
+
+def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     config, given = told.config, list(told.settings)
     loaded = load(config, given)
     must_be_ours(config, loaded.run_dir, loaded.run_dir_mode)

@@ -15,12 +15,15 @@ import pytest
 import yaml
 from rich.console import Console
 
-from resilient.config import Config, layout, load
+from resilient.config import Config, ConfigError, layout, load
 from resilient.driver.campaign import run_campaign
+from resilient.driver.command import run_command
 from resilient.driver.display import Display
+from resilient.driver.driver_log import DriverLog
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.halt import halt
 from resilient.ledger import Ledger
+from resilient.run_words import Told
 from resilient.slurm import chain, queue, succession
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.badnodes import remember
@@ -332,3 +335,38 @@ def test_a_chain_goes_on_behind_a_job_whose_node_has_no_durable_tier(
         run_campaign(config, ranks, display, allocation=Allocation("100", ("n1",), (2,), 0))
     assert [job["state"] for job in slurm.jobs()] == ["RUNNING", "PENDING"]
     assert records(tmp_path / "run") == ["begun", "submitted", "started", "submitted", "ended"]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda config, run_dir: config.write_text(f"{config.read_text()}no_key: 1\n"),
+        lambda config, run_dir: (run_dir / "config.yaml").write_text("mine: 1\n"),
+    ],
+    ids=["a key that is none", "a file of somebody's own"],
+)
+def test_a_job_whose_config_is_wrong_ends_the_chain_and_says_so(
+    going: Succession, path: Path, slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil
+):
+    asyncio.run(going.ensure("100", 50))
+    job = {"JOB_NAME": going.name, "JOB_ID": "101", "JOB_NODELIST": "n1", "JOB_CPUS_PER_NODE": "2"}
+    for name, value in job.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    slurm.becomes("100", state="COMPLETED")
+    slurm.becomes("101", state="RUNNING")
+    asyncio.run(going.ensure("101", 50))
+    spoil(path, tmp_path / "run")
+    with pytest.raises(ConfigError):
+        run_command(Told(path, ()), None, DriverLog())
+    assert records(tmp_path / "run")[-2:] == ["ended", "cancelled"]
+    assert [job["state"] for job in slurm.jobs()] == ["COMPLETED", "RUNNING", "CANCELLED"]
+    assert going.chain.over is Exit.CONFIG
+    assert inspect(tmp_path / "run").jobs[1]["state"] == "ended by 78"
+
+
+def test_a_wrong_config_of_a_job_of_its_own_ends_no_chain(going: Succession, path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, value in {"JOB_NAME": "interactive", "JOB_ID": "7", "JOB_NODELIST": "n1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with pytest.raises(ConfigError):
+        run_command(Told(path, ("no_key=1",)), None, DriverLog())
+    assert going.chain.over is None
