@@ -15,7 +15,7 @@ from resilient.decided import decided
 from resilient.driver.campaign import end_chain, run_campaign
 from resilient.driver.display import Display
 from resilient.driver.driver_log import DriverLog
-from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_saved
+from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_saved, sequel, waiting_behind
 from resilient.driver.launch import AgentAhead
 from resilient.driver.terminal import drain
 from resilient.entry import must_hide_nothing, parse
@@ -110,9 +110,10 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     elif code is Exit.STOPPED:
         if loaded.is_script and (saved := last_saved(loaded)) is not None:
             say(saved)
-        say("The same command goes on from here.")
     elif code is Exit.GAVE_UP:
         complain(f"`resilient logs {loaded.run_dir}` shows what the ranks printed")
+    if (last := sequel(code, waiting_behind(loaded) if allocation is not None else None)) is not None:
+        say(last)
     drain()  # driver.log has, too, what has become of these words
     log.finish(loaded.run_dir)
     return code
