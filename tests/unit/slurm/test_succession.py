@@ -129,11 +129,34 @@ def test_without_slurm_nothing_is_left_behind(path: Path, tmp_path: Path, monkey
     assert sorted(tmp_path.iterdir()) == there
 
 
-def test_a_refusal_is_told_at_once_with_slurms_own_words(path: Path, slurm, tmp_path: Path):
+def test_a_refusal_is_told_at_once_with_slurms_own_words_and_leaves_nothing_behind(path: Path, slurm, tmp_path: Path):
     (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gone' >&2; exit 1\n")
-    submit = command("submit", str(path))
+    there = sorted(tmp_path.iterdir())
+    submit = command("submit", str(path), f"run_dir={tmp_path}/runs/chain")
     told, _ = submit.communicate(timeout=120)
     assert (submit.returncode, told) == (Exit.UNUSABLE, "resilient: sbatch: error: invalid partition specified: gone\n")
+    assert sorted(tmp_path.iterdir()) == there
+
+
+def test_a_refusal_removes_nothing_that_was_there_before(config: Config, slurm, tmp_path: Path):
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gone' >&2; exit 1\n")
+    config.run_dir.mkdir()
+    with pytest.raises(EnvironmentUnusable, match="invalid partition"):
+        asyncio.run(Succession.of(config).begin(""))
+    assert config.run_dir.is_dir()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["echo 'sbatch: error: Socket timed out' >&2; exit 1", "touch {run}/mine; echo 'sbatch: error: no such account' >&2; exit 1"],
+    ids=["no answer: there may be a job", "there is more than the submission has made"],
+)
+def test_a_run_directory_that_may_be_needed_is_left(config: Config, slurm, tmp_path: Path, monkeypatch, answer: str):
+    monkeypatch.setattr(succession, "PERSON_PATIENCE_S", 0.01)
+    (tmp_path / "bin/sbatch").write_text(f"#!/bin/sh\n{answer.format(run=config.run_dir)}\n")
+    with pytest.raises(EnvironmentUnusable):
+        asyncio.run(Succession.of(config).begin(""))
+    assert {"logs", "job.sh", "chain.jsonl"} <= {path.name for path in config.run_dir.iterdir()}
 
 
 def test_a_driver_that_starts_again_after_a_crash_submits_no_second_successor(going: Succession, slurm, config: Config):
