@@ -16,6 +16,7 @@ import yaml
 from rich.console import Console
 
 from resilient.config import Config, ConfigError, layout, load
+from resilient.config.errors import shown
 from resilient.driver.campaign import run_campaign
 from resilient.driver.command import run_command
 from resilient.driver.display import Display
@@ -85,6 +86,23 @@ def test_a_dry_run_prints_the_script_and_touches_nothing(path: Path, slurm, tmp_
     assert told.rstrip().endswith(f"-m resilient run {path} train.steps=7")
     assert not slurm.jobs()
     assert not (tmp_path / "run").exists()
+
+
+def test_a_durable_tier_that_cannot_be_written_here_is_told_and_the_job_is_submitted_all_the_same(
+    path: Path, slurm, tmp_path: Path
+):
+    """It may be mounted on compute nodes alone."""
+    (tmp_path / "scratch").touch()
+    tier = {"name": "durable", "path": str(tmp_path / "scratch/gpt")}
+    path.write_text(path.read_text() + yaml.safe_dump({"checkpoint": {"tiers": [tier]}}))
+    submit = command("submit", str(path))
+    told, _ = submit.communicate()
+    line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if text.endswith("/gpt"))
+    warning = (
+        f"{path}:{line}: checkpoint.tiers.0.path = {shown(tier['path'])}: cannot write {tmp_path}/scratch on this machine: Not a "
+    )
+    assert told.startswith(f"{warning}directory; a job ends with 69 if its nodes cannot either\ngpt is submitted as job 100"), told
+    assert (submit.returncode, len(slurm.jobs())) == (0, 1)
 
 
 def test_a_submission_whose_answer_is_lost_is_found_and_not_made_again(config: Config, slurm):
