@@ -144,8 +144,10 @@ async def _followed(succession: Succession, job_id: str, max_jobs: int, code: Ex
         log.warning("Slurm does not answer: perhaps no job of the chain follows this one")
 
 
-def end_chain(file: Path, settings: Sequence[str]) -> None:
-    """A config is at fault: if this is the job of a chain, that is over. It is recorded, and no job waits behind this one.
+def end_chain(file: Path, settings: Sequence[str]) -> Config | None:
+    """A config is at fault: if this is the job of a chain, that is over. It is recorded, and no job is to wait behind this one.
+
+    Returns what is known of the config, if the chain was ended.
 
     Args:
         file, settings: the config, of which nothing but the run directory has to be right, and what overrides it.
@@ -154,14 +156,17 @@ def end_chain(file: Path, settings: Sequence[str]) -> None:
         config = place(file, settings)
         access.must_be_ours(None, config.run_dir, config.run_dir_mode)
         chained = Succession.of_job(config, os.environ)
-        begun = Succession.found(config.run_dir)
+        begun = Succession.found(config.run_dir) if chained is not None else None
         if chained is None or begun is None or begun.name != chained.name:
-            return
+            return None
         allocation = Allocation.of(os.environ, socket.gethostname())
-        if allocation.task == 0:
-            asyncio.run(chained.ended(allocation.job_id, Exit.CONFIG))
+        if allocation.task > 0:
+            return None
+        asyncio.run(chained.ended(allocation.job_id, Exit.CONFIG))
+        return config
     except (ForeseenError, OSError) as error:
         log.debug("the chain's end is not recorded: %s", error)
+        return None
 
 
 def _committed(past: Past, resumption: Resumption | None) -> int | None:

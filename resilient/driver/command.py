@@ -23,6 +23,7 @@ from resilient.exits import EnvironmentUnusable, Exit
 from resilient.health import machine
 from resilient.identity import record
 from resilient.identity.resume import Known, versions_here
+from resilient.main import complain
 from resilient.run_dir_config import must_not_be_foreign
 from resilient.run_words import Told
 from resilient.sinks.packages import missing
@@ -32,9 +33,14 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     """Run a campaign, or go on with it. Args: ahead: an agent that was started before anything is known of the campaign."""
     try:
         return _run(told, ahead, log)
-    except ConfigError:
-        end_chain(told.config, told.settings)
-        raise
+    except ConfigError as error:
+        known = end_chain(told.config, told.settings)
+        if known is None:
+            raise
+        complain(error)
+        if (last := sequel(error.code, waiting_behind(known))) is not None:
+            typer.echo(last)
+        return error.code
 
 
 def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
@@ -99,19 +105,19 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
         log.note(text)
         console.print(text, soft_wrap=True)
 
-    def complain(text: str) -> None:
+    def warn(text: str) -> None:
         log.note(f"resilient: {text}")
         typer.echo(f"resilient: {text}", err=True)
 
     if message:
-        complain(message)
+        warn(message)
     if code is Exit.OK:
         say(farewell(loaded))
     elif code is Exit.STOPPED:
         if loaded.is_script and (saved := last_saved(loaded)) is not None:
             say(saved)
     elif code is Exit.GAVE_UP:
-        complain(f"`resilient logs {loaded.run_dir}` shows what the ranks printed")
+        warn(f"`resilient logs {loaded.run_dir}` shows what the ranks printed")
     if (last := sequel(code, waiting_behind(loaded) if allocation is not None else None)) is not None:
         say(last)
     drain()  # driver.log has, too, what has become of these words

@@ -387,7 +387,7 @@ def test_a_chain_goes_on_behind_a_job_whose_node_has_no_durable_tier(
     ids=["a key that is none", "a file of somebody's own"],
 )
 def test_a_job_whose_config_is_wrong_ends_the_chain_and_says_so(
-    going: Succession, path: Path, slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil
+    going: Succession, path: Path, slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd, spoil
 ):
     asyncio.run(going.ensure("100", 50))
     job = {"JOB_NAME": going.name, "JOB_ID": "101", "JOB_NODELIST": "n1", "JOB_CPUS_PER_NODE": "2"}
@@ -397,8 +397,9 @@ def test_a_job_whose_config_is_wrong_ends_the_chain_and_says_so(
     slurm.becomes("101", state="RUNNING")
     asyncio.run(going.ensure("101", 50))
     spoil(path, tmp_path / "run")
-    with pytest.raises(ConfigError):
-        run_command(Told(path, ()), None, DriverLog())
+    assert run_command(Told(path, ()), None, DriverLog()) is Exit.CONFIG
+    told = capfd.readouterr()
+    assert (told.err.count("\n"), told.out) == (1, "No job waits behind this one.\n")
     assert records(tmp_path / "run")[-2:] == ["ended", "cancelled"]
     assert [job["state"] for job in slurm.jobs()] == ["COMPLETED", "RUNNING", "CANCELLED"]
     assert going.chain.over is Exit.CONFIG
