@@ -141,6 +141,24 @@ def binding_here(config: Config, layout: Layout, *, in_job: bool) -> Binding:
     return of_this_node(config.cluster.binding, device, Share(0, layout.procs_per_node, agents * layout.procs_per_node))
 
 
+def doubt_of_durable(config: Config) -> Problem | None:
+    """Why checkpoints cannot be written where the durable tier is to be, as seen from this machine; nothing is left there.
+
+    One below the run directory is not looked at: whoever submits a campaign writes there.
+    """
+    from resilient.health import disk
+
+    last = len(config.checkpoint.tiers) - 1
+    tier = config.checkpoint.tiers[last]
+    if tier.path.is_relative_to(config.run_dir):
+        return None
+    found = disk.inspect(disk.TierSpec(tier.name, tier.path, measured=False))
+    if not found.trouble:
+        return None
+    why = f"cannot write {found.place} on this machine: {found.trouble}; a job ends with 69 if its nodes cannot either"
+    return Problem(f"checkpoint.tiers.{last}.path", tier.path, why)
+
+
 def already_reached(config: Config) -> int | None:
     """The target step if a good checkpoint of it, or of a later one, is there; else None."""
     from checkpoint import CheckpointError, steps, verify

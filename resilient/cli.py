@@ -115,7 +115,7 @@ def submit(
 ) -> None:
     """Run a campaign as a chain of jobs of Slurm: one runs, the next one waits, until the target is reached."""
     from resilient.access import must_be_ours, restrict
-    from resilient.campaign import already_reached
+    from resilient.campaign import already_reached, doubt_of_durable
     from resilient.config import ConfigError, attribute, load
     from resilient.decided import decided
     from resilient.identity.resume import Known
@@ -137,6 +137,8 @@ def submit(
     if reached is not None and not dry_run:
         typer.echo(f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}")
         return
+    if (doubt := doubt_of_durable(loaded)) is not None:  # a warning: the path may be there on compute nodes alone
+        typer.echo(attribute(ConfigError([doubt]), config, given), err=True)
     words = [word for key in accept or () for word in ("--accept", key)]
     for note in () if dry_run else resumption.notes():
         typer.echo(note)

@@ -1,17 +1,20 @@
 """The diagnosis: when a run gives up, one page on what it died of.
 
 Pure: lines of the ledger to a `Diagnosis`, and that to a page (Markdown that reads well in a terminal too) or to a few lines. It
-knows nothing but what the ledger tells, so that the page can be made again from the run directory at any time.
+knows nothing but what the ledger tells and which logs of agents there are, so that the page can be made again of the run directory
+at any time.
 """
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from resilient.excerpts import head
 from resilient.exits import Exit
+from resilient.logs.paths import STEP_OF_MANY, agent_log, step_log
 
 FILE = "diagnosis.md"
 TRACEBACK_LINES = 12  # of the short form
@@ -73,13 +76,16 @@ class Diagnosis:
     alone: bool = False
 
 
-def diagnose(events: Iterable[Line], *, durable: Iterable[int] = (), code: Exit, message: str) -> Diagnosis:
+def diagnose(
+    events: Iterable[Line], *, durable: Iterable[int] = (), code: Exit, message: str, agents: Collection[str] = ()
+) -> Diagnosis:
     """The diagnosis of the last job in the ledger.
 
     Args:
         events: of that job at least.
         durable: steps that are known to be durable and were not rejected.
         message: what the run ends with; its first line is the reason where no fault is to blame.
+        agents: logs of agents that are there, and of steps of Slurm that were to start some, relative to the run directory.
     """
     job, checkpoint, name = _last_job(events, durable)
     faults = [line for line in job if line["event"] == "fault" and line["kind"] != "storage"]
@@ -96,7 +102,7 @@ def diagnose(events: Iterable[Line], *, durable: Iterable[int] = (), code: Exit,
             traceback="\n".join(storage),
             checkpoint=checkpoint,
             tried=tried,
-            logs=_logs(faults),
+            logs=_logs(faults, agents),
             advice=_advise(code, None, checkpoint),
         )
     # Of all failures at this step the first that has a traceback tells most: later ones may be its echoes.
@@ -115,7 +121,7 @@ def diagnose(events: Iterable[Line], *, durable: Iterable[int] = (), code: Exit,
         verdict=last.get("class"),
         checkpoint=checkpoint,
         tried=tried,
-        logs=_logs([*alike, last]),
+        logs=_logs([*alike, last], agents),
         advice=_advise(code, last, checkpoint),
         also=message.partition(last["evidence"].rstrip())[2].strip("; \n"),
         alone=alone,
@@ -185,13 +191,15 @@ def place(traceback: str) -> str:
     return f"{own[-1]['path']}:{own[-1]['line']} in {own[-1]['function']}" if own else ""
 
 
-def _logs(faults: Sequence[Line]) -> list[str]:
+def _logs(faults: Sequence[Line], agents: Collection[str]) -> list[str]:
     found: list[str] = []
     for fault in faults:
         found += [f"logs/g{fault['generation']}/node{node}.log" for node in fault["nodes"][:4]] if fault["ranks"] else []
         if fault["kind"] in ("hang", "stopped", "collective_timeout"):
             found.append(f"incidents/{fault['fault_id']}/")
-        found += [f"logs/agent{node}.log" for node in fault["nodes"]] if fault["kind"] == "node_lost" else []
+        if fault["kind"] == "node_lost":  # an agent that has not started has no log of its own
+            of_agents = [*(agent_log(Path(), node) for node in fault["nodes"]), step_log(Path(), STEP_OF_MANY)]
+            found += [str(path) for path in of_agents if str(path) in agents]
     return list(dict.fromkeys(found))[-8:]
 
 

@@ -74,7 +74,8 @@ def _where_it_stands(wanted: Wanted, experiment: Path, problem: Problem) -> Prob
 
 
 def _has(values: object, key: Sequence[str]) -> bool:
-    return not key or (isinstance(values, Mapping) and key[0] in values and _has(values[key[0]], key[1:]))
+    """Whether what changes a config has a key; of a list all, since it is taken as a whole."""
+    return not key or not isinstance(values, Mapping) or (key[0] in values and _has(values[key[0]], key[1:]))
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,7 +94,6 @@ def main() -> int:
     patience_s = max(CONNECT_S, args.fence_s)  # a driver that was stopped answers when it goes on
     with (
         NodeOutput() as output,
-        output.logging_to(agent_log(args.run_dir, args.node)),
         Connection(
             parse_addresses(args.driver), token=secret, node=args.node, incarnation=incarnation, timeout_s=patience_s
         ) as connection,
@@ -108,11 +107,12 @@ def main() -> int:
             return Exit.UNUSABLE
         settings = _settings(args, token, args.addr or connection.own_address())
         leave_to_ranks(settings.binding)  # for the snapshot daemon as well, and not for the template: ranks come of it
-        agent = NodeAgent(settings, connection, control, output, kept, outcome)
-        if args.parent is not None:
-            # Not SIGKILL from here on: an agent that has lost its driver ends its workers and keeps what they have reported.
-            die_with_parent(args.parent, signal.SIGTERM)
-        agent.run()
+        with output.logging_to(agent_log(args.run_dir, args.node)):  # not before: it makes directories that are not there
+            agent = NodeAgent(settings, connection, control, output, kept, outcome)
+            if args.parent is not None:
+                # Not SIGKILL from here on: an agent that has lost its driver ends its workers and keeps what they have reported.
+                die_with_parent(args.parent, signal.SIGTERM)
+            agent.run()
     if agent.fenced:
         see_to_the_job(os.environ)
     return 0

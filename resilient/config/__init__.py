@@ -16,7 +16,7 @@ from resilient.config.parallelism import (
     with_shards,
 )
 from resilient.config.schema import Config
-from resilient.config.source import attribute, dump, from_site, load, notes, write
+from resilient.config.source import attribute, dump, from_site, load, notes, place, write
 
 __all__ = [
     "Config",
@@ -33,6 +33,7 @@ __all__ = [
     "layouts_by_ranks",
     "load",
     "notes",
+    "place",
     "reduces_every",
     "settle",
     "spans",

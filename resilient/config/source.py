@@ -23,6 +23,7 @@ from resilient.config.errors import COMMAND_LINE, ConfigError, Problem, shown
 from resilient.config.schema import Config
 
 LENGTH: tuple[Key, Key] = (("train", "steps"), ("train", "samples"))  # two ways to say how long a run is
+PLACE = ("name", "run_dir", "run_dir_mode")
 TOLD = 50  # problems at once
 MOST = 4  # times as many are looked at: some are told by others
 MOST_MEANT = 3  # keys that a misplaced one is told to be
@@ -132,6 +133,19 @@ def load(path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] |
     problems += checks.check(config)
     if problems:
         raise ConfigError(ordered([attributed(source, problem) for problem in problems]))
+    return config
+
+
+def place(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """What a file says of the campaign's name and run directory, whatever is wrong with the rest of it. Raises ConfigError."""
+    values = read(path, overrides).values
+    try:
+        config = Config.model_validate({key: values[key] for key in PLACE if key in values})
+    except ValidationError:
+        raise ConfigError([Problem("run_dir", None, "cannot be told", path)]) from None
+    config, problems = paths.expanded(config, os.environ)
+    if problems:
+        raise ConfigError(problems)
     return config
 
 

@@ -88,12 +88,14 @@ async def _see_to_successor(call: SeeToSuccessor, run_dir: Path) -> str:
 def _diagnose(call: Diagnose, run_dir: Path) -> str:
     from resilient import diagnosis, entries, ledger
     from resilient.exits import Exit
+    from resilient.logs.paths import DIRECTORY
     from resilient.past import record as past
 
     code = Exit(call.exit_code)
     known = past.read(run_dir)
     last_job = entries.events(ledger.read(run_dir / ledger.EVENTS, known.began_at))
-    found = diagnosis.diagnose(last_job, durable=known.durable, code=code, message=call.message)
+    agents = {str(path.relative_to(run_dir)) for path in (run_dir / DIRECTORY).glob("agent*.log")}
+    found = diagnosis.diagnose(last_job, durable=known.durable, code=code, message=call.message, agents=agents)
     text = diagnosis.page(found)
     if call.traceback:
         text += f"\n## The defect\n\n```\n{call.traceback}\n```\n"

@@ -8,8 +8,9 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from checkpoint import descriptors
@@ -17,7 +18,7 @@ from checkpoint.errors import CheckpointError
 from checkpoint.fence import newest_generation
 from checkpoint.naming import steps
 from resilient import access, storage
-from resilient.config import Config, ConfigError, Layout, write
+from resilient.config import Config, ConfigError, Layout, place, write
 from resilient.config.timeouts import timeouts
 from resilient.control import Coordinator
 from resilient.driver import spill_file
@@ -28,7 +29,7 @@ from resilient.driver.job import job_of
 from resilient.driver.launch import AgentAhead
 from resilient.driver.lease import RunLease
 from resilient.driver.spill_file import SpillFile
-from resilient.exits import EnvironmentUnusable, Exit
+from resilient.exits import EnvironmentUnusable, Exit, ForeseenError
 from resilient.identity.resume import Resumption
 from resilient.past.fold import Past
 from resilient.past.record import Reader
@@ -141,6 +142,31 @@ async def _followed(succession: Succession, job_id: str, max_jobs: int, code: Ex
         await succession.ended(job_id, code)
     except TimeoutError:
         log.warning("Slurm does not answer: perhaps no job of the chain follows this one")
+
+
+def end_chain(file: Path, settings: Sequence[str]) -> Config | None:
+    """A config is at fault: if this is the job of a chain, that is over. It is recorded, and no job is to wait behind this one.
+
+    Returns what is known of the config, if the chain was ended.
+
+    Args:
+        file, settings: the config, of which nothing but the run directory has to be right, and what overrides it.
+    """
+    try:
+        config = place(file, settings)
+        access.must_be_ours(None, config.run_dir, config.run_dir_mode)
+        chained = Succession.of_job(config, os.environ)
+        begun = Succession.found(config.run_dir) if chained is not None else None
+        if chained is None or begun is None or begun.name != chained.name:
+            return None
+        allocation = Allocation.of(os.environ, socket.gethostname())
+        if allocation.task > 0:
+            return None
+        asyncio.run(chained.ended(allocation.job_id, Exit.CONFIG))
+        return config
+    except (ForeseenError, OSError) as error:
+        log.debug("the chain's end is not recorded: %s", error)
+        return None
 
 
 def _committed(past: Past, resumption: Resumption | None) -> int | None:

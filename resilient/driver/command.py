@@ -12,10 +12,10 @@ from resilient.access import must_be_ours, restrict
 from resilient.campaign import allocation_of, already_reached, fitted, machine_layout, shares_of_gpus
 from resilient.config import ConfigError, Problem, attribute, load, notes, with_shards
 from resilient.decided import decided
-from resilient.driver.campaign import run_campaign
+from resilient.driver.campaign import end_chain, run_campaign
 from resilient.driver.display import Display
 from resilient.driver.driver_log import DriverLog
-from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_saved
+from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_saved, sequel, waiting_behind
 from resilient.driver.launch import AgentAhead
 from resilient.driver.terminal import drain
 from resilient.entry import must_hide_nothing, parse
@@ -23,6 +23,7 @@ from resilient.exits import EnvironmentUnusable, Exit
 from resilient.health import machine
 from resilient.identity import record
 from resilient.identity.resume import Known, versions_here
+from resilient.main import complain
 from resilient.run_dir_config import must_not_be_foreign
 from resilient.run_words import Told
 from resilient.sinks.packages import missing
@@ -30,6 +31,19 @@ from resilient.sinks.packages import missing
 
 def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     """Run a campaign, or go on with it. Args: ahead: an agent that was started before anything is known of the campaign."""
+    try:
+        return _run(told, ahead, log)
+    except ConfigError as error:
+        known = end_chain(told.config, told.settings)
+        if known is None:
+            raise
+        complain(error)
+        if (last := sequel(error.code, waiting_behind(known))) is not None:
+            typer.echo(last)
+        return error.code
+
+
+def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     config, given = told.config, list(told.settings)
     loaded = load(config, given)
     must_be_ours(config, loaded.run_dir, loaded.run_dir_mode)
@@ -91,20 +105,21 @@ def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
         log.note(text)
         console.print(text, soft_wrap=True)
 
-    def complain(text: str) -> None:
+    def warn(text: str) -> None:
         log.note(f"resilient: {text}")
         typer.echo(f"resilient: {text}", err=True)
 
     if message:
-        complain(message)
+        warn(message)
     if code is Exit.OK:
         say(farewell(loaded))
     elif code is Exit.STOPPED:
         if loaded.is_script and (saved := last_saved(loaded)) is not None:
             say(saved)
-        say("The same command goes on from here.")
     elif code is Exit.GAVE_UP:
-        complain(f"`resilient logs {loaded.run_dir}` shows what the ranks printed")
+        warn(f"`resilient logs {loaded.run_dir}` shows what the ranks printed")
+    if (last := sequel(code, waiting_behind(loaded) if allocation is not None else None)) is not None:
+        say(last)
     drain()  # driver.log has, too, what has become of these words
     log.finish(loaded.run_dir)
     return code

@@ -1,11 +1,19 @@
 """What `resilient run` says of a campaign before its first generation and after its last: of a script, what was seen of it."""
 
+import asyncio
 import math
+import os
+from collections.abc import Sequence
 
 from resilient import storage
 from resilient.config import Config, Layout
+from resilient.exits import Exit
 from resilient.past import record as past
 from resilient.past.fold import Past
+from resilient.slurm.chain import GOES_ON
+from resilient.slurm.succession import Succession
+
+ASK_S = 3.0  # at the very end of a job, whose time may be nearly over
 
 
 def greeting(config: Config, layout: Layout) -> str:
@@ -34,6 +42,33 @@ def farewell(config: Config) -> str:
     steps = f" after optimizer step {last}" if last else ""
     saved = last_saved(config)
     return f"{config.name} is done: all ranks ended well{steps}; {f'{saved}; ' if saved else ''}logs are in {config.run_dir}"
+
+
+def sequel(code: Exit, waiting: Sequence[str] | None) -> str | None:
+    """Who goes on from here, if anybody is to or might be expected to.
+
+    Args:
+        waiting: jobs that wait behind this one; None where it is of no chain, or Slurm does not say.
+    """
+    if waiting is None:
+        return "The same command goes on from here." if code is Exit.STOPPED else None
+    if code not in GOES_ON:
+        return None if waiting else "No job waits behind this one."
+    return (
+        f"Job {waiting[0]} goes on from here." if waiting else "No job waits behind this one: `resilient submit` goes on from here."
+    )
+
+
+def waiting_behind(config: Config) -> list[str] | None:
+    """Jobs that wait behind the one that this process runs in; None where it is of no chain, or Slurm does not say."""
+    chained = Succession.of_job(config, os.environ)
+    if chained is None:
+        return None
+    try:
+        found = asyncio.run(asyncio.wait_for(chained.inspect(), ASK_S))
+    except TimeoutError:
+        return None
+    return [job.job_id for job in found if job.waits] if found is not None else None
 
 
 def doubts_of(found: Past) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 DIRECTORY = "logs"
 DRIVER_LOG = "driver.log"
+STEP_OF_MANY = "agents"  # the name of a step of Slurm that starts the agents of several nodes
 
 
 def agent_log(run_dir: Path, node: int) -> Path:

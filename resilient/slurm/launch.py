@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from resilient.driver.launch import AGENT, AgentCommand
-from resilient.logs.paths import DIRECTORY, step_log
+from resilient.logs.paths import DIRECTORY, STEP_OF_MANY, step_log
 from resilient.protocol.connection import TOKEN_VARIABLE
 from resilient.slurm import roster
 from resilient.slurm.allocation import Allocation
@@ -161,7 +161,7 @@ class SlurmLauncher:
 
 def _name(nodes: Sequence[int]) -> str:
     """Of the step that starts the agents of these nodes."""
-    return f"agent{nodes[0]}" if len(nodes) == 1 else "agents"
+    return f"agent{nodes[0]}" if len(nodes) == 1 else STEP_OF_MANY
 
 
 def _own(environ: Mapping[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from resilient.config import Config, ConfigError, Problem
 from resilient.config.timeouts import timeouts
 from resilient.slurm.container import batch_lines
 from resilient.slurm.deadline import lead_s
-from resilient.slurm.options import named
+from resilient.slurm.options import in_script
 
 FILE = "job.sh"
 _NOT_OF_A_CHAIN = {
@@ -95,7 +95,7 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
 
 def _breaks_a_chain(extra: Sequence[str]) -> str:
     """What of these options keeps the jobs from being one chain, and what to do; nothing where they may stand."""
-    given = named(extra)
+    given = in_script("\n".join(f"#SBATCH {line}" for line in extra))
     for name, instead in _NOT_OF_A_CHAIN.items():
         if name in given:
             return f"--{name} would break the chain: {instead}"

@@ -81,10 +81,12 @@ class Succession:
         """Write the batch script and submit the first job, unless the chain has jobs; its id, and the jobs that were there.
 
         Raises:
-            EnvironmentUnusable: Slurm does not answer, or refuses.
+            EnvironmentUnusable: Slurm does not answer, or refuses; a run directory that was made for it is gone again then.
         """
         submitted: list[str] = []
         found: list[QueuedJob] = []
+        made: list[Path] = []
+        unanswered: list[SlurmSilent] = []
 
         async def work() -> None:
             found[:] = await queue.jobs(self.name)
@@ -94,7 +96,11 @@ class Succession:
                 fresh.write_text(script_text)
                 fresh.replace(self._run_dir / SCRIPT)
                 self._record("begun", name=self.name)  # before the job can be there: it must not find the chain over
-                submitted[:] = await self._carry_out(plan)
+                try:
+                    submitted[:] = await self._carry_out(plan)
+                except SlurmSilent as error:
+                    unanswered.extend([] if isinstance(error, SlurmRefused) else [error])
+                    raise
 
         async def look() -> None:
             await queue.jobs(self.name)
@@ -103,11 +109,33 @@ class Succession:
         try:
             if not self._run_dir.exists():  # and is not made where there is no Slurm
                 await self._retried(look, patience, alone=False)
-            (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
+            logs = self._run_dir / "logs"
+            made += [] if self._run_dir.exists() else [path for path in (logs, *logs.parents) if not path.exists()]
+            logs.mkdir(parents=True, exist_ok=True)
             await self._retried(work, patience)
         except SlurmSilent as error:
+            if made and isinstance(error, SlurmRefused) and not unanswered:
+                async with self._alone():
+                    self._take_back(made)
             raise EnvironmentUnusable(str(error)) from error
         return (submitted[0] if submitted else None), found
+
+    def _take_back(self, made: Sequence[Path]) -> None:
+        """Remove the run directory of a refused submission, unless there is more in it than that has put there.
+
+        Args:
+            made: directories that it has made, the deepest first.
+        """
+        records = chain.whole(read(self._run_dir / chain.FILE))
+        strange = {path.name for path in self._run_dir.iterdir()} - {"logs", SCRIPT, chain.FILE, LOCK}
+        if strange or any(record["what"] == "submitted" for record in records):
+            return  # somebody else has begun a campaign there meanwhile
+        with contextlib.suppress(OSError):
+            made[0].rmdir()
+            for name in (SCRIPT, chain.FILE, LOCK):
+                (self._run_dir / name).unlink(missing_ok=True)
+            for path in made[1:]:
+                path.rmdir()
 
     def started(self, job_id: str, step: int | None) -> Exit | None:
         """A job of the chain holds the run directory. Returns the code to end with where the chain is over.

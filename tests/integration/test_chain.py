@@ -108,6 +108,9 @@ class Scheduler:
     def output(self) -> str:
         return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.state.glob("*.out")))
 
+    def last_line(self, job: str) -> str:
+        return (self.state / f"{job}.out").read_text().splitlines()[-1]
+
     def close(self) -> None:
         self.over.set()
         self.thread.join()
@@ -153,6 +156,7 @@ def test_a_chain_of_jobs_with_short_limits_reaches_its_target_and_leaves_no_job_
     assert set(kinds) == {"time_limit"}
     assert len(kinds) in (len(codes) - 1, len(codes))  # the last job, too, where it reached the target while it stopped
     assert len(scheduler.jobs("CANCELLED")) == 1  # the successor of the last one
+    assert [scheduler.last_line(job) for job in ("100", "101")] == ["Job 101 goes on from here.", "No job waits behind this one."]
     assert "300 of 300" in command("status", str(run.run_dir))
     shown = agreed(run.run_dir, run.directory / "page.html")
     assert {"queued_s", "chain_goodput", "jobs.0.started_t", f"runs.{len(codes) - 1}.step"} <= set(shown)
@@ -167,6 +171,7 @@ def test_a_chain_that_is_stopped_leaves_nothing_and_goes_on_when_it_is_submitted
     wait_for(lambda: not scheduler.jobs("RUNNING", "PENDING"), f"the end of the chain\n{scheduler.output()}")
     stopped_at = run.step()
     assert scheduler.codes == [75]
+    assert scheduler.last_line("100") == "No job waits behind this one: `resilient submit` goes on from here."
     command("submit", str(run.path), f"train.steps={stopped_at + 100}")
     wait_for(lambda: not scheduler.jobs("RUNNING", "PENDING"), f"the end of the chain\n{scheduler.output()}")
     assert scheduler.codes[-1] == 0, scheduler.output()

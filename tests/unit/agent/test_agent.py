@@ -56,6 +56,14 @@ while (context.generation, context.rank) != (2, 1):
     worker.beat(step)
 raise SystemExit(3)
 """
+TALKING = """
+import logging, threading, time
+def talk():
+    while True:
+        logging.getLogger("library").warning("still here")
+        time.sleep(0.001)
+threading.Thread(target=talk, daemon=True).start()
+"""
 
 
 class Node:
@@ -133,13 +141,20 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made.close()
 
 
-def test_an_agent_whose_run_directory_is_not_mounted_says_so_in_place_of_its_hello_and_ends(tmp_path: Path):
+def test_an_agent_whose_run_directory_is_not_mounted_says_so_in_place_of_its_hello_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It makes nothing in its place, although a library logs all the time."""
+    (tmp_path / "talking").mkdir()
+    (tmp_path / "talking/sitecustomize.py").write_text(TALKING)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'talking'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     node = Node(tmp_path, mounted=False)
     try:
         failed = node.driver.next()
         assert isinstance(failed, AgentFailed)
         assert failed.error == f"{node.run_dir} is not there on {socket.gethostname()}: is it mounted?"
         assert node.process.wait(PATIENCE_S) == Exit.UNUSABLE
+        assert not node.run_dir.exists()
     finally:
         node.close()
 

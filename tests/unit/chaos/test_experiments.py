@@ -189,6 +189,36 @@ def test_a_campaign_is_the_file_with_changes_in_a_directory_of_its_own(tmp_path:
         resolve(Campaign(file=Path("none.yaml")), tmp_path / "experiment.yaml", tmp_path / "out", allow=True)
 
 
+TIERS = (
+    "    checkpoint:\n      tiers:\n      - name: ram\n        path: /dev/shm\n      - {name: durable, path: /d, keep_last: 0}\n"
+)
+
+
+@pytest.mark.parametrize("file", ["", "  file: base.yaml\n"], ids=["whole", "changes"])
+@pytest.mark.parametrize(
+    ("config", "line", "told"),
+    [
+        (TIERS, 7, "checkpoint.tiers.1.keep_last = 0: allowed"),
+        (
+            TIERS.replace("name: durable", "nme: x").replace("keep_last: 0", "keep_last: 1"),
+            7,
+            "checkpoint.tiers.1.name: is missing",
+        ),
+        ("    slurm:\n      extra:\n      - --hold\n      - 5\n", 6, "slurm.extra.1 = 5: allowed: text"),
+        ("    train:\n      steps: [1]\n", 4, "train.steps = "),
+    ],
+)
+def test_what_is_wrong_in_a_list_of_a_campaigns_config_is_told_with_its_line(
+    tmp_path: Path, config: str, line: int, told: str, file: str
+):
+    (tmp_path / "base.yaml").write_text("train: {steps: 5}\ncheckpoint: {tiers: [{name: a, path: /a}, {name: b, path: /b}]}\n")
+    path = tmp_path / "experiment.yaml"
+    path.write_text(f"campaign:\n  config:\n{config}{file}name: x\nfaults: [{{fault: worker_kill}}]\n")
+    with pytest.raises(ExperimentError) as error, located(path):
+        resolve(read(path).campaign, path, tmp_path / "out", allow=True)
+    assert f"{path}:{line}: campaign.config.{told}" in str(error.value)
+
+
 def test_what_is_wrong_with_a_campaign_is_told_where_it_was_written(tmp_path: Path):
     (tmp_path / "base.yaml").write_text("train:\n  steps: none\n")
     path = tmp_path / "experiment.yaml"

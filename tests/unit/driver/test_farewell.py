@@ -7,7 +7,8 @@ import pytest
 
 from resilient import ledger
 from resilient.config import Config
-from resilient.driver.farewell import farewell
+from resilient.driver.farewell import farewell, sequel
+from resilient.exits import Exit
 from resilient.status import overview
 
 
@@ -36,3 +37,16 @@ def test_a_campaign_that_is_done_says_what_speaks_against_its_weights(
         written.event("run_finished", {"exit_code": 0, "step": 3}, generation=1, t=4.0)
     assert farewell(config) == f"run is done: 3 steps{but}; results are in {tmp_path}"
     assert overview(tmp_path).skipped == (len(skipped) if 3 in skipped else 0)
+
+
+@pytest.mark.parametrize("code", [Exit.OK, Exit.GAVE_UP, Exit.CONFIG, Exit.STOPPED, Exit.UNUSABLE])
+def test_the_last_line_of_a_chains_job_says_whether_another_job_waits(code: Exit):
+    waits, none = sequel(code, ["101"]), sequel(code, [])
+    goes_on = code in (Exit.STOPPED, Exit.UNUSABLE)
+    assert waits == ("Job 101 goes on from here." if goes_on else None)
+    assert none is not None and none.startswith("No job waits behind this one")
+    assert ("`resilient submit` goes on" in none) == goes_on
+
+
+def test_outside_of_a_chain_the_same_command_goes_on_from_a_stop():
+    assert [sequel(code, None) for code in (Exit.OK, Exit.STOPPED)] == [None, "The same command goes on from here."]

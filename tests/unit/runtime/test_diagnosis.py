@@ -1,12 +1,15 @@
 """What a run died of, told from the lines of its ledger."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from resilient.diagnosis import diagnose, page, place, short
+from resilient.driver.calls import answered
 from resilient.exits import Exit
+from resilient.protocol.disk import Diagnose
 
 TRACEBACK = """Traceback (most recent call last):
   File "/opt/code/resilient/agent/bootstrap.py", line 51, in run_rank
@@ -121,6 +124,38 @@ def test_a_program_that_left_by_itself_was_killed_by_nobody():
 
 def test_a_hang_points_to_its_incident():
     assert "incidents/g1-1/" in gave_up({"kind": "hang"}).logs
+
+
+@pytest.mark.parametrize(
+    ("there", "named"),
+    [
+        ({"logs/agent1.log"}, ["logs/agent1.log"]),
+        ({"logs/agent0.log", "logs/agents.log"}, ["logs/agents.log"]),  # it has not come to a log of its own
+        ({"logs/agent0.log", "logs/agent1.log", "logs/agents.log"}, ["logs/agent1.log", "logs/agents.log"]),
+        (set(), []),
+    ],
+)
+def test_of_a_node_whose_agent_is_gone_those_logs_are_named_that_there_are(there: set[str], named: list[str]):
+    lost = lines({"kind": "node_lost", "ranks": [], "detail": "the agent of node 1 does not start"})
+    assert diagnose(lost, code=Exit.GAVE_UP, message="", agents=there).logs == named
+
+
+def test_the_page_names_the_log_of_agents_that_is_in_the_run_directory(tmp_path: Path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/agents.log").touch()
+    lost = lines({"kind": "node_lost", "ranks": [], "detail": "the agent of node 1 does not start"})
+    whole = {
+        "host": "jwb01",
+        "target_step": None,
+        "world_size": 8,
+        "resumed_step": None,
+        "step": 10,
+    }  # in the ledger lines have these
+    (tmp_path / "events.jsonl").write_text("".join(f"{json.dumps(whole | each)}\n" for each in lost))
+    answer = answered(Diagnose(call=1, exit_code=int(Exit.GAVE_UP), message="it does not start", traceback=""), str(tmp_path))
+    assert answer.error is None
+    told = (tmp_path / "diagnosis.md").read_text()
+    assert "- logs/agents.log" in told and "agent1.log" not in told
 
 
 def test_an_end_without_a_fault_says_the_message_and_what_storage_said():

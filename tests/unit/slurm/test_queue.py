@@ -92,3 +92,55 @@ def test_a_variable_of_sbatch_wins_over_no_option_of_the_script_and_is_left_wher
     stays = {"SBATCH_ACCOUNT": "a", "SBATCH_QOS": "q", "PATH": "/"}
     without = overriding(in_script(script))
     assert environment({**{f"SBATCH_{name}": value for name, value in wins.items()}, **stays}, without) == stays
+
+
+@pytest.mark.parametrize(
+    ("lines", "given"),
+    [
+        (["--comment -J", '--comment="-x n1"'], {"comment": ["-J", "-x n1"]}),
+        (["-HW"], {"hold": [""], "wait": [""]}),
+        (
+            ["-HOJmine -k -sx n1"],
+            {
+                **{name: [""] for name in ("hold", "overcommit", "no-kill", "oversubscribe")},
+                "job-name": ["mine"],
+                "exclude": ["n1"],
+            },
+        ),
+        (["-koff -G", "4"], {"no-kill": ["off"], "gpus": ["4"]}),
+        (["--dist=cyclic --core- 2 --overc"], {"distribution": ["cyclic"], "core-spec": ["2"], "overcommit": [""]}),
+        (
+            ["--ex n1"],
+            {name: ["n1"] for name in ("exclude", "exclusive", "export", "export-file", "external", "extra", "extra-node-info")},
+        ),
+        (["--nice -x n1 --requeue --exclusive=user"], {"nice": [""], "exclude": ["n1"], "requeue": [""], "exclusive": ["user"]}),
+        (["--container-image=a.sqsh --no-such"], {"container-image": ["a.sqsh"], "no-such": [""]}),
+        (["--hold --", "-W"], {"hold": [""]}),
+    ],
+)
+def test_options_are_read_as_sbatch_reads_them(lines: list[str], given: dict[str, list[str]]):
+    assert in_script("\n".join(f"#SBATCH {line}" for line in lines)) == given
+
+
+@pytest.mark.parametrize(
+    ("line", "variables"),
+    [
+        ("-G 4", ["GPUS"]),
+        ("--gpus=4", ["GPUS"]),
+        ("-S2", ["CORE_SPEC", "THREAD_SPEC"]),
+        ("-m cyclic", ["DISTRIBUTION"]),
+        ("--distr=cyclic", ["DISTRIBUTION"]),
+        ("-HO", ["OVERCOMMIT"]),
+        ("--overc", ["OVERCOMMIT"]),
+        ("--swi=2", ["REQ_SWITCH", "WAIT4SWITCH"]),
+        ("--segm=4", ["SEGMENT_SIZE"]),
+        ("-s", ["EXCLUSIVE"]),
+        ("--bb=x", ["BURST_BUFFER"]),
+        ("--cpu-f high", ["CPU_FREQ_REQ"]),
+        ("-M one", ["CLUSTERS"]),
+    ],
+)
+def test_a_variable_of_sbatch_wins_over_no_letter_and_no_shortened_name(line: str, variables: list[str]):
+    without = overriding(in_script(f"#SBATCH {line}\n"))
+    assert without >= {f"SBATCH_{name}" for name in variables}
+    assert not without & {"SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_PARTITION"}

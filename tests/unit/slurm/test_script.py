@@ -98,6 +98,9 @@ def test_a_job_is_not_asked_for_without_a_number_of_nodes():
         (["--job=mine"], "--job-name would break the chain"),
         (["-p lab --array 0-3"], "--array would break the chain: .* a run_dir of its own"),
         (["-W"], "--wait would break the chain"),
+        (["-HW"], "--wait would break the chain"),
+        (["--comment", "-x", "-HJ mine"], "--job-name would break the chain"),
+        (["--mem=1G\n#SBATCH --array=0-3"], "--array would break the chain"),
         (["--dependency=afterok:1?afterok:2"], "allowed: conditions with commas between"),
     ],
 )
@@ -107,5 +110,5 @@ def test_an_option_that_would_break_the_chain_is_refused(extra: list[str], why: 
 
 
 def test_options_that_only_look_like_those_are_taken():
-    taken = ["--wait-all-nodes=1", "--comment='-J and --array'", "-d afterok:28"]
+    taken = ["--wait-all-nodes=1", "--comment='-J and --array'", "--comment -W", '--comment="-J"', "-d afterok:28"]
     assert set(taken) <= set(options(text(extra=taken)))

@@ -15,12 +15,16 @@ import pytest
 import yaml
 from rich.console import Console
 
-from resilient.config import Config, layout, load
+from resilient.config import Config, ConfigError, layout, load
+from resilient.config.errors import shown
 from resilient.driver.campaign import run_campaign
+from resilient.driver.command import run_command
 from resilient.driver.display import Display
+from resilient.driver.driver_log import DriverLog
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.halt import halt
 from resilient.ledger import Ledger
+from resilient.run_words import Told
 from resilient.slurm import chain, queue, succession
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.badnodes import remember
@@ -84,6 +88,23 @@ def test_a_dry_run_prints_the_script_and_touches_nothing(path: Path, slurm, tmp_
     assert not (tmp_path / "run").exists()
 
 
+def test_a_durable_tier_that_cannot_be_written_here_is_told_and_the_job_is_submitted_all_the_same(
+    path: Path, slurm, tmp_path: Path
+):
+    """It may be mounted on compute nodes alone."""
+    (tmp_path / "scratch").touch()
+    tier = {"name": "durable", "path": str(tmp_path / "scratch/gpt")}
+    path.write_text(path.read_text() + yaml.safe_dump({"checkpoint": {"tiers": [tier]}}))
+    submit = command("submit", str(path))
+    told, _ = submit.communicate()
+    line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if text.endswith("/gpt"))
+    warning = (
+        f"{path}:{line}: checkpoint.tiers.0.path = {shown(tier['path'])}: cannot write {tmp_path}/scratch on this machine: Not a "
+    )
+    assert told.startswith(f"{warning}directory; a job ends with 69 if its nodes cannot either\ngpt is submitted as job 100"), told
+    assert (submit.returncode, len(slurm.jobs())) == (0, 1)
+
+
 def test_a_submission_whose_answer_is_lost_is_found_and_not_made_again(config: Config, slurm):
     slurm.lossy()
     found = Succession.of(config)
@@ -126,11 +147,34 @@ def test_without_slurm_nothing_is_left_behind(path: Path, tmp_path: Path, monkey
     assert sorted(tmp_path.iterdir()) == there
 
 
-def test_a_refusal_is_told_at_once_with_slurms_own_words(path: Path, slurm, tmp_path: Path):
+def test_a_refusal_is_told_at_once_with_slurms_own_words_and_leaves_nothing_behind(path: Path, slurm, tmp_path: Path):
     (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gone' >&2; exit 1\n")
-    submit = command("submit", str(path))
+    there = sorted(tmp_path.iterdir())
+    submit = command("submit", str(path), f"run_dir={tmp_path}/runs/chain")
     told, _ = submit.communicate(timeout=120)
     assert (submit.returncode, told) == (Exit.UNUSABLE, "resilient: sbatch: error: invalid partition specified: gone\n")
+    assert sorted(tmp_path.iterdir()) == there
+
+
+def test_a_refusal_removes_nothing_that_was_there_before(config: Config, slurm, tmp_path: Path):
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gone' >&2; exit 1\n")
+    config.run_dir.mkdir()
+    with pytest.raises(EnvironmentUnusable, match="invalid partition"):
+        asyncio.run(Succession.of(config).begin(""))
+    assert config.run_dir.is_dir()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["echo 'sbatch: error: Socket timed out' >&2; exit 1", "touch {run}/mine; echo 'sbatch: error: no such account' >&2; exit 1"],
+    ids=["no answer: there may be a job", "there is more than the submission has made"],
+)
+def test_a_run_directory_that_may_be_needed_is_left(config: Config, slurm, tmp_path: Path, monkeypatch, answer: str):
+    monkeypatch.setattr(succession, "PERSON_PATIENCE_S", 0.01)
+    (tmp_path / "bin/sbatch").write_text(f"#!/bin/sh\n{answer.format(run=config.run_dir)}\n")
+    with pytest.raises(EnvironmentUnusable):
+        asyncio.run(Succession.of(config).begin(""))
+    assert {"logs", "job.sh", "chain.jsonl"} <= {path.name for path in config.run_dir.iterdir()}
 
 
 def test_a_driver_that_starts_again_after_a_crash_submits_no_second_successor(going: Succession, slurm, config: Config):
@@ -332,3 +376,39 @@ def test_a_chain_goes_on_behind_a_job_whose_node_has_no_durable_tier(
         run_campaign(config, ranks, display, allocation=Allocation("100", ("n1",), (2,), 0))
     assert [job["state"] for job in slurm.jobs()] == ["RUNNING", "PENDING"]
     assert records(tmp_path / "run") == ["begun", "submitted", "started", "submitted", "ended"]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda config, run_dir: config.write_text(f"{config.read_text()}no_key: 1\n"),
+        lambda config, run_dir: (run_dir / "config.yaml").write_text("mine: 1\n"),
+    ],
+    ids=["a key that is none", "a file of somebody's own"],
+)
+def test_a_job_whose_config_is_wrong_ends_the_chain_and_says_so(
+    going: Succession, path: Path, slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd, spoil
+):
+    asyncio.run(going.ensure("100", 50))
+    job = {"JOB_NAME": going.name, "JOB_ID": "101", "JOB_NODELIST": "n1", "JOB_CPUS_PER_NODE": "2"}
+    for name, value in job.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    slurm.becomes("100", state="COMPLETED")
+    slurm.becomes("101", state="RUNNING")
+    asyncio.run(going.ensure("101", 50))
+    spoil(path, tmp_path / "run")
+    assert run_command(Told(path, ()), None, DriverLog()) is Exit.CONFIG
+    told = capfd.readouterr()
+    assert (told.err.count("\n"), told.out) == (1, "No job waits behind this one.\n")
+    assert records(tmp_path / "run")[-2:] == ["ended", "cancelled"]
+    assert [job["state"] for job in slurm.jobs()] == ["COMPLETED", "RUNNING", "CANCELLED"]
+    assert going.chain.over is Exit.CONFIG
+    assert inspect(tmp_path / "run").jobs[1]["state"] == "ended by 78"
+
+
+def test_a_wrong_config_of_a_job_of_its_own_ends_no_chain(going: Succession, path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, value in {"JOB_NAME": "interactive", "JOB_ID": "7", "JOB_NODELIST": "n1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with pytest.raises(ConfigError):
+        run_command(Told(path, ("no_key=1",)), None, DriverLog())
+    assert going.chain.over is None
