@@ -120,7 +120,7 @@ class Past(msgspec.Struct):
             case "recovered":
                 self.recovered += 1
             case "validation":
-                self.validation_loss = float(line["val_loss"])
+                self.validation_loss = entries.validation_loss(line)
             case "run_finished":
                 self.exit_code, self.ended_step = line["exit_code"], line["step"]
         match name:

@@ -1,6 +1,5 @@
 """`trainer evaluate`: one checkpoint, or each of a campaign, also while it runs."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from resilient.worker import Config, ConfigError
 from trainer.data.errors import DataError
 from trainer.data.samples import Split
 from trainer.evaluation.measure import Evaluation, Tally, evaluate, texts
-from trainer.evaluation.records import Records
+from trainer.evaluation.records import Records, as_line
 from trainer.evaluation.sizes import sizes_of
 from trainer.restore import RestoreError, find, restore, root_of
 
@@ -182,7 +181,7 @@ def _scalars(found: Evaluation) -> dict[str, float]:
 
 def _print(record: dict[str, Any], found: Evaluation, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(record))
+        typer.echo(as_line(record))
         return
     typer.echo(f"step {record['step']}, {record['text']}: {_sentence(found.whole)}")
     if len(found.corpora) > 1:

@@ -77,14 +77,14 @@ def test_a_loss_that_is_no_number_is_null_in_json(tmp_path: Path, capsys: pytest
         (tmp_path / name / "config.yaml").write_text(yaml.safe_dump({"name": name, "run_dir": str(tmp_path / name)}))
         with ledger.Ledger(tmp_path / name) as written:
             written.event("run_started", {"name": name, "target_step": 9}, generation=0, t=1.0)
-            written.metrics({"step": 1, "loss": math.nan if name == "a" else math.inf}, generation=1, t=2.0)
+            written.metrics({"step": 1, "loss": math.nan if name == "a" else 2.0}, generation=1, t=2.0)
             written.event("validation", {"step": 1, "val_loss": math.inf}, generation=1, t=2.0)
     status.show(tmp_path / "a", as_json=True)
     found = strictly(capsys.readouterr().out)
     assert (found["step"], found["loss"], found["validation_loss"]) == (1, None, None)
     comparison.show(tmp_path / "a", tmp_path / "b", as_json=True)
     losses = strictly(capsys.readouterr().out)["losses"]
-    assert (losses["largest"], losses["rows"]) == ([1, None, None], [[1, None, None]])
+    assert (losses["largest"], losses["rows"]) == ([1, None, 2.0], [[1, None, 2.0]])
 
 
 @pytest.mark.parametrize("text", TEXTS)

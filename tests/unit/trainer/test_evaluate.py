@@ -191,6 +191,11 @@ def test_a_line_that_was_cut_off_counts_as_none_and_spoils_no_other(copy: Path):
     assert [record["step"] for record in Records(copy).read()] == [4]
 
 
+def test_a_loss_that_is_no_number_is_null_in_what_is_kept(tmp_path: Path):
+    Records(tmp_path).add({"step": 3, "text": "valid", "loss": math.nan, "corpora": {"walks": {"loss": math.inf}}})
+    assert json.loads((tmp_path / FILE).read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))["loss"] is None
+
+
 def test_a_damaged_checkpoint_is_told_and_passed_by(copy: Path):
     for file in (copy / "checkpoints/step-00000002").rglob("*"):
         if file.is_file() and file.stat().st_size > 4000:
