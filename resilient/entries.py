@@ -191,7 +191,6 @@ class StepMetrics(_Metrics, kw_only=True, gc=False):
     """A line of metrics, as far as the past of a campaign has anything of it."""
 
     steps: Any = 1  # that it is the mean of
-    steps_per_s: Any = UNSET
 
 
 class StepEvent(_Entry, kw_only=True, gc=False):
