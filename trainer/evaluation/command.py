@@ -16,7 +16,7 @@ from rich.progress import Progress
 import checkpoint
 from checkpoint.naming import step_of
 from resilient.worker import Config, ConfigError
-from trainer.data.errors import DataError
+from trainer.data.errors import DataError, MissingError, StorageError
 from trainer.data.samples import Split
 from trainer.evaluation.measure import Evaluation, Tally, evaluate, texts
 from trainer.evaluation.records import Records, as_line
@@ -150,6 +150,11 @@ def _evaluated(path: Path, options: Options) -> Evaluation:
         with _shown(path.name) as progress:
             rows = options.batch_size or config.train.micro_batch_size
             return evaluate(model, config, parts, rows=rows, sizes=sizes, progress=progress)
+    except StorageError as error:
+        raise Refused(str(error), UNUSABLE) from error
+    except MissingError as error:
+        named = options.data or (options.tokenizer is not None and not options.tokenizer.exists())
+        raise Refused(str(error), BAD_INPUT if named else UNUSABLE) from error  # the campaign's own was there
     except (DataError, ConfigError) as error:
         raise Refused(str(error)) from error
     except torch.OutOfMemoryError as error:

@@ -224,6 +224,23 @@ def test_what_cannot_be_evaluated_is_refused_in_a_sentence(run_dir: Path, tmp_pa
     assert "allowed: auto, cpu" in refused(run_dir, "--device", "cuda")
 
 
+def test_data_that_was_there_and_cannot_be_read_now_is_no_error_of_what_was_asked_for(run_dir: Path, tmp_path: Path):
+    (tmp_path / "walks.idx").mkdir()  # reading it fails, as on a disk with errors
+    assert f"{tmp_path / 'walks.idx'} cannot be read" in refused(run_dir, "--data", tmp_path / "walks", code=69)
+    own = run_dir.parent / "walks.idx"
+    away = own.rename(tmp_path / "away.idx")
+    try:
+        assert f"there is no {own}" in refused(run_dir, code=69)
+        assert f"there is no {own}" in refused(run_dir, "--data", own.with_suffix(""))  # named just now
+    finally:
+        away.rename(own)
+    spoilt = "/proc/self/mem"  # its first bytes are an input/output error
+    for file, code in ((spoilt, 69), (tmp_path / "none.json", 78)):
+        assert str(file) in refused(run_dir, "--tokenizer", file, code=code)
+        found = CliRunner().invoke(app, ["generate", str(run_dir), "the", "--tokenizer", str(file)])
+        assert found.exit_code == code and found.stderr.count("\n") == 1, found.output
+
+
 def test_a_checkpoint_that_is_deleted_before_it_is_read_is_passed_by(copy: Path, monkeypatch: pytest.MonkeyPatch):
     first = copy / "checkpoints/step-00000002"
     listed = checkpoint.steps(first.parent)
