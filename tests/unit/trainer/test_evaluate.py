@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +191,12 @@ def test_a_line_that_was_cut_off_counts_as_none_and_spoils_no_other(copy: Path):
     file.write_bytes(file.read_bytes()[:-20])
     assert [found["step"] for found in evaluated(copy, "--every", 4)] == [4]
     assert [record["step"] for record in Records(copy).read()] == [4]
+
+
+def test_a_checkpoint_is_read_where_python_leaves_out_its_asserts(run_dir: Path):
+    command = [sys.executable, "-OO", "-c", "from trainer.cli import main; main()", "evaluate", str(run_dir), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and json.loads(done.stdout)["step"] == 4, done.stderr
 
 
 def test_a_loss_that_is_no_number_is_null_in_what_is_kept(tmp_path: Path):
