@@ -28,8 +28,6 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each time, for programs.")] = False,
 ) -> None:
     """Break a campaign as an experiment says, and judge how it recovers: exit 0 if all is well, 1 if not."""
-    import json
-
     from rich.console import Console
 
     from chaos.experiment import find, lasting, located, read, seed_of
@@ -37,6 +35,7 @@ def run(
     from chaos.orchestration.display import Lines
     from chaos.verdict.report import as_json as as_json_object
     from chaos.verdict.report import show
+    from resilient import strict_json
 
     file = find(experiment)
     wanted = lasting(read(file), minutes)
@@ -55,7 +54,7 @@ def run(
         if run_dir is None:
             reference = result.reference if wanted.campaign.until == "target" else None
         if as_json:
-            typer.echo(json.dumps(as_json_object(result.verdict)))
+            typer.echo(strict_json.dumps(as_json_object(result.verdict)))
         else:
             show(result.verdict, console)
         good &= result.verdict.ok

@@ -4,6 +4,7 @@ The two files hold what training scripts report besides what the driver writes, 
 Owns the fields that the project's own readers rely on; a line may have others. Pure.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, TypeVar
@@ -139,7 +140,7 @@ class _Cadence(_Step, kw_only=True):
 
 
 class _Validation(_Step, kw_only=True):
-    val_loss: float
+    val_loss: float | None  # null where it is not finite
 
 
 class _Drain(_Entry, kw_only=True):
@@ -190,7 +191,6 @@ class StepMetrics(_Metrics, kw_only=True, gc=False):
     """A line of metrics, as far as the past of a campaign has anything of it."""
 
     steps: Any = 1  # that it is the mean of
-    steps_per_s: Any = UNSET
 
 
 class StepEvent(_Entry, kw_only=True, gc=False):
@@ -234,6 +234,11 @@ def _one(line: bytes, decoder: msgspec.json.Decoder[T]) -> T | None:
         return decoder.decode(line)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
+
+
+def validation_loss(line: Line) -> float:
+    """Of an event `validation`; NaN where it was not finite."""
+    return math.nan if line["val_loss"] is None else float(line["val_loss"])
 
 
 def is_event(line: Line) -> bool:

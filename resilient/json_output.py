@@ -1,19 +1,19 @@
 """What commands print with `--json`: JSON that every parser reads, whatever was measured and wherever it goes."""
 
-import json
-import math
 from typing import Any
 
 from rich.console import Console
+
+from resilient import strict_json
 
 
 def print_json(value: Any) -> None:
     """Print plain data. Numbers that JSON does not know are null, and characters that the output cannot show are escaped."""
     console = Console(highlight=False, soft_wrap=True)
-    said = json.dumps(strict(value), indent=2, ensure_ascii=False)
+    said = strict_json.dumps(value, indent=2, ensure_ascii=False)
     escaped = console.encoding != "utf-8" or not _is_text(said)
     if escaped:
-        said = json.dumps(strict(value), indent=2)
+        said = strict_json.dumps(value, indent=2)
     if console.is_terminal:
         console.print_json(said, ensure_ascii=escaped)
     else:  # nobody sees colours, which take longer than all the rest
@@ -27,12 +27,3 @@ def _is_text(said: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def strict(value: Any) -> Any:
-    """The same with null for NaN and the infinities."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list | tuple):
-        return [strict(each) for each in value]
-    return {name: strict(each) for name, each in value.items()} if isinstance(value, dict) else value

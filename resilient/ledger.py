@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from resilient import clock, entries
+from resilient import clock, entries, strict_json
 
 EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
@@ -153,8 +153,8 @@ def _read_from(fd: int, start: int) -> bytes:
 
 
 def encoded(entry: Mapping[str, object]) -> bytes:
-    """An entry as its line."""
-    return (json.dumps(entry, separators=(", ", ": "), default=str) + "\n").encode()
+    """An entry as its line. Numbers that JSON does not know are null in it."""
+    return (strict_json.dumps(entry, separators=(", ", ": "), default=str) + "\n").encode()
 
 
 def event_entry(

@@ -4,12 +4,12 @@ Pages of campaigns and of experiments are made of them. Nothing comes from outsi
 light or dark: `LIGHT` and `DARK` are the colours; texts have those of `TEXTS`, on `GROUNDS`.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import unescape
 from typing import TypeVar
 
+from resilient import strict_json
 from resilient.account import PARTS
 from resilient.chart import safe
 
@@ -134,7 +134,7 @@ def figure(key: str, value: Value, form: Callable[[Value], str]) -> str:
         form: makes the text of it.
     """
     text = safe(form(value))
-    return f'<data data-key="{safe(key)}" value="{safe(json.dumps(value))}">{text}</data>' if key else text
+    return f'<data data-key="{safe(key)}" value="{safe(strict_json.dumps(value))}">{text}</data>' if key else text
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

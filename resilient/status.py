@@ -53,7 +53,7 @@ class Summary:
     target_step: int | None = None
     loss: float | None = None
     tokens_per_s: float | None = None
-    steps_per_s: float | None = None  # of a script that says nothing
+    steps_per_s: float | None = None  # of a script that tells no tokens
     left_s: float | None = None
     generation: int = 0
     checkpoint_step: int | None = None
@@ -102,7 +102,7 @@ def summarize(past: Past, *, locked: bool, now: float) -> Summary:
         target_step=past.target_step,
         loss=past.loss,
         tokens_per_s=past.tokens_per_s,
-        steps_per_s=1 / past.step_s if past.step_s and past.counted else None,
+        steps_per_s=1 / past.step_s if past.step_s and past.tokens_per_s is None else None,
         generation=past.generation,
         checkpoint_step=past.checkpoint_step,
         checkpoint_age_s=None if past.checkpoint_step is None else max(0.0, now - past.checkpoint_t),

@@ -31,7 +31,7 @@ def generate(
 ) -> None:
     """Go on with a text."""
     from trainer.data import tokenizer as tokenizers
-    from trainer.data.errors import DataError
+    from trainer.data.errors import DataError, StorageError
     from trainer.generate import NotFiniteError
     from trainer.generate import generate as write
     from trainer.sources import END_OF_TEXT, tokenizer_of_texts
@@ -40,7 +40,7 @@ def generate(
     try:
         coder = tokenizers.load(tokenizer or tokenizer_of_texts(config))
     except DataError as error:
-        _refuse(str(error))
+        _refuse(str(error), 69 if isinstance(error, StorageError) else 78)
     stop = coder.token_to_id(END_OF_TEXT)
     start = coder.encode(prompt).ids or [int(stop or 0)]
     size = tokenizers.vocabulary_size(coder)

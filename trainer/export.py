@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from checkpoint import CheckpointError, CheckpointMismatch
-from checkpoint.errors import naming
 from resilient.worker import Config
 from trainer.model import GPT
 from trainer.shape import GPTShape
@@ -51,22 +50,24 @@ def export(model: GPT, config: Config, output: Path, *, dtype: torch.dtype = tor
     described = {**found[1], "vocab_size": shape.vocab, "bos_token_id": end, "eos_token_id": end, "tie_word_embeddings": shape.tied}
     described["torch_dtype"] = str(dtype).removeprefix("torch.")
     beside = output.with_name(f".{output.name}.{os.getpid()}")
-    beside.mkdir(parents=True)
     try:
-        with naming(output):
-            tensors = {name: tensor.to(dtype).contiguous() for name, tensor in found[0].items()}
-            _save(tensors, beside / "model.safetensors")
-            (beside / "config.json").write_text(json.dumps(described, indent=2) + "\n")
-            if tokenizer is not None:
-                shutil.copyfile(tokenizer, beside / "tokenizer.json")
-                (beside / "tokenizer_config.json").write_text(json.dumps(_of_tokenizer(shape, end), indent=2) + "\n")
-            generation = {} if end is None else {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
-            (beside / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-            for path in (*beside.iterdir(), beside):
-                descriptor = os.open(path, os.O_RDONLY)
-                os.fsync(descriptor)
-                os.close(descriptor)
-            beside.rename(output)
+        beside.mkdir(parents=True)
+        tensors = {name: tensor.to(dtype).contiguous() for name, tensor in found[0].items()}
+        _save(tensors, beside / "model.safetensors")
+        (beside / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, beside / "tokenizer.json")
+            (beside / "tokenizer_config.json").write_text(json.dumps(_of_tokenizer(shape, end), indent=2) + "\n")
+        generation = {} if end is None else {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+        (beside / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+        for path in (*beside.iterdir(), beside):
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+        beside.rename(output)
+    except OSError as error:
+        error.filename = str(output)  # and not the name in between, or the tokenizer that was to be copied
+        raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return layout

@@ -142,6 +142,9 @@ class Trainer:
         config, progress = self.config, self.state.progress
         if progress.step == 0 and config.train.eval_interval:
             self._validate(last=False)  # what the training has to show for itself is measured against this
+        elif progress.step == config.train.steps:
+            worker.beat(progress.step)  # no step follows by which a recovery would be seen
+            self._validate(last=True)  # in which the attempt that has saved this step may have ended
         with collected_at_steps() as collect, closing(self.ahead):
             self._steps(collect)
         self.instruments.close()
@@ -158,6 +161,8 @@ class Trainer:
             self.state.start()  # no earlier: after a fault the next step comes first
             last = progress.step == config.train.steps
             interval = config.train.eval_interval
+            if last:
+                self.state.save()  # first: what ends the run during a long validation costs no step
             if last or (interval and progress.step % interval == 0):
                 self._validate(last=last)
             if not last:

@@ -8,6 +8,7 @@ import torch
 from pydantic import ValidationError
 
 import checkpoint
+from checkpoint.loading import contents_of
 from checkpoint.naming import step_of
 from resilient.worker import Config, ConfigError, load_config
 from trainer.attention import Kernel
@@ -65,11 +66,10 @@ def restore(
     Raises:
         RestoreError: the checkpoint is damaged, or not this trainer's.
     """
-    import zarr
-
     try:
-        config = Config.model_validate(checkpoint.read_state(path)["config"])
-        vocab = zarr.open_group(path, mode="r")["model/embedding.weight"].shape[0]  # type: ignore[union-attr]
+        contents, _ = contents_of(path)
+        config = Config.model_validate(contents.state["config"])
+        vocab = contents.arrays["model/embedding.weight"].shape[0]
         shape, dtype = shape_of(config, vocab), _dtype(config, precision)
         masked = config.data.mask_documents
         kernel = Kernel.MATH if device is None else choose("auto", shape, device, dtype, documents=masked)
@@ -83,7 +83,7 @@ def restore(
             array, stack = array_of(name, model.shape.layers)
             local_shards.append(checkpoint.local_shard_of(f"model/{array}", parameter, stack=stack))
         checkpoint.load(path, local_shards)
-    except (checkpoint.CheckpointError, KeyError, ValidationError) as error:
+    except (checkpoint.CheckpointError, LookupError, ValidationError) as error:
         raise RestoreError(f"{path} holds no model of this trainer: {error}") from error
     return model.to(device, dtype).eval(), config
 

@@ -79,7 +79,10 @@ class Watch:
                 continue  # what a node had not reported when it was lost comes later
             self.step = line["step"]
             self._finished.append(line["t"])
-            self.steps.append((line.get("step_s") or 0.0, line.get("loss") or 0.0))
+            loss = line.get("loss", 0.0)
+            if loss is None:  # it was not finite, or nothing was computed
+                loss = 0.0 if line.get("skipped") == "rolled_back" else math.nan
+            self.steps.append((line.get("step_s") or 0.0, loss))
         return events
 
     def reported_since(self, t: float, kinds: frozenset[str]) -> bool:

@@ -149,7 +149,7 @@ def _numbers(root: Path, name: str) -> "np.ndarray[Any, np.dtype[np.float64]] | 
 
     from checkpoint.elements import BITS_OF
 
-    array = zarr.open_group(root, mode="r")[name]
+    array = zarr.open_array(root / name, mode="r")  # a group relies on an `assert` of Zarr's, which `python -O` leaves out
     data, kind = np.asarray(array), array.attrs.get(BITS_OF)
     if kind is not None:
         return torch.from_numpy(data).view(getattr(torch, str(kind))).to(torch.float64).numpy()

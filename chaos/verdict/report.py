@@ -1,6 +1,5 @@
 """A verdict for people and for programs: tables on the terminal, and `verdict.json`. docs/chaos.md describes the latter."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from chaos.injectors.context import Target
 from chaos.verdict.verdict import Outcome, Verdict
+from resilient import strict_json
 from resilient.driver.display import duration
 
 FILE = "verdict.json"
@@ -49,7 +49,7 @@ def save(verdict: Verdict, directory: Path) -> Path:
     """Write `verdict.json`; returns its path."""
     path = directory / FILE
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(as_json(verdict), indent=1) + "\n")
+    new.write_text(strict_json.dumps(as_json(verdict), indent=1) + "\n")
     new.replace(path)
     return path
 

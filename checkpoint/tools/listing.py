@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from checkpoint import manifest
 from checkpoint.errors import DamagedCheckpoint
-from checkpoint.tools.locations import NODE_SHARD, CheckpointLocation, is_node_shard, is_there, locations
+from checkpoint.tools.locations import NODE_SHARD, CheckpointLocation, broken_links, is_node_shard, is_there, locations, tiers
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Entry:
         node: that holds the part.
         nodes: that hold the whole checkpoint together.
         verified: whether every byte is as it was written; None where nobody looked.
+        link: where the name leads, if it is a symbolic link.
     """
 
     tier: str | None
@@ -48,11 +49,16 @@ class Entry:
     node: int | None = None
     nodes: int | None = None
     verified: bool | None = None
+    link: str | None = None
 
 
 def entries(path: Path) -> list[Entry]:
     """All that a path means, by tier, root and step. Raises Refusal."""
-    return list(_entries(locations(path), time.time()))
+    found, broken = locations(path), broken_links(path)
+    if broken:
+        order = {root: number for number, root in enumerate(root for tier in tiers(path) for root in tier.roots)}
+        found = sorted([*found, *broken], key=lambda place: (order[place.path.parent], place.step))
+    return list(_entries(found, time.time()))
 
 
 def verified(entry: Entry, progress: Callable[[int], None] | None = None) -> Entry:
@@ -71,14 +77,27 @@ def verified(entry: Entry, progress: Callable[[int], None] | None = None) -> Ent
 def _entries(found: list[CheckpointLocation], now: float) -> Iterator[Entry]:
     for place in found:
         tier, durable = (None, None) if place.tier is None else (place.tier.name, place.tier.durable)
+        link = _target(place.path)
+        lost = link is not None and not place.path.is_dir()
         try:
-            age_s = max(0.0, now - place.path.stat().st_mtime)
+            age_s = max(0.0, now - (place.path.lstat() if lost else place.path.stat()).st_mtime)
         except FileNotFoundError:  # a campaign that goes on deletes what is superseded
             continue
-        blank = Entry(tier, durable, str(place.path), place.step, None, None, None, age_s, "damaged")
+        blank = Entry(tier, durable, str(place.path), place.step, None, None, None, age_s, "damaged", link=link)
+        if lost:
+            yield replace(blank, reason="there is no directory where it leads")
+            continue
         entry = _node_shard(place.path, blank) if is_node_shard(place.path) else _whole(place.path, blank)
         if entry.state != "damaged" or is_there(place):
             yield entry
+
+
+def _target(path: Path) -> str | None:
+    """Where a symbolic link leads; None for anything else."""
+    try:
+        return str(path.readlink())
+    except OSError:
+        return None
 
 
 def _whole(path: Path, blank: Entry) -> Entry:

@@ -82,6 +82,24 @@ def locations(path: Path) -> list[CheckpointLocation]:
     return [place for place in found if is_there(place)]
 
 
+def broken_links(path: Path) -> list[CheckpointLocation]:
+    """Links with a checkpoint's name that lead to no directory: nobody reads them, and a person may expect a checkpoint there.
+
+    Raises Refusal.
+    """
+    path = directory(path)
+    if step_of(path) is not None:
+        return []
+    return [
+        CheckpointLocation(tier, step, link)
+        for tier in tiers(path)
+        if tier.durable
+        for root in tier.roots
+        for link in (root.iterdir() if root.is_dir() else ())
+        if (step := step_of(link)) is not None and link.is_symlink() and not link.is_dir()
+    ]
+
+
 def one(path: Path) -> Path:
     """The checkpoint that a path means: itself, or the newest one of a run directory or a directory of checkpoints.
 

@@ -91,9 +91,10 @@ def age(seconds: float) -> str:
 
 
 def _state(entry: Entry) -> str:
+    link = "" if entry.link is None else f" (a link to {entry.link})"
     if entry.state == "part":
-        return f"part of node {entry.node} of {entry.nodes}"
-    return f"damaged: {entry.reason}" if entry.state == "damaged" else "committed"
+        return f"part of node {entry.node} of {entry.nodes}{link}"
+    return f"damaged{link}: {entry.reason}" if entry.state == "damaged" else f"committed{link}"
 
 
 def _cells(each: "ArrayDiff", tolerant: bool) -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.text import Text
 
+from resilient import entries
 from resilient.config.errors import shown_change
 from resilient.driver.driver_log import DriverLog
 from resilient.driver.terminal import PatientStream
@@ -94,7 +95,7 @@ def describe(line: Line) -> str | None:
             found = "; ".join(f"{each['check']}: {each['text']}" for each in line["findings"])
             return f"node {line['node']} ({line['host']}) is {'not quite well' if line['ok'] else 'not fit'}: {found}"
         case "validation":
-            return f"step {line['step']}: validation loss {line['val_loss']:.4f}"
+            return f"step {line['step']}: validation loss {entries.validation_loss(line):.4f}"
         case "cadence":
             return _describe_cadence(line)
         case "drain":

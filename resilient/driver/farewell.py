@@ -78,7 +78,7 @@ def doubts_of(found: Past) -> list[str]:
         batches = "the last batch was" if found.skipped_last == 1 else f"the last {found.skipped_last} batches were"
         told.append(f"{batches} bad and skipped")
     if found.validation_loss is not None and not math.isfinite(found.validation_loss):
-        told.append(f"the last validation loss is {found.validation_loss}")
+        told.append("the last validation loss is not finite")
     return told
 
 

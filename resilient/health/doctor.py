@@ -4,7 +4,6 @@ Owns their order and the table. Tiers are measured one after the other, so that 
 them.
 """
 
-import json
 import multiprocessing
 import os
 import socket
@@ -18,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from resilient import network, storage
+from resilient import network, storage, strict_json
 from resilient.campaign import binding_here, gpu_count, machine_layout
 from resilient.config import Config, Layout, load
 from resilient.config.sections.machines import Network
@@ -170,7 +169,7 @@ def show(report: Report, *, as_json: bool) -> None:
     """Print it."""
     console = Console(highlight=False)
     if as_json:
-        console.print(json.dumps(report.as_json(), indent=1), soft_wrap=True, markup=False)
+        console.print(strict_json.dumps(report.as_json(), indent=1), soft_wrap=True, markup=False)
         return
     table = Table("check", "verdict", "found", "measured", box=None, pad_edge=False, header_style="bold")
     for finding in merged(report.findings):

@@ -1,5 +1,6 @@
 """How the losses of two campaigns differ. Pure: steps and losses in, numbers out."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +29,9 @@ class Losses:
 
 
 def losses_of(lines: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-    """Loss by step, of lines of metrics."""
-    return {
-        line["step"]: float(line["loss"]) for line in lines if isinstance(line.get("step"), int) and line.get("loss") is not None
-    }
+    """Loss by step, of lines of metrics; NaN where it was not finite, which is null in a line."""
+    told = (line for line in lines if isinstance(line.get("step"), int) and "loss" in line and line.get("skipped") != "rolled_back")
+    return {line["step"]: math.nan if line["loss"] is None else float(line["loss"]) for line in told}
 
 
 def compared(a: Mapping[int, float], b: Mapping[int, float], rows: int) -> Losses:

@@ -55,7 +55,7 @@ class Past(msgspec.Struct):
         exit_code: of the last job, None where it has not ended; ended_step: that it says.
         generation: the highest that any line of the ledger names.
         told_step: the highest that any line of the metrics names; told_generation: likewise.
-        step_s: of a step, as it has been lately; counted: the runtime has counted the steps, since the script does not tell them.
+        step_s: of a step, as it has been lately.
         recent: lines of the ledger, as JSON.
         left_out: devices that the newest generation does without, by node.
         skipped: batches that the trainer's guard has skipped in a row, up to `skipped_step`.
@@ -76,7 +76,6 @@ class Past(msgspec.Struct):
     loss: float | None = None
     tokens_per_s: float | None = None
     step_s: float | None = None
-    counted: bool = False
     checkpoint_step: int | None = None
     checkpoint_t: float = 0.0
     faults: int = 0
@@ -120,7 +119,7 @@ class Past(msgspec.Struct):
             case "recovered":
                 self.recovered += 1
             case "validation":
-                self.validation_loss = float(line["val_loss"])
+                self.validation_loss = entries.validation_loss(line)
             case "run_finished":
                 self.exit_code, self.ended_step = line["exit_code"], line["step"]
         match name:
@@ -163,7 +162,6 @@ class Past(msgspec.Struct):
         self.step, self.loss, self.tokens_per_s = line.get("step", 0), _number(line.get("loss")), _number(line.get("tokens_per_s"))
         step_s = _number(line.get("step_s"))
         self.step_s = self.step_s if step_s is None else _pace(self.step_s, step_s)
-        self.counted = "steps_per_s" in line
 
     def steps(self, metrics: Sequence[StepMetrics], events: Sequence[StepEvent]) -> None:
         """The next lines of both files at once, between which no other lies; each in order. The same as line by line."""
@@ -185,7 +183,6 @@ class Past(msgspec.Struct):
         if newest_line is not None:
             self.step = 0 if newest_line.step is UNSET else newest_line.step
             self.loss, self.tokens_per_s = newest_line.loss, newest_line.tokens_per_s
-            self.counted = newest_line.steps_per_s is not UNSET
         self.clerk.steps(metrics, events)
 
     def account(self, now: float | None) -> Account:

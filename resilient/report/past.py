@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from resilient import entries
 from resilient.account import GOES_ON, PLANNED
 from resilient.downtime import Downtime
 from resilient.entries import Count, Seconds, Time
@@ -232,7 +233,8 @@ class Fold:
             case "cadence":
                 past.tiers.setdefault(line["tier"], Tier()).every_steps = line["every_steps"]
             case "validation":
-                step, at, value, group = (np.array([each]) for each in (line["step"], t, line["val_loss"], line["generation"]))
+                loss = entries.validation_loss(line)
+                step, at, value, group = (np.array([each]) for each in (line["step"], t, loss, line["generation"]))
                 past.validations_by_step.add(step.astype(float), value.astype(float), np.zeros(1, np.int64))
                 past.validations_by_time.add(at.astype(float), value.astype(float), group)
             case "run_finished":

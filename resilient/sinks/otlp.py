@@ -1,6 +1,5 @@
 """OpenTelemetry: measures and events to a collector, by the SDK's own exporters."""
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExporte
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+from resilient import strict_json
 from resilient.config.sinks import OTLP
 from resilient.driver.display import describe
 from resilient.ledger import EVENTS, METRICS
@@ -103,7 +103,9 @@ class OTLPSink(Sink):
         entry = line.entry
         name = str(entry["event"])
         known = {key: value for key, value in entry.items() if value is not None}
-        plain = {key: value if isinstance(value, str | bool | int | float) else json.dumps(value) for key, value in known.items()}
+        plain = {
+            key: value if isinstance(value, str | bool | int | float) else strict_json.dumps(value) for key, value in known.items()
+        }
         severity = _SEVERITIES.get(name, SeverityNumber.INFO)
         record = LogRecord(
             timestamp=int(entry["t"] * 1e9),

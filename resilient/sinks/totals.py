@@ -10,6 +10,7 @@ from typing import Any
 from resilient.account import PARTS, STEP, Clerk, place_of
 from resilient.committed import CommittedCheckpoints
 from resilient.downtime import Downtime
+from resilient.entries import validation_loss
 from resilient.ledger import EVENTS, METRICS
 
 STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
@@ -104,7 +105,7 @@ class Totals:
             case "checkpoint_rejected":
                 self.rejected += 1
             case "validation":
-                self.validation_loss = line["val_loss"]
+                self.validation_loss = validation_loss(line)
 
 
 def steps_of(line: Mapping[str, Any]) -> int:

@@ -1,6 +1,5 @@
 """A webhook: JSON by POST on what a person should hear of, and a dead man's beat."""
 
-import json
 import time
 import urllib.error
 import urllib.request
@@ -8,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from email.message import Message
 from typing import IO, Any
 
-from resilient import clock
+from resilient import clock, strict_json
 from resilient.config.sinks import Webhook
 from resilient.driver.display import describe
 from resilient.exits import Exit
@@ -100,7 +99,7 @@ class WebhookSink(Sink):
         return {"run": self._campaign.name, "run_dir": str(self._campaign.run_dir), "t": clock.now()}
 
     def _post(self, url: str, body: Mapping[str, Any]) -> None:
-        data = json.dumps(body, default=str).encode()
+        data = strict_json.dumps(body, default=str).encode()
         request = urllib.request.Request(url, data, self._headers, method="POST")
         try:
             with self._opener.open(request, timeout=self._wanted.timeout_s):

@@ -1,6 +1,5 @@
 """`resilient watch`: one look at campaigns, or one after the other, what it says, and the command that it tells changes by."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilient import strict_json
 from resilient.exits import EnvironmentUnusable
 from resilient.watch.judgement import OVER, Judgement, Seen, worst
 from resilient.watch.look import judged
@@ -65,7 +65,8 @@ def watch(wanted: Wanted, say: Callable[[str], None]) -> int:
         while True:
             looks = [_look(run_dir, wanted.patience_s) for run_dir in wanted.run_dirs]
             code = worst([look.found for look in looks])
-            say(json.dumps([look.as_json() for look in looks]) if wanted.as_json else "\n".join(look.line() for look in looks))
+            as_lines = "\n".join(look.line() for look in looks)
+            say(strict_json.dumps([look.as_json() for look in looks]) if wanted.as_json else as_lines)
             if wanted.notify is not None:
                 _tell(looks, wanted.notify, wanted.memory)
             if wanted.every_s is None or all(look.found.state in OVER for look in looks):

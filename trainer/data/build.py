@@ -227,9 +227,8 @@ def _vocabulary_identity(vocabulary: Vocabulary) -> dict[str, Any]:
         try:
             contents.append(_sha256(path.read_bytes()))
         except OSError as error:
-            raise DataError(
-                f"{path} cannot be read: {error.strerror}; a GPT-2 tokenizer is a vocab.json and a merges.txt"
-            ) from error
+            kind = DataError if isinstance(error, FileNotFoundError) else StorageError
+            raise kind(f"{path} cannot be read: {error.strerror}; a GPT-2 tokenizer is a vocab.json and a merges.txt") from error
     return {"gpt2": contents}
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from checkpoint.sampled import sampled
 from trainer.data import corpus
-from trainer.data.errors import DataError
+from trainer.data.errors import DataError, StorageError
 from trainer.data.tokenizer import END_OF_TEXT
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -65,7 +65,7 @@ class Files:
         try:
             found = sampled(self._paths)
         except OSError as error:
-            raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
+            raise StorageError(f"{error.filename} cannot be read: {error.strerror}") from error
         return {"files": [list(each) for each in found], "json_key": self._key}
 
     def identities(self) -> list[Any]:
@@ -80,7 +80,7 @@ class Files:
             try:
                 yield from self._jsonl(path) if path.suffix in JSON_SUFFIXES else self._text(path)
             except OSError as error:
-                raise DataError(f"{path} cannot be read: {error.strerror}") from error
+                raise StorageError(f"{path} cannot be read: {error.strerror}") from error
 
     def _jsonl(self, path: Path) -> Iterator[Piece]:
         with path.open("rb") as file:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trainer.data.errors import DataError
+from trainer.data.errors import DataError, StorageError
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # every byte, and the end of a text
@@ -129,7 +129,7 @@ def _text(path: Path, what: str) -> str:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}), as {what} is") from error
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _json(path: Path, what: str) -> Any:

@@ -1,6 +1,5 @@
 """`trainer evaluate`: one checkpoint, or each of a campaign, also while it runs."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +16,10 @@ from rich.progress import Progress
 import checkpoint
 from checkpoint.naming import step_of
 from resilient.worker import Config, ConfigError
-from trainer.data.errors import DataError
+from trainer.data.errors import DataError, MissingError, StorageError
 from trainer.data.samples import Split
 from trainer.evaluation.measure import Evaluation, Tally, evaluate, texts
-from trainer.evaluation.records import Records
+from trainer.evaluation.records import Records, as_line
 from trainer.evaluation.sizes import sizes_of
 from trainer.restore import RestoreError, find, restore, root_of
 
@@ -151,6 +150,11 @@ def _evaluated(path: Path, options: Options) -> Evaluation:
         with _shown(path.name) as progress:
             rows = options.batch_size or config.train.micro_batch_size
             return evaluate(model, config, parts, rows=rows, sizes=sizes, progress=progress)
+    except StorageError as error:
+        raise Refused(str(error), UNUSABLE) from error
+    except MissingError as error:
+        named = options.data or (options.tokenizer is not None and not options.tokenizer.exists())
+        raise Refused(str(error), BAD_INPUT if named else UNUSABLE) from error  # the campaign's own was there
     except (DataError, ConfigError) as error:
         raise Refused(str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -182,7 +186,7 @@ def _scalars(found: Evaluation) -> dict[str, float]:
 
 def _print(record: dict[str, Any], found: Evaluation, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(record))
+        typer.echo(as_line(record))
         return
     typer.echo(f"step {record['step']}, {record['text']}: {_sentence(found.whole)}")
     if len(found.corpora) > 1:

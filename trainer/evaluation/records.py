@@ -6,8 +6,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 FILE = "evaluations.jsonl"
 TENSORBOARD = "tensorboard/evaluation"  # of its own: a reader of a directory follows the newest of its files only
+
+
+def as_line(record: Mapping[str, Any]) -> str:
+    """As JSON; null for what is no finite number, which JSON does not know."""
+    return msgspec.json.encode(record).decode()
 
 
 class Records:
@@ -40,7 +47,7 @@ class Records:
         try:
             size = os.fstat(fd).st_size
             torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-            data = b"\n" * torn + json.dumps(record).encode() + b"\n"
+            data = b"\n" * torn + as_line(record).encode() + b"\n"
             if os.write(fd, data) < len(data):
                 raise OSError(f"{self._path}: not all could be written")
         finally:

@@ -61,7 +61,17 @@ def test_lines_without_a_step_or_with_half_an_event_end_no_experiment(tmp_path: 
     (tmp_path / ledger.EVENTS).write_text(json.dumps({"t": 1.0}) + "\n" + json.dumps(LINE | {"event": "run_finished"}) + "\n")
     watch = Watch(tmp_path)
     assert watch.poll() == []
-    assert (watch.step, watch.steady(2)) == (2, (0.0, True))
+    assert (watch.step, watch.steady(2)) == (2, (0.0, False))  # null: the loss was not finite
+
+
+@pytest.mark.parametrize(
+    ("line", "finite"), [({"loss": None}, False), ({"loss": None, "skipped": "rolled_back"}, True), ({}, True), ({"loss": 2}, True)]
+)
+def test_a_loss_that_is_null_was_not_finite_unless_nothing_was_computed(tmp_path: Path, line: dict[str, object], finite: bool):
+    (tmp_path / ledger.METRICS).write_text(json.dumps({"generation": 1, "t": 1.0, "step": 1, "step_s": 0.5, **line}) + "\n")
+    watch = Watch(tmp_path)
+    watch.poll()
+    assert watch.steady(1) == (0.5, finite)
 
 
 @pytest.mark.parametrize(("finished", "code"), [({"exit_code": 75, "step": 3}, 75), (None, -signal.SIGKILL)])

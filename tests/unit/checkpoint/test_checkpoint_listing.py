@@ -76,6 +76,21 @@ def test_ls_as_json(campaign: Path) -> None:
     assert (alone["step"], alone["tier"]) == (100, None)
 
 
+def test_ls_marks_links_also_those_that_lead_nowhere(campaign: Path, tmp_path: Path) -> None:
+    root = campaign / "checkpoints"
+    elsewhere, gone = tmp_path / "elsewhere", tmp_path / "gone"
+    (root / "step-00000100").rename(elsewhere)
+    (root / "step-00000100").symlink_to(elsewhere)
+    (root / "step-00000090").symlink_to(gone)
+    found = {each["step"]: each for each in told("ls", campaign) if each["durable"]}
+    assert list(found) == sorted(found)
+    assert (found[100]["state"], found[100]["link"]) == ("committed", str(elsewhere))
+    assert (found[90]["state"], found[90]["link"], found[90]["size_bytes"]) == ("damaged", str(gone), None)
+    lines = run("ls", campaign, "--verify").stdout.splitlines()
+    assert any(f"committed (a link to {elsewhere})" in line and line.split()[1] == "100" for line in lines)
+    assert any(f"damaged (a link to {gone}): there is no directory where it leads" in line for line in lines)
+
+
 def test_ls_verifies_what_is_committed(campaign: Path) -> None:
     flip(campaign / "checkpoints/step-00000300/model/weight/c.0.0", 5000)
     found = {each["step"]: each for each in told("ls", campaign, "--verify")}

@@ -87,6 +87,17 @@ def test_a_place_that_cannot_be_written_is_one_message_and_exit_69(words: Path) 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [("{spoilt}",), ("{words}", "--vocab-file", "{spoilt}", "--merges-file", "{words}")], ids=str)
+def test_a_file_that_cannot_be_read_for_an_error_of_its_disk_is_one_message_and_exit_69(
+    tmp_path: Path, words: Path, arguments: tuple[str, ...]
+) -> None:
+    spoilt = "/proc/self/mem"  # its first bytes are an input/output error
+    done = run(*(each.format(spoilt=spoilt, words=words) for each in arguments), "--output", tmp_path / "d")
+    assert done.returncode == 69
+    assert done.stderr.splitlines()[-1].startswith(f"resilient: {spoilt} cannot be read: Input/output error")
+    assert "Traceback" not in done.stderr
+
+
 @pytest.fixture
 def much(tmp_path: Path) -> Path:
     """Enough text that a build does not end by itself while a test looks at it."""

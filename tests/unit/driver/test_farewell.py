@@ -18,8 +18,8 @@ from resilient.status import overview
         ([], 2.5, ""),
         ([1, 2], 2.5, ""),
         ([3], 2.5, ", but the last batch was bad and skipped"),
-        ([1, 2, 3], math.nan, ", but the last 3 batches were bad and skipped and the last validation loss is nan"),
-        ([], math.inf, ", but the last validation loss is inf"),
+        ([1, 2, 3], math.nan, ", but the last 3 batches were bad and skipped and the last validation loss is not finite"),
+        ([], math.inf, ", but the last validation loss is not finite"),
     ],
 )
 def test_a_campaign_that_is_done_says_what_speaks_against_its_weights(

@@ -10,7 +10,12 @@ from resilient.lineage.difference import compared, losses_of
 
 def test_the_last_time_that_a_step_was_computed_counts():
     lines = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "loss": 2.5}, {"note": 1}, {"step": 3, "loss": None}]
-    assert losses_of(lines) == {1: 3.0, 2: 2.5}
+    found = losses_of(lines)
+    assert math.isnan(found.pop(3)) and found == {1: 3.0, 2: 2.5}
+
+
+def test_a_step_that_was_left_out_has_no_loss():
+    assert losses_of([{"step": 1, "loss": None, "skipped": "rolled_back"}]) == {}
 
 
 def test_the_same_numbers_are_the_same():

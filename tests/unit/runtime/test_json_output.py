@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from resilient import json_output
-from resilient.json_output import print_json, strict
+from resilient.json_output import print_json
+from resilient.strict_json import strict
 
 
 def printed(monkeypatch: pytest.MonkeyPatch, value: Any, encoding: str, *, terminal: bool = False) -> str:

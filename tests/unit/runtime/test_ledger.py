@@ -1,12 +1,25 @@
 """The ledger's files: whole lines, also after a crash in mid-line."""
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilient import ledger
+from resilient import entries, ledger
+from resilient.driver.display import describe
+
+
+def strictly(text: str) -> Any:
+    """As parsers of other languages read JSON."""
+
+    def refused(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refused)
 
 
 def test_an_event_has_the_fields_that_every_event_has(tmp_path: Path):
@@ -23,6 +36,26 @@ def test_a_loss_is_written_with_full_precision(tmp_path: Path):
         book.metrics({"step": 1, "loss": loss}, generation=1, t=1.0)
     assert repr(loss) in (tmp_path / ledger.METRICS).read_text()
     assert next(ledger.read(tmp_path / ledger.METRICS))["loss"] == loss
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_json_does_not_know_is_null_in_both_files(tmp_path: Path, number: float):
+    with ledger.Ledger(tmp_path) as book:
+        book.metrics({"step": 1, "loss": number, "parts": {"first": [1.5, number]}}, generation=1, t=1.0)
+        book.event("validation", {"step": 1, "val_loss": number}, generation=1, t=1.0)
+    (line,) = map(strictly, (tmp_path / ledger.METRICS).read_text().splitlines())
+    assert (line["loss"], line["parts"]) == (None, {"first": [1.5, None]})
+    (event,) = map(strictly, (tmp_path / ledger.EVENTS).read_text().splitlines())
+    assert event["val_loss"] is None
+
+
+@pytest.mark.parametrize("written", ["NaN", "Infinity", "null"])  # an earlier version wrote the first two
+def test_a_validation_loss_that_was_not_finite_is_read_however_it_was_written(tmp_path: Path, written: str):
+    line = f'{{"t": 1.0, "event": "validation", "generation": 1, "host": "n", "step": 3, "val_loss": {written}}}\n'
+    (tmp_path / ledger.EVENTS).write_text(line)
+    (event,) = ledger.read_events(tmp_path / ledger.EVENTS)
+    assert not math.isfinite(entries.validation_loss(event))
+    assert "validation loss" in str(describe(event))
 
 
 def test_a_line_that_a_crash_cut_short_spoils_no_other(tmp_path: Path):

@@ -62,6 +62,24 @@ def test_a_time_of_another_year_is_shown_with_its_year(tmp_path: Path):
     assert f" {time.strftime('%m-%d %H:%M:%S', time.localtime(now))}" in shown
 
 
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ({"step_s": 0.25}, "4 steps/s"),  # that a script reports, as the runtime has added it
+        ({"step_s": 0.25, "steps_per_s": 4.0}, "4 steps/s"),  # of a script that says nothing
+        ({"step_s": 0.25, "tokens_per_s": 2000.0}, "2,000 tokens/s"),
+        ({}, None),
+    ],
+)
+def test_the_speed_is_that_in_tokens_where_it_is_told_else_in_steps(tmp_path: Path, line: dict[str, float], shown: str | None):
+    with ledger.Ledger(tmp_path) as written:
+        written.event("run_started", {"name": "gpt", "target_step": 9}, generation=0, t=1.0)
+        for step in (1, 2, 3):  # several at once are read in another way than one
+            written.metrics({"step": step, "loss": 2.0, **line}, generation=1, t=1.0 + step)
+    speeds = [row.split()[1:] for row in on_terminal(render(inspect(tmp_path))).splitlines() if row.startswith("speed")]
+    assert speeds == ([] if shown is None else [shown.split()])
+
+
 def strictly(text: str) -> Any:
     """As parsers of other languages read JSON."""
 
@@ -77,14 +95,14 @@ def test_a_loss_that_is_no_number_is_null_in_json(tmp_path: Path, capsys: pytest
         (tmp_path / name / "config.yaml").write_text(yaml.safe_dump({"name": name, "run_dir": str(tmp_path / name)}))
         with ledger.Ledger(tmp_path / name) as written:
             written.event("run_started", {"name": name, "target_step": 9}, generation=0, t=1.0)
-            written.metrics({"step": 1, "loss": math.nan if name == "a" else math.inf}, generation=1, t=2.0)
+            written.metrics({"step": 1, "loss": math.nan if name == "a" else 2.0}, generation=1, t=2.0)
             written.event("validation", {"step": 1, "val_loss": math.inf}, generation=1, t=2.0)
     status.show(tmp_path / "a", as_json=True)
     found = strictly(capsys.readouterr().out)
     assert (found["step"], found["loss"], found["validation_loss"]) == (1, None, None)
     comparison.show(tmp_path / "a", tmp_path / "b", as_json=True)
     losses = strictly(capsys.readouterr().out)["losses"]
-    assert (losses["largest"], losses["rows"]) == ([1, None, None], [[1, None, None]])
+    assert (losses["largest"], losses["rows"]) == ([1, None, 2.0], [[1, None, 2.0]])
 
 
 @pytest.mark.parametrize("text", TEXTS)

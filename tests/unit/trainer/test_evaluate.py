@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +193,17 @@ def test_a_line_that_was_cut_off_counts_as_none_and_spoils_no_other(copy: Path):
     assert [record["step"] for record in Records(copy).read()] == [4]
 
 
+def test_a_checkpoint_is_read_where_python_leaves_out_its_asserts(run_dir: Path):
+    command = [sys.executable, "-OO", "-c", "from trainer.cli import main; main()", "evaluate", str(run_dir), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and json.loads(done.stdout)["step"] == 4, done.stderr
+
+
+def test_a_loss_that_is_no_number_is_null_in_what_is_kept(tmp_path: Path):
+    Records(tmp_path).add({"step": 3, "text": "valid", "loss": math.nan, "corpora": {"walks": {"loss": math.inf}}})
+    assert json.loads((tmp_path / FILE).read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))["loss"] is None
+
+
 def test_a_damaged_checkpoint_is_told_and_passed_by(copy: Path):
     for file in (copy / "checkpoints/step-00000002").rglob("*"):
         if file.is_file() and file.stat().st_size > 4000:
@@ -217,6 +230,23 @@ def test_what_cannot_be_evaluated_is_refused_in_a_sentence(run_dir: Path, tmp_pa
     assert "the vocabulary has only" in refused(run_dir, "--data", strange)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "allowed: auto, cpu" in refused(run_dir, "--device", "cuda")
+
+
+def test_data_that_was_there_and_cannot_be_read_now_is_no_error_of_what_was_asked_for(run_dir: Path, tmp_path: Path):
+    (tmp_path / "walks.idx").mkdir()  # reading it fails, as on a disk with errors
+    assert f"{tmp_path / 'walks.idx'} cannot be read" in refused(run_dir, "--data", tmp_path / "walks", code=69)
+    own = run_dir.parent / "walks.idx"
+    away = own.rename(tmp_path / "away.idx")
+    try:
+        assert f"there is no {own}" in refused(run_dir, code=69)
+        assert f"there is no {own}" in refused(run_dir, "--data", own.with_suffix(""))  # named just now
+    finally:
+        away.rename(own)
+    spoilt = "/proc/self/mem"  # its first bytes are an input/output error
+    for file, code in ((spoilt, 69), (tmp_path / "none.json", 78)):
+        assert str(file) in refused(run_dir, "--tokenizer", file, code=code)
+        found = CliRunner().invoke(app, ["generate", str(run_dir), "the", "--tokenizer", str(file)])
+        assert found.exit_code == code and found.stderr.count("\n") == 1, found.output
 
 
 def test_a_checkpoint_that_is_deleted_before_it_is_read_is_passed_by(copy: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,7 @@
 """What leaves this project: exports that `transformers` computes the same with, and text."""
 
 import errno
+import json
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -80,11 +81,14 @@ def test_transformers_computes_the_same_logits_from_an_export(tmp_path: Path, mo
 
 
 @needs_root
-def test_an_export_to_a_full_disk_is_told_with_its_place(tmp_path: Path):
+@pytest.mark.parametrize("tokenizer_fits", [True, False])
+def test_an_export_to_a_full_disk_is_told_with_its_place(tmp_path: Path, tokenizer_fits: bool):
     built, config = made(LLAMA)
-    with small_disk(tmp_path / "disk", 16 << 10) as disk:
+    coder = tmp_path / "tokenizer.json"
+    coder.write_text(json.dumps({"model": {"vocab": {"a": 0}}, "more": "x" * (1 if tokenizer_fits else 2 << 20)}))
+    with small_disk(tmp_path / "disk", 16 << 10 if tokenizer_fits else 1 << 20) as disk:
         with pytest.raises(OSError, match="No space left") as caught:
-            export(built, config, disk / "out")
+            export(built, config, disk / "out", tokenizer=coder)
         assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, f"{disk}/out")
         assert list(disk.iterdir()) == []
 

@@ -1,12 +1,13 @@
 """Validation beside training: it gives way to a stop."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-from trainer_ranks import run_ranks, train, write_config, write_dataset
+from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
 
 from resilient.heartbeat_region import NOT_BEATEN, AgentRegion
 from resilient.worker import REGION_VARIABLE
@@ -34,3 +35,28 @@ def test_the_last_validation_of_a_run_is_not_left(tmp_path: Path):
     config = write_config(tmp_path, write_dataset(tmp_path / "walks"), train={"steps": 2, "eval_interval": 1, "eval_iters": 2})
     found = run_ranks(2, told_to_stop, config, 1, None)
     assert [line["step"] for line in found[0] if line["event"] == "validation"] == [2]
+
+
+def ended_in_its_validation(config: Path) -> None:
+    """Train on this rank until the last validation, in which the process ends."""
+    from trainer.loop import Trainer
+
+    def validate(self: Trainer, *, last: bool) -> None:
+        if last:
+            raise KeyboardInterrupt
+
+    with mock.patch.object(Trainer, "_validate", validate):
+        with suppress(KeyboardInterrupt):
+            train(config)
+
+
+def test_the_last_step_is_saved_before_the_last_validation_which_a_run_that_was_ended_in_it_does_again(tmp_path: Path):
+    dataset = write_dataset(tmp_path / "walks")
+    wanted = {"steps": 3, "eval_interval": 2, "eval_iters": 2}
+    whole, config = (write_config(tmp_path / name, dataset, train=wanted) for name in ("whole", "ended"))
+    told = trained(whole, 1)
+    assert [line["event"] for line in told[-3:]] == ["snapshot", "committed", "validation"]
+    run_ranks(1, ended_in_its_validation, config)
+    resumed = trained(config, 1)
+    assert [line["event"] for line in resumed] == ["resumed", "validation"] and resumed[0]["step"] == 3
+    assert resumed[-1] == told[-1]
