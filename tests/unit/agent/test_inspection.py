@@ -109,7 +109,9 @@ def test_what_it_takes_to_answer_is_not_held_against_a_process_that_sleeps(tmp_p
 
 
 @pytest.mark.parametrize("begin", [(), ("-m", "as_a_module")], ids=["a script", "a module, as agents are"])
-def test_a_stopped_process_is_stopped_again_as_soon_as_it_has_answered(worker: Callable[..., tuple[int, Path]], begin: tuple[str, ...]):
+def test_a_stopped_process_is_stopped_again_as_soon_as_it_has_answered(
+    worker: Callable[..., tuple[int, Path]], begin: tuple[str, ...]
+):
     pid, path = worker("sleep", *begin)
     for _ in range(2):
         stop(pid)
