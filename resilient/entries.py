@@ -208,6 +208,14 @@ _SNAPSHOT, _REPLICATED = (
 )  # spelled by the writer; lines that spell it otherwise only take longer
 
 
+def recent_step_s(before_s: float | None, step_s: float, steps: Any) -> float:
+    """What a step takes lately: each counts for a tenth. Args: step_s, steps: of the next line, which is the mean of so many."""
+    if before_s is None:
+        return step_s
+    kept = 0.9 ** min(1000, max(1, steps if isinstance(steps, int) else 1))
+    return kept * before_s + (1.0 - kept) * step_s
+
+
 def step_metrics(lines: Sequence[bytes]) -> list[StepMetrics | None]:
     """Lines of metrics as they are written when all is well; None for any other, which may still be valid."""
     with suppress(msgspec.MsgspecError, ValueError, RecursionError):

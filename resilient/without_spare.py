@@ -73,15 +73,16 @@ def costs_s(figures: Figures) -> dict[Choice, float]:
 
 def decide(asked: Choice | Literal["auto"], figures: Figures) -> Decision:
     """What to do: what the config asks for, or what costs least."""
-    words = {"shrink": f"{figures.fewer} nodes go on", "wait": "it is waited for", "next_job": "the next job goes on"}
+    fewer = f"{figures.fewer} node goes on" if figures.fewer == 1 else f"{figures.fewer} nodes go on"
+    words = {"shrink": fewer, "wait": "it is waited for", "next_job": "the next job goes on"}
     if asked != "auto":
         return Decision(asked, f"{words[asked]} (resilience.without_spare: {asked})")
     found = costs_s(figures)
     choice = min(found, key=lambda each: found[each])
-    costs = {"shrink": f"{figures.fewer} of {figures.nodes} nodes", "wait": "waiting", "next_job": "the next job"}
-    told = ", ".join(f"{costs[each]} {cost_s:.0f} s" for each, cost_s in found.items())
+    costs = {"shrink": f"with {figures.fewer} of {figures.nodes} nodes", "wait": "by waiting", "next_job": "by the next job"}
+    told = ", ".join(f"{cost_s:.0f} s {costs[each]}" for each, cost_s in found.items())
     patience_s = PATIENCE * max(figures.returns_s, default=0.0)
-    return Decision(choice, f"{words[choice]}: of full training it costs {told} ({_known(figures)})", patience_s)
+    return Decision(choice, f"{words[choice]}: estimated loss of training {told} ({_known(figures)})", patience_s)
 
 
 def _known(figures: Figures) -> str:

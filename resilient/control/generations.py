@@ -200,7 +200,8 @@ class Generations:
         assert port is not None
         gone = [node for node in membership.members if node not in members and not membership.is_left(node)]
         if len(members) < membership.size and gone:
-            reason = f"no spare stands in for node {listed(gone)}: {len(members)} nodes go on, with the same global batch"
+            fewer = "1 node goes on" if len(members) == 1 else f"{len(members)} nodes go on"
+            reason = f"no spare stands in for node {listed(gone)}: {fewer}, with the same global batch"
             self._incidents.follow_up("shrink", reason, when.now, self.generation, out)
         membership.start(members)
         self.generation, self.state, self.run, self.hold = self._fenced, State.RUNNING, Run(when.now), None

@@ -72,7 +72,7 @@ def describe(line: Line) -> str | None:
             start = f"resumed at step {resumed}" if resumed else "from the start"
             left_out = line.get("left_out")
             less = f", without {without(left_out)}" if isinstance(left_out, dict) else ""
-            return f"generation {line['generation']}: {line['world_size']} ranks, {start}{less}"
+            return f"generation {line['generation']}: {line['world_size']} rank{'s' * (line['world_size'] != 1)}, {start}{less}"
         case "fault":
             nodes = ", ".join(map(str, line["nodes"]))
             where = ", ".join(f"rank {rank}" for rank in line["ranks"]) or (f"node {nodes}" if nodes else "the job")
@@ -142,7 +142,7 @@ class Seen:
         self.tokens_per_s = line.get("tokens_per_s")
         step_s = line.get("step_s")
         if isinstance(step_s, float):
-            self._step_s = step_s if self._step_s is None else 0.9 * self._step_s + 0.1 * step_s
+            self._step_s = entries.recent_step_s(self._step_s, step_s, line.get("steps", 1))
 
     def left(self, target: int | None) -> str | None:
         return duration((target - self.step) * self._step_s) if self._step_s is not None and target is not None else None

@@ -161,7 +161,7 @@ class Past(msgspec.Struct):
         self.told_generation = line["generation"]
         self.step, self.loss, self.tokens_per_s = line.get("step", 0), _number(line.get("loss")), _number(line.get("tokens_per_s"))
         step_s = _number(line.get("step_s"))
-        self.step_s = self.step_s if step_s is None else _pace(self.step_s, step_s)
+        self.step_s = self.step_s if step_s is None else entries.recent_step_s(self.step_s, step_s, line.get("steps", 1))
 
     def steps(self, metrics: Sequence[StepMetrics], events: Sequence[StepEvent]) -> None:
         """The next lines of both files at once, between which no other lies; each in order. The same as line by line."""
@@ -178,7 +178,7 @@ class Past(msgspec.Struct):
             if line.generation >= told_generation:
                 told_generation, newest_line = line.generation, line
                 if line.step_s is not None:
-                    step_s = line.step_s if step_s is None else 0.9 * step_s + 0.1 * line.step_s  # as `_pace`
+                    step_s = entries.recent_step_s(step_s, line.step_s, line.steps)
         self.told_step, self.told_generation, self.step_s = told_step, told_generation, step_s
         if newest_line is not None:
             self.step = 0 if newest_line.step is UNSET else newest_line.step
@@ -213,11 +213,6 @@ def _devices(told: object) -> dict[str, list[int]]:
         for node, devices in found.items()
         if isinstance(node, str) and isinstance(devices, list)
     }
-
-
-def _pace(before_s: float | None, step_s: float) -> float:
-    """What a step takes lately."""
-    return step_s if before_s is None else 0.9 * before_s + 0.1 * step_s
 
 
 def _number(value: float | None) -> float | None:

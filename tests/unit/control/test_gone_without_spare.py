@@ -24,7 +24,7 @@ def test_fewer_go_on_once_it_was_waited_for_a_while():
     assert play.coordinator.membership.members == (0, 1)
     first, second = play.events("action")
     assert (first["name"], second["name"]) == ("replace_node", "shrink")
-    assert "2 nodes go on: of full training it costs 2 of 3 nodes" in first["reason"]
+    assert "2 nodes go on: estimated loss of training " in first["reason"]
 
 
 def test_a_node_is_waited_for_whatever_slurm_says_and_however_often_it_does_not_start():
@@ -42,7 +42,7 @@ def test_a_node_is_waited_for_whatever_slurm_says_and_however_often_it_does_not_
 def test_a_wait_that_was_chosen_is_given_up_once_it_has_taken_longer_than_ever():
     play = lost(without_spare="auto", measured=Measured(returns_s=(40.0,), restarts_s=(200.0,)))
     generation = play.generation
-    assert "it is waited for: of full training it costs" in play.events("action")[0]["reason"]
+    assert "it is waited for: estimated loss of training" in play.events("action")[0]["reason"]
     play.wait(50.0)
     assert play.generation == generation
     play.wait(15.0)

@@ -80,7 +80,7 @@ def test_a_node_that_returns_while_the_fence_is_raised_is_taken_in_at_the_next_s
     assert play.coordinator.state is State.FENCING
     play.join(1)
     assert [send.node for send in play.sent(Start, play.do("fence_raised", 6, None))] == [0]
-    assert play.events("action")[-1]["reason"] == "no spare stands in for node 1: 1 nodes go on, with the same global batch"
+    assert play.events("action")[-1]["reason"] == "no spare stands in for node 1: 1 node goes on, with the same global batch"
     play.resumed(0)
     assert [send.node for send in play.sent(Stop, play.held(0, 8))] == [0]
     assert play.events("action")[-1]["name"] == "grow"

@@ -294,6 +294,15 @@ def test_little_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert len(count) < 50
 
 
+@pytest.mark.parametrize("steps", [1, 20])
+def test_the_pace_is_that_of_the_last_steps_however_many_a_line_tells_of(steps: int):
+    past = Past()
+    for line in range(1, 200 // steps + 1):
+        told = {"step": line * steps, "step_s": 1.0 if line * steps <= 100 else 0.002, "steps": steps, "generation": 1, "t": 1.0 * line}
+        past.metrics(told, valid=True)
+    assert past.step_s == pytest.approx(0.002, rel=0.05)
+
+
 def test_a_late_line_is_put_where_it_belongs(tmp_path: Path):
     append(tmp_path, [line(ledger.EVENTS, event(0.0, "run_started", 0, name="x", target_step=9))])
     append(tmp_path, [line(ledger.METRICS, {"t": 10.0 * n, "generation": 1, "step": n, "step_s": 10.0}) for n in range(1, 40)])

@@ -101,7 +101,7 @@ def test_no_fixed_choice_is_better_than_auto(rate, returns_s, restart_s, times, 
 def test_the_figures_are_in_the_reason():
     told = decide("auto", Figures(4, 1, 0.25, (300.0, 500.0), 60.0, 36000.0, 86400.0, (3600.0,))).reason
     assert told == (
-        "1 nodes go on: of full training it costs 1 of 4 nodes 375 s, waiting 460 s, the next job 1560 s "
+        "1 node goes on: estimated loss of training 375 s with 1 of 4 nodes, 460 s by waiting, 1560 s by the next job "
         "(25% of the throughput, back after 400 s, 60 s to start again, 36000 s left, 3600 s in the queue)"
     )
 
