@@ -284,6 +284,19 @@ class Snapshots:
             self._costs(self._cost_s)
         return SnapshotResult(step, True, buffer.size_bytes, stall_s)
 
+    def leave_out(self, step: int, tiers: frozenset[str], *, again: bool = False) -> None:
+        """This rank has nothing to copy for a step of which others may `take` a snapshot: no buffer waits for it.
+
+        Args:
+            tiers, again: as for `take`.
+        """
+        self.finish()
+        generation, rank, lease = self.session.generation, self._ranks.rank, self._word.read()
+        if lease.generation == generation and lease.buffer is not None and lease.number > self._used:
+            self._used = lease.number
+            self._report(LeasePassed(generation=generation, rank=rank, lease=lease.number))
+        self._report(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=tuple(sorted(tiers))))
+
     def _copied(self, news: StateCopied) -> None:
         """The bytes are there: the buffer is the daemon's from now on."""
         points.reached("snapshot_copied")

@@ -106,7 +106,7 @@ class Attached:
         self._position.capture()  # a stateful loader makes its iterator now, with a supervisor or without
         self._random: Mapping[str, Any] = {}
         self._begun = self._started = self._warned = False
-        self._meetings = self._missed = 0
+        self._takes = self._missed = 0
         self._saved_step: int | None = None
         self._snapshots: checkpoint.Snapshots | None = None
         self._stepping: Stepping | None = None  # where a GPU copies
@@ -270,8 +270,8 @@ class Attached:
                 raise StateChangedShape(f"optimizer {number} has other groups of parameters: make them before resilient.attach")
         if [optimizers.count_of(each) for each in self._optimizers] == self._states:
             return True
-        self._meetings += 1
-        if not all_come(f"attached/{self.context.generation}/{self.step}/{self._meetings}", self._peers.count, MEETING_S):
+        # By the snapshot, whose number all ranks know: how often one has waited here the others do not.
+        if not all_come(f"attached/{self.context.generation}/{self._takes}", self._peers.count, MEETING_S):
             self._missed += 1
             if self._missed == MEETINGS:
                 raise StateChangedShape("the optimizers of some ranks keep states by now that those of others do not")
@@ -289,18 +289,22 @@ class Attached:
         return [optimizers.as_json(table, count) for table, count in zip(tables, counts, strict=True)]
 
     def _take(self, snapshots: checkpoint.Snapshots, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> bool:
+        self._takes += 1
         if self._warned:
+            snapshots.leave_out(self.step, tiers, again=again)
             return False
         with worker.phase("snapshot"):
             snapshots.before_change()  # numbers of optimizers are gathered where they were before
             try:
                 if not self._keeps_up(snapshots):
+                    snapshots.leave_out(self.step, tiers, again=again)
                     return False
                 document = self._documents.local_shard(self._documents.capture(), self._peers.rank, self._peers.count)
                 local_shards = [*self._arrays.local_shards(), document]
             except (StateChangedShape, documents.TooLong) as error:
                 log.error("no snapshots from step %d on, until the next attempt begins: %s", self.step, error)
                 self._warned = True
+                snapshots.leave_out(self.step, tiers, again=again)
                 return False
             groups = [optimizers.options(each, f"optimizer {number}") for number, each in enumerate(self._optimizers)]
             small: dict[str, Any] = {

@@ -96,12 +96,12 @@ class LoneDaemon:
             )
         )
 
-    def begin(self, generation: int) -> Path:
-        """A generation of one rank begins; the path of its session."""
-        self.send(BeginSession(generation=generation, node_rank=0, nodes=1, first_rank=0, ranks=1))
+    def begin(self, generation: int, ranks: int = 1) -> Path:
+        """A generation of so many ranks begins; the path of its session."""
+        self.send(BeginSession(generation=generation, node_rank=0, nodes=1, first_rank=0, ranks=ranks))
         self.sync(generation)
         path = self.base / "session.json"
-        common: dict[str, Any] = {"generation": generation, "nodes": 1, "ranks": 1, "mtbf_s": 1e5, "node": 0, "first_rank": 0}
+        common: dict[str, Any] = {"generation": generation, "nodes": 1, "ranks": ranks, "mtbf_s": 1e5, "node": 0, "first_rank": 0}
         tiers = [{"name": "ram", "every_steps": 1}, {"name": "durable", "every_steps": 1}]
         session.write(path, {**common, "directory": str(self.directory), "tiers": tiers, "candidates": []})
         return path
