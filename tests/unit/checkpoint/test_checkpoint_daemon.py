@@ -4,12 +4,15 @@ import asyncio
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ from checkpoint.protocol import (
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import DirectorySource
 from checkpoint.tiers import cadence, copying
+from checkpoint.tiers import snapshots as tiers_snapshots
 from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.lease import Lease, LeaseWord, buffer_path, layout_of
 from checkpoint.tiers.pace import Pace
@@ -214,6 +218,61 @@ def test_a_step_that_cannot_be_taken_again_either_is_reported_as_such(base: Path
             assert not snapshots.take(3, local_shards(3), {}, frozenset(["ram", "durable"]), again=again).copied
             skipped = daemon.wait_for(Skipped)
             assert (skipped.again, skipped.wants) == (again, ("durable", "ram"))
+
+
+@contextmanager
+def deaf(daemon: LoneDaemon) -> Iterator[None]:
+    """It is stopped meanwhile, and what other ranks of its node say fills its inbox."""
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others, suppress(BlockingIOError):
+        others.setblocking(False)
+        while True:
+            others.sendto(encode(StepSkipped(generation=1, rank=9, step=1)), str(daemon.directory / SOCKET))
+    yield
+    os.kill(daemon.process.pid, signal.SIGCONT)
+    daemon.sync(1)
+
+
+def test_a_daemon_that_hears_nothing_for_a_while_is_told_later_what_has_become_of_its_lease(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers_snapshots, "REPORT_S", 0.01)
+    with LoneDaemon(base) as daemon:
+        daemon.start()
+        snapshots = worker(daemon, 1)
+        daemon.wait_for_lease()
+        with deaf(daemon):
+            assert snapshots.take(1, local_shards(1), {"step": 1}, frozenset(["ram"])).copied
+        assert not snapshots.take(2, local_shards(2), {"step": 2}, frozenset(["ram"])).copied, "it is told with the next snapshot"
+        assert daemon.wait_for(Held).shard.key.step == 1
+        assert take(daemon, snapshots, 3).shard.key.step == 3
+
+
+def test_a_daemon_that_hears_nothing_is_told_later_what_will_be_written(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers_snapshots, "REPORT_S", 0.01)
+    with LoneDaemon(base) as daemon:
+        daemon.start()
+        snapshots = Snapshots(daemon.begin(1))
+        with deaf(daemon):
+            snapshots.start(local_shards(0))
+        assert not snapshots.take(1, local_shards(1), {"step": 1}, frozenset(["ram"])).copied
+        assert take(daemon, snapshots, 2).shard.key.step == 2
+
+
+def test_a_daemon_that_hangs_holds_up_training_once(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(_: float) -> None:
+        raise AssertionError("training waits")
+
+    with LoneDaemon(base) as daemon:
+        daemon.start()
+        snapshots = worker(daemon, 1)
+        daemon.wait_for_lease()
+        with deaf(daemon):
+            assert snapshots.take(1, local_shards(1), {"step": 1}, frozenset(["ram"])).copied
+            with monkeypatch.context() as patched:
+                patched.setattr(time, "sleep", waits)
+                for step in range(2, 5):
+                    assert not snapshots.take(step, local_shards(step), {"step": step}, frozenset(["ram"])).copied
 
 
 def test_the_bookkeeping_of_buffers_refuses_every_thread_but_its_own(tmp_path: Path) -> None:
