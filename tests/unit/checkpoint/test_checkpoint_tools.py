@@ -8,6 +8,7 @@ import pty
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -28,7 +29,7 @@ from typer.testing import CliRunner
 import checkpoint
 from checkpoint import CheckpointMismatch, LocalShard, layout, save, save_one_by_one, steps, verify
 from checkpoint.cli import app
-from checkpoint.tools import aside, diff, export, listing, locations, stream, verifying
+from checkpoint.tools import aside, diff, export, listing, locations, pruning, stream, verifying
 from checkpoint.tools.diff import MISSING, Comparison, Tolerance, differing_state
 from checkpoint.tools.refusal import Refusal
 
@@ -390,6 +391,28 @@ def test_prune_asks_and_deletes(campaign: Path) -> None:
     assert steps(campaign / "node0") == [350, 360], "only the durable tier"
     again = run("prune", campaign, "--keep-last", 1)
     assert (again.exit_code, again.stdout) == (0, "nothing is superseded\n")
+
+
+def test_prune_counts_what_a_campaign_that_goes_on_deletes_at_the_same_time(tmp_path: Path) -> None:
+    (tmp_path / "step-00000002").mkdir()
+    over = threading.Event()
+
+    def campaign_goes_on() -> None:
+        gone = tmp_path / "step-00000001.deleted-1"
+        while not over.is_set():
+            gone.mkdir()
+            for number in range(40):
+                (gone / f"c{number}").touch()
+            shutil.rmtree(gone)
+
+    thread = threading.Thread(target=campaign_goes_on)
+    thread.start()
+    try:
+        for _ in range(1000):
+            pruning.plans(tmp_path, 1, None)
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_prune_refuses_to_leave_only_damaged_ones(campaign: Path) -> None:
