@@ -126,6 +126,7 @@ class Attached:
             self._resume(self._snapshots, group)
             try:
                 self._documents.check()  # what cannot be saved is said now, and not after the first step
+                self._options()
             except (TypeError, ValueError) as error:
                 raise worker.UnrecoverableError(f"the state cannot be saved: {error}") from error
 
@@ -225,12 +226,12 @@ class Attached:
         """
         peers = self._peers
         tables = [optimizers.table_of(each) for each in self._optimizers]
-        document = self._documents.capture()
-        wrong, mine = "", None
+        wrong, mine, document = "", None, b""
         try:
+            document = self._documents.capture()
             found = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count))
             mine = (found.meshes(), found.fingerprint(), documents.capacity(len(document)), self._table_json(tables))
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             wrong = str(error)
         answers = peers.all((wrong, mine))
         if any(why for why, _ in answers):
@@ -284,6 +285,19 @@ class Attached:
         snapshots.ready(READY_S)
         return True
 
+    def _described(self) -> tuple[bytes, list[Any]]:
+        """This rank's state beside its arrays, and the options of optimizers.
+
+        Raises StateChangedShape where something has come into them that cannot be saved.
+        """
+        try:
+            return self._documents.capture(), self._options()
+        except (TypeError, ValueError) as error:
+            raise StateChangedShape(f"{error}") from error
+
+    def _options(self) -> list[Any]:
+        return [optimizers.options(each, f"optimizer {number}") for number, each in enumerate(self._optimizers)]
+
     def _table_json(self, tables: Sequence[Table]) -> Any:
         counts = [len(optimizers.parameters_of(each)) for each in self._optimizers]
         return [optimizers.as_json(table, count) for table, count in zip(tables, counts, strict=True)]
@@ -299,14 +313,14 @@ class Attached:
                 if not self._keeps_up(snapshots):
                     snapshots.leave_out(self.step, tiers, again=again)
                     return False
-                document = self._documents.local_shard(self._documents.capture(), self._peers.rank, self._peers.count)
+                text, groups = self._described()
+                document = self._documents.local_shard(text, self._peers.rank, self._peers.count)
                 local_shards = [*self._arrays.local_shards(), document]
             except (StateChangedShape, documents.TooLong) as error:
                 log.error("no snapshots from step %d on, until the next attempt begins: %s", self.step, error)
                 self._warned = True
                 snapshots.leave_out(self.step, tiers, again=again)
                 return False
-            groups = [optimizers.options(each, f"optimizer {number}") for number, each in enumerate(self._optimizers)]
             small: dict[str, Any] = {
                 "step": self.step,
                 "generation": self.context.generation,
