@@ -19,6 +19,13 @@ N = TypeVar("N", bound=Message)
 
 PATIENCE_S = 120.0
 TOKEN = "of the test"
+IMPATIENT = """
+import sys
+from checkpoint.daemon import daemon
+from checkpoint.daemon.__main__ import main
+daemon.TIER_S = float(sys.argv[1])
+main()
+"""
 PAUSING = """
 import os, sys
 from checkpoint import points
@@ -39,9 +46,10 @@ class LoneDaemon:
     Args:
         base: short path of a directory.
         pause_at: a point at which the daemon stops, in whichever thread comes by, until `go` is called.
+        tier_s: `TIER_S` of the daemon.
     """
 
-    def __init__(self, base: Path, *, buffers: int = 2, pause_at: str | None = None) -> None:
+    def __init__(self, base: Path, *, buffers: int = 2, pause_at: str | None = None, tier_s: float | None = None) -> None:
         self.base, self.buffers = base, buffers
         self.ram, self.nvme, self.durable = base / "ram", base / "nvme", base / "durable"
         self.directory = base / "k"
@@ -51,6 +59,8 @@ class LoneDaemon:
         theirs_go, go = os.pipe()
         self._reached, self._go = reached, go
         program = [sys.executable, "-m", "checkpoint.daemon"]
+        if tier_s is not None:
+            program = [sys.executable, "-c", IMPATIENT, str(tier_s)]
         if pause_at is not None:
             program = [sys.executable, "-c", PAUSING, pause_at, str(theirs_reached), str(theirs_go)]
         with self.log.open("wb") as log:

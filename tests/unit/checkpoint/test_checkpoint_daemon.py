@@ -29,6 +29,7 @@ from checkpoint.protocol import (
     BeginSession,
     Flushed,
     Held,
+    Inventory,
     JobFailed,
     Listening,
     ReadReply,
@@ -40,6 +41,7 @@ from checkpoint.protocol import (
     StepSkipped,
     Sync,
     Synced,
+    TakeInventory,
     TierTrouble,
 )
 from checkpoint.shard_manifest import ShardManifest
@@ -85,6 +87,24 @@ def take(daemon: LoneDaemon, snapshots: Snapshots, step: int) -> Held:
 
 def job(kind: Any, tier: str, step: int, job_id: int = 7) -> StartJob:
     return StartJob(generation=1, kind=kind, job_id=job_id, tier=tier, key=SnapshotKey(step, 1), shard=0)
+
+
+@pytest.mark.parametrize("begun", ["inventory", "forgotten"])
+def test_a_tier_that_hangs_costs_nothing_that_is_in_memory(base: Path, begun: str) -> None:
+    with LoneDaemon(base, buffers=3, tier_s=0.2) as daemon:
+        daemon.start()
+        assert take(daemon, worker(daemon, 1), 1).shard.tier == "ram"
+        hangs = daemon.nvme / "step-00000001"
+        for each in (daemon.nvme, hangs):
+            each.mkdir(mode=0o700)
+        os.mkfifo(hangs / shard_manifest.NAME)  # who reads it waits for good
+        if begun == "forgotten":
+            daemon.send(Retain(generation=1, tier="nvme", steps=(2,), upto=2))
+        for _ in range(8):  # more often than there are threads for everybody
+            daemon.send(TakeInventory(generation=1))
+            assert [(each.tier, each.key.step) for each in daemon.wait_for(Inventory).shards] == [("ram", 1)]
+        snapshots = worker(daemon, 2)
+        assert take(daemon, snapshots, 2).shard.tier == "ram"
 
 
 # -- leases ----------------------------------------------------------------------------------------------------------------
