@@ -248,7 +248,8 @@ class Snapshots:
             if self._announcement is None and (self._anew or not self._told):  # the daemon may not have got the message
                 news = LayoutAnnounced(generation=generation, rank=rank, digest=self._digest)
                 self._told = self._report(news, self._patience_with_daemon_s)
-            self._skip(step, tiers, again=again)
+            wants = tuple(sorted(tiers))
+            self._skip(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants))
             return SnapshotResult(step, False, 0, time.perf_counter() - began)
         self.finish()  # nothing to wait for: a lease follows when all ranks have reported, unless a daemon has been started anew
         try:
@@ -297,17 +298,15 @@ class Snapshots:
         """
         self.finish()
         self._say_again(0.0)
-        generation, lease = self.session.generation, self._word.read()
+        generation, rank, lease = self.session.generation, self._ranks.rank, self._word.read()
         if lease.generation == generation and lease.buffer is not None and lease.number > self._used:
             self._used = lease.number
-            self._say(LeasePassed(generation=generation, rank=self._ranks.rank, lease=lease.number))
-        self._skip(step, tiers, again=again)
+            self._say(LeasePassed(generation=generation, rank=rank, lease=lease.number))
+        wants, why = tuple(sorted(tiers)), f"rank {rank} has left it out"
+        self._skip(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants, reason=why))
 
-    def _skip(self, step: int, tiers: frozenset[str], *, again: bool) -> None:
-        news = StepSkipped(
-            generation=self.session.generation, rank=self._ranks.rank, step=step, again=again, wants=tuple(sorted(tiers))
-        )
-        self._report(news, REPORT_S if again else self._patience_with_daemon_s)
+    def _skip(self, news: StepSkipped) -> None:
+        self._report(news, REPORT_S if news.again else self._patience_with_daemon_s)
 
     @property
     def _patience_with_daemon_s(self) -> float:

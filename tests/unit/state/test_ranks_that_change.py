@@ -12,7 +12,7 @@ from attempts import LATE, TOTAL
 from checkpoint_processes import run_ranks
 from lone_daemon import LoneDaemon
 
-from checkpoint.protocol import Held, Retain
+from checkpoint.protocol import Held, Retain, Skipped
 
 NEVER = TOTAL
 
@@ -80,3 +80,6 @@ def test_a_rank_that_changes_alone_costs_snapshots_and_no_training(daemon: LoneD
     assert saved == [True] * (LATE - 1) + [False] * (TOTAL - LATE)
     assert all(copied), "no buffer waits for the rank that copies nothing"
     assert [each for each in said if "no snapshots from step 6 on" in each and "those of others do not" in each]
+    daemon.sync(1)
+    missed = {news.step: news.reason for news in daemon.news if isinstance(news, Skipped)}
+    assert missed[TOTAL - 1] == "rank 0 has left it out"
