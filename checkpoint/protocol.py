@@ -384,13 +384,17 @@ class StateCopied(Message, frozen=True):
 
 
 class StepSkipped(Message, frozen=True):
-    """A rank found no buffer for a step, or none when it was to take it again. Attributes: wants: tiers that were to have it."""
+    """A rank found no buffer for a step, or none when it was to take it again, or has nothing to copy, as `reason` says.
+
+    Attributes: wants: tiers that were to have it.
+    """
 
     generation: int
     rank: int
     step: int
     again: bool = False
     wants: tuple[str, ...] = ()
+    reason: str = "no buffer was free"
 
 
 class LeasePassed(Message, frozen=True):

@@ -92,10 +92,18 @@ class ScriptFiles:
     def _note(self, path: Path, stall_s: float) -> None:
         try:
             about = path.stat()
-            size = sum(each.stat().st_size for each in path.iterdir()) if path.is_dir() else about.st_size
+            size = sum(map(_size_bytes, path.iterdir())) if path.is_dir() else about.st_size
         except OSError:
             return  # it is gone already: nobody will go on from it
         self._saved.append(SavedFile(path.absolute(), size, stall_s, about.st_ino, clock.now()))
+
+
+def _size_bytes(path: Path) -> int:
+    """0 of what is gone: other ranks may write beside it, under names that do not stay."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 PathOf = Callable[[tuple[Any, ...], dict[str, Any]], Path | None]
@@ -139,11 +147,12 @@ def _name_now(file: SavedFile) -> Path:
     if file.path.exists():
         return file.path
     folder = file.path.parent
-    with contextlib.suppress(OSError):
-        for each in os.scandir(folder if folder.exists() else folder.parent):
+    with contextlib.suppress(OSError), os.scandir(folder if folder.exists() else folder.parent) as entries:
+        for each in entries:
             if each.inode() == file.inode:
                 return Path(each.path)
             inside = Path(each.path) / file.path.name
-            if inside.exists() and inside.stat().st_ino == file.inode:
-                return inside
+            with contextlib.suppress(OSError):  # it is none of a folder, or a checkpoint that is deleted just now
+                if inside.stat().st_ino == file.inode:
+                    return inside
     return folder

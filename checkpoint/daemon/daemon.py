@@ -7,9 +7,13 @@ import asyncio
 import logging
 import os
 import socket
+from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from checkpoint import safe_dir
 from checkpoint.daemon import shards
@@ -44,8 +48,11 @@ from checkpoint.tiers.session import SOCKET
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 DATAGRAM_BYTES = 1 << 18
 LAST_WORDS_S = 1.0
+TIER_S = 20.0  # for a tier that is read, or forgotten from: one that hangs must not cost what is in memory
 
 
 class Daemon:
@@ -63,6 +70,7 @@ class Daemon:
         self._snapshots = Snapshots(settings, outlet.report)
         self._jobs = Jobs(settings, self._snapshots, outlet.report)
         self._forgetting = Tasks()
+        self._threads: defaultdict[Path, ThreadPoolExecutor] = defaultdict(lambda: ThreadPoolExecutor(1, thread_name_prefix="tier"))
         self._swept = False
         self._watching = Tasks()
         self._inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -129,7 +137,9 @@ class Daemon:
         """Until what the workers have reported by now is dealt with, and what was to be forgotten is gone."""
         self._receive()
         await self._snapshots.settle()
-        await self._forgetting.wait()
+        if not await self._forgetting.wait(TIER_S):
+            log.warning("a tier does not answer, and what is not needed there any more stays for now")
+            self._forgetting = Tasks()  # it is waited for once
 
     async def _take_inventory(self) -> list[NodeShard]:
         """Every shard that is here."""
@@ -137,10 +147,25 @@ class Daemon:
         buffers.rescan()
         memory = self._snapshots.memory
         found = [shards.node_shard(memory, step_path(buffers.root, step), held) for step, held in buffers.held().items()]
-        if not self._swept:
-            self._swept = True  # no job was begun before the first inventory
-            await asyncio.to_thread(shards.sweep, self._jobs.roots())
-        return [*found, *await asyncio.to_thread(shards.inventory, self._jobs.roots())]
+        sweeps, self._swept = not self._swept, True  # no job was begun before the first inventory
+
+        def look(root: shards.Root) -> list[NodeShard]:
+            if sweeps:
+                shards.sweep([root])
+            return shards.inventory([root])
+
+        reading = {asyncio.create_task(self._in_thread(root, partial(look, root))): root for root in self._jobs.roots()}
+        await asyncio.wait(reading, timeout=TIER_S)
+        for task, root in reading.items():
+            if task.done():
+                found += task.result()
+            else:
+                log.warning("tier %s does not answer, and counts as empty: %s", root.tier, root.path)
+        return found
+
+    async def _in_thread(self, root: shards.Root, work: Callable[[], T]) -> T:
+        """Each root has a thread of its own: one that hangs takes none from others, however often it is tried."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads[root.path], work)
 
     def _retain(self, request: Retain) -> None:
         steps, left_out = frozenset(request.steps), frozenset(request.left_out)
@@ -165,7 +190,8 @@ class Daemon:
         self._forget(self._jobs.roots(), needed)
 
     def _forget(self, roots: list[shards.Root], needed: Callable[[ShardManifest], bool]) -> None:
-        self._forgetting.start(asyncio.to_thread(shards.forget, roots, needed))
+        for root in roots:
+            self._forgetting.start(self._in_thread(root, partial(shards.forget, [root], needed)))
 
     async def _clear(self, request: Clear) -> None:
         self._jobs.cancel_all()

@@ -248,7 +248,7 @@ class Snapshots:
             case StepSkipped():
                 if news.again:
                     session.take_again(news.step)
-                self._skip(session, news.step, "no buffer was free", news.wants)
+                self._skip(session, news.step, news.reason, news.wants)
             case LeasePassed():
                 self._passed(session, news.rank, news.lease)
             case BufferBroken():

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import math
 import os
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -21,10 +23,15 @@ class Tasks:
         self._running.add(task)
         task.add_done_callback(self._ended)
 
-    async def wait(self) -> None:
-        """Until none runs, those that are started meanwhile among them."""
+    async def wait(self, limit_s: float = math.inf) -> bool:
+        """Until none runs, those that are started meanwhile among them, or so long; whether none does."""
+        deadline = time.monotonic() + limit_s
         while self._running:
-            await asyncio.wait(self._running)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            await asyncio.wait(self._running, timeout=None if math.isinf(left_s) else left_s)
+        return True
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)

@@ -35,6 +35,7 @@ from checkpoint.tiers.mappings import Mappings
 from checkpoint.tiers.session import CONTROL, Session
 
 READY_S = 60.0
+REPORT_S = 1.0  # for a daemon that takes no reports
 AT_ONCE_BYTES = 256 << 20  # of a rank whose buffers are waited for also where a GPU copies: they are there in a moment
 RAM = Path("/dev/shm")
 _POLL_S = 0.001
@@ -86,11 +87,14 @@ class Snapshots:
         self._mappings: Mappings | None = None
         self._announcement: Callable[[], LayoutAnnounced] | None = None  # that is to be made; raises OSError
         self._failure_reported = False  # the daemon knows that it cannot be
+        self._told = True  # the daemon has taken that which was made last
         self._everywhere = False  # all ranks had made theirs when they started
         self._device: Device | None = None
         self._arrivals: Arrivals | None = None  # of what a GPU copies
         self._cost_s: float | None = None  # of a snapshot whose whole cost a GPU has yet to tell
         self._used = -1  # number of the last lease that was used or passed
+        self._unsaid: list[WorkerNews] = []  # of leases, which the daemon waits for and has not taken
+        self._hears = True  # the daemon has taken the last report
         self._digest = ""  # of the arrays that were announced last
         self._layout_changed = False  # they were others before, for which a buffer may be leased yet
         self._stop_waiting = False  # what waits for a lease is to give up
@@ -137,7 +141,7 @@ class Snapshots:
         if self._announcement is None:
             return True
         try:
-            self._report(self._announcement())
+            self._told = self._report(self._announcement())
         except OSError as error:
             if not self._failure_reported:
                 generation, number = self.session.generation, error.errno
@@ -205,7 +209,7 @@ class Snapshots:
         latest = max(used for _, used in reported[first : first + self.session.ranks])
         if self._used < latest:  # the ranks of a node use the same buffer: this one does without that which another has used
             self._used = latest
-            self._report(LeasePassed(generation=self.session.generation, rank=self._ranks.rank, lease=latest))
+            self._say(LeasePassed(generation=self.session.generation, rank=self._ranks.rank, lease=latest))
         return True
 
     def take(
@@ -238,12 +242,14 @@ class Snapshots:
         assert self._mappings is not None, "start comes first"
         began = time.perf_counter()
         generation, rank = self.session.generation, self._ranks.rank
+        self._say_again(REPORT_S if wait_s else 0.0)
         index = self._acquire(wait_s or self._patience_s(tiers)) if self._announced() else None
         if index is None:
-            if self._layout_changed and self._announcement is None:  # the daemon may not have got the message
-                self._report(LayoutAnnounced(generation=generation, rank=rank, digest=self._digest))
+            if self._announcement is None and (self._layout_changed or not self._told):  # the daemon may not have got the message
+                news = LayoutAnnounced(generation=generation, rank=rank, digest=self._digest)
+                self._told = self._report(news, self._patience_with_daemon_s)
             wants = tuple(sorted(tiers))
-            self._report(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants))
+            self._skip(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants))
             return SnapshotResult(step, False, 0, time.perf_counter() - began)
         self.finish()  # nothing to wait for: a lease follows when all ranks have reported, unless a daemon has been started anew
         try:
@@ -256,10 +262,10 @@ class Snapshots:
                 (buffer.directory / STATE).write_text(json.dumps(state.plain(small), ensure_ascii=False))
         except OSError as error:  # somebody has deleted it, or there is no room for a page
             number, why = error.errno, f"{error}"
-            self._report(BufferBroken(generation=generation, rank=rank, step=step, lease=self._used, reason=why, errno=number))
+            self._say(BufferBroken(generation=generation, rank=rank, step=step, lease=self._used, reason=why, errno=number))
             return SnapshotResult(step, False, 0, time.perf_counter() - began)
         stall_s = time.perf_counter() - began
-        news = StateCopied(
+        copied = StateCopied(
             generation=generation,
             rank=rank,
             step=step,
@@ -271,9 +277,9 @@ class Snapshots:
             again=again,
         )
         if self._arrivals is None:
-            self._copied(news)
+            self._copied(copied)
         else:
-            self._arrivals.expect(mark, partial(self._copied, news))
+            self._arrivals.expect(mark, partial(self._copied, copied))
         if wait_s:
             self.finish()
             stall_s = time.perf_counter() - began
@@ -284,10 +290,33 @@ class Snapshots:
             self._costs(self._cost_s)
         return SnapshotResult(step, True, buffer.size_bytes, stall_s)
 
+    def leave_out(self, step: int, tiers: frozenset[str], *, again: bool = False) -> None:
+        """This rank has nothing to copy for a step of which others may `take` a snapshot: no buffer waits for it.
+
+        Args:
+            tiers, again: as for `take`.
+        """
+        self.finish()
+        self._say_again(0.0)
+        generation, rank, lease = self.session.generation, self._ranks.rank, self._word.read()
+        if lease.generation == generation and lease.buffer is not None and lease.number > self._used:
+            self._used = lease.number
+            self._say(LeasePassed(generation=generation, rank=rank, lease=lease.number))
+        wants, why = tuple(sorted(tiers)), f"rank {rank} has left it out"
+        self._skip(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants, reason=why))
+
+    def _skip(self, news: StepSkipped) -> None:
+        self._report(news, REPORT_S if news.again else self._patience_with_daemon_s)
+
+    @property
+    def _patience_with_daemon_s(self) -> float:
+        """For reports that may be lost: a daemon that hangs holds up training once."""
+        return REPORT_S if self._hears else 0.0
+
     def _copied(self, news: StateCopied) -> None:
         """The bytes are there: the buffer is the daemon's from now on."""
         points.reached("snapshot_copied")
-        self._report(news)
+        self._say(news)
         points.reached("snapshot_reported")
 
     def _costs(self, cost_s: float) -> None:
@@ -376,15 +405,28 @@ class Snapshots:
             self._layout_changed = not blueprint.is_of(layout_of(buffer_path(self.session.directory / LINK, index)), self._digest)
         return not self._layout_changed
 
-    def _report(self, news: WorkerNews) -> None:
+    def _say(self, news: WorkerNews) -> None:
+        """Report what has become of a lease: the daemon leases nothing else before all ranks have."""
+        if not self._report(news):
+            self._unsaid.append(news)
+
+    def _say_again(self, patience_s: float) -> None:
+        """What the daemon has not taken. One that has been started anew since then drops it."""
+        while self._unsaid and self._report(self._unsaid[0], patience_s):
+            self._unsaid.pop(0)
+
+    def _report(self, news: WorkerNews, patience_s: float = REPORT_S) -> bool:
+        """Whether the daemon has taken it."""
         line = encode(news)
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + patience_s
         while True:
             try:
                 self._socket.sendto(line, socket.MSG_DONTWAIT, str(self.session.socket))
-                return
+                self._hears = True
+                return True
             except (BlockingIOError, ConnectionRefusedError, FileNotFoundError):
                 # Full for a moment, or the daemon is being started anew; without one the snapshot is lost, training is not.
-                if time.monotonic() > deadline:
-                    return
+                if time.monotonic() >= deadline:
+                    self._hears = False
+                    return False
                 time.sleep(_POLL_S)

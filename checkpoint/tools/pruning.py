@@ -4,6 +4,7 @@ Owns the plan that a person agrees to; what goes is then no more than that. Need
 """
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,4 +81,9 @@ def _sound(path: Path) -> bool:
 
 
 def _size_bytes(path: Path) -> int:
-    return sum(os.lstat(Path(inside) / name).st_size for inside, _, names in os.walk(path) for name in names)
+    size_bytes = 0
+    for inside, _, names in os.walk(path):
+        for name in names:
+            with suppress(FileNotFoundError):  # a campaign that goes on deletes it, too
+                size_bytes += os.lstat(Path(inside) / name).st_size
+    return size_bytes

@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from checkpoint import safe_dir
 from checkpoint.framing import Decoder, NotAMessage, encode
 from checkpoint.handshake import WORKER_DAEMON
@@ -124,8 +122,9 @@ class DaemonProcess:
             nodes=start.nodes,
             first_rank=start.first_rank,
             ranks=len(start.devices),
+            renew=renew,  # also for the next daemon: this one may die before it comes to it
         )
-        self.send(msgspec.structs.replace(self._session, renew=renew))
+        self.send(self._session)
 
     def ask_inventory(self) -> None:
         """The next inventory is the answer, even that of another daemon; later ones are news."""
@@ -133,7 +132,9 @@ class DaemonProcess:
         self.send(TakeInventory(generation=self._generation))
 
     def ask_no_more(self) -> None:
-        """The inventory was waited for in vain: where it still comes, it is news."""
+        """The inventory was waited for long enough: a daemon that owes it is stuck, and replaced. That of the next one is news."""
+        if self._inventory_asked:
+            self.kill("has not said what it holds")
         self._inventory_asked = False
 
     def send(self, request: DaemonRequest) -> None:

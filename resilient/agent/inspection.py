@@ -161,7 +161,7 @@ def _size(path: Path) -> int:
 
 
 def _from(path: Path, offset: int) -> tuple[str, bool]:
-    """The lines of a file of stacks from there on, and whether they end with the outermost call, or as deep as faulthandler goes."""
+    """The lines of a file of stacks from there on, and whether they go to the outermost call, or as deep as faulthandler goes."""
     try:
         with path.open("rb") as file:
             outermost = file.readline()

@@ -257,7 +257,9 @@ class Driver:
             self._soon(self._stops.signalled(sig.name))
             return
         again = self._coordinator.draining
-        self._display.note(f"{sig.name}: " + ("stopping at once" if again else "stopping at the next step; once more to stop at once"))
+        self._display.note(
+            f"{sig.name}: " + ("stopping at once" if again else "stopping at the next step; once more to stop at once")
+        )
         self._turn(self._coordinator.stop, sig.name)
 
     def _on_connected(self, node: int, hello: Hello) -> None:

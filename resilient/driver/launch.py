@@ -6,6 +6,7 @@ else goes over the control connection. Here: processes on this machine.
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -21,7 +22,10 @@ from resilient import visible_gpus
 from resilient.logs.paths import agent_log
 from resilient.protocol.connection import TOKEN_VARIABLE
 
+log = logging.getLogger(__name__)
+
 LOOK_S = 0.05  # at a process whose end the kernel cannot tell
+GONE_S = 10.0  # a process that was killed and is not gone by then sits in the kernel
 AGENT = (sys.executable, "-m", "resilient.agent")
 
 
@@ -127,7 +131,8 @@ class AgentAhead:
         """End it, if it has become nothing."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with suppress(subprocess.TimeoutExpired):  # it reads a file of a server that does not answer
+                self._process.wait(GONE_S)
             self._process = None
 
 
@@ -216,7 +221,10 @@ class LocalLauncher:
         process = self._processes.pop(node, None)
         if process is not None:
             process.kill()
-            await _end_of(process)
+            try:
+                await asyncio.wait_for(_end_of(process), GONE_S)
+            except TimeoutError:
+                log.error("process %d, the agent of node %d, does not die; leaving it behind", process.pid, node)
 
     async def close(self, grace_s: float) -> None:
         """Wait until the agents have ended by themselves, at most `grace_s`, then kill those that are left."""

@@ -48,7 +48,7 @@ class Announcement:
         self._snapshots, self._models, self._optimizers = snapshots, models, all_optimizers
         self._documents, self._peers, self._generation = documents, peers, generation
         self._group_sizes = self._present_group_sizes()
-        self._meetings = self._incomplete_meetings = 0
+        self._incomplete_meetings = 0
         self.about: Mapping[str, Any] = {}
         self.stepping: Stepping | None = None
 
@@ -64,16 +64,18 @@ class Announcement:
         self._announce()
         self._snapshots.ready()
 
-    def announce_changes(self, step: int) -> bool:
+    def announce_changes(self, snapshot: int) -> bool:
         """Announce again where optimizers keep other states by now, as of layers that were frozen; whether a snapshot can be taken.
+
+        Args:
+            snapshot: its number, by which the ranks meet: how often one has waited here the others do not know.
 
         Raises StateChangedShape for what cannot be gone on from, or where not all ranks have changed at this step.
         """
         self._check_unchanged()
         if self._present_counts() == self._counts:
             return True
-        self._meetings += 1
-        if not all_come(f"attached/{self._generation}/{step}/{self._meetings}", self._peers.count, MEETING_S):
+        if not all_come(f"attached/{self._generation}/{snapshot}", self._peers.count, MEETING_S):
             self._incomplete_meetings += 1
             if self._incomplete_meetings == MEETINGS:
                 raise StateChangedShape("the optimizers of some ranks keep states by now that those of others do not")
@@ -87,8 +89,12 @@ class Announcement:
         return True
 
     def local_shards(self) -> list[checkpoint.LocalShard]:
-        """What a snapshot is taken of now. Raises StateChangedShape, TooLong."""
-        document = self._documents.local_shard(self._documents.capture(), self._peers.rank, self._peers.count)
+        """What a snapshot is taken of now. Raises StateChangedShape, also for what has come and cannot be saved; TooLong."""
+        try:
+            text = self._documents.capture()
+        except (TypeError, ValueError) as error:
+            raise StateChangedShape(f"{error}") from error
+        document = self._documents.local_shard(text, self._peers.rank, self._peers.count)
         return [*self._arrays.local_shards(), document]
 
     def _check_unchanged(self) -> None:
@@ -109,12 +115,12 @@ class Announcement:
     def _announce(self) -> None:
         peers = self._peers
         tables = [optimizers.table_of(each) for each in self._optimizers]
-        document = self._documents.capture()
-        wrong, mine = "", None
+        wrong, mine, document = "", None, b""
         try:
+            document = self._documents.capture()
             found = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count))
             mine = (found.meshes(), found.fingerprint(), documents.capacity(len(document)), self._tables_json(tables))
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             wrong = str(error)
         answers = peers.all((wrong, mine))
         if any(why for why, _ in answers):

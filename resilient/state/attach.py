@@ -101,6 +101,7 @@ class Attached:
         self._position.capture()  # a stateful loader makes its iterator now, with a supervisor or without
         self._random: Mapping[str, Any] = {}
         self._begun = self._started = self._warned = False
+        self._takes = 0
         self._saved_step: int | None = None
         self._snapshots: checkpoint.Snapshots | None = None
         if self.context.session is None:
@@ -127,7 +128,8 @@ class Attached:
             self._resume(self._snapshots, group)
             try:
                 self._documents.check()  # what cannot be saved is said now, and not after the first step
-            except (TypeError, ValueError) as error:
+                self._options()
+            except (TypeError, ValueError, StateChangedShape) as error:
                 raise worker.UnrecoverableError(f"the state cannot be saved: {error}") from error
 
     # -- the loop ------------------------------------------------------------------------------------------------------
@@ -215,19 +217,22 @@ class Attached:
                 raise worker.UnrecoverableError(f"{error}: no state is whole") from None
 
     def _take(self, snapshots: checkpoint.Snapshots, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> bool:
+        self._takes += 1
         if self._warned:
+            snapshots.leave_out(self.step, tiers, again=again)
             return False
         with worker.phase("snapshot"):
             snapshots.before_change()  # numbers of optimizers are gathered where they were before
             try:
-                if not self._announcement.announce_changes(self.step):
+                if not self._announcement.announce_changes(self._takes):
+                    snapshots.leave_out(self.step, tiers, again=again)
                     return False
-                local_shards = self._announcement.local_shards()
+                local_shards, groups = self._announcement.local_shards(), self._options()
             except (StateChangedShape, documents.TooLong) as error:
                 log.error("no snapshots from step %d on, until the next attempt begins: %s", self.step, error)
                 self._warned = True
+                snapshots.leave_out(self.step, tiers, again=again)
                 return False
-            groups = [optimizers.options(each, f"optimizer {number}") for number, each in enumerate(self._optimizers)]
             small: dict[str, Any] = {
                 "step": self.step,
                 "generation": self.context.generation,
@@ -241,6 +246,13 @@ class Attached:
         if result.copied:
             self._saved_step = self.step
         return result.copied
+
+    def _options(self) -> list[Any]:
+        """The options of the optimizers. Raises StateChangedShape for what cannot be saved."""
+        try:
+            return [optimizers.options(each, f"optimizer {number}") for number, each in enumerate(self._optimizers)]
+        except (TypeError, ValueError) as error:
+            raise StateChangedShape(f"{error}") from error
 
     # -- going on ------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,13 @@ N = TypeVar("N", bound=Message)
 
 PATIENCE_S = 120.0
 TOKEN = "of the test"
+IMPATIENT = """
+import sys
+from checkpoint.daemon import daemon
+from checkpoint.daemon.__main__ import main
+daemon.TIER_S = float(sys.argv[1])
+main()
+"""
 PAUSING = """
 import os, sys
 from checkpoint import points
@@ -39,9 +46,10 @@ class LoneDaemon:
     Args:
         base: short path of a directory.
         pause_at: a point at which the daemon stops, in whichever thread comes by, until `go` is called.
+        tier_s: `TIER_S` of the daemon.
     """
 
-    def __init__(self, base: Path, *, buffers: int = 2, pause_at: str | None = None) -> None:
+    def __init__(self, base: Path, *, buffers: int = 2, pause_at: str | None = None, tier_s: float | None = None) -> None:
         self.base, self.buffers = base, buffers
         self.ram, self.nvme, self.durable = base / "ram", base / "nvme", base / "durable"
         self.directory = base / "k"
@@ -51,6 +59,8 @@ class LoneDaemon:
         theirs_go, go = os.pipe()
         self._reached, self._go = reached, go
         program = [sys.executable, "-m", "checkpoint.daemon"]
+        if tier_s is not None:
+            program = [sys.executable, "-c", IMPATIENT, str(tier_s)]
         if pause_at is not None:
             program = [sys.executable, "-c", PAUSING, pause_at, str(theirs_reached), str(theirs_go)]
         with self.log.open("wb") as log:
@@ -96,12 +106,12 @@ class LoneDaemon:
             )
         )
 
-    def begin(self, generation: int) -> Path:
-        """A generation of one rank begins; the path of its session."""
-        self.send(BeginSession(generation=generation, node_rank=0, nodes=1, first_rank=0, ranks=1))
+    def begin(self, generation: int, ranks: int = 1) -> Path:
+        """A generation of so many ranks begins; the path of its session."""
+        self.send(BeginSession(generation=generation, node_rank=0, nodes=1, first_rank=0, ranks=ranks))
         self.sync(generation)
         path = self.base / "session.json"
-        common: dict[str, Any] = {"generation": generation, "nodes": 1, "ranks": 1, "mtbf_s": 1e5, "node": 0, "first_rank": 0}
+        common: dict[str, Any] = {"generation": generation, "nodes": 1, "ranks": ranks, "mtbf_s": 1e5, "node": 0, "first_rank": 0}
         tiers = [{"name": "ram", "every_steps": 1}, {"name": "durable", "every_steps": 1}]
         session.write(path, {**common, "directory": str(self.directory), "tiers": tiers, "candidates": []})
         return path

@@ -1,12 +1,16 @@
 """The snapshot daemon by itself: what it leases to whom, what it refuses, and that nobody stops it."""
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from checkpoint.protocol import (
     BeginSession,
     Flushed,
     Held,
+    Inventory,
     JobFailed,
     Listening,
     ReadReply,
@@ -34,11 +39,13 @@ from checkpoint.protocol import (
     StepSkipped,
     Sync,
     Synced,
+    TakeInventory,
     TierTrouble,
 )
 from checkpoint.shard_manifest import ShardManifest
 from checkpoint.source import DirectorySource
 from checkpoint.tiers import cadence, copying
+from checkpoint.tiers import snapshots as tiers_snapshots
 from checkpoint.tiers.copying import Copy
 from checkpoint.tiers.lease import Lease, LeaseWord, buffer_path, layout_of
 from checkpoint.tiers.pace import Pace
@@ -69,6 +76,24 @@ def take(daemon: LoneDaemon, snapshots: Snapshots, step: int) -> Held:
 
 def job(kind: Any, tier: str, step: int, job_id: int = 7) -> StartJob:
     return StartJob(generation=1, kind=kind, job_id=job_id, tier=tier, key=SnapshotKey(step, 1), shard=0)
+
+
+@pytest.mark.parametrize("begun", ["inventory", "forgotten"])
+def test_a_tier_that_hangs_costs_nothing_that_is_in_memory(base: Path, begun: str) -> None:
+    with LoneDaemon(base, buffers=3, tier_s=0.2) as daemon:
+        daemon.start()
+        assert take(daemon, worker(daemon, 1), 1).shard.tier == "ram"
+        hangs = daemon.nvme / "step-00000001"
+        for each in (daemon.nvme, hangs):
+            each.mkdir(mode=0o700)
+        os.mkfifo(hangs / shard_manifest.NAME)  # who reads it waits for good
+        if begun == "forgotten":
+            daemon.send(Retain(generation=1, tier="nvme", steps=(2,), upto=2))
+        for _ in range(8):  # more often than there are threads for everybody
+            daemon.send(TakeInventory(generation=1))
+            assert [(each.tier, each.key.step) for each in daemon.wait_for(Inventory).shards] == [("ram", 1)]
+        snapshots = worker(daemon, 2)
+        assert take(daemon, snapshots, 2).shard.tier == "ram"
 
 
 # -- leases ----------------------------------------------------------------------------------------------------------------
@@ -202,6 +227,61 @@ def test_a_step_that_cannot_be_taken_again_either_is_reported_as_such(base: Path
             assert not snapshots.take(3, local_shards(3), {}, frozenset(["ram", "durable"]), again=again).copied
             skipped = daemon.wait_for(Skipped)
             assert (skipped.again, skipped.wants) == (again, ("durable", "ram"))
+
+
+@contextmanager
+def deaf(daemon: LoneDaemon) -> Iterator[None]:
+    """It is stopped meanwhile, and what other ranks of its node say fills its inbox."""
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others, suppress(BlockingIOError):
+        others.setblocking(False)
+        while True:
+            others.sendto(encode(StepSkipped(generation=1, rank=9, step=1)), str(daemon.directory / SOCKET))
+    yield
+    os.kill(daemon.process.pid, signal.SIGCONT)
+    daemon.sync(1)
+
+
+def test_a_daemon_that_hears_nothing_for_a_while_is_told_later_what_has_become_of_its_lease(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers_snapshots, "REPORT_S", 0.01)
+    with LoneDaemon(base) as daemon:
+        daemon.start()
+        snapshots = worker(daemon, 1)
+        daemon.wait_for_lease()
+        with deaf(daemon):
+            assert snapshots.take(1, local_shards(1), {"step": 1}, frozenset(["ram"])).copied
+        assert not snapshots.take(2, local_shards(2), {"step": 2}, frozenset(["ram"])).copied, "it is told with the next snapshot"
+        assert daemon.wait_for(Held).shard.key.step == 1
+        assert take(daemon, snapshots, 3).shard.key.step == 3
+
+
+def test_a_daemon_that_hears_nothing_is_told_later_what_will_be_written(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers_snapshots, "REPORT_S", 0.01)
+    with LoneDaemon(base) as daemon:
+        daemon.start()
+        snapshots = Snapshots(daemon.begin(1))
+        with deaf(daemon):
+            snapshots.start(local_shards(0))
+        assert not snapshots.take(1, local_shards(1), {"step": 1}, frozenset(["ram"])).copied
+        assert take(daemon, snapshots, 2).shard.key.step == 2
+
+
+def test_a_daemon_that_hangs_holds_up_training_once(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(_: float) -> None:
+        raise AssertionError("training waits")
+
+    with LoneDaemon(base) as daemon:
+        daemon.start()
+        snapshots = worker(daemon, 1)
+        daemon.wait_for_lease()
+        with deaf(daemon):
+            assert snapshots.take(1, local_shards(1), {"step": 1}, frozenset(["ram"])).copied
+            with monkeypatch.context() as patched:
+                patched.setattr(time, "sleep", waits)
+                for step in range(2, 5):
+                    assert not snapshots.take(step, local_shards(step), {"step": step}, frozenset(["ram"])).copied
 
 
 def test_the_bookkeeping_of_buffers_refuses_every_thread_but_its_own(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """`resilient ckpt prune`: what is superseded is deleted, after a question, and something sound is left."""
 
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
 from checkpoint_commands import in_terminal, run
 
 from checkpoint import steps
+from checkpoint.tools import pruning
 
 
 def test_prune_asks_and_deletes(campaign: Path) -> None:
@@ -31,6 +34,28 @@ def test_prune_asks_and_deletes(campaign: Path) -> None:
     assert steps(campaign / "node0") == [350, 360], "only the durable tier"
     again = run("prune", campaign, "--keep-last", 1)
     assert (again.exit_code, again.stdout) == (0, "nothing is superseded\n")
+
+
+def test_prune_counts_what_a_campaign_that_goes_on_deletes_at_the_same_time(tmp_path: Path) -> None:
+    (tmp_path / "step-00000002").mkdir()
+    over = threading.Event()
+
+    def campaign_goes_on() -> None:
+        gone = tmp_path / "step-00000001.deleted-1"
+        while not over.is_set():
+            gone.mkdir()
+            for number in range(40):
+                (gone / f"c{number}").touch()
+            shutil.rmtree(gone)
+
+    thread = threading.Thread(target=campaign_goes_on)
+    thread.start()
+    try:
+        for _ in range(1000):
+            pruning.plans(tmp_path, 1, None)
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_prune_refuses_to_leave_only_damaged_ones(campaign: Path) -> None:

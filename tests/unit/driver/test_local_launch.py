@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mounts import freezable_disk, needs_root
 
 from resilient.campaign import shares_of_gpus
 from resilient.config import Config, layout
@@ -81,6 +82,30 @@ def test_an_agent_whose_log_cannot_be_opened_has_ended(local: Local):
     ((node, incarnation, detail),) = local.ended
     assert (node, incarnation) == (0, 7)
     assert "it could not be started" in detail and "agent0.log" in detail
+
+
+@needs_root
+@pytest.mark.parametrize("again", [False, True])
+def test_an_agent_that_the_kernel_keeps_holds_up_neither_the_end_nor_the_next_agent(
+    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+):
+    monkeypatch.setattr(launch, "GONE_S", 0.1)
+    with freezable_disk(tmp_path / "disk", 16) as disk:
+        monkeypatch.setattr(launch, "AGENT", ("/bin/sh", "-c", f"echo began; echo >{disk}/file"))
+        subprocess.run(["fsfreeze", "--freeze", disk], check=True)
+
+        async def play() -> None:
+            await local.launcher.launch(0, 1, prepare=False)
+            stuck = local.launcher._processes[0].pid
+            await until(lambda: Path(f"/proc/{stuck}/stat").read_text().rpartition(")")[2].split()[0] == "D")
+            if again:
+                monkeypatch.setattr(launch, "AGENT", ("/bin/true",))
+                await local.launcher.launch(0, 2, prepare=False)
+                await until(lambda: bool(local.ended))
+            await local.launcher.close(0.0)
+
+        asyncio.run(asyncio.wait_for(play(), PATIENCE_S))
+        assert [incarnation for _, incarnation, _ in local.ended] == [2] * again
 
 
 def test_without_a_descriptor_to_be_had_an_agent_that_cannot_be_started_is_told_and_one_that_ends_is_seen(local: Local):

@@ -298,8 +298,8 @@ def test_little_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_the_pace_is_that_of_the_last_steps_however_many_a_line_tells_of(steps: int):
     past = Past()
     for line in range(1, 200 // steps + 1):
-        told = {"step": line * steps, "step_s": 1.0 if line * steps <= 100 else 0.002, "steps": steps, "generation": 1, "t": 1.0 * line}
-        past.metrics(told, valid=True)
+        step_s = 1.0 if line * steps <= 100 else 0.002
+        past.metrics({"step": line * steps, "step_s": step_s, "steps": steps, "generation": 1, "t": 1.0 * line}, valid=True)
     assert past.step_s == pytest.approx(0.002, rel=0.05)
 
 

@@ -60,6 +60,21 @@ def test_a_checkpoint_is_told_by_the_name_that_its_folder_has_then(watched: Watc
     assert [each["path"] for each in watched.told("script_checkpoint")] == [str(tmp_path / "step-1")]
 
 
+def test_a_checkpoint_is_told_although_something_beside_it_is_gone_once_it_is_listed(watched: Watched, tmp_path: Path):
+    optimizer = watched.optimizer()
+
+    def written(_: object, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "weights").write_bytes(bytes(100))
+        (folder / "rng-1.tmp").symlink_to("gone")  # listed, and not there: another rank has renamed its file meanwhile
+
+    save = watched.progress.files._wrapped(written, lambda args, _: Path(args[1]))
+    watched.step(optimizer)
+    save({}, tmp_path / "step-1")
+    watched.step(optimizer)
+    assert [(each["path"], each["bytes"]) for each in watched.told("script_checkpoint")] == [(str(tmp_path / "step-1"), 100)]
+
+
 def test_a_checkpoint_that_could_not_be_finished_is_none(watched: Watched, tmp_path: Path):
     optimizer = watched.optimizer()
     save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))

@@ -13,7 +13,7 @@ from lone_daemon import PATIENCE_S, LoneDaemon
 
 import resilient
 from checkpoint import Snapshots
-from checkpoint.protocol import Held
+from checkpoint.protocol import Held, Retain
 from resilient import worker
 from resilient.state import announcement
 
@@ -140,6 +140,8 @@ class Attempts:
         self.generation += 1
         in_a_new_process(self._monkeypatch)
         path = self._daemon.begin(self.generation)
+        if step is not None:  # as the driver does: buffers of what came before may be overwritten
+            self._daemon.send(Retain(generation=self.generation, tier="ram", steps=(step,), upto=TOTAL))
         found = json.loads(path.read_text())
         found["tiers"] = [{"name": "ram", "every_steps": AT}]
         found["durable"] = {"name": "durable", "path": str(self._daemon.durable)}

@@ -65,9 +65,19 @@ def group_comes(script: Script) -> None:
     script.optimizer.add_param_group({"params": [script.average[0][0].weight]})
 
 
+def function_comes(script: Script) -> None:
+    script.extra["callback"] = print
+
+
+def option_comes(script: Script) -> None:
+    script.optimizer.param_groups[0]["note"] = object()
+
+
 @pytest.mark.parametrize(
     ("comes", "said"),
     [
+        (function_comes, "extra['callback'] is a builtins.builtin_function_or_method, which cannot be saved without pickle"),
+        (option_comes, "optimizer 0.param_groups[0]['note'] is a builtins.object, which cannot be saved without pickle"),
         (buffer_comes, "model/0.late has come: make it before resilient.attach"),
         (parameters_come, "model/4.weight has come: make it before resilient.attach"),
         (group_comes, "optimizer 0 has other groups of parameters: make them before resilient.attach"),
@@ -117,6 +127,14 @@ def test_a_buffer_that_comes_in_the_first_step_is_told_and_the_rest_is_saved(att
         script.step()
     assert "model/0.late has come in the first step, and is not saved: make it before resilient.attach" in caplog.text
     attempts.held(AT)
+
+
+def test_an_option_that_cannot_be_saved_is_refused_by_its_name(attempts: Attempts):
+    attempts.begin()
+    script = Script()
+    option_comes(script)
+    with pytest.raises(worker.UnrecoverableError, match=r"param_groups\[0\]\['note'\] is a builtins.object"):
+        script.attach()
 
 
 def test_a_sparse_tensor_is_refused_by_its_name(attempts: Attempts):

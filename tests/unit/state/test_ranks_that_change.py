@@ -1,0 +1,85 @@
+"""Ranks whose state changes while they train: at the same step, one after the other, or one of them alone."""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attempts import LATE, TOTAL
+from checkpoint_processes import run_ranks
+from lone_daemon import LoneDaemon
+
+from checkpoint.protocol import Held, Retain, Skipped
+
+NEVER = TOTAL
+
+
+def train(rank: int, session: str, late: tuple[int, int], meeting_s: float) -> tuple[int, list[bool], list[str]]:
+    """Two layers, of which the second one is trained from a step on that each rank has for itself.
+
+    Returns the steps that are done, of which of them this rank has a snapshot, and what the log said.
+    """
+    from resilient.state import attach as attaching
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", RESILIENT_SESSION=session, RESILIENT_GENERATION="1")
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("resilient").addHandler(handler)
+    attaching.MEETING_S = meeting_s
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    snapshots = attaching.attach(model=model, optimizer=optimizer)
+    saved = []
+    for step in snapshots.steps(TOTAL):
+        model[1].requires_grad_(step >= late[rank])
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        torch.distributed.barrier()
+        if step:
+            saved.append(snapshots.save())
+    return snapshots.step, saved, said
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Any:
+    with LoneDaemon(tmp_path / "d", buffers=3) as found:
+        found.start()
+        yield found
+
+
+def session_of(daemon: LoneDaemon) -> str:
+    path = daemon.begin(1, ranks=2)
+    found = json.loads(path.read_text())
+    found["tiers"] = [{"name": "ram", "every_steps": TOTAL}]
+    found["durable"] = {"name": "durable", "path": str(daemon.durable)}
+    path.write_text(json.dumps(found))
+    daemon.send(Retain(generation=1, tier="ram", steps=(), upto=TOTAL))
+    return str(path)
+
+
+@pytest.mark.parametrize("late", [(LATE, LATE), (LATE, LATE + 1), (LATE + 2, LATE)])
+def test_ranks_that_change_one_after_the_other_meet_at_the_step_at_which_all_have(daemon: LoneDaemon, late: tuple[int, int]):
+    results = run_ranks(2, train, session_of(daemon), late, 1.0)
+    for done, saved, said in results:
+        assert done == TOTAL, said
+        assert saved[-1], (saved, said)
+        assert not [each for each in said if "no snapshots" in each]
+    while daemon.wait_for(Held).shard.key.step != TOTAL:
+        pass
+
+
+def test_a_rank_that_changes_alone_costs_snapshots_and_no_training(daemon: LoneDaemon):
+    (done, saved, said), (others, copied, _) = run_ranks(2, train, session_of(daemon), (LATE, NEVER), 0.3)
+    assert done == others == TOTAL
+    assert saved == [True] * (LATE - 1) + [False] * (TOTAL - LATE)
+    assert all(copied), "no buffer waits for the rank that copies nothing"
+    assert [each for each in said if "no snapshots from step 6 on" in each and "those of others do not" in each]
+    daemon.sync(1)
+    missed = {news.step: news.reason for news in daemon.news if isinstance(news, Skipped)}
+    assert missed[TOTAL - 1] == "rank 0 has left it out"
