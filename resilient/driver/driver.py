@@ -256,10 +256,8 @@ class Driver:
         if self._stops is not None and sig in (signal.SIGTERM, signal.SIGUSR1):
             self._soon(self._stops.signalled(sig.name))
             return
-        again = self._coordinator.draining
-        self._display.note(
-            f"{sig.name}: " + ("stopping at once" if again else "stopping at the next step; once more to stop at once")
-        )
+        how = "stopping at once" if self._coordinator.draining else "stopping at the next step; once more to stop at once"
+        self._display.note(f"{sig.name}: {how}")
         self._turn(self._coordinator.stop, sig.name)
 
     def _on_connected(self, node: int, hello: Hello) -> None:
