@@ -15,21 +15,21 @@ _LETTERS = {
 # Those whose value, if they have one, is in the same word:
 _ALONE = frozenset(
     shlex.split(
-        "consolidate-segments contiguous exclusive external get-user-env help hold ignore-pbs nice no-kill no-requeue oom-kill- "
-        "step overcommit oversubscribe parsable propagate quiet reboot requeue resv-ports spread-job spread-segments stepmgr "
-        "test-only usage use-min-nodes verbose version wait"
+        "consolidate-segments contiguous exclusive external get-user-env help hold ignore-pbs nice no-kill no-requeue "
+        "oom-kill-step overcommit oversubscribe parsable propagate quiet reboot requeue resv-ports spread-job spread-segments "
+        "stepmgr test-only usage use-min-nodes verbose version wait"
     )
 )
 _WITH_VALUE = frozenset(
     shlex.split(
         "account acctg-freq array batch bb bbf begin chdir cluster cluster-constraint clusters comment constraint container "
         "container-id context core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency "
-        "distribution error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per- "
-        "socket gpus-per-task gres gres-flags hint input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label "
-        "mem mem-bind mem-per-cpu mem-per-gpu mem-update mincpus network nodefile nodelist nodes ntasks ntasks-per-core ntasks- "
-        "per-gpu ntasks-per-node ntasks-per-socket ntasks-per-tres open-mode output partition power prefer priority profile qos "
-        "reservation resources runtime segment signal sockets-per-node switches tasks-per-node thread-spec threads-per-core "
-        "time time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey wrap"
+        "distribution error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node "
+        "gpus-per-socket gpus-per-task gres gres-flags hint input job-name kill-on-invalid-dep licenses mail-type mail-user "
+        "mcs-label mem mem-bind mem-per-cpu mem-per-gpu mem-update mincpus network nodefile nodelist nodes ntasks "
+        "ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket ntasks-per-tres open-mode output partition power "
+        "prefer priority profile qos reservation resources runtime segment signal sockets-per-node switches tasks-per-node "
+        "thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey wrap "
     )
 )
 

@@ -1,9 +1,11 @@
 """The answers of Slurm's commands, as Slurm 22.05 prints them."""
 
+import re
 from datetime import datetime
 
 import pytest
 
+from resilient.slurm import options
 from resilient.slurm.options import in_script, overriding
 from resilient.slurm.queue import QueuedJob, environment, parse_allotted, parse_kill_wait, parse_nodes, parse_queue
 
@@ -120,6 +122,12 @@ def test_a_variable_of_sbatch_wins_over_no_option_of_the_script_and_is_left_wher
 )
 def test_options_are_read_as_sbatch_reads_them(lines: list[str], given: dict[str, list[str]]):
     assert in_script("\n".join(f"#SBATCH {line}" for line in lines)) == given
+
+
+def test_every_option_that_is_known_has_a_whole_name():
+    known = options._ALONE | options._WITH_VALUE
+    assert not [name for name in known if re.fullmatch("[a-z]+(-[a-z]+)*", name) is None]
+    assert {"oom-kill-step", "gpus-per-socket", "ntasks-per-gpu", *options._LETTERS.values()} <= known
 
 
 @pytest.mark.parametrize(
