@@ -41,7 +41,7 @@ class Expectation:
     Attributes:
         kinds: of `fault` events, any of which reports it; empty: it need not be reported, and may be by any for which an action of
             `actions` was taken.
-        actions: the rungs that may be taken; empty: nothing may be done for it.
+        actions: the actions of the recovery ladder that may be taken; empty: nothing may be done for it.
         culprit: whether the ledger must name the target (its rank, or its node).
         exits: codes with which the job may end because of it; the campaign is then started again. Beside 0.
         lost_steps: most that may have to be computed again, beyond the newest snapshot it left; None: back to whatever is left.

@@ -134,7 +134,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Row:
-    """One rung: when it applies, what is done, and why."""
+    """One step of the ladder: when it applies, what is done, and why."""
 
     applies: Callable[[Situation], bool]
     action: ActionName

@@ -15,7 +15,7 @@ OF_EACH = {
     "recovered": "the run went on after each",
     "told": "each was reported as what it was",
     "culprit": "the right rank or node was blamed",
-    "rung": "what was done about it is what the ladder says, and no more",
+    "action": "what was done about it is what the ladder says, and no more",
     "lost steps": "no more was computed again than what followed the newest snapshot",
 }
 """Invariants of each injection."""
@@ -35,7 +35,7 @@ class Outcome:
         detection_s: from the injection to the first of them; None if none did.
         downtime_s: from the injection, or the last step that was still finished after it, until steps were finished again.
         lost_steps: that were computed again.
-        taken, expected: rungs of the ladder.
+        taken, expected: actions of the recovery ladder.
         covered_by: id of the injection that was being recovered from at that moment, so that nobody had to report this one.
         wrong: name of the invariant that does not hold, and why; empty if all is well.
     """
@@ -64,10 +64,10 @@ class Outcome:
 def outcome(seen: Observation, injection: Injection, matches: Matches) -> Outcome:
     """What became of an injection."""
     expected = seen.expected[injection.id]
-    rungs = sorted(expected.actions)
+    actions = sorted(expected.actions)
     if injection.t is None or injection.failed:
         why = injection.failed or "nobody knows when"
-        return Outcome(injection.id, injection.fault, injection.target, injection.t, expected=rungs, wrong={"injected": why})
+        return Outcome(injection.id, injection.fault, injection.target, injection.t, expected=actions, wrong={"injected": why})
     mine, misread = matches.reported[injection.id], matches.misread[injection.id]
     all_reported = sorted([*mine, *misread], key=lambda each: each.t)
     covered_by = matches.covered.get(injection.id, "")
@@ -92,7 +92,7 @@ def outcome(seen: Observation, injection: Injection, matches: Matches) -> Outcom
     allowed = {*expected.actions, *(["finish_drain"] if any(_draining(seen.events, each) for each in mine) else [])}
     other = [name for name in taken if name not in allowed]
     if other:
-        wrong["rung"] = f"{', '.join(other)} instead of {_or(expected.actions)}"
+        wrong["action"] = f"{', '.join(other)} instead of {_or(expected.actions)}"
     lost, beyond = _lost(seen, injection, all_reported, ended)
     if expected.lost_steps is not None and beyond > expected.lost_steps:
         wrong["lost steps"] = f"the run went on {beyond} steps before the newest snapshot; {expected.lost_steps} are allowed"
@@ -109,7 +109,7 @@ def outcome(seen: Observation, injection: Injection, matches: Matches) -> Outcom
         lost_steps=lost,
         culprit=culprit,
         taken=taken,
-        expected=rungs,
+        expected=actions,
         covered_by=covered_by,
         wrong=wrong,
     )

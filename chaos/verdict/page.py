@@ -77,7 +77,7 @@ def _incidents(seen: Observation, outcomes: Sequence[Outcome]) -> Iterator[str]:
     began_t = min((float(line["t"]) for line in seen.events), default=0.0)
     costs = {incident.fault_id: incident.seconds for incident in seen.account.incidents}
     head = ("fault", "target", number("at"), "reported as", "culprit", number("detected"), number("down"), "of which",
-            number("steps again"), "rung", "expected", "")  # fmt: skip
+            number("steps again"), "action", "expected", "")  # fmt: skip
     yield from table(head, (_incident(each, began_t, costs) for each in outcomes))
 
 

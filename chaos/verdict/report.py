@@ -16,6 +16,7 @@ from resilient import strict_json
 from resilient.driver.display import duration
 
 FILE = "verdict.json"
+COMPARED = ("losses", "weights")  # invariants that are told also where they hold: what was compared, and with what
 VERSION = 1
 
 
@@ -69,13 +70,14 @@ def tables(verdict: Verdict) -> RenderableType:
     numbers = f"{verdict.steps} steps in {duration(verdict.wall_s)}, goodput {goodput}"
     holds = f"{len(verdict.checks) - len(broken)} of {len(verdict.checks)} invariants hold"
     word = ("recovered", "bold green") if verdict.ok else ("NOT AS IT SHOULD BE", "bold red")
+    parts += [f"{check.name}: {check.detail}" for check in verdict.checks if check.ok and check.name in COMPARED]
     parts.append(Text.assemble((f"{verdict.experiment} ", "bold"), f"(seed {verdict.seed}): ", word, f"; {holds}; {numbers}"))
     return Group(*parts)
 
 
 def _injections(outcomes: Sequence[Outcome]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("fault", "target", "reported as", "culprit", "rung"):
+    for name in ("fault", "target", "reported as", "culprit", "action"):
         table.add_column(name, overflow="fold")
     for name in ("detected", "down", "lost"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -106,7 +108,7 @@ def reported(outcome: Outcome) -> str:
     """As what the ledger reported an injection."""
     if outcome.kinds:
         return ", ".join(outcome.kinds)
-    return f"with {outcome.covered_by}" if outcome.covered_by else "nothing"
+    return f"with {outcome.covered_by}" if outcome.covered_by else "no fault"
 
 
 def seconds(value: float | None) -> str:

@@ -61,8 +61,8 @@ OF_THE_RUN = {
     "reached": "the last job ended with 0 at the target step",
     "exits": "jobs ended early only where a fault may end them",
     "false alarms": "no fault was reported that nobody injected, and no checkpoint refused that nobody damaged",
-    "losses": "every loss that was computed, in every generation, is those of the reference run",
-    "weights": "the final weights are those of the reference run",
+    "losses": "every loss of every generation is that of the reference run without faults",
+    "weights": "the final weights are those of the reference run without faults",
     "checkpoints": "each checkpoint is sound, and the newest one is of the target step",
     "processes": "no process outlived the run",
     "files": "nothing is left in RAM or in temporary places",
@@ -175,7 +175,7 @@ def _exits(seen: Observation) -> list[str]:
 
 
 def _losses(seen: Observation) -> list[str]:
-    """Steps whose loss is not those of the reference run, and steps that nobody computed."""
+    """Steps whose loss is not that of the reference run, and steps that nobody computed."""
     if seen.reference is None:
         return []
     theirs = {int(line["step"]): line.get("loss") for line in seen.reference}
@@ -189,7 +189,7 @@ def _losses(seen: Observation) -> list[str]:
         tolerance = seen.tolerance if line["t"] >= inexact_t else 0.0
         if step not in theirs or not _close(loss, theirs[step], tolerance):
             wrong.append(
-                f"step {step} of generation {line['generation']}: {loss!r}, and those of the reference run is {theirs.get(step)!r}"
+                f"step {step} of generation {line['generation']}: {loss!r}, and that of the reference run is {theirs.get(step)!r}"
             )
     missing = sorted(set(theirs) - done)
     return wrong + ([f"step {missing[0]} and {len(missing) - 1} more have no loss"] if missing else [])

@@ -60,7 +60,7 @@ def test_a_campaign_that_gives_up_makes_a_bad_verdict(chaos: Chaos):
     assert chaos.run({"campaign": {"config": config}, "faults": faults, "twin": False}) == 1, chaos.said()
     told = chaos.verdict()
     assert not told["ok"]
-    assert {"reached", "recovered", "rung", "injected"} <= set(told["broken"])
+    assert {"reached", "recovered", "action", "injected"} <= set(told["broken"])
     assert "exit code 70" in chaos.printed
     assert [each["t"] is not None for each in told["injections"]] == [True, False]
 

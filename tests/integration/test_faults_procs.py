@@ -1,4 +1,4 @@
-"""Faults of processes and of ranks: each really happens, and the ledger names kind, culprit and rung."""
+"""Faults of processes and of ranks: each really happens, and the ledger names kind, culprit and action."""
 
 import contextlib
 import itertools

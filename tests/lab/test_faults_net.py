@@ -1,4 +1,4 @@
-"""Links and names of the lab's hosts that fail under a campaign: counters that move, the right rung, and nothing that stays."""
+"""Links and names of the lab's hosts that fail under a campaign: counters that move, the right action, and nothing that stays."""
 
 import contextlib
 import random

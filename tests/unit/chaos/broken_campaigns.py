@@ -58,7 +58,7 @@ BREAKS: dict[str, tuple[set[str], Callable[[Observation], Observation]]] = {
     "nobody reported one": ({"told"}, lambda seen: without(seen, lambda line: line.get("fault_id") == first_id(seen))),
     "another rank was blamed": ({"culprit"}, lambda seen: lines(seen, is_a("fault"), {"ranks": [0]})),
     "nobody was blamed": ({"culprit"}, lambda seen: lines(seen, is_a("fault"), {"ranks": [], "nodes": []})),
-    "a node was replaced": ({"rung"}, lambda seen: lines(seen, is_a("action"), {"name": "replace_node"})),
+    "a node was replaced": ({"action"}, lambda seen: lines(seen, is_a("action"), {"name": "replace_node"})),
     "an older snapshot was gone on from": ({"lost steps"}, lambda seen: lines(
         seen, lambda line: line["event"] == "generation_started" and line["resumed_step"] == 25, {"resumed_step": 20}
     )),

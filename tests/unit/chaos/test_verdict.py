@@ -104,7 +104,7 @@ def test_a_kill_during_a_drain_finishes_the_drain():
     seen = tale.goes_to(STEPS).ends().seen()
     assert judge(seen).broken == []
     calm = without(seen, is_a("drain"))
-    assert judge(calm).broken == ["rung"]
+    assert judge(calm).broken == ["action"]
 
 
 # -- numbers that may differ -------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_what_need_not_be_told_may_be_told_by_what_is_done_about_it():
 
     assert judge(short("wait")).broken == []
     assert outcomes(short("wait"))[0].kinds == ["collective_timeout"]
-    assert set(judge(short("restart_workers")).broken) == {"told", "rung"}
+    assert set(judge(short("restart_workers")).broken) == {"told", "action"}
 
 
 def test_a_checkpoint_that_was_damaged_may_be_refused():
