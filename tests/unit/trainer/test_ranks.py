@@ -127,11 +127,11 @@ def test_asked_to_stop_before_the_first_step_it_does_nothing(made: Made):
     assert (steps(told), saved(told)) == ([], [])
 
 
-def test_where_the_target_is_reached_nothing_is_done(made: Made):
+def test_where_the_target_is_reached_no_step_is_done_and_the_last_validation_again(made: Made):
     config = made(train={"eval_interval": 4})
-    trained(config, 1)
-    again = trained(config, 1)
-    assert {line["event"] for line in again} == {"resumed"}
+    first, again = trained(config, 1), trained(config, 1)
+    assert [line["event"] for line in again] == ["resumed", "validation"]
+    assert again[-1]["val_loss"] == [line["val_loss"] for line in first if line["event"] == "validation"][-1]
 
 
 def test_checkpoints_and_validation_come_when_they_are_due_and_once(made: Made):
