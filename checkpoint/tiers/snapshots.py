@@ -299,11 +299,11 @@ class Snapshots:
         self.finish()
         self._say_again(0.0)
         generation, rank, lease = self.session.generation, self._ranks.rank, self._word.read()
-        if lease.generation == generation and lease.buffer is not None and lease.number > self._used:
-            self._used = lease.number
-            self._say(LeasePassed(generation=generation, rank=rank, lease=lease.number))
         wants, why = tuple(sorted(tiers)), f"rank {rank} has left it out"
         self._skip(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants, reason=why))
+        if lease.generation == generation and lease.buffer is not None and lease.number > self._used:
+            self._used = lease.number
+            self._say(LeasePassed(generation=generation, rank=rank, lease=lease.number))  # after the reason
 
     def _skip(self, news: StepSkipped) -> None:
         self._report(news, REPORT_S if news.again else self._patience_with_daemon_s)

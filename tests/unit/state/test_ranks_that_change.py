@@ -22,18 +22,18 @@ def train(rank: int, session: str, late: tuple[int, int], meeting_s: float) -> t
 
     Returns the steps that are done, of which of them this rank has a snapshot, and what the log said.
     """
-    from resilient.state import attach as attaching
+    from resilient.state import announcement, attach
 
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", RESILIENT_SESSION=session, RESILIENT_GENERATION="1")
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("resilient").addHandler(handler)
-    attaching.MEETING_S = meeting_s
+    announcement.MEETING_S = meeting_s
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    snapshots = attaching.attach(model=model, optimizer=optimizer)
+    snapshots = attach.attach(model=model, optimizer=optimizer)
     saved = []
     for step in snapshots.steps(TOTAL):
         model[1].requires_grad_(step >= late[rank])
