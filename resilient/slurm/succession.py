@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ from resilient.slurm import chain, queue
 from resilient.slurm.badnodes import bad_nodes
 from resilient.slurm.chain import Cancel, Chain, Plan, Submit
 from resilient.slurm.options import in_script
-from resilient.slurm.queue import QueuedJob, SlurmRefused, SlurmSilent
+from resilient.slurm.queue import NoSlurm, QueuedJob, SlurmRefused, SlurmSilent
 from resilient.slurm.script import FILE as SCRIPT
 from resilient.slurm.script import job_name, script
 
@@ -318,6 +319,11 @@ def submit(config: Config, arguments: Sequence[str], *, dry_run: bool) -> str:
         return text.rstrip()
     try:
         job_id, there = asyncio.run(Succession.of(config).begin(text))
+    except EnvironmentUnusable as error:
+        if not isinstance(error.__cause__, NoSlurm):
+            raise
+        here = f"run the campaign here without it: resilient run {shlex.join(arguments)}"
+        raise EnvironmentUnusable(f"{error}; submit on a machine that has Slurm, such as a login node, or {here}") from error
     except OSError as error:
         raise EnvironmentUnusable(f"cannot write {error.filename}: {error.strerror}") from error
     if job_id is None:

@@ -142,9 +142,36 @@ def test_without_slurm_nothing_is_left_behind(path: Path, tmp_path: Path, monkey
     there = sorted(tmp_path.iterdir())
     submit = command("submit", str(path), f"run_dir={tmp_path}/runs/chain")
     told, _ = submit.communicate(timeout=120)
-    assert (submit.returncode, told.count("\n")) == (Exit.UNUSABLE, 1), told
-    assert "squeue" in told
+    assert (submit.returncode, told) == (
+        Exit.UNUSABLE,
+        "resilient: Slurm is not to be had on this machine: there is no squeue on its PATH; submit on a machine that has Slurm, "
+        f"such as a login node, or run the campaign here without it: resilient run {path} run_dir={tmp_path}/runs/chain\n",
+    )
     assert sorted(tmp_path.iterdir()) == there
+
+
+UNCONFIGURED = """\
+squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+squeue: error: fetch_config: DNS SRV lookup failed
+squeue: fatal: Could not establish a configuration source
+"""
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["no run directory", "a run directory"])
+def test_a_slurm_that_belongs_to_no_cluster_is_one_line_with_what_to_do(path: Path, slurm, tmp_path: Path, there: bool):
+    if there:
+        (tmp_path / "run").mkdir()
+    (tmp_path / "bin/squeue").write_text(f"#!/bin/sh\ncat >&2 <<'EOF'\n{UNCONFIGURED}EOF\nexit 1\n")
+    told, _ = (submit := command("submit", str(path))).communicate(timeout=120)
+    assert (submit.returncode, told.count("\n")) == (Exit.UNUSABLE, 1), told
+    assert "of no cluster: squeue: fatal: Could not establish a configuration source; submit on" in told
+    assert told.endswith(f"resilient run {path}\n")
+
+
+def test_what_slurm_says_in_several_lines_is_one(path: Path, slurm, tmp_path: Path):
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\nprintf 'sbatch: error: no account\\nsbatch: error: failed\\n' >&2; exit 1\n")
+    told, _ = command("submit", str(path)).communicate(timeout=120)
+    assert told == "resilient: sbatch: error: no account; sbatch: error: failed\n"
 
 
 def test_a_refusal_is_told_at_once_with_slurms_own_words_and_leaves_nothing_behind(path: Path, slurm, tmp_path: Path):
