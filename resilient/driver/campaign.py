@@ -144,6 +144,19 @@ async def _followed(succession: Succession, job_id: str, max_jobs: int, code: Ex
         log.warning("Slurm does not answer: perhaps no job of the chain follows this one")
 
 
+def end_chain_at_target(config: Config, allocation: Allocation, step: int) -> None:
+    """The target is reached already: if this is the job of a chain, that is over. A chain whose end cannot be recorded has said no
+    less than before."""
+    chained = Succession.of_job(config, os.environ)
+    if chained is None:
+        return
+    try:
+        if chained.chain.begun_t is not None:
+            asyncio.run(chained.reached(allocation.job_id, step))
+    except OSError as error:
+        log.warning("the chain's end is not recorded: %s", error)
+
+
 def end_chain(file: Path, settings: Sequence[str]) -> Config | None:
     """A config is at fault: if this is the job of a chain, that is over. It is recorded, and no job is to wait behind this one.
 

@@ -12,7 +12,7 @@ from resilient.access import must_be_ours, restrict
 from resilient.campaign import allocation_of, already_reached, fitted, machine_layout, shares_of_gpus
 from resilient.config import ConfigError, Problem, attribute, load, notes, with_shards
 from resilient.decided import decided
-from resilient.driver.campaign import end_chain, run_campaign
+from resilient.driver.campaign import end_chain, end_chain_at_target, run_campaign
 from resilient.driver.display import Display
 from resilient.driver.driver_log import DriverLog
 from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_saved, sequel, waiting_behind
@@ -80,6 +80,8 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     if reached is not None:
         text = f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}"
         console.print(text, soft_wrap=True)
+        if allocation is not None:
+            end_chain_at_target(loaded, allocation, reached)
         return Exit.OK
     display = Display(loaded.logging.progress, loaded.target_step, console=console, log=log)
     if allocation is not None and allocation.gone:

@@ -99,8 +99,12 @@ class Succession:
                 self._record("begun", name=self.name)  # before the job can be there: it must not find the chain over
                 try:
                     submitted[:] = await self._carry_out(plan)
+                except SlurmRefused as error:
+                    if not unanswered:
+                        self._record("refused", reason=str(error))
+                    raise
                 except SlurmSilent as error:
-                    unanswered.extend([] if isinstance(error, SlurmRefused) else [error])
+                    unanswered.append(error)
                     raise
 
         async def look() -> None:
@@ -148,6 +152,11 @@ class Succession:
         if over is None:
             self._record("started", job=job_id, step=step)
         return over
+
+    async def reached(self, job_id: str, step: int) -> None:
+        """A job of the chain finds the target reached: the chain is over, and what waits behind it goes."""
+        if self.started(job_id, step) is None:
+            await self.ended(job_id, Exit.OK)
 
     async def ensure(self, job_id: str, max_jobs: int) -> str:
         """See to it that one job waits behind this one, however long Slurm is silent; returns why there is none, or nothing."""

@@ -183,6 +183,29 @@ def test_a_refusal_is_told_at_once_with_slurms_own_words_and_leaves_nothing_behi
     assert sorted(tmp_path.iterdir()) == there
 
 
+@pytest.mark.parametrize("over", [True, False], ids=["a chain is over", "there was none"])
+def test_a_refused_submission_leaves_the_chain_as_it_was(config: Config, slurm, tmp_path: Path, over: bool):
+    found = Succession.of(config)
+    config.run_dir.mkdir()
+    if over:
+        asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))
+        found.started("100", 0)
+        slurm.becomes("100", state="COMPLETED")
+        asyncio.run(found.ended("100", Exit.STOPPED))
+        asyncio.run(found.stop())
+    before = found.chain
+    sbatch = (tmp_path / "bin/sbatch").read_text()
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gone' >&2; exit 1\n")
+    with pytest.raises(EnvironmentUnusable, match="invalid partition"):
+        asyncio.run(found.begin("#!/bin/bash\n"))
+    assert found.chain == before and (before.over is Exit.STOPPED) is over
+    assert (Succession.found(config.run_dir) is not None) is over
+    assert records(config.run_dir)[-2:] == ["begun", "refused"]
+    (tmp_path / "bin/sbatch").write_text(sbatch)
+    assert asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))[0] == ("101" if over else "100")
+    assert found.chain.over is None and found.chain.jobs == ()
+
+
 def test_a_refusal_removes_nothing_that_was_there_before(config: Config, slurm, tmp_path: Path):
     (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gone' >&2; exit 1\n")
     config.run_dir.mkdir()
@@ -431,6 +454,26 @@ def test_a_job_whose_config_is_wrong_ends_the_chain_and_says_so(
     assert [job["state"] for job in slurm.jobs()] == ["COMPLETED", "RUNNING", "CANCELLED"]
     assert going.chain.over is Exit.CONFIG
     assert inspect(tmp_path / "run").jobs[1]["state"] == "ended by 78"
+
+
+def test_a_job_that_finds_the_target_reached_ends_the_chain(
+    going: Succession, path: Path, slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+):
+    """As after a job that was killed behind its last checkpoint."""
+    asyncio.run(going.ensure("100", 50))
+    job = {"JOB_NAME": going.name, "JOB_ID": "101", "JOB_NODELIST": "n1", "JOB_CPUS_PER_NODE": "2"}
+    for name, value in job.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    slurm.becomes("100", state="NODE_FAIL")
+    slurm.becomes("101", state="RUNNING")
+    asyncio.run(going.ensure("101", 50))
+    monkeypatch.setattr("resilient.driver.command.already_reached", lambda _: 300)
+    assert run_command(Told(path, ()), None, DriverLog()) is Exit.OK
+    assert "gpt has reached its target: step 300 of" in capfd.readouterr().out
+    assert records(tmp_path / "run")[-3:] == ["started", "ended", "cancelled"]
+    assert [job["state"] for job in slurm.jobs()] == ["NODE_FAIL", "RUNNING", "CANCELLED"]
+    found = inspect(tmp_path / "run")
+    assert (going.chain.over, found.jobs[1]["state"], found.jobs[1]["step"]) == (Exit.OK, "ended by 0", 300)
 
 
 def test_a_wrong_config_of_a_job_of_its_own_ends_no_chain(going: Succession, path: Path, monkeypatch: pytest.MonkeyPatch):
