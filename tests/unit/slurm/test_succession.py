@@ -28,6 +28,7 @@ from resilient.run_words import Told
 from resilient.slurm import chain, queue, succession
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.badnodes import remember
+from resilient.slurm.script import CHAIN_VARIABLE
 from resilient.slurm.succession import Succession
 from resilient.status import inspect
 
@@ -433,8 +434,10 @@ def test_a_chain_goes_on_behind_a_job_whose_node_has_no_durable_tier(
     [
         lambda config, run_dir: config.write_text(f"{config.read_text()}no_key: 1\n"),
         lambda config, run_dir: (run_dir / "config.yaml").write_text("mine: 1\n"),
+        lambda config, run_dir: config.write_text("name: [gpt\n"),
+        lambda config, run_dir: config.unlink(),
     ],
-    ids=["a key that is none", "a file of somebody's own"],
+    ids=["a key that is none", "a file of somebody's own", "no YAML", "no file"],
 )
 def test_a_job_whose_config_is_wrong_ends_the_chain_and_says_so(
     going: Succession, path: Path, slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd, spoil
@@ -443,6 +446,7 @@ def test_a_job_whose_config_is_wrong_ends_the_chain_and_says_so(
     job = {"JOB_NAME": going.name, "JOB_ID": "101", "JOB_NODELIST": "n1", "JOB_CPUS_PER_NODE": "2"}
     for name, value in job.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv(CHAIN_VARIABLE, str(tmp_path / "run"))
     slurm.becomes("100", state="COMPLETED")
     slurm.becomes("101", state="RUNNING")
     asyncio.run(going.ensure("101", 50))
@@ -454,6 +458,7 @@ def test_a_job_whose_config_is_wrong_ends_the_chain_and_says_so(
     assert [job["state"] for job in slurm.jobs()] == ["COMPLETED", "RUNNING", "CANCELLED"]
     assert going.chain.over is Exit.CONFIG
     assert inspect(tmp_path / "run").jobs[1]["state"] == "ended by 78"
+    assert CHAIN_VARIABLE not in os.environ  # whatever a job starts is not the job
 
 
 def test_a_job_that_finds_the_target_reached_ends_the_chain(
@@ -476,9 +481,13 @@ def test_a_job_that_finds_the_target_reached_ends_the_chain(
     assert (going.chain.over, found.jobs[1]["state"], found.jobs[1]["step"]) == (Exit.OK, "ended by 0", 300)
 
 
-def test_a_wrong_config_of_a_job_of_its_own_ends_no_chain(going: Succession, path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("settings", [("no_key=1",), ("no setting",)])
+def test_a_wrong_config_of_a_job_of_its_own_ends_no_chain(
+    going: Succession, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...]
+):
     for name, value in {"JOB_NAME": "interactive", "JOB_ID": "7", "JOB_NODELIST": "n1"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv(CHAIN_VARIABLE, str(tmp_path / "run"))
     with pytest.raises(ConfigError):
-        run_command(Told(path, ("no_key=1",)), None, DriverLog())
+        run_command(Told(path, settings), None, DriverLog())
     assert going.chain.over is None
