@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -62,7 +62,7 @@ def show(verdict: Verdict, console: Console | None = None) -> None:
 
 def tables(verdict: Verdict) -> RenderableType:
     """Injections, what does not hold, and the numbers of the whole."""
-    parts: list[RenderableType] = [_injections(verdict.outcomes)] if verdict.outcomes else []
+    parts: list[RenderableType] = [_Injections(verdict.outcomes)] if verdict.outcomes else []
     broken = [check for check in verdict.checks if not check.ok]
     for check in broken:
         parts.append(Text.assemble((f"{check.name}: ", "bold red"), check.detail))
@@ -75,26 +75,53 @@ def tables(verdict: Verdict) -> RenderableType:
     return Group(*parts)
 
 
-def _injections(outcomes: Sequence[Outcome]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("fault", "target", "reported as", "culprit", "action"):
-        table.add_column(name, overflow="fold")
-    for name in ("detected", "down", "lost"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("")
-    for each in outcomes:
-        table.add_row(
-            each.fault,
-            target(each.target),
-            reported(each),
-            each.culprit,
-            ", ".join(each.taken) or "none",
-            seconds(each.detection_s),
-            seconds(each.downtime_s),
-            "" if each.lost_steps is None else str(each.lost_steps),
-            Text("ok", "green") if each.ok else Text("; ".join(each.wrong), "bold red"),
-        )
-    return table
+class _Injections:
+    """The table of injections, as wide as there is room. No word is broken: where there is no room for all names, they go on in the
+    next line after an underscore."""
+
+    NAMES = ("fault", "target", "reported as", "culprit", "action", "detected", "down", "lost", "")
+    NUMBERS = ("detected", "down", "lost")
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        self._outcomes = outcomes
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        rows, gap = [_cells(each) for each in self._outcomes], 2
+        gaps = len(self.NAMES) - 1
+        if sum(map(self._least, self._columns(rows))) + gap * gaps > options.max_width:
+            rows, gap = [[cell.replace("_", "_\n") for cell in row] for row in rows], 1
+        table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+        left = options.max_width - gap * gaps - sum(map(self._least, self._columns(rows)))
+        for column in self._columns(rows):
+            least, wanted = self._least(column), max(len(line) for cell in column for line in cell.split("\n"))
+            more = max(0, min(wanted - least, left))
+            left -= more
+            justify: Literal["right", "left"] = "right" if column[0] in self.NUMBERS else "left"
+            table.add_column(column[0], width=least + more, overflow="fold", justify=justify)
+        for row, each in zip(rows, self._outcomes, strict=True):
+            table.add_row(*map(Text, row[:-1]), Text(row[-1], "green" if each.ok else "bold red"))
+        yield table
+
+    def _columns(self, rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+        return list(zip(self.NAMES, *rows, strict=True))
+
+    def _least(self, column: Sequence[str]) -> int:
+        """The width of its longest word; a number stays with its unit."""
+        return max((len(word) for cell in column for word in ([cell] if column[0] in self.NUMBERS else cell.split())), default=0)
+
+
+def _cells(each: Outcome) -> list[str]:
+    return [
+        each.fault,
+        target(each.target),
+        reported(each),
+        each.culprit,
+        ", ".join(each.taken).replace("_", " ") or "none",
+        seconds(each.detection_s),
+        seconds(each.downtime_s),
+        "" if each.lost_steps is None else str(each.lost_steps),
+        "ok" if each.ok else "; ".join(each.wrong),
+    ]
 
 
 def target(of: Target) -> str:

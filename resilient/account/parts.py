@@ -8,15 +8,15 @@ PARTS = {
     "evaluation": "validation",
     "snapshot": "standing still for a copy of the state",
     "start": "from the start of a job to its first step",
-    "detection": "from what went wrong until it was known",
-    "restart": "from then until ranks were started again",
-    "restore": "from then until the first step began",
+    "detection": "from when something went wrong until it was known",
+    "restart": "from when a fault was known, or nodes were to change, until ranks were started again",
+    "restore": "from the start of ranks that go on from a step until their first step began",
     "rework": "steps that were computed again or cut off",
     "link": "waiting for a link",
     "finish": "from the last step to the end of a job",
     "idle": "between steps, for no reason that is known",
 }
-"""The parts of the account, and what they are."""
+"""The parts of the account, and what they are; each sentence stands alone, for they are shown in any order."""
 
 # Actions that stop no rank: the time stays with the steps.
 GOES_ON = ("report", "recompute_batch", "skip_batch", "restart_agent", "exclude_node")

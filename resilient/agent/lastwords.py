@@ -31,7 +31,9 @@ class Witness:
 
 
 def take(witnesses: Mapping[int, Witness], folder: Path, node: int, *, world: int) -> None:
-    """Leave in the folder, which is made if need be, what the workers of a node have to say, and a list of it: `node<n>.txt`.
+    """Leave in the folder what the workers of a node have to say, and a list of it: `node<n>.txt`.
+
+    The folder is made if need be, with the one that it is in.
 
     Args:
         world: ranks of all nodes; where they are many, all that a node leaves is one file, `node<n>.tar.zst`.
@@ -39,7 +41,8 @@ def take(witnesses: Mapping[int, Witness], folder: Path, node: int, *, world: in
     Raises:
         OSError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    for each in (folder.parent, folder):  # and no run directory in the place of one that is gone
+        each.mkdir(exist_ok=True)
     if world <= APART:
         _take(witnesses, folder, f"node{node}.txt")
         return

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from resilient.driver.lease import must_be_there
+
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 4 << 20  # of lines that wait to be written
@@ -160,10 +162,12 @@ class LogWriter:
     put, each line is written whole, or counted in a line that says how many were dropped. Lines of one file stay in order.
 
     Args:
+        run_dir: where the files are: lines wait while it is gone, and nothing is made in its place. None: files may be anywhere.
         limit_bytes: of lines that wait.
     """
 
-    def __init__(self, limit_bytes: int = BUFFER_BYTES) -> None:
+    def __init__(self, run_dir: Path | None = None, limit_bytes: int = BUFFER_BYTES) -> None:
+        self._run_dir = run_dir
         self._limit_bytes = limit_bytes
         self._lines: deque[tuple[Path, bytes]] = deque()
         self._held_bytes = 0
@@ -249,6 +253,8 @@ class LogWriter:
     def _opened(self, path: Path) -> int:
         if self._file is None or self._file[0] != path:
             self._drop_file()
+            if self._run_dir is not None:
+                must_be_there(self._run_dir)
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path, os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
         return self._file[1]
@@ -264,10 +270,13 @@ class NodeOutput:
     """The output of all ranks of a node, and of its agent. See the module.
 
     Invariant: what a rank prints is read whatever the agent's own thread and the run directory do.
+
+    Args:
+        run_dir: as of `LogWriter`.
     """
 
-    def __init__(self) -> None:
-        self._writer = LogWriter()
+    def __init__(self, run_dir: Path | None = None) -> None:
+        self._writer = LogWriter(run_dir)
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._woken, selectors.EVENT_READ)

@@ -93,7 +93,7 @@ def main() -> int:
     secret, incarnation = token_of(token)
     patience_s = max(CONNECT_S, args.fence_s)  # a driver that was stopped answers when it goes on
     with (
-        NodeOutput() as output,
+        NodeOutput(args.run_dir) as output,
         Connection(
             parse_addresses(args.driver), token=secret, node=args.node, incarnation=incarnation, timeout_s=patience_s
         ) as connection,

@@ -292,7 +292,8 @@ class Generations:
         for heartbeat in heartbeats:
             if heartbeat.step <= run.step:
                 continue
-            self.announce(heartbeat.step - 1, self._job.storage.durable.name, when, out)
+            first_step = heartbeat.step if heartbeat.first_step == NO_STEP else heartbeat.first_step
+            self.announce(max(0, first_step - 1), self._job.storage.durable.name, when, out)
             if run.step != NO_STEP:
                 run.step_s = (heartbeat.beat_t - run.beat_t) / (heartbeat.step - run.step)
             run.step, run.beat_t, run.observed = heartbeat.step, heartbeat.beat_t, heartbeat.observed

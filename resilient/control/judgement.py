@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from resilient.control.liveness import Rank, Suspicion
+from resilient.control.liveness import NO_STEP, Rank, Suspicion
 from resilient.faults import Fault, Kind, listed
-from resilient.protocol.messages import Inspection
+from resilient.protocol.messages import Heartbeat, Inspection
 from resilient.standing import Standing, astray
 
 Waiting = Literal["collective", "compiling"]
@@ -22,6 +22,7 @@ _COMPILING = (
 )
 _BACKWARD = "torch/autograd/"  # whose hooks wait for collectives without a frame of Python
 _DEPTH = 4
+TOLD_S = 0.1  # between a rank's last step and what it did then: less is not told
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _fault(
     where = f": {stands}" if stands is not None and mine.waiting == "collective" else ""
     who = f"rank {first} is" if len(culprits) == 1 else f"ranks {listed(culprits)} are"
     at = f" at step {step}, phase {heartbeat.phase}" if not alive[first].by_collectives else ""
-    silent = f"silent for {suspicion.silent_s:.1f} s"
+    silent = f"silent for {suspicion.silent_s:.1f} s{_no_step(heartbeat, suspicion.silent_s) if first in suspicion.ranks else ''}"
     return Fault(
         fault_id=fault_id,
         kind=kind,
@@ -119,6 +120,12 @@ def _fault(
         detect_s=suspicion.silent_s,
         phase=heartbeat.phase,
     )
+
+
+def _no_step(heartbeat: Heartbeat, silent_s: float) -> str:
+    """For how long a rank has finished no step, where it has done something since the last one."""
+    since_s = heartbeat.activity_t - heartbeat.beat_t
+    return f" and without a step for {silent_s + since_s:.1f} s" if heartbeat.step != NO_STEP and since_s >= TOLD_S else ""
 
 
 def _astray(inspections: Mapping[int, Inspection], asked: Collection[int]) -> list[int]:

@@ -144,29 +144,55 @@ async def _followed(succession: Succession, job_id: str, max_jobs: int, code: Ex
         log.warning("Slurm does not answer: perhaps no job of the chain follows this one")
 
 
-def end_chain(file: Path, settings: Sequence[str]) -> Config | None:
+def end_chain_at_target(config: Config, allocation: Allocation, step: int) -> None:
+    """The target is reached already: if this is the job of a chain, that is over. A chain whose end cannot be recorded has said no
+    less than before."""
+    chained = Succession.of_job(config, os.environ)
+    if chained is None:
+        return
+    try:
+        if chained.chain.begun_t is not None:
+            asyncio.run(chained.reached(allocation.job_id, step))
+    except OSError as error:
+        log.warning("the chain's end is not recorded: %s", error)
+
+
+def end_chain(file: Path, settings: Sequence[str], run_dir: Path | None) -> Succession | None:
     """A config is at fault: if this is the job of a chain, that is over. It is recorded, and no job is to wait behind this one.
 
-    Returns what is known of the config, if the chain was ended.
+    Returns the chain, if it was ended.
 
     Args:
         file, settings: the config, of which nothing but the run directory has to be right, and what overrides it.
+        run_dir: by the batch script of a chain, for a config of which not even that can be read.
     """
     try:
-        config = place(file, settings)
-        access.must_be_ours(None, config.run_dir, config.run_dir_mode)
-        chained = Succession.of_job(config, os.environ)
-        begun = Succession.found(config.run_dir) if chained is not None else None
-        if chained is None or begun is None or begun.name != chained.name:
+        chained = _chain_of(file, settings, run_dir)
+        if chained is None:
             return None
         allocation = Allocation.of(os.environ, socket.gethostname())
         if allocation.task > 0:
             return None
         asyncio.run(chained.ended(allocation.job_id, Exit.CONFIG))
-        return config
+        return chained
     except (ForeseenError, OSError) as error:
         log.debug("the chain's end is not recorded: %s", error)
         return None
+
+
+def _chain_of(file: Path, settings: Sequence[str], run_dir: Path | None) -> Succession | None:
+    """The chain that was begun in a run directory and has this process's job; arguments and errors as for `end_chain`."""
+    try:
+        config = place(file, settings)
+    except ConfigError:
+        if run_dir is None:
+            raise
+        mode: access.Mode = "private"
+    else:
+        run_dir, mode = config.run_dir, config.run_dir_mode
+    access.must_be_ours(None, run_dir, mode)
+    begun = Succession.found(run_dir)
+    return begun if begun is not None and begun.name == os.environ.get("SLURM_JOB_NAME") else None
 
 
 def _committed(past: Past, resumption: Resumption | None) -> int | None:

@@ -1,6 +1,7 @@
 """`resilient run`: from the words of the command line to the exit code, and what the terminal shows before and after a campaign."""
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from resilient.access import must_be_ours, restrict
 from resilient.campaign import allocation_of, already_reached, fitted, machine_layout, shares_of_gpus
 from resilient.config import ConfigError, Problem, attribute, load, notes, with_shards
 from resilient.decided import decided
-from resilient.driver.campaign import end_chain, run_campaign
+from resilient.driver.campaign import end_chain, end_chain_at_target, run_campaign
 from resilient.driver.display import Display
 from resilient.driver.driver_log import DriverLog
 from resilient.driver.farewell import cost_of_a_kill, farewell, greeting, last_saved, sequel, waiting_behind
@@ -27,18 +28,21 @@ from resilient.main import complain
 from resilient.run_dir_config import must_not_be_foreign
 from resilient.run_words import Told
 from resilient.sinks.packages import missing
+from resilient.slurm.script import CHAIN_VARIABLE
+from resilient.slurm.succession import Succession
 
 
 def run_command(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     """Run a campaign, or go on with it. Args: ahead: an agent that was started before anything is known of the campaign."""
+    run_dir = os.environ.pop(CHAIN_VARIABLE, None)  # for this process alone: what the job starts is not the job
     try:
         return _run(told, ahead, log)
     except ConfigError as error:
-        known = end_chain(told.config, told.settings)
-        if known is None:
+        chained = end_chain(told.config, told.settings, None if run_dir is None else Path(run_dir))
+        if chained is None:
             raise
         complain(error)
-        if (last := sequel(error.code, waiting_behind(known))) is not None:
+        if (last := sequel(error.code, waiting_behind(chained))) is not None:
             typer.echo(last)
         return error.code
 
@@ -80,6 +84,8 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
     if reached is not None:
         text = f"{loaded.name} has reached its target: step {reached} of {loaded.train.steps} is in {loaded.run_dir}"
         console.print(text, soft_wrap=True)
+        if allocation is not None:
+            end_chain_at_target(loaded, allocation, reached)
         return Exit.OK
     display = Display(loaded.logging.progress, loaded.target_step, console=console, log=log)
     if allocation is not None and allocation.gone:
@@ -118,7 +124,8 @@ def _run(told: Told, ahead: AgentAhead | None, log: DriverLog) -> Exit:
             say(saved)
     elif code is Exit.GAVE_UP:
         warn(f"`resilient logs {loaded.run_dir}` shows what the ranks printed")
-    if (last := sequel(code, waiting_behind(loaded) if allocation is not None else None)) is not None:
+    chained = Succession.of_job(loaded, os.environ) if allocation is not None else None
+    if (last := sequel(code, waiting_behind(chained))) is not None:
         say(last)
     drain()  # driver.log has, too, what has become of these words
     log.finish(loaded.run_dir)

@@ -248,8 +248,11 @@ class Display:
         if self._live is not None:
             self._show_live(*self._live)
         if self._seen.step == self._target or self._due():
-            of = f"/{self._target}" if self._target is not None else ""
-            self._passing(f"step {self._seen.step}{of}  {self._status()}")
+            self._pass_step()
+
+    def _pass_step(self) -> None:
+        of = f"/{self._target}" if self._target is not None else ""
+        self._passing(f"step {self._seen.step}{of}  {self._status()}")
 
     def _passing(self, text: str) -> None:
         """What the line that moves says already, where there is one."""
@@ -266,7 +269,10 @@ class Display:
 
     def event(self, line: Line) -> None:
         """A line of the ledger was written."""
+        checkpoint = self._seen.checkpoint
         self.count(line)
+        if self._seen.step == self._target == self._seen.checkpoint != checkpoint:
+            self._pass_step()  # the step was told before it was saved
         text = describe(line)
         if text is not None:
             self.note(text)

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import os
 from collections.abc import Sequence
 
 from resilient import storage
@@ -59,9 +58,8 @@ def sequel(code: Exit, waiting: Sequence[str] | None) -> str | None:
     )
 
 
-def waiting_behind(config: Config) -> list[str] | None:
+def waiting_behind(chained: Succession | None) -> list[str] | None:
     """Jobs that wait behind the one that this process runs in; None where it is of no chain, or Slurm does not say."""
-    chained = Succession.of_job(config, os.environ)
     if chained is None:
         return None
     try:

@@ -11,10 +11,13 @@ from resilient.logs.reading import Follower, Wanted, follow, generations, lines
 from resilient.processes import must_be_run_directory
 
 POLL_S = 0.5
+LOOKED_AT = 20  # generations; as many are files, and not packed
 
 
 def show(run_dir: Path, wanted: Wanted, generation: int | None, *, following: bool) -> None:
-    """Print lines of the newest generation, or of this one; with those that come, until Ctrl-C.
+    """Print lines of the newest generation that has such, or of this one; with those that come, until Ctrl-C.
+
+    Where the newest generation of all has none, as right after a restart, standard error says which one is shown.
 
     Raises:
         EnvironmentUnusable: this is no run directory, or there are no such logs.
@@ -25,17 +28,44 @@ def show(run_dir: Path, wanted: Wanted, generation: int | None, *, following: bo
             follow(Follower(run_dir, wanted, generation), _print_at_once, lambda: time.sleep(POLL_S))
         except KeyboardInterrupt:
             return
-    if generation is None:
-        found = generations(run_dir)
-        if not found:
-            raise EnvironmentUnusable(f"there are no logs of ranks in {run_dir / DIRECTORY}: nothing has been started yet")
-        generation = found[-1]
+    chosen = _newest(run_dir) if generation is None else generation
+    if _print(run_dir, chosen, wanted):
+        return
+    others = [each for each in reversed(generations(run_dir)) if each != chosen][: LOOKED_AT - 1]
+    other = next((each for each in others if _has_some(run_dir, each, wanted)), None)
+    none = f"resilient: generation {chosen} has no such lines"
+    if other is None:
+        looked = f", nor have the {len(others)} others that were looked at" if others else ""
+        sys.stderr.write(f"{none}{looked}\n")
+    elif generation is not None:
+        sys.stderr.write(f"{none}; generation {other} has some: --generation {other}\n")
+    else:
+        sys.stderr.write(f"{none}; these are of generation {other}\n")
+        _print(run_dir, other, wanted)
+
+
+def _newest(run_dir: Path) -> int:
+    found = generations(run_dir)
+    if not found:
+        raise EnvironmentUnusable(f"there are no logs of ranks in {run_dir / DIRECTORY}: nothing has been started yet")
+    return found[-1]
+
+
+def _print(run_dir: Path, generation: int, wanted: Wanted) -> int:
+    """Print the wanted lines of a generation; how many there were."""
     shown = 0
     for line in lines(run_dir, generation, wanted):
         sys.stdout.write(f"{line}\n")
         shown += 1
-    if not shown:
-        sys.stderr.write(f"resilient: generation {generation} has no such lines\n")
+    return shown
+
+
+def _has_some(run_dir: Path, generation: int, wanted: Wanted) -> bool:
+    """Whether a generation that was not asked for has wanted lines; one that cannot be read has none."""
+    try:
+        return next(lines(run_dir, generation, wanted), None) is not None
+    except EnvironmentUnusable:
+        return False
 
 
 def since(text: str | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from resilient import entries
+from resilient import entries, ledger
 from resilient.account import PLANNED, Account, Clerk, in_order
 from resilient.committed import CommittedCheckpoints
 from resilient.downtime import Downtime
@@ -21,6 +21,8 @@ KEPT = 100  # incidents and jobs, the newest
 RECENT = 8  # lines
 _NUMBERS = 1 << 53
 
+MISSED = "checkpoint_missed"
+
 SAID = (
     "forked",
     "config_changed",
@@ -28,7 +30,7 @@ SAID = (
     "fault",
     "action",
     "recovered",
-    "checkpoint_missed",
+    MISSED,
     "checkpoint_rejected",
     "link",
     "health",
@@ -102,7 +104,7 @@ class Past(msgspec.Struct):
             return
         name = line["event"]
         if name in SAID:
-            self.recent = [*self.recent[-(RECENT - 1) :], json.dumps(line)]
+            self.recent = [*_before(self.recent, line)[-(RECENT - 1) :], json.dumps(line)]
         match name:
             case "run_started":
                 self.started, self.began_at, self.exit_code = True, at, None
@@ -203,6 +205,19 @@ class Past(msgspec.Struct):
     def invalidated(self) -> list[InvalidationRule]:
         """What roll-backs have invalidated."""
         return [InvalidationRule(generation, step) for generation, step in self.rules]
+
+
+def _before(recent: list[str], line: Line) -> list[str]:
+    """The lines that stay before this one. Of steps that a tier misses one after the other the newest line stands for all: it has
+    their count."""
+    if line["event"] != MISSED:
+        return recent
+    at = len(recent)
+    while at and (last := ledger.parsed(recent[at - 1].encode())) is not None and last.get("event") == MISSED:
+        at -= 1
+        if last.get("tier") == line["tier"]:
+            return [*recent[:at], *recent[at + 1 :]]
+    return recent
 
 
 def _devices(told: object) -> dict[str, list[int]]:

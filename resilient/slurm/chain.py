@@ -1,11 +1,12 @@
 """The chain: one job of a campaign runs, and one waits behind it until the target is reached. Pure.
 
-What happened so far stands in `chain.jsonl`, one record a line: `begun {name}` (by `resilient submit`), `submitted {job, after}`,
-`started {job, step}` (where the campaign stands, null: not known), `ended {job, exit_code}`, `cancelled {job}`, `stopped` (by
-`resilient stop`). A chain that is over stays over, whatever the queue holds, until somebody submits again.
+What happened so far stands in `chain.jsonl`, one record a line: `begun {name}` (by `resilient submit`), `refused {reason}` (Slurm
+has taken no job of what was begun last, which counts as not begun), `submitted {job, after}`, `started {job, step}` (where the
+campaign stands, null: not known; of a job that finds the target reached, too), `ended {job, exit_code}`, `cancelled {job}`,
+`stopped` (by `resilient stop`). A chain that is over stays over, whatever the queue holds, until somebody submits again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -54,6 +55,10 @@ class _Begun(_Record, tag="begun"):
     name: str
 
 
+class _Refused(_Record, tag="refused"):
+    reason: str
+
+
 class _Submitted(_Record, tag="submitted"):
     job: str
 
@@ -76,17 +81,23 @@ class _Stopped(_Record, tag="stopped"):
     pass
 
 
-_Any = _Begun | _Submitted | _Started | _Ended | _Cancelled | _Stopped
+_Any = _Begun | _Refused | _Submitted | _Started | _Ended | _Cancelled | _Stopped
 
 
-def whole(records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Those records that are records of a chain; what a disk has lost of the others is left out."""
+def whole(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those records that are records of a chain, without what a disk has lost of the others, and without submissions that Slurm has
+    refused."""
+    found: list[dict[str, Any]] = []
     for record in records:
         try:
             msgspec.convert(record, built(_Any))
         except (msgspec.ValidationError, RecursionError):
             continue
-        yield record
+        if record["what"] != "refused":
+            found.append(record)
+        elif begun := [number for number, each in enumerate(found) if each["what"] == "begun"]:
+            del found[begun[-1]]
+    return found
 
 
 def fold(records: Iterable[Mapping[str, Any]]) -> Chain:

@@ -23,6 +23,7 @@ FIELDS = "JobID:32,State:24,EndTime:24,PreemptTime:24,Reason:48"  # each wider t
 ALIVE = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 BUSY = ("Unable to contact", "timed out", "Connection", "Zero Bytes", "temporarily", "try again", "Transport", "communication")
+UNCONFIGURED = "Could not establish a configuration source"
 _JOB_ID = re.compile(r"\d{1,18}", re.ASCII)
 OVER = ("Invalid job id", "already completing or completed", "Job/step already")
 
@@ -33,6 +34,10 @@ class SlurmSilent(Exception):
 
 class SlurmRefused(SlurmSilent):
     """Slurm has answered that it will not; asked again at once it would say the same."""
+
+
+class NoSlurm(SlurmRefused):
+    """This machine has no Slurm, or one that belongs to no cluster."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,8 @@ async def _call(command: Sequence[str], timeout_s: float = ASK_S, *, without: Co
             env=environment(os.environ, without),
             start_new_session=True,  # Ctrl-C is for this process alone
         )
+    except FileNotFoundError:
+        raise NoSlurm(f"Slurm is not to be had on this machine: there is no {command[0]} on its PATH") from None
     except OSError as error:
         raise SlurmRefused(f"{command[0]} cannot be started: {error.strerror}") from error
     try:
@@ -166,7 +173,10 @@ async def _call(command: Sequence[str], timeout_s: float = ASK_S, *, without: Co
                 process.kill()
             await process.wait()
     if process.returncode:
-        said = complaint.decode(errors="replace").strip() or f"exit code {process.returncode}"
+        lines = [line.strip() for line in complaint.decode(errors="replace").splitlines() if line.strip()]
+        if lines and UNCONFIGURED in lines[-1]:
+            raise NoSlurm(f"Slurm on this machine is of no cluster: {lines[-1]}")
+        said = "; ".join(lines) or f"exit code {process.returncode}"
         refused = not any(words in said for words in BUSY)
         raise (SlurmRefused if refused else SlurmSilent)(said if said.startswith(command[0]) else f"{command[0]}: {said}")
     return output.decode(errors="replace")

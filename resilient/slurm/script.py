@@ -14,6 +14,7 @@ from resilient.slurm.deadline import lead_s
 from resilient.slurm.options import in_script
 
 FILE = "job.sh"
+CHAIN_VARIABLE = "RESILIENT_CHAIN"  # from the batch script to the driver: the run directory, also where the config cannot be read
 _NOT_OF_A_CHAIN = {
     "job-name": "its jobs are found by their name; set `name`, with which that begins",
     "array": "one job runs and one waits behind it; submit a config for each, with a run_dir of its own",
@@ -86,6 +87,7 @@ def script(config: Config, run_dir: Path, *, arguments: Sequence[str], python: s
             "# Written by `resilient submit`, and submitted again by each job for its successor.",
             *([f"module load {shlex.join(slurm.modules)}"] if slurm.modules else []),
             *slurm.setup,
+            f"export {CHAIN_VARIABLE}={shlex.quote(str(run_dir))}",
             "",
             *last,
             "",

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ from resilient.slurm import chain, queue
 from resilient.slurm.badnodes import bad_nodes
 from resilient.slurm.chain import Cancel, Chain, Plan, Submit
 from resilient.slurm.options import in_script
-from resilient.slurm.queue import QueuedJob, SlurmRefused, SlurmSilent
+from resilient.slurm.queue import NoSlurm, QueuedJob, SlurmRefused, SlurmSilent
 from resilient.slurm.script import FILE as SCRIPT
 from resilient.slurm.script import job_name, script
 
@@ -98,8 +99,12 @@ class Succession:
                 self._record("begun", name=self.name)  # before the job can be there: it must not find the chain over
                 try:
                     submitted[:] = await self._carry_out(plan)
+                except SlurmRefused as error:
+                    if not unanswered:
+                        self._record("refused", reason=str(error))
+                    raise
                 except SlurmSilent as error:
-                    unanswered.extend([] if isinstance(error, SlurmRefused) else [error])
+                    unanswered.append(error)
                     raise
 
         async def look() -> None:
@@ -147,6 +152,11 @@ class Succession:
         if over is None:
             self._record("started", job=job_id, step=step)
         return over
+
+    async def reached(self, job_id: str, step: int) -> None:
+        """A job of the chain finds the target reached: the chain is over, and what waits behind it goes."""
+        if self.started(job_id, step) is None:
+            await self.ended(job_id, Exit.OK)
 
     async def ensure(self, job_id: str, max_jobs: int) -> str:
         """See to it that one job waits behind this one, however long Slurm is silent; returns why there is none, or nothing."""
@@ -318,6 +328,11 @@ def submit(config: Config, arguments: Sequence[str], *, dry_run: bool) -> str:
         return text.rstrip()
     try:
         job_id, there = asyncio.run(Succession.of(config).begin(text))
+    except EnvironmentUnusable as error:
+        if not isinstance(error.__cause__, NoSlurm):
+            raise
+        here = f"run the campaign here without it: resilient run {shlex.join(arguments)}"
+        raise EnvironmentUnusable(f"{error}; submit on a machine that has Slurm, such as a login node, or {here}") from error
     except OSError as error:
         raise EnvironmentUnusable(f"cannot write {error.filename}: {error.strerror}") from error
     if job_id is None:

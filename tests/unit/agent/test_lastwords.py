@@ -311,3 +311,9 @@ def test_what_a_worker_has_left_is_removed(tmp_path: Path):
         (tmp_path / name).touch()
     recorder.forget(tmp_path / "g1-rank0.record")
     assert [path.name for path in tmp_path.iterdir()] == ["g1-rank0"]
+
+
+def test_a_run_directory_that_is_gone_is_not_made_anew_for_last_words(tmp_path: Path):
+    with pytest.raises(FileNotFoundError):
+        lastwords.take({}, tmp_path / "run" / "incidents" / "g1-1", 0, world=1)
+    assert not (tmp_path / "run").exists()

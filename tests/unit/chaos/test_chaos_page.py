@@ -17,7 +17,7 @@ from rich.console import Console
 from chaos.injectors.context import Target
 from chaos.verdict import page, report
 from chaos.verdict.record import Injection
-from chaos.verdict.verdict import judge
+from chaos.verdict.verdict import Outcome, judge
 from resilient.account import account
 from resilient.chart import POINTS, thinned, ticks
 
@@ -128,3 +128,30 @@ def test_the_terminal_shows_each_injection_and_what_is_wrong():
     assert shown(None).count("worker_kill") == 2
     assert "culprit: f1 (worker_kill): exit blames rank 0, and it was rank 1" in shown("another rank was blamed")
     assert "NOT AS IT SHOULD BE" in shown("another rank was blamed")
+
+
+def outcomes() -> list[Outcome]:
+    rank, node = Target(rank=3), Target(node=1, host="n1")
+    return [
+        Outcome("f1", "coordinator_unreachable", node, 1.0, True, ("a",), ("collective_timeout", "node_lost"), 1.5, 12.25, 3,
+                "not asked", ("restart_workers", "replace_node"), ("restart_workers",)),
+        Outcome("f2", "worker_kill", rank, 2.0, True, ("b",), ("exit",), 0.02, 0.85, 1, "right", ("restart_workers",)),
+        Outcome("f3", "hang_data", rank, 3.0, True, (), (), None, None, None, "wrong", (),
+                wrong={"false alarms": "x", "told": "y"}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 90, 100, 120, 200])
+def test_the_table_of_a_verdict_breaks_no_word_however_narrow_the_terminal(width: int):
+    out = io.StringIO()
+    report.show(replace(judge(usual()), outcomes=outcomes()), Console(file=out, width=width))
+    table, _, _ = out.getvalue().partition("losses:")
+    shown = {word for line in table.splitlines() for word in line.split()}
+    whole = "fault target reported as culprit action detected down lost rank 3 n1 exit not asked right 12 s told ok"
+    assert set(whole.split()) <= shown
+    for name in ("coordinator_unreachable", "worker_kill", "collective_timeout,"):
+        assert name in shown or set(name.replace("_", "_ ").split()) <= shown
+    assert {"restart", "workers,", "workers"} <= shown and " 0.85 s " in table
+    assert all(len(line) <= width for line in table.splitlines())
+    if width == 200:
+        assert len(table.splitlines()) == 4

@@ -1,13 +1,16 @@
 """Courses of events played through the coordinator, without a process: generations, faults, the end."""
 
-from control_play import Play
+import pytest
+from control_play import Play, beat
 
+from resilient import entries
 from resilient.config.timeouts import FENCE_RAISE_S
 from resilient.control.coordinator import State
 from resilient.control.ends import FAILING_S, SETTLE_S
 from resilient.control.membership import LAUNCH_ATTEMPTS, STUCK_S
 from resilient.exits import Exit
 from resilient.faults import Raised
+from resilient.ledger import event_entry
 from resilient.outbox import AcknowledgeRecords, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
 from resilient.protocol.messages import Propose, Record, Shutdown, SignalReceived, Start, Stop
 
@@ -281,6 +284,15 @@ def test_the_generation_is_announced_once_with_the_step_it_resumed_from(play):
     play.beat(0, 21)
     (started,) = play.events("generation_started")
     assert (started["resumed_step"], started["tier"], started["world_size"]) == (20, "scratch", 2)
+
+
+@pytest.mark.parametrize(("first", "newest", "resumed"), [(1, 3, 0), (101, 140, 100), (0, 2, 0), (-1, 3, 2)])
+def test_a_script_that_beats_and_says_no_more_went_on_from_before_its_first_step(play, first: int, newest: int, resumed: int):
+    """Short steps are over before the first heartbeat; an agent that does not know the first one tells the newest alone."""
+    play.report(0, heartbeats={0: beat(newest, play.now, first=(first, play.now))})
+    (started,) = play.events("generation_started")
+    assert started["resumed_step"] == resumed
+    assert entries.is_event(event_entry("generation_started", started, generation=5, t=1.0, host="n0"))
 
 
 def test_where_a_generation_goes_on_from_is_not_guessed_from_a_beat_that_overtakes_the_word_of_rank_0(play):

@@ -282,6 +282,23 @@ def test_the_culprit_is_whoever_is_not_waiting_for_others(
     assert fault.detect_s == 3.0
 
 
+@pytest.mark.parametrize(
+    ("step", "active_t", "said"),
+    [
+        (10, 1.0, "phase step, silent for 3.0 s"),  # the step was its last activity
+        (10, 6.0, "phase step, silent for 3.0 s and without a step for 8.0 s"),
+        (NO_STEP, 6.0, "phase step, silent for 3.0 s"),
+    ],
+)
+def test_a_verdict_says_since_when_a_rank_is_silent_and_since_when_it_has_finished_no_step(step: int, active_t: float, said: str):
+    watchdog = warm() if step == 10 else Watchdog(LIMITS)
+    for rank, state in ((0, "S"), (1, "T")):
+        received(watchdog, rank, beat(step, 1.0, silent_s=3.0, activity_t=active_t, state=state))
+    fault = judged(watchdog, Suspicion("stopped", (1,), 3.0, step), {0: seen(COLLECTIVE), 1: seen("", "T")})
+    assert fault is not None and fault.detail.endswith(f"{said}; rank 0 waits for others")
+    assert fault.detect_s == 3.0
+
+
 def test_a_job_that_turns_out_to_be_suspended_is_no_fault():
     watchdog = warm()
     silent(watchdog, STOPPED_S, 1, state="T")  # the other node has not told yet

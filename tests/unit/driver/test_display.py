@@ -111,6 +111,23 @@ def test_a_terminal_shows_one_line_that_moves_with_checkpoint_and_faults():
     assert "1 fault" in text(out)
 
 
+@pytest.mark.parametrize("saved", ["before it is told", "after it is told", "both"])
+def test_the_last_line_of_steps_has_the_checkpoint_of_the_last_step(saved: str):
+    out = console()
+    display = Display("plain", 120, console=out, clock=lambda: 0.0)
+    committed = {**BASE, "event": "committed", "tier": "durable"}
+    display.event({**committed, "step": 110})
+    if saved != "after it is told":
+        display.event({**committed, "step": 120})
+    display.metrics({"step": 120, "loss": 2.5})
+    if saved != "before it is told":
+        display.event({**committed, "step": 120})
+    display.event({**BASE, "event": "validation", "step": 120, "val_loss": 2.5})
+    lines = [line.split(" ", 1)[1] for line in text(out).splitlines() if "loss 2.5000  " in line]
+    assert lines[-1] == "step 120/120  loss 2.5000  checkpoint 120"
+    assert len(lines) == 1 + (saved == "after it is told")
+
+
 def test_none_says_nothing():
     out = console()
     display = Display("none", 10, console=out)

@@ -374,3 +374,21 @@ def test_the_newest_lines_that_a_person_reads_are_kept():
     samples = [event(float(n), "link", **link, state="up") for n in range(20)]
     assert [json.loads(text)["t"] for text in past_of(samples, ()).recent] == list(range(20))[-RECENT:]
     assert describe(samples[0]) is not None and "link" in SAID and "snapshot" not in SAID
+
+
+def test_checkpoints_that_a_tier_misses_again_and_again_are_one_of_the_lines_that_a_person_reads():
+    def missed(t: float, tier: str, count: int) -> dict[str, Any]:
+        return event(t, "checkpoint_missed", step=int(t), tier=tier, reason="no buffer was free", count=count)
+
+    def shown(*lines: dict[str, Any]) -> list[tuple[float, str]]:
+        return [(each["t"], each["event"]) for each in map(json.loads, past_of(lines, ()).recent)]
+
+    up = event(1.0, "link", node=0, interface="eth0", detail="", down_s=1.0, state="up")
+    both = [missed(10.0 + n, tier, 1 << n) for n in range(20) for tier in ("nvme", "durable")]
+    assert shown(up, *both) == [(1.0, "link"), (29.0, "checkpoint_missed"), (29.0, "checkpoint_missed")]
+    told = [json.loads(text)["tier"] for text in past_of([up, *both], ()).recent[1:]]
+    assert told == ["nvme", "durable"]
+    later = {**up, "t": 40.0}  # what is between two of them parts them
+    assert shown(missed(2.0, "nvme", 1), later, missed(41.0, "nvme", 2)) == [
+        (2.0, "checkpoint_missed"), (40.0, "link"), (41.0, "checkpoint_missed"),
+    ]  # fmt: skip

@@ -36,6 +36,12 @@ def parts(events: list[dict[str, Any]], metrics: list[dict[str, Any]], **options
     return {name: round(seconds, 6) for name, seconds in found.seconds.items() if seconds > 1e-9}
 
 
+@pytest.mark.parametrize("part", PARTS)
+def test_what_a_part_is_can_be_understood_without_another_part(part: str):
+    """Status sorts them by their share."""
+    assert not set(PARTS[part].split()) & {"then", "these", "those", "before"}
+
+
 def test_a_job_without_faults():
     events = [
         event(0.0, "run_started"),

@@ -15,6 +15,7 @@ from resilient import ledger
 from resilient.cli import app
 from resilient.exits import Exit
 from resilient.logs import packing
+from resilient.logs.command import LOOKED_AT
 from resilient.logs.reading import LATE_S, Follower, Wanted
 from resilient.logs.since import point
 from resilient.main import guarded
@@ -113,6 +114,43 @@ def test_what_is_not_there_is_told_with_what_is(command: Command, tmp_path: Path
     code, _, err = command(where=tmp_path / "empty")
     assert code == 69
     assert "nothing has been started yet" in err
+
+
+def said_by_rank(run_dir: Path, generation: int, rank: int) -> None:
+    folder = run_dir / "logs" / f"g{generation}"
+    folder.mkdir(exist_ok=True)
+    (folder / "node0.log").write_text(f"2026-01-31 12:{generation:02}:00.000 [rank {rank}] {generation} 0\n")
+
+
+def test_after_a_restart_what_a_rank_has_printed_is_that_of_the_newest_generation_with_lines_of_it(run_dir: Path, command: Command):
+    said_by_rank(run_dir, 5, 0)  # rank 1 has printed nothing yet
+    code, out, err = command("--rank", "1")
+    assert (code, texts(out)) == (0, [f"rank 1: 4 {number}" for number in range(3)])
+    assert err == "resilient: generation 5 has no such lines; these are of generation 4\n"
+    code, out, err = command("--rank", "1", "--since", "2026-01-31 12:07")  # nobody has
+    assert (code, out) == (0, "")
+    assert err == "resilient: generation 5 has no such lines, nor have the 4 others that were looked at\n"
+
+
+def test_of_a_generation_that_is_asked_for_no_other_is_shown_but_named(run_dir: Path, command: Command):
+    said_by_rank(run_dir, 5, 0)
+    code, out, err = command("--rank", "1", "--generation", "5")
+    assert (code, out) == (0, "")
+    assert err == "resilient: generation 5 has no such lines; generation 4 has some: --generation 4\n"
+    (run_dir / "logs" / "g0001-g0100.tar.zst").write_bytes(b"damaged")  # it costs nothing that is not in it
+    assert command("--rank", "1") == (
+        0,
+        command("--rank", "1", "--generation", "4")[1],
+        err.partition(";")[0] + "; these are of generation 4\n",
+    )
+
+
+def test_only_so_many_generations_are_looked_at(run_dir: Path, command: Command):
+    for generation in range(5, 5 + LOOKED_AT):
+        said_by_rank(run_dir, generation, 0)
+    assert command("--rank", "1")[1] == ""
+    (run_dir / "logs" / "g5" / "node1.log").write_text("2026-01-31 12:05:00.000 [rank 1] here\n")
+    assert texts(command("--rank", "1")[1]) == ["rank 1: here"]
 
 
 def test_following_goes_on_with_what_comes_and_into_the_next_generation_until_ctrl_c(run_dir: Path):

@@ -13,6 +13,7 @@ import pytest
 
 from resilient.agent import logs
 from resilient.agent.logs import NodeOutput, RankOutput
+from resilient.driver.lease import LOCK
 
 PATIENCE_S = 120.0
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \[rank (\d+)\] (.*)")
@@ -253,6 +254,33 @@ def test_a_directory_that_cannot_be_written_is_tried_again(output: NodeOutput, t
     (tmp_path / "logs").unlink()
     assert output.flush(PATIENCE_S)
     assert lines_of(rank, 1) == ["kept"]
+
+
+@pytest.mark.parametrize("gone", ["moved", "unmounted"])
+def test_a_run_directory_that_is_gone_is_not_made_anew_for_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str):
+    monkeypatch.setattr(logs, "RETRY_S", 0.01)
+    run_dir, elsewhere = tmp_path / "runs" / "gpt", tmp_path / "elsewhere"
+    run_dir.mkdir(parents=True)
+    (run_dir / LOCK).touch()
+    with NodeOutput(run_dir) as output:
+        before = Rank(output, tmp_path, number=1, log=run_dir / "logs/g1/node0.log")
+        before.print("before\n")
+        assert lines_of(before, 1) == ["before"]
+        run_dir.rename(elsewhere)
+        if gone == "unmounted":
+            run_dir.mkdir()  # the mount point
+        rank = Rank(output, tmp_path, number=2, log=run_dir / "logs/g2/node0.log")
+        rank.print("kept\n")
+        rank.end()
+        assert last_words(rank.read) == "kept\n"
+        assert not output.flush(0.2)
+        assert run_dir.exists() is (gone == "unmounted") and not (run_dir / "logs").exists()
+        if gone == "unmounted":
+            run_dir.rmdir()
+        elsewhere.rename(run_dir)
+        assert output.flush(PATIENCE_S)
+        assert lines_of(rank, 1) == ["kept"]
+        before.end()
 
 
 def test_a_pipe_that_a_killed_agent_left_is_made_anew(tmp_path: Path):

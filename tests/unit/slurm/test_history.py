@@ -2,6 +2,7 @@
 
 import pytest
 
+from resilient.slurm.chain import whole
 from resilient.slurm.history import JobLine, history, queued_s
 from resilient.slurm.queue import QueuedJob
 from resilient.status import Summary, add_chain
@@ -56,6 +57,9 @@ def test_the_time_in_the_queue_is_what_no_job_covers():
     over = [*RECORDS[:5], {"t": 401.0, "what": "cancelled", "job": "8"}]
     assert waited_s(over, [], runs[:1], 9000.0) == 100.0  # nothing is waited for any more
     assert waited_s([], [], runs, 9000.0) is None
+    refused = [{"t": 8000.0, "what": "begun", "name": "x"}, {"t": 8001.0, "what": "refused", "reason": "no account"}]
+    assert waited_s(list(whole([*over, *refused])), [], runs[:1], 9000.0) == 100.0
+    assert waited_s(list(whole(refused)), [], [], 9000.0) is None
 
 
 def test_a_run_before_the_first_submission_takes_nothing_from_the_queue():

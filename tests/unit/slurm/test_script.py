@@ -59,7 +59,7 @@ def test_the_command_takes_the_shells_place_after_the_setup(tmp_path: Path):
     """bash runs it: what is exec'd has the shell's process id, the words of the arguments, and what the setup has made."""
     told = tmp_path / "told"
     program = tmp_path / "py thon"
-    program.write_text(f'#!/bin/sh\nprintf "%s\\n" $$ "$MODULE" "$@" > {told}\nexit 75\n')
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" $$ "$MODULE" "$RESILIENT_CHAIN" "$@" > {told}\nexit 75\n')
     program.chmod(0o755)
     written = script(
         config(setup=["export MODULE=loaded"], python=str(program)),
@@ -72,7 +72,16 @@ def test_the_command_takes_the_shells_place_after_the_setup(tmp_path: Path):
     path.write_text(written)
     process = subprocess.Popen(["bash", str(path)])
     assert process.wait() == 75
-    assert told.read_text().splitlines() == [str(process.pid), "loaded", "-m", "resilient", "run", "c.yaml", "args.a=b c"]
+    assert told.read_text().splitlines() == [
+        str(process.pid),
+        "loaded",
+        str(tmp_path),
+        "-m",
+        "resilient",
+        "run",
+        "c.yaml",
+        "args.a=b c",
+    ]
 
 
 def test_percent_signs_and_blanks_in_the_run_directory_are_its_own():

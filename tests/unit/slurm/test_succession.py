@@ -28,6 +28,7 @@ from resilient.run_words import Told
 from resilient.slurm import chain, queue, succession
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.badnodes import remember
+from resilient.slurm.script import CHAIN_VARIABLE
 from resilient.slurm.succession import Succession
 from resilient.status import inspect
 
@@ -142,9 +143,36 @@ def test_without_slurm_nothing_is_left_behind(path: Path, tmp_path: Path, monkey
     there = sorted(tmp_path.iterdir())
     submit = command("submit", str(path), f"run_dir={tmp_path}/runs/chain")
     told, _ = submit.communicate(timeout=120)
-    assert (submit.returncode, told.count("\n")) == (Exit.UNUSABLE, 1), told
-    assert "squeue" in told
+    assert (submit.returncode, told) == (
+        Exit.UNUSABLE,
+        "resilient: Slurm is not to be had on this machine: there is no squeue on its PATH; submit on a machine that has Slurm, "
+        f"such as a login node, or run the campaign here without it: resilient run {path} run_dir={tmp_path}/runs/chain\n",
+    )
     assert sorted(tmp_path.iterdir()) == there
+
+
+UNCONFIGURED = """\
+squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+squeue: error: fetch_config: DNS SRV lookup failed
+squeue: fatal: Could not establish a configuration source
+"""
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["no run directory", "a run directory"])
+def test_a_slurm_that_belongs_to_no_cluster_is_one_line_with_what_to_do(path: Path, slurm, tmp_path: Path, there: bool):
+    if there:
+        (tmp_path / "run").mkdir()
+    (tmp_path / "bin/squeue").write_text(f"#!/bin/sh\ncat >&2 <<'EOF'\n{UNCONFIGURED}EOF\nexit 1\n")
+    told, _ = (submit := command("submit", str(path))).communicate(timeout=120)
+    assert (submit.returncode, told.count("\n")) == (Exit.UNUSABLE, 1), told
+    assert "of no cluster: squeue: fatal: Could not establish a configuration source; submit on" in told
+    assert told.endswith(f"resilient run {path}\n")
+
+
+def test_what_slurm_says_in_several_lines_is_one(path: Path, slurm, tmp_path: Path):
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\nprintf 'sbatch: error: no account\\nsbatch: error: failed\\n' >&2; exit 1\n")
+    told, _ = command("submit", str(path)).communicate(timeout=120)
+    assert told == "resilient: sbatch: error: no account; sbatch: error: failed\n"
 
 
 def test_a_refusal_is_told_at_once_with_slurms_own_words_and_leaves_nothing_behind(path: Path, slurm, tmp_path: Path):
@@ -154,6 +182,29 @@ def test_a_refusal_is_told_at_once_with_slurms_own_words_and_leaves_nothing_behi
     told, _ = submit.communicate(timeout=120)
     assert (submit.returncode, told) == (Exit.UNUSABLE, "resilient: sbatch: error: invalid partition specified: gone\n")
     assert sorted(tmp_path.iterdir()) == there
+
+
+@pytest.mark.parametrize("over", [True, False], ids=["a chain is over", "there was none"])
+def test_a_refused_submission_leaves_the_chain_as_it_was(config: Config, slurm, tmp_path: Path, over: bool):
+    found = Succession.of(config)
+    config.run_dir.mkdir()
+    if over:
+        asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))
+        found.started("100", 0)
+        slurm.becomes("100", state="COMPLETED")
+        asyncio.run(found.ended("100", Exit.STOPPED))
+        asyncio.run(found.stop())
+    before = found.chain
+    sbatch = (tmp_path / "bin/sbatch").read_text()
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gone' >&2; exit 1\n")
+    with pytest.raises(EnvironmentUnusable, match="invalid partition"):
+        asyncio.run(found.begin("#!/bin/bash\n"))
+    assert found.chain == before and (before.over is Exit.STOPPED) is over
+    assert (Succession.found(config.run_dir) is not None) is over
+    assert records(config.run_dir)[-2:] == ["begun", "refused"]
+    (tmp_path / "bin/sbatch").write_text(sbatch)
+    assert asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n"))[0] == ("101" if over else "100")
+    assert found.chain.over is None and found.chain.jobs == ()
 
 
 def test_a_refusal_removes_nothing_that_was_there_before(config: Config, slurm, tmp_path: Path):
@@ -383,8 +434,10 @@ def test_a_chain_goes_on_behind_a_job_whose_node_has_no_durable_tier(
     [
         lambda config, run_dir: config.write_text(f"{config.read_text()}no_key: 1\n"),
         lambda config, run_dir: (run_dir / "config.yaml").write_text("mine: 1\n"),
+        lambda config, run_dir: config.write_text("name: [gpt\n"),
+        lambda config, run_dir: config.unlink(),
     ],
-    ids=["a key that is none", "a file of somebody's own"],
+    ids=["a key that is none", "a file of somebody's own", "no YAML", "no file"],
 )
 def test_a_job_whose_config_is_wrong_ends_the_chain_and_says_so(
     going: Succession, path: Path, slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd, spoil
@@ -393,6 +446,7 @@ def test_a_job_whose_config_is_wrong_ends_the_chain_and_says_so(
     job = {"JOB_NAME": going.name, "JOB_ID": "101", "JOB_NODELIST": "n1", "JOB_CPUS_PER_NODE": "2"}
     for name, value in job.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv(CHAIN_VARIABLE, str(tmp_path / "run"))
     slurm.becomes("100", state="COMPLETED")
     slurm.becomes("101", state="RUNNING")
     asyncio.run(going.ensure("101", 50))
@@ -404,11 +458,36 @@ def test_a_job_whose_config_is_wrong_ends_the_chain_and_says_so(
     assert [job["state"] for job in slurm.jobs()] == ["COMPLETED", "RUNNING", "CANCELLED"]
     assert going.chain.over is Exit.CONFIG
     assert inspect(tmp_path / "run").jobs[1]["state"] == "ended by 78"
+    assert CHAIN_VARIABLE not in os.environ  # whatever a job starts is not the job
 
 
-def test_a_wrong_config_of_a_job_of_its_own_ends_no_chain(going: Succession, path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_job_that_finds_the_target_reached_ends_the_chain(
+    going: Succession, path: Path, slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+):
+    """As after a job that was killed behind its last checkpoint."""
+    asyncio.run(going.ensure("100", 50))
+    job = {"JOB_NAME": going.name, "JOB_ID": "101", "JOB_NODELIST": "n1", "JOB_CPUS_PER_NODE": "2"}
+    for name, value in job.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    slurm.becomes("100", state="NODE_FAIL")
+    slurm.becomes("101", state="RUNNING")
+    asyncio.run(going.ensure("101", 50))
+    monkeypatch.setattr("resilient.driver.command.already_reached", lambda _: 300)
+    assert run_command(Told(path, ()), None, DriverLog()) is Exit.OK
+    assert "gpt has reached its target: step 300 of" in capfd.readouterr().out
+    assert records(tmp_path / "run")[-3:] == ["started", "ended", "cancelled"]
+    assert [job["state"] for job in slurm.jobs()] == ["NODE_FAIL", "RUNNING", "CANCELLED"]
+    found = inspect(tmp_path / "run")
+    assert (going.chain.over, found.jobs[1]["state"], found.jobs[1]["step"]) == (Exit.OK, "ended by 0", 300)
+
+
+@pytest.mark.parametrize("settings", [("no_key=1",), ("no setting",)])
+def test_a_wrong_config_of_a_job_of_its_own_ends_no_chain(
+    going: Succession, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...]
+):
     for name, value in {"JOB_NAME": "interactive", "JOB_ID": "7", "JOB_NODELIST": "n1"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv(CHAIN_VARIABLE, str(tmp_path / "run"))
     with pytest.raises(ConfigError):
-        run_command(Told(path, ("no_key=1",)), None, DriverLog())
+        run_command(Told(path, settings), None, DriverLog())
     assert going.chain.over is None
