@@ -1,6 +1,6 @@
 """Courses of events played through the coordinator, without a process: generations, faults, the end."""
 
-from control_play import Play
+from control_play import VICTIM, Play
 
 from resilient.config.timeouts import FENCE_RAISE_S
 from resilient.control.coordinator import State
@@ -11,7 +11,6 @@ from resilient.faults import Raised
 from resilient.outbox import AcknowledgeRecords, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
 from resilient.protocol.messages import Propose, Record, Shutdown, SignalReceived, Start, Stop
 
-VICTIM = Raised("RuntimeError", "gloo/transport/tcp/pair.cc: Connection closed by peer", "victim's traceback", 9.0)
 BUG = Raised("ValueError", "boom", "culprit's traceback", 9.2)
 
 

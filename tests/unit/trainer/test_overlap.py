@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from layouts import BASE, Sections, merged, name_of, spread
 from soak import soaked, soaked_after
-from test_layouts import BASE, Sections, merged, name_of, spread
 from torch.utils._python_dispatch import TorchDispatchMode
 from trainer_ranks import run_ranks, steps, train, trained, write_config, write_dataset
 

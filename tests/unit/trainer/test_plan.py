@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from layouts import BASE, Sections, deep, merged, name_of, spread
 from soak import soaked, soaked_after
-from test_layouts import BASE, Sections, deep, merged, name_of, spread
 from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
 
 from resilient.worker import Config, load_config, settle

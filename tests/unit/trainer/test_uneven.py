@@ -6,9 +6,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from bad_batches import broken
+from layouts import BASE, Lines, Sections, deep, fewest_layers, merged, moved, name_of, spread
 from soak import soaked
-from test_layouts import BASE, Lines, Sections, deep, fewest_layers, merged, moved, name_of, spread
-from test_step import broken
 from trainer_ranks import run_ranks, steps, textbook, trained, write_config, write_dataset
 
 from resilient.worker import load_config
