@@ -119,44 +119,40 @@ def test_buffers_made_for_the_workers_before_are_never_leased_to_those_of_the_ne
         assert not [news for news in daemon.news if isinstance(news, Skipped | TierTrouble)]
 
 
-def test_a_worker_uses_leases_of_its_own_generation_only(base: Path) -> None:
-    with LoneDaemon(base) as daemon:
-        daemon.start()
-        worker(daemon, 1)
-        session = daemon.base / "session.json"
-        text = session.read_text().replace('"generation": 1', '"generation": 2')
-        session.write_text(text)  # its daemon has not begun that session yet
-        later = Snapshots(session)
-        later.start(local_shards(0))
-        assert LeaseWord(daemon.directory / "control").read().generation == 1
-        assert not later.ready(patience_s=0.0)
-        assert not later.take(1, local_shards(1), {}, frozenset(["ram"])).copied
+def test_a_worker_uses_leases_of_its_own_generation_only(daemon: LoneDaemon) -> None:
+    worker(daemon, 1)
+    session = daemon.base / "session.json"
+    text = session.read_text().replace('"generation": 1', '"generation": 2')
+    session.write_text(text)  # its daemon has not begun that session yet
+    later = Snapshots(session)
+    later.start(local_shards(0))
+    assert LeaseWord(daemon.directory / "control").read().generation == 1
+    assert not later.ready(patience_s=0.0)
+    assert not later.take(1, local_shards(1), {}, frozenset(["ram"])).copied
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_job_neither_takes_a_leased_buffer_from_a_worker_nor_reads_it(base: Path, elsewhere: bool) -> None:
-    with LoneDaemon(base) as daemon:
-        daemon.start()
-        snapshots = worker(daemon, 1)
-        take(daemon, snapshots, 1)
-        take(daemon, snapshots, 2)
-        if elsewhere:
-            daemon.send(job("copy", "nvme", 1))
-            assert daemon.wait_for(Held).shard.tier == "nvme"
-        daemon.send(Retain(generation=1, tier="ram", steps=(2,), upto=2))  # the buffer of step 1 is leased now
-        ended: list[Flushed | JobFailed] = []
+def test_a_job_neither_takes_a_leased_buffer_from_a_worker_nor_reads_it(daemon: LoneDaemon, elsewhere: bool) -> None:
+    snapshots = worker(daemon, 1)
+    take(daemon, snapshots, 1)
+    take(daemon, snapshots, 2)
+    if elsewhere:
+        daemon.send(job("copy", "nvme", 1))
+        assert daemon.wait_for(Held).shard.tier == "nvme"
+    daemon.send(Retain(generation=1, tier="ram", steps=(2,), upto=2))  # the buffer of step 1 is leased now
+    ended: list[Flushed | JobFailed] = []
 
-        def flush_what_the_buffer_held() -> None:
-            daemon.send(job("flush", "durable", 1, 8))
-            ended.append(daemon.wait_for(Flushed if elsewhere else JobFailed))  # type: ignore[type-var]
+    def flush_what_the_buffer_held() -> None:
+        daemon.send(job("flush", "durable", 1, 8))
+        ended.append(daemon.wait_for(Flushed if elsewhere else JobFailed))  # type: ignore[type-var]
 
-        points.arm("snapshot_acquired", flush_what_the_buffer_held)  # it has begun, and has not said so
-        held = take(daemon, snapshots, 3)
-        assert held.shard.key == SnapshotKey(3, 1)
-        (end,) = ended
-        assert end.job_id == 8
-        assert isinstance(end, Flushed) or end.superseded
-        assert not [news for news in daemon.news if isinstance(news, Skipped)]
+    points.arm("snapshot_acquired", flush_what_the_buffer_held)  # it has begun, and has not said so
+    held = take(daemon, snapshots, 3)
+    assert held.shard.key == SnapshotKey(3, 1)
+    (end,) = ended
+    assert end.job_id == 8
+    assert isinstance(end, Flushed) or end.superseded
+    assert not [news for news in daemon.news if isinstance(news, Skipped)]
 
 
 def test_a_buffer_that_a_job_reads_is_not_leased_although_it_is_needed_no_more(base: Path) -> None:
@@ -176,57 +172,53 @@ def test_a_buffer_that_a_job_reads_is_not_leased_although_it_is_needed_no_more(b
 
 
 @pytest.mark.parametrize("told", ["before it is sealed", "after it is sealed"])
-def test_a_step_taken_again_is_kept_although_all_were_told_before_to_leave_it_out(base: Path, told: str) -> None:
-    with LoneDaemon(base) as daemon:
-        daemon.start()
-        snapshots = worker(daemon, 1)
-        take(daemon, snapshots, 1)
-        left_out = Retain(generation=1, tier="ram", steps=(1,), upto=1, left_out=(2,))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as rank:
-            rank.sendto(encode(StepSkipped(generation=1, rank=0, step=2)), str(daemon.directory / SOCKET))
-        assert not daemon.wait_for(Skipped).again
-        if told == "before it is sealed":
-            daemon.send(left_out)
-            daemon.sync(1)
-        assert snapshots.take(2, local_shards(2), {"step": 2}, frozenset(["ram"]), wait_s=PATIENCE_S, again=True).copied
-        assert daemon.wait_for(Held).again
-        if told == "after it is sealed":
-            daemon.send(left_out)
-            daemon.sync(1)
-        daemon.send(job("flush", "durable", 2))
+def test_a_step_taken_again_is_kept_although_all_were_told_before_to_leave_it_out(daemon: LoneDaemon, told: str) -> None:
+    snapshots = worker(daemon, 1)
+    take(daemon, snapshots, 1)
+    left_out = Retain(generation=1, tier="ram", steps=(1,), upto=1, left_out=(2,))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as rank:
+        rank.sendto(encode(StepSkipped(generation=1, rank=0, step=2)), str(daemon.directory / SOCKET))
+    assert not daemon.wait_for(Skipped).again
+    if told == "before it is sealed":
+        daemon.send(left_out)
         daemon.sync(1)
-        assert daemon.wait_for(Flushed).key == SnapshotKey(2, 1)
-        daemon.send(Retain(generation=1, tier="ram", steps=(1,), upto=2))  # something newer is complete
-        assert take(daemon, snapshots, 3).shard.key.step == 3
+    assert snapshots.take(2, local_shards(2), {"step": 2}, frozenset(["ram"]), wait_s=PATIENCE_S, again=True).copied
+    assert daemon.wait_for(Held).again
+    if told == "after it is sealed":
+        daemon.send(left_out)
+        daemon.sync(1)
+    daemon.send(job("flush", "durable", 2))
+    daemon.sync(1)
+    assert daemon.wait_for(Flushed).key == SnapshotKey(2, 1)
+    daemon.send(Retain(generation=1, tier="ram", steps=(1,), upto=2))  # something newer is complete
+    assert take(daemon, snapshots, 3).shard.key.step == 3
 
 
-def test_a_snapshot_after_a_long_time_waits_for_a_buffer_before_it_is_left_out(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with LoneDaemon(base) as daemon:
-        daemon.start()
-        snapshots = worker(daemon, 1)
-        take(daemon, snapshots, 1)
-        take(daemon, snapshots, 2)  # no buffer is left
-        assert not snapshots.take(3, local_shards(3), {}, frozenset(["ram"])).copied
-        monkeypatch.setattr(cadence, "PATIENCE", 1e9)
-        monkeypatch.setattr(cadence, "LONGEST_WAIT_S", PATIENCE_S)
-        with ThreadPoolExecutor(1) as pool:
-            taken = pool.submit(snapshots.take, 4, local_shards(4), {}, frozenset(["ram"]))
-            wait([taken], 0.3)
-            daemon.send(Retain(generation=1, tier="ram", steps=(2,), upto=2))
-            assert taken.result().copied
-        assert daemon.wait_for(Held).shard.key.step == 4
+def test_a_snapshot_after_a_long_time_waits_for_a_buffer_before_it_is_left_out(
+    daemon: LoneDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = worker(daemon, 1)
+    take(daemon, snapshots, 1)
+    take(daemon, snapshots, 2)  # no buffer is left
+    assert not snapshots.take(3, local_shards(3), {}, frozenset(["ram"])).copied
+    monkeypatch.setattr(cadence, "PATIENCE", 1e9)
+    monkeypatch.setattr(cadence, "LONGEST_WAIT_S", PATIENCE_S)
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(snapshots.take, 4, local_shards(4), {}, frozenset(["ram"]))
+        wait([taken], 0.3)
+        daemon.send(Retain(generation=1, tier="ram", steps=(2,), upto=2))
+        assert taken.result().copied
+    assert daemon.wait_for(Held).shard.key.step == 4
 
 
-def test_a_step_that_cannot_be_taken_again_either_is_reported_as_such(base: Path) -> None:
-    with LoneDaemon(base) as daemon:
-        daemon.start()
-        snapshots = worker(daemon, 1)
-        take(daemon, snapshots, 1)
-        take(daemon, snapshots, 2)  # no buffer is left
-        for again in (False, True):
-            assert not snapshots.take(3, local_shards(3), {}, frozenset(["ram", "durable"]), again=again).copied
-            skipped = daemon.wait_for(Skipped)
-            assert (skipped.again, skipped.wants) == (again, ("durable", "ram"))
+def test_a_step_that_cannot_be_taken_again_either_is_reported_as_such(daemon: LoneDaemon) -> None:
+    snapshots = worker(daemon, 1)
+    take(daemon, snapshots, 1)
+    take(daemon, snapshots, 2)  # no buffer is left
+    for again in (False, True):
+        assert not snapshots.take(3, local_shards(3), {}, frozenset(["ram", "durable"]), again=again).copied
+        skipped = daemon.wait_for(Skipped)
+        assert (skipped.again, skipped.wants) == (again, ("durable", "ram"))
 
 
 @contextmanager
@@ -243,45 +235,41 @@ def deaf(daemon: LoneDaemon) -> Iterator[None]:
 
 
 def test_a_daemon_that_hears_nothing_for_a_while_is_told_later_what_has_become_of_its_lease(
-    base: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: LoneDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiers_snapshots, "REPORT_S", 0.01)
-    with LoneDaemon(base) as daemon:
-        daemon.start()
-        snapshots = worker(daemon, 1)
-        daemon.wait_for_lease()
-        with deaf(daemon):
-            assert snapshots.take(1, local_shards(1), {"step": 1}, frozenset(["ram"])).copied
-        assert not snapshots.take(2, local_shards(2), {"step": 2}, frozenset(["ram"])).copied, "it is told with the next snapshot"
-        assert daemon.wait_for(Held).shard.key.step == 1
-        assert take(daemon, snapshots, 3).shard.key.step == 3
+    snapshots = worker(daemon, 1)
+    daemon.wait_for_lease()
+    with deaf(daemon):
+        assert snapshots.take(1, local_shards(1), {"step": 1}, frozenset(["ram"])).copied
+    assert not snapshots.take(2, local_shards(2), {"step": 2}, frozenset(["ram"])).copied, "it is told with the next snapshot"
+    assert daemon.wait_for(Held).shard.key.step == 1
+    assert take(daemon, snapshots, 3).shard.key.step == 3
 
 
-def test_a_daemon_that_hears_nothing_is_told_later_what_will_be_written(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_hears_nothing_is_told_later_what_will_be_written(
+    daemon: LoneDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tiers_snapshots, "REPORT_S", 0.01)
-    with LoneDaemon(base) as daemon:
-        daemon.start()
-        snapshots = Snapshots(daemon.begin(1))
-        with deaf(daemon):
-            snapshots.start(local_shards(0))
-        assert not snapshots.take(1, local_shards(1), {"step": 1}, frozenset(["ram"])).copied
-        assert take(daemon, snapshots, 2).shard.key.step == 2
+    snapshots = Snapshots(daemon.begin(1))
+    with deaf(daemon):
+        snapshots.start(local_shards(0))
+    assert not snapshots.take(1, local_shards(1), {"step": 1}, frozenset(["ram"])).copied
+    assert take(daemon, snapshots, 2).shard.key.step == 2
 
 
-def test_a_daemon_that_hangs_holds_up_training_once(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_hangs_holds_up_training_once(daemon: LoneDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     def waits(_: float) -> None:
         raise AssertionError("training waits")
 
-    with LoneDaemon(base) as daemon:
-        daemon.start()
-        snapshots = worker(daemon, 1)
-        daemon.wait_for_lease()
-        with deaf(daemon):
-            assert snapshots.take(1, local_shards(1), {"step": 1}, frozenset(["ram"])).copied
-            with monkeypatch.context() as patched:
-                patched.setattr(time, "sleep", waits)
-                for step in range(2, 5):
-                    assert not snapshots.take(step, local_shards(step), {"step": step}, frozenset(["ram"])).copied
+    snapshots = worker(daemon, 1)
+    daemon.wait_for_lease()
+    with deaf(daemon):
+        assert snapshots.take(1, local_shards(1), {"step": 1}, frozenset(["ram"])).copied
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "sleep", waits)
+            for step in range(2, 5):
+                assert not snapshots.take(step, local_shards(step), {"step": step}, frozenset(["ram"])).copied
 
 
 def test_the_bookkeeping_of_buffers_refuses_every_thread_but_its_own(tmp_path: Path) -> None:
@@ -325,42 +313,38 @@ def test_what_is_no_message_is_refused_in_one_line_of_log_and_ends_nothing(base:
         assert len(lines) == 10 and all("refused" in line for line in lines), lines
 
 
-def test_a_report_for_no_lease_of_no_step_is_dropped(base: Path) -> None:
-    with LoneDaemon(base) as daemon:
-        daemon.start()
-        snapshots = worker(daemon, 1)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as rank:
-            report = StateCopied(generation=1, rank=0, step=5, lease=10**6, stall_s=0.0, wants=(), changed=True, size_bytes=0)
-            rank.sendto(encode(report), str(daemon.directory / SOCKET))
-            stranger = StateCopied(generation=1, rank=9, step=6, lease=1, stall_s=0.0, wants=(), changed=True, size_bytes=0)
-            rank.sendto(encode(stranger), str(daemon.directory / SOCKET))
-        assert daemon.wait_for(Skipped).step == 5
-        assert take(daemon, snapshots, 7).shard.key.step == 7
+def test_a_report_for_no_lease_of_no_step_is_dropped(daemon: LoneDaemon) -> None:
+    snapshots = worker(daemon, 1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as rank:
+        report = StateCopied(generation=1, rank=0, step=5, lease=10**6, stall_s=0.0, wants=(), changed=True, size_bytes=0)
+        rank.sendto(encode(report), str(daemon.directory / SOCKET))
+        stranger = StateCopied(generation=1, rank=9, step=6, lease=1, stall_s=0.0, wants=(), changed=True, size_bytes=0)
+        rank.sendto(encode(stranger), str(daemon.directory / SOCKET))
+    assert daemon.wait_for(Skipped).step == 5
+    assert take(daemon, snapshots, 7).shard.key.step == 7
 
 
-def test_a_connection_that_speaks_something_else_is_refused_and_others_are_served(base: Path) -> None:
-    with LoneDaemon(base) as daemon:
-        daemon.start()
-        address = daemon.wait_for(Listening).address
-        snapshots = worker(daemon, 1)
-        held = take(daemon, snapshots, 1)
-        host, _, port = address.rpartition(":")
-        guess = Client("a guess", WORKER_DAEMON, "", "").opening
-        for opening in (b"GET / HTTP/1.1\r\n\r\n", guess, b"nonsense\n", b"x" * (1 << 17)):
-            with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as stranger:
-                assert_hung_up(stranger, opening)
-        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as known:
-            authenticate(known, KEY, WORKER_DAEMON, timeout_s=PATIENCE_S)
-            assert_hung_up(known, b"nonsense\n")
-        shard = RemoteShard(address, held.shard.directory, KEY)
-        assert shard.manifest.step == 1
-        assert shard.documents().keys() == shard.manifest.files.keys()
-        shard.close()
-        outside = RemoteShard.__new__(RemoteShard)
-        with pytest.raises(DamagedCheckpoint, match="not part of any tier"):
-            outside.__init__(address, "/etc", KEY)  # type: ignore[misc]
-        log = daemon.log.read_text()
-        assert "Traceback" not in log and log.count("is refused") == 1 and log.count("refused before its handshake") == 1
+def test_a_connection_that_speaks_something_else_is_refused_and_others_are_served(daemon: LoneDaemon) -> None:
+    address = daemon.wait_for(Listening).address
+    snapshots = worker(daemon, 1)
+    held = take(daemon, snapshots, 1)
+    host, _, port = address.rpartition(":")
+    guess = Client("a guess", WORKER_DAEMON, "", "").opening
+    for opening in (b"GET / HTTP/1.1\r\n\r\n", guess, b"nonsense\n", b"x" * (1 << 17)):
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as stranger:
+            assert_hung_up(stranger, opening)
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as known:
+        authenticate(known, KEY, WORKER_DAEMON, timeout_s=PATIENCE_S)
+        assert_hung_up(known, b"nonsense\n")
+    shard = RemoteShard(address, held.shard.directory, KEY)
+    assert shard.manifest.step == 1
+    assert shard.documents().keys() == shard.manifest.files.keys()
+    shard.close()
+    outside = RemoteShard.__new__(RemoteShard)
+    with pytest.raises(DamagedCheckpoint, match="not part of any tier"):
+        outside.__init__(address, "/etc", KEY)  # type: ignore[misc]
+    log = daemon.log.read_text()
+    assert "Traceback" not in log and log.count("is refused") == 1 and log.count("refused before its handshake") == 1
 
 
 def assert_hung_up(stranger: socket.socket, words: bytes) -> None:
@@ -391,18 +375,16 @@ def test_an_answer_that_is_no_message_means_that_the_node_cannot_be_reached() ->
 # -- what stops nobody -----------------------------------------------------------------------------------------------------
 
 
-def test_an_agent_that_reads_nothing_does_not_stop_the_daemon(base: Path) -> None:
-    with LoneDaemon(base) as daemon:
-        daemon.start()
-        count = 4096
-        daemon.write(encode(Sync(generation=1)) * count)  # more answers than a pipe holds
-        daemon.send(BeginSession(generation=3, node_rank=0, nodes=1, first_rank=0, ranks=1))
-        word = None
-        while word is None or word.read().generation != 3:
-            word = daemon.word if (daemon.directory / "control").exists() else None
-        for _ in range(count):
-            assert daemon.wait_for(Synced).generation == 1
-        assert daemon.sync(3).generation == 3
+def test_an_agent_that_reads_nothing_does_not_stop_the_daemon(daemon: LoneDaemon) -> None:
+    count = 4096
+    daemon.write(encode(Sync(generation=1)) * count)  # more answers than a pipe holds
+    daemon.send(BeginSession(generation=3, node_rank=0, nodes=1, first_rank=0, ranks=1))
+    word = None
+    while word is None or word.read().generation != 3:
+        word = daemon.word if (daemon.directory / "control").exists() else None
+    for _ in range(count):
+        assert daemon.wait_for(Synced).generation == 1
+    assert daemon.sync(3).generation == 3
 
 
 def test_all_news_carry_the_generation_of_the_present_session(base: Path) -> None:
@@ -426,33 +408,31 @@ def test_a_lease_survives_its_way_through_shared_memory(tmp_path: Path) -> None:
         word.publish(Lease(1 << 24, 1, 0))
 
 
-def test_a_flush_whose_source_was_overwritten_leaves_nothing_that_a_later_one_would_trust(base: Path) -> None:
-    with LoneDaemon(base) as daemon:
-        daemon.start()
-        snapshots = worker(daemon, 1)
-        take(daemon, snapshots, 1)
-        path = daemon.held_path(1)
-        held: ShardManifest = shard_manifest.read(path)
-        documents = {name: (path / name).read_bytes() for name in held.files}
+def test_a_flush_whose_source_was_overwritten_leaves_nothing_that_a_later_one_would_trust(daemon: LoneDaemon) -> None:
+    snapshots = worker(daemon, 1)
+    take(daemon, snapshots, 1)
+    path = daemon.held_path(1)
+    held: ShardManifest = shard_manifest.read(path)
+    documents = {name: (path / name).read_bytes() for name in held.files}
 
-        class Overwritten(DirectorySource):
-            trusted = True
+    class Overwritten(DirectorySource):
+        trusted = True
 
-            def view(self, shard: Any, slot: int, count: int) -> memoryview:
-                return memoryview(bytearray(super().view(shard, slot, count).nbytes))
+        def view(self, shard: Any, slot: int, count: int) -> memoryview:
+            return memoryview(bytearray(super().view(shard, slot, count).nbytes))
 
-            def check(self) -> None:
-                raise DamagedCheckpoint(self.path, "it was overwritten while it was read")
+        def check(self) -> None:
+            raise DamagedCheckpoint(self.path, "it was overwritten while it was read")
 
-        copy = Copy(Pace(None), threading.Event(), lambda size_bytes: None)
-        bad = Overwritten(path, chunks=held.chunks)
-        copy.check = bad.check
-        with pytest.raises(DamagedCheckpoint, match="overwritten"):
-            copying.flush(bad, held, documents, daemon.durable, 1, copy)
-        daemon.send(job("flush", "durable", 1))
-        assert daemon.wait_for(Flushed).shard == 0
-        copying.finish(held, documents, daemon.durable, 1)
-        verify(daemon.durable / "step-00000001")
+    copy = Copy(Pace(None), threading.Event(), lambda size_bytes: None)
+    bad = Overwritten(path, chunks=held.chunks)
+    copy.check = bad.check
+    with pytest.raises(DamagedCheckpoint, match="overwritten"):
+        copying.flush(bad, held, documents, daemon.durable, 1, copy)
+    daemon.send(job("flush", "durable", 1))
+    assert daemon.wait_for(Flushed).shard == 0
+    copying.finish(held, documents, daemon.durable, 1)
+    verify(daemon.durable / "step-00000001")
 
 
 def test_a_plain_user_of_the_package_pays_for_neither_torch_nor_messages() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 from layouts import BASE, Lines, Sections, merged, name_of, reduction, spread
 from soak import soaked, soaked_after
-from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, train, trained, write_config, write_dataset
+from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, train, trained, write_config
 
 from resilient.worker import load_config, settle
 from trainer.memory import memory
@@ -21,11 +21,6 @@ from trainer.shape import shape_of
 Layout = tuple[int, int, int]  # tp, pp, dp
 
 SMALL: Sections = merged(BASE, {"model": {"layers": 2}, "train": {"micro_batch_size": 2, "steps": 3}})
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
 
 
 @pytest.fixture(scope="module")

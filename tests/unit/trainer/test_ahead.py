@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from bad_batches import broken, leaving_out, outcomes
-from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
+from trainer_ranks import run_ranks, train, trained, write_config
 
 from resilient import worker
 from trainer.ahead import Ahead
@@ -95,11 +95,6 @@ def reads(config: Path, run: Callable[..., Any], *args: Any) -> tuple[list[dict[
     with mock.patch.object(Samples, "get", get), mock.patch("trainer.ahead.LAST_WAIT_S", PATIENCE_S):
         told = run(config, *args)
     return told, seen, [each.name for each in threading.enumerate() if each.name == "next-batch"]
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
 
 
 def test_all_batches_but_the_first_are_read_ahead_and_none_behind_the_last_step(dataset: Path, tmp_path: Path):

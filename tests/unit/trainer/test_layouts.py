@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from layouts import BASE, STEPS, Lines, Sections, deep, fewest_layers, merged, moved, name_of, spread
 from soak import soaked, soaked_after
-from trainer_ranks import steps, textbook, trained, write_config, write_dataset
+from trainer_ranks import steps, textbook, trained, write_config
 
 from resilient.worker import load_config
 
@@ -69,11 +69,6 @@ def test_the_sample_of_the_first_tier_has_each_value_where_it_matters():
 
 
 Run = Callable[..., Lines]
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from allocations import Allocations
 from layouts import Sections, merged, reduction
 from soak import soaked, soaked_after
-from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, train, trained, write_config, write_dataset
+from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, train, trained, write_config
 
 from resilient.worker import load_config, settle
 from trainer.memory import memory
@@ -25,11 +25,6 @@ TWIN: Sections = {
     "checkpoint": {"every_steps": 1000},
 }
 WAYS = [(reduce, dtype) for reduce in ("last", "every") for dtype in ("fp32", "bf16")]
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
 
 
 def twin(dp: int) -> Sections:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from soak import soaked
 from torch import nn
-from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
+from trainer_ranks import run_ranks, train, trained, write_config
 
 from resilient.worker import Config
 from trainer.adan import Adan
@@ -24,11 +24,6 @@ from trainer.guard import judge, limits
 
 NAN = math.nan
 FLAT = [2.0, 2.1] * 4
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
 
 
 # -- the guard -----------------------------------------------------------------------------------------------------------
