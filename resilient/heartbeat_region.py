@@ -47,7 +47,7 @@ _SHARE = 64  # a ring takes at most such a part of the room that there is, as in
 _REASON_AT, _REASON_BYTES = 2048, 128
 
 # Words of eight bytes; the comment says who writes.
-_MAGIC_WORD, _PID, _STEP, _CHECKED, _PHASE, _STOPPED, _HEAD, _DROPPED, _OBSERVED, _FIRST, _TOLD = range(
+_MAGIC_WORD, _PID, _STEP, _CHECKED, _PHASE, _STOPPED, _HEAD, _DROPPED, _OBSERVED, _FIRST, _REPORTED = range(
     11
 )  # worker, but for the magic number
 _TARGET, _ARMED, _TAIL = 16, 17, 18  # agent
@@ -107,7 +107,7 @@ def _fence() -> None:
 
 class _Mapped:
     def __init__(self, fd: int) -> None:
-        self._told = False
+        self._damage_logged = False
         self._ring_bytes = os.fstat(fd).st_size - _HEADER_BYTES
         if self._ring_bytes < LEAST_RING_BYTES:
             raise ValueError("too short for a heartbeat region")
@@ -137,7 +137,7 @@ class _Mapped:
         )
 
     def left(self) -> list[Record]:
-        """The records that were not kept, and the steps that were not told."""
+        """The records that were not kept, and the steps that were not reported."""
         if self._words[_MAGIC_WORD] != _MAGIC:
             raise ValueError("not a heartbeat region of this version of resilient")
         return self._records(self._words[_TAIL]) + self.unreported()
@@ -148,10 +148,10 @@ class _Mapped:
         Lines of short steps wait for each other, see `resilient.progress`. Whoever dies meanwhile has finished those steps, and the
         next generation may go on behind them.
         """
-        told, step = self._words[_TOLD], self._words[_STEP]
-        if told == NOT_BEATEN or step <= told:
+        reported, step = self._words[_REPORTED], self._words[_STEP]
+        if reported == NOT_BEATEN or step <= reported:
             return []
-        fields = {"step": step, "step_s": None, "steps_per_s": None, **({"steps": step - told} if step > told + 1 else {})}
+        fields = {"step": step, "step_s": None, "steps_per_s": None, **({"steps": step - reported} if step > reported + 1 else {})}
         return [Record(_time(self._times[_BEAT_TIME]), None, fields, self._words[_HEAD])]
 
     def _records(self, start: int) -> list[Record]:
@@ -173,9 +173,9 @@ class _Mapped:
         return records
 
     def _damaged(self, records: list[Record]) -> list[Record]:
-        if not self._told:
+        if not self._damage_logged:
             log.error("a heartbeat region was written over: what its worker reports from now on is lost")
-            self._told = True
+            self._damage_logged = True
         return records
 
     def _read(self, at: int, size: int) -> bytes:
@@ -243,7 +243,7 @@ class AgentRegion(_Mapped):
         self._read_to = 0
         self._closed = False
         self._words[_MAGIC_WORD] = _MAGIC
-        self._words[_STEP] = self._words[_FIRST] = self._words[_TOLD] = NOT_BEATEN
+        self._words[_STEP] = self._words[_FIRST] = self._words[_REPORTED] = NOT_BEATEN
         self._words[_CHECKED] = NOT_CHECKED
         self._words[_TARGET] = NO_TARGET
 
@@ -322,9 +322,9 @@ class WorkerRegion(_Mapped):
         """Say for how long the device has computed, beside what was said before."""
         self._times[_DEVICE_S] += seconds
 
-    def told(self, step: int) -> None:
+    def reported(self, step: int) -> None:
         """Say up to which step lines of metrics tell, where lines follow beats; NOT_BEATEN where the script reports its own."""
-        self._words[_TOLD] = step
+        self._words[_REPORTED] = step
 
     def observe(self, observed: bool) -> None:
         """Say whether beats and phases are observed, and not the script's own words."""

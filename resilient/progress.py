@@ -76,7 +76,7 @@ class Progress:
         self._step = 0  # that was finished last
         self._seen = 0  # steps, by whomever they were counted
         self._reported = 0  # of those, that lines of the script cover
-        self._told_step, self._told_t, self._told_data_s = 0, 0.0, 0.0
+        self._line_step, self._line_t, self._line_data_s = 0, 0.0, 0.0  # as of the last line of metrics; before the first step, 0
         self._untimed = 0  # steps since the last line of which nobody knows when they began: the first, where no loader is
         self._observed_t = clock.now()
         self._first_data_t: float | None = None
@@ -98,13 +98,13 @@ class Progress:
         if self._beating:
             self._beating = False
             self._region.observe(False)
-            self._told_t = 0.0
+            self._line_t = 0.0
         self._go_on()
         if not self._first_rank:
             return
-        if self._told_t == 0.0 or step <= self._told_step:  # nobody knows when it began
-            self._told_t, self._untimed = clock.now(), 1
-            self._told(step - 1)
+        if self._line_t == 0.0 or step <= self._line_step:  # nobody knows when it began
+            self._line_t, self._untimed = clock.now(), 1
+            self._reported_up_to(step - 1)
         self._tell_step(step)
 
     def leave_phases(self) -> None:
@@ -115,7 +115,7 @@ class Progress:
     def leave_lines(self) -> dict[str, object]:
         """The script reports metrics of its steps by itself, now a line of them: what that does not say of time."""
         self._lines = False
-        self._region.told(NOT_BEATEN)
+        self._region.reported(NOT_BEATEN)
         steps, self._reported = self._seen - self._reported, self._seen
         if not self.last_step_s or not steps:  # a line more of the same step
             return {}
@@ -168,7 +168,7 @@ class Progress:
         self.count = count = self.count + 1
         if not self._beating or (self._silent and count == 1):
             return
-        if self._told_t == 0.0:
+        if self._line_t == 0.0:
             self._begin(optimizer)
         self._go_on()
         self._region.beat(self._base + count)
@@ -193,9 +193,9 @@ class Progress:
         self.files.wrap()
         if self._first_rank:
             self._region.report("resumed", {"step": self._base, "tier": TIER})
-        self._told_t = self._first_data_t or clock.now()
+        self._line_t = self._first_data_t or clock.now()
         self._untimed = 0 if self._first_data_t else 1
-        self._told(self._base + self.count - 1)
+        self._reported_up_to(self._base + self.count - 1)
         self._raised_from = None
         if self._phases:
             self._region.enter(_STEP)
@@ -221,11 +221,11 @@ class Progress:
         self._step = step
         self._seen += not last
         now = clock.now()
-        steps, since_s = step - self._told_step, now - self._told_t
+        steps, since_s = step - self._line_step, now - self._line_t
         timed = steps - self._untimed
         if since_s < LINES_S and (self._seen > 1 or not timed) and not last:
             return
-        data_s = self._region.data_s - self._told_data_s
+        data_s = self._region.data_s - self._line_data_s
         self.last_step_s = since_s / timed if timed else None
         if self._lines:
             line = {
@@ -234,24 +234,24 @@ class Progress:
                 "steps_per_s": timed / since_s if timed and since_s else None,
             }
             self._region.report(None, {**line, "data_s": data_s, **({"steps": steps} if steps > 1 else {})})
-        self._told_t, self._untimed = now, 0
-        self._told(step)
+        self._line_t, self._untimed = now, 0
+        self._reported_up_to(step)
 
-    def _told(self, step: int) -> None:
-        self._told_step, self._told_data_s = step, self._region.data_s
+    def _reported_up_to(self, step: int) -> None:
+        self._line_step, self._line_data_s = step, self._region.data_s
         if self._lines:
-            self._region.told(step)
+            self._region.reported(step)
 
     def tell_files(self, count: int) -> None:
         """Tell of the checkpoint that was written after so many steps: whoever wrote it has gone on, so it is whole."""
         files = self.files.take()
-        steps_are_seen = self._told_t > 0
+        steps_are_seen = self._line_t > 0
         files = [each for each in files if steps_are_seen or each.t >= self._observed_t + STARTED_S]
         if not files or not self._beating or self._unfinished:
             return
         stall_s = sum(each.stall_s for each in files)
         if steps_are_seen:
-            self._told_t = min(self._told_t + stall_s, clock.now())
+            self._line_t = min(self._line_t + stall_s, clock.now())
         fields = {"step": self._base + count, "path": str(common_place(files)), "files": len(files)}
         self._region.report(SAVED, {**fields, "bytes": sum(each.size_bytes for each in files), "stall_s": round(stall_s, 6)})
 
@@ -259,7 +259,7 @@ class Progress:
         """The script has ended, in whatever way it could notice."""
         if self.files:
             self.tell_files(self.count)
-        if self._first_rank and (self._beating or self._lines) and self._told_t and self._step > self._told_step:
+        if self._first_rank and (self._beating or self._lines) and self._line_t and self._step > self._line_step:
             self._tell_step(self._step, last=True)
 
     def _silence(self) -> None:
@@ -275,7 +275,7 @@ class Progress:
         self._unfinished = True
         self._writers += 1
         try:
-            if not self._phases or not self._told_t or threading.get_ident() != self._thread:
+            if not self._phases or not self._line_t or threading.get_ident() != self._thread:
                 yield
             else:
                 before, raised_from = self._region.enter(_SNAPSHOT), self._raised_from
@@ -303,7 +303,7 @@ class Progress:
             before = self._region.enter(_DATA)
             if self._raised_from is not None:
                 before = self._raised_from
-            if self.watcher is not None and self._told_t:
+            if self.watcher is not None and self._line_t:
                 self.watcher("data", 0)
             try:
                 batch = next_batch(loader)
@@ -316,7 +316,7 @@ class Progress:
                 raise
             self._raised_from = None
             self._region.enter(before)
-            if self.watcher is not None and self._told_t:
+            if self.watcher is not None and self._line_t:
                 self.watcher("step", 0)
             return batch
 

@@ -7,8 +7,16 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+from resilient.report.command import FILE, write
+
 ROOT = Path(__file__).parents[1]
 AGES = {"checkpoint_age_s"}  # which go on between two commands
+
+
+def written(run_dir: Path) -> str:
+    """The page that a report leaves in a run directory."""
+    write(run_dir, None)
+    return (run_dir / FILE).read_text()
 
 
 def drawn(page: str) -> ET.Element:

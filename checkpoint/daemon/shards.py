@@ -122,7 +122,7 @@ def inventory(roots: Iterable[Root]) -> list[NodeShard]:
     found = []
     for root in roots:
         for path, replica in _directories(root):
-            with suppress(DamagedCheckpoint), _told(path):
+            with suppress(DamagedCheckpoint), _os_errors_logged(path):
                 found.append(node_shard(root.tier, path, shard_manifest.read(path), replica=replica))
     return found
 
@@ -130,14 +130,14 @@ def inventory(roots: Iterable[Root]) -> list[NodeShard]:
 def sweep(roots: Iterable[Root]) -> None:
     """Delete what a daemon that died has left half copied. No job may run."""
     for root in (each for each in roots if each.safe):
-        with _told(root.path):
+        with _os_errors_logged(root.path):
             for directory in (root.path, *root.path.glob("replica-*")):
                 for path in directory.glob(f"step-{'[0-9]' * 8}{UNFINISHED}"):
                     shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _os_errors_logged(path: Path) -> Iterator[None]:
     """A file system that is read-only or broken is a tier's trouble, of which its jobs tell, and no defect."""
     try:
         yield
@@ -149,7 +149,7 @@ def forget(roots: Sequence[Root], needed: Callable[[ShardManifest], bool]) -> No
     """Delete the shards that are not needed, replicas too; buffers are overwritten instead."""
     for root in roots:
         for path, replica in _directories(root):
-            with _told(path):
+            with _os_errors_logged(path):
                 try:
                     gone = not needed(shard_manifest.read(path))
                 except DamagedCheckpoint:
@@ -175,10 +175,10 @@ def _directories(base: Root) -> Iterator[tuple[Path, bool]]:
         return
     root = base.path
     directories, found = [root], list[tuple[Path, int]]()
-    with _told(root):
+    with _os_errors_logged(root):
         directories += root.glob("replica-*")
     for directory in directories:
-        with _told(directory):
+        with _os_errors_logged(directory):
             found += [(directory, step) for step in steps(directory)]
     for directory, step in found:
         path = step_path(directory, step)

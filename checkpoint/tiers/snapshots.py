@@ -87,14 +87,14 @@ class Snapshots:
         self._mappings: Mappings | None = None
         self._announcement: Callable[[], LayoutAnnounced] | None = None  # that is to be made; raises OSError
         self._failure_reported = False  # the daemon knows that it cannot be
-        self._told = True  # the daemon has taken that which was made last
+        self._announcement_delivered = True  # the daemon has taken that which was made last
         self._everywhere = False  # all ranks had made theirs when they started
         self._device: Device | None = None
         self._arrivals: Arrivals | None = None  # of what a GPU copies
         self._cost_s: float | None = None  # of a snapshot whose whole cost a GPU has yet to tell
         self._used = -1  # number of the last lease that was used or passed
-        self._unsaid: list[WorkerNews] = []  # of leases, which the daemon waits for and has not taken
-        self._hears = True  # the daemon has taken the last report
+        self._undelivered: list[WorkerNews] = []  # of leases, which the daemon waits for and has not taken
+        self._daemon_reachable = True  # the daemon has taken the last report
         self._digest = ""  # of the arrays that were announced last
         self._layout_changed = False  # they were others before, for which a buffer may be leased yet
         self._stop_waiting = False  # what waits for a lease is to give up
@@ -141,7 +141,7 @@ class Snapshots:
         if self._announcement is None:
             return True
         try:
-            self._told = self._report(self._announcement())
+            self._announcement_delivered = self._report(self._announcement())
         except OSError as error:
             if not self._failure_reported:
                 generation, number = self.session.generation, error.errno
@@ -209,7 +209,7 @@ class Snapshots:
         latest = max(used for _, used in reported[first : first + self.session.ranks])
         if self._used < latest:  # the ranks of a node use the same buffer: this one does without that which another has used
             self._used = latest
-            self._say(LeasePassed(generation=self.session.generation, rank=self._ranks.rank, lease=latest))
+            self._report_lease(LeasePassed(generation=self.session.generation, rank=self._ranks.rank, lease=latest))
         return True
 
     def take(
@@ -242,12 +242,13 @@ class Snapshots:
         assert self._mappings is not None, "start comes first"
         began = time.perf_counter()
         generation, rank = self.session.generation, self._ranks.rank
-        self._say_again(REPORT_S if wait_s else 0.0)
+        self._redeliver(REPORT_S if wait_s else 0.0)
         index = self._acquire(wait_s or self._patience_s(tiers)) if self._announced() else None
         if index is None:
-            if self._announcement is None and (self._layout_changed or not self._told):  # the daemon may not have got the message
+            delivered = self._announcement_delivered and not self._layout_changed  # the daemon may not have got the message
+            if self._announcement is None and not delivered:
                 news = LayoutAnnounced(generation=generation, rank=rank, digest=self._digest)
-                self._told = self._report(news, self._patience_with_daemon_s)
+                self._announcement_delivered = self._report(news, self._patience_with_daemon_s)
             wants = tuple(sorted(tiers))
             self._skip(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants))
             return SnapshotResult(step, False, 0, time.perf_counter() - began)
@@ -262,7 +263,9 @@ class Snapshots:
                 (buffer.directory / STATE).write_text(json.dumps(state.plain(small), ensure_ascii=False))
         except OSError as error:  # somebody has deleted it, or there is no room for a page
             number, why = error.errno, f"{error}"
-            self._say(BufferBroken(generation=generation, rank=rank, step=step, lease=self._used, reason=why, errno=number))
+            self._report_lease(
+                BufferBroken(generation=generation, rank=rank, step=step, lease=self._used, reason=why, errno=number)
+            )
             return SnapshotResult(step, False, 0, time.perf_counter() - began)
         stall_s = time.perf_counter() - began
         copied = StateCopied(
@@ -297,13 +300,13 @@ class Snapshots:
             tiers, again: as for `take`.
         """
         self.finish()
-        self._say_again(0.0)
+        self._redeliver(0.0)
         generation, rank, lease = self.session.generation, self._ranks.rank, self._word.read()
         wants, why = tuple(sorted(tiers)), f"rank {rank} has left it out"
         self._skip(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants, reason=why))
         if lease.generation == generation and lease.buffer is not None and lease.number > self._used:
             self._used = lease.number
-            self._say(LeasePassed(generation=generation, rank=rank, lease=lease.number))  # after the reason
+            self._report_lease(LeasePassed(generation=generation, rank=rank, lease=lease.number))  # after the reason
 
     def _skip(self, news: StepSkipped) -> None:
         self._report(news, REPORT_S if news.again else self._patience_with_daemon_s)
@@ -311,12 +314,12 @@ class Snapshots:
     @property
     def _patience_with_daemon_s(self) -> float:
         """For reports that may be lost: a daemon that hangs holds up training once."""
-        return REPORT_S if self._hears else 0.0
+        return REPORT_S if self._daemon_reachable else 0.0
 
     def _copied(self, news: StateCopied) -> None:
         """The bytes are there: the buffer is the daemon's from now on."""
         points.reached("snapshot_copied")
-        self._say(news)
+        self._report_lease(news)
         points.reached("snapshot_reported")
 
     def _costs(self, cost_s: float) -> None:
@@ -405,15 +408,15 @@ class Snapshots:
             self._layout_changed = not blueprint.is_of(layout_of(buffer_path(self.session.directory / LINK, index)), self._digest)
         return not self._layout_changed
 
-    def _say(self, news: WorkerNews) -> None:
+    def _report_lease(self, news: WorkerNews) -> None:
         """Report what has become of a lease: the daemon leases nothing else before all ranks have."""
         if not self._report(news):
-            self._unsaid.append(news)
+            self._undelivered.append(news)
 
-    def _say_again(self, patience_s: float) -> None:
+    def _redeliver(self, patience_s: float) -> None:
         """What the daemon has not taken. One that has been started anew since then drops it."""
-        while self._unsaid and self._report(self._unsaid[0], patience_s):
-            self._unsaid.pop(0)
+        while self._undelivered and self._report(self._undelivered[0], patience_s):
+            self._undelivered.pop(0)
 
     def _report(self, news: WorkerNews, patience_s: float = REPORT_S) -> bool:
         """Whether the daemon has taken it."""
@@ -422,11 +425,11 @@ class Snapshots:
         while True:
             try:
                 self._socket.sendto(line, socket.MSG_DONTWAIT, str(self.session.socket))
-                self._hears = True
+                self._daemon_reachable = True
                 return True
             except (BlockingIOError, ConnectionRefusedError, FileNotFoundError):
                 # Full for a moment, or the daemon is being started anew; without one the snapshot is lost, training is not.
                 if time.monotonic() >= deadline:
-                    self._hears = False
+                    self._daemon_reachable = False
                     return False
                 time.sleep(_POLL_S)

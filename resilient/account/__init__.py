@@ -5,9 +5,9 @@ the whole by construction. Pure: lines go in, one after the other, sums come out
 long the campaign is, and can be written down (`resilient.past`).
 """
 
-from resilient.account.clerk import Clerk, account
+from resilient.account.accounting import Accounting, account
 from resilient.account.parts import GOES_ON, PARTS, PLANNED, Account, Incident, Kind, Run
-from resilient.account.told import BEFORE, BEHIND, STEP, in_order, place_of
+from resilient.account.timeline import BEFORE, BEHIND, STEP, in_order, place_of
 
 __all__ = [
     "BEFORE",
@@ -17,7 +17,7 @@ __all__ = [
     "PLANNED",
     "STEP",
     "Account",
-    "Clerk",
+    "Accounting",
     "Incident",
     "Kind",
     "Run",

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET
 
-from resilient.account.told import seconds_of
+from resilient.account.timeline import seconds_of
 from resilient.entries import StepEvent, StepMetrics
 
 if TYPE_CHECKING:
-    from resilient.account.clerk import Clerk
+    from resilient.account.accounting import Accounting
 
 NOTES = 128  # steps after which it is still known how long ranks stood still
 _PARTS = ("snapshot", "evaluation", "idle", "data", "productive", "rework")
@@ -48,36 +48,40 @@ def noted(notes: dict[tuple[int, int], Note], step: tuple[int, int]) -> Note:
 
 
 def undisturbed(
-    clerk: "Clerk", metrics: Sequence[StepMetrics], at: int, events: Sequence[StepEvent], heard: int
+    accounting: "Accounting", metrics: Sequence[StepMetrics], at: int, events: Sequence[StepEvent], event_at: int
 ) -> tuple[int, int]:
     """Take steps, each with what is told of it before the next one ends; up to anything else.
 
-    To the last bit it does what the clerk does line by line, with the state in local variables.
+    To the last bit it does what the accounting does line by line, with the state in local variables.
 
     Args:
-        clerk: between two steps, and no fault is open.
-        at, heard: the next of each.
+        accounting: between two steps, and no fault is open.
+        at, event_at: the next of each.
 
     Returns:
         The next of each.
     """
-    assert clerk.cursor is not None
-    assert clerk.before is not None
+    assert accounting.cursor is not None
+    assert accounting.before is not None
     cursor, wall_s, before, done, step_s, idle_s = (
-        clerk.cursor,
-        clerk.kept.wall_s,
-        clerk.before,
-        clerk.done,
-        clerk.step_s,
-        clerk.idle_s,
+        accounting.cursor,
+        accounting.kept.wall_s,
+        accounting.before,
+        accounting.done,
+        accounting.step_s,
+        accounting.idle_s,
     )
-    snapshot, evaluation, idle, data, productive, rework = (clerk.span.get(part, 0.0) for part in _PARTS)
-    run, notes, ranks = clerk.kept.runs[-1] if clerk.kept.runs else None, clerk.notes, clerk.ranks if clerk.known else None
+    snapshot, evaluation, idle, data, productive, rework = (accounting.span.get(part, 0.0) for part in _PARTS)
+    run, notes, ranks = (
+        accounting.kept.runs[-1] if accounting.kept.runs else None,
+        accounting.notes,
+        accounting.ranks if accounting.known else None,
+    )
     generation = 0 if run is None else run.generation
     last, note = len(events), None
     for metric in metrics[at:] if at else metrics:
         t = metric.t
-        while heard < last and (event := events[heard]).t < t:
+        while event_at < last and (event := events[event_at]).t < t:
             if event.event == "snapshot":
                 if (event.generation, event.step) != before or event.count > 1:
                     break
@@ -87,7 +91,7 @@ def undisturbed(
                     break
                 if stall_s > note.stall_s:
                     note.stall_s = stall_s
-            heard += 1
+            event_at += 1
         else:
             at += 1
             if metric.step is UNSET or metric.step_s is None or metric.generation < generation:
@@ -130,7 +134,7 @@ def undisturbed(
             before, note = (metric.generation, metric.step), None
             continue
         break
-    clerk.cursor, clerk.kept.wall_s, clerk.before, clerk.done, clerk.step_s, clerk.idle_s = (
+    accounting.cursor, accounting.kept.wall_s, accounting.before, accounting.done, accounting.step_s, accounting.idle_s = (
         cursor,
         wall_s,
         before,
@@ -140,7 +144,7 @@ def undisturbed(
     )
     for part, seconds in zip(_PARTS, (snapshot, evaluation, idle, data, productive, rework), strict=True):
         if seconds:
-            clerk.span[part] = seconds
+            accounting.span[part] = seconds
     if run is not None:
         run.until_t, run.step = max(run.until_t, cursor), before[1]
-    return at, heard
+    return at, event_at

@@ -95,9 +95,9 @@ def stacks_of_stopped(workers: Mapping[int, tuple[int, Path]]) -> dict[int, str]
 
     All are stopped again when this returns, but for one that gets no core within `STOPS_S`.
     """
-    deaf = {rank for rank, (pid, _) in workers.items() if not _hears(pid)}
-    found = dict.fromkeys(deaf, "")
-    workers = {rank: each for rank, each in workers.items() if rank not in deaf}
+    unresponsive = {rank for rank, (pid, _) in workers.items() if not _handles_signal(pid)}
+    found = dict.fromkeys(unresponsive, "")
+    workers = {rank: each for rank, each in workers.items() if rank not in unresponsive}
     sizes = {rank: _size(stacks) for rank, (_, stacks) in workers.items()}
     for pid, _ in workers.values():
         _ask(pid)  # is waiting when it is continued, and answered before anything else is done
@@ -118,13 +118,13 @@ def _wait_for_stacks(asked: Collection[tuple[int, Path, int]], deadline: float) 
     """Wait until all that can answer have. Args: asked: process id, file, and how long it was before."""
 
     def silent(pid: int, stacks: Path, size: int) -> bool:
-        return not _from(stacks, size)[1] and state_of(pid) in ("R", "S") and _hears(pid)
+        return not _from(stacks, size)[1] and state_of(pid) in ("R", "S") and _handles_signal(pid)
 
     while any(silent(*each) for each in asked) and time.monotonic() < deadline:
         time.sleep(0.005)
 
 
-def _hears(pid: int) -> bool:
+def _handles_signal(pid: int) -> bool:
     """Whether a process takes the signal: a script may have blocked all there are."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()

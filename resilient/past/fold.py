@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from resilient import entries, ledger
-from resilient.account import PLANNED, Account, Clerk, in_order
+from resilient.account import PLANNED, Account, Accounting, in_order
 from resilient.committed import CommittedCheckpoints
 from resilient.downtime import Downtime
 from resilient.entries import StepEvent, StepMetrics
@@ -93,7 +93,7 @@ class Past(msgspec.Struct):
     left_out: dict[str, list[int]] = {}
     rules: list[tuple[int, int]] = []
     skip: list[Stretch] = []
-    clerk: Clerk = msgspec.field(default_factory=lambda: Clerk(keep=KEPT))
+    accounting: Accounting = msgspec.field(default_factory=lambda: Accounting(keep=KEPT), name="clerk")  # its name in the file
 
     def event(self, line: Line, at: int, *, valid: bool) -> None:
         """The next object of the ledger, whatever it is. Args: at: where its line begins; valid: see `entries.is_event`."""
@@ -135,7 +135,7 @@ class Past(msgspec.Struct):
                 self.skipped, self.skipped_step = line.get("in_a_row", 0), line.get("step")
         self.downtime.take(line)
         self.measuring.take(line)
-        self.clerk.event(line)
+        self.accounting.event(line)
 
     def _reject(self, line: Line) -> None:
         """A checkpoint was refused: the newest is one that was not."""
@@ -157,7 +157,7 @@ class Past(msgspec.Struct):
             self.told_step = max(self.told_step or 0, step)
         if not valid:
             return
-        self.clerk.step(line)
+        self.accounting.step(line)
         if line["generation"] < self.told_generation:
             return  # what a lost node had not told of a generation that is over
         self.told_generation = line["generation"]
@@ -185,11 +185,11 @@ class Past(msgspec.Struct):
         if newest_line is not None:
             self.step = 0 if newest_line.step is UNSET else newest_line.step
             self.loss, self.tokens_per_s = newest_line.loss, newest_line.tokens_per_s
-        self.clerk.steps(metrics, events)
+        self.accounting.steps(metrics, events)
 
     def account(self, now: float | None) -> Account:
         """Where the time went, until now; see `resilient.account.account`. Nothing may follow."""
-        return self.clerk.closed(now)
+        return self.accounting.closed(now)
 
     @property
     def durable(self) -> list[int]:

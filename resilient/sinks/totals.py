@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from resilient.account import PARTS, STEP, Clerk, place_of
+from resilient.account import PARTS, STEP, Accounting, place_of
 from resilient.committed import CommittedCheckpoints
 from resilient.downtime import Downtime
 from resilient.entries import validation_loss
@@ -125,7 +125,7 @@ class RollingAccount:
     """
 
     def __init__(self) -> None:
-        self._settled = Clerk(keep=1)  # of incidents nobody asks
+        self._settled = Accounting(keep=1)  # of incidents nobody asks
         self._recent: list[Mapping[str, Any]] = []
         self.newest_t = {EVENTS: 0.0, METRICS: 0.0}
 
@@ -147,10 +147,10 @@ class RollingAccount:
     def seconds(self, now: float | None) -> tuple[dict[str, float], float | None]:
         """Seconds × ranks by part, and the goodput, once all was read. Args: now: unix seconds, while a job runs."""
         self.settle(all_read=True)
-        clerk = copy.deepcopy(self._settled)
+        accounting = copy.deepcopy(self._settled)
         for line in self._recent:
-            _go_along(clerk, line)
-        account = clerk.closed(now)
+            _go_along(accounting, line)
+        account = accounting.closed(now)
         return account.seconds, account.goodput
 
 
@@ -158,5 +158,5 @@ def _order(line: Mapping[str, Any]) -> tuple[float, int]:
     return float(line["t"]), place_of(line) if "event" in line else STEP
 
 
-def _go_along(clerk: Clerk, line: Mapping[str, Any]) -> None:
-    (clerk.event if "event" in line else clerk.step)(line)
+def _go_along(accounting: Accounting, line: Mapping[str, Any]) -> None:
+    (accounting.event if "event" in line else accounting.step)(line)

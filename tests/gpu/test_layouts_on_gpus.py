@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_layouts import BASE, Sections, merged, name_of, spread
+from layouts import BASE, Sections, merged, name_of, spread
 from trainer_ranks import steps, textbook, trained, write_config, write_dataset
 
 from resilient.worker import load_config

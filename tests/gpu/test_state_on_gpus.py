@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_device import resident_kib
-from test_gathering import Buffer, transformer
+from rank_buffers import Buffer, resident_kib, transformer
 from trainer_ranks import run_ranks, steps, train, trained, write_config, write_dataset
 
 from checkpoint import LocalShard, load, loading, save, step_path

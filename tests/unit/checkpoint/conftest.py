@@ -11,6 +11,7 @@ import pytest
 from checkpoint_commands import part
 from checkpoint_state import local_shards
 from daemon_lab import Lab
+from lone_daemon import LoneDaemon
 
 from checkpoint import layout, points, save
 
@@ -43,6 +44,14 @@ def base() -> Iterator[Path]:
     path = _short_directory()
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def daemon(base: Path) -> Iterator[LoneDaemon]:
+    """A snapshot daemon by itself, with its settings."""
+    with LoneDaemon(base) as found:
+        found.start()
+        yield found
 
 
 @pytest.fixture

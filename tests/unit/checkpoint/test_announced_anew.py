@@ -119,34 +119,30 @@ class Two:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_buffers_are_made_once_all_ranks_have_announced_the_same(base: Path, first: int) -> None:
-    with LoneDaemon(base) as daemon:
-        daemon.start()
-        ranks = Two(daemon)
-        ranks.say(first, 8)
-        ranks.say(1 - first, 24)  # the first had no room to say that it writes others from now on
-        assert not ranks.leased()
-        ranks.say(first, 24)
-        daemon.wait_for_lease()
-        ranks.say(first, 16)
-        assert not ranks.leased(), "it is taken back, for nobody writes that any more"
-        ranks.say(1 - first, 16)
-        daemon.wait_for_lease()
-        assert not [news for news in daemon.news if isinstance(news, TierTrouble)]
+def test_buffers_are_made_once_all_ranks_have_announced_the_same(daemon: LoneDaemon, first: int) -> None:
+    ranks = Two(daemon)
+    ranks.say(first, 8)
+    ranks.say(1 - first, 24)  # the first had no room to say that it writes others from now on
+    assert not ranks.leased()
+    ranks.say(first, 24)
+    daemon.wait_for_lease()
+    ranks.say(first, 16)
+    assert not ranks.leased(), "it is taken back, for nobody writes that any more"
+    ranks.say(1 - first, 16)
+    daemon.wait_for_lease()
+    assert not [news for news in daemon.news if isinstance(news, TierTrouble)]
 
 
-def test_a_rank_that_has_written_down_others_and_says_so_in_a_moment_is_no_trouble(base: Path) -> None:
-    with LoneDaemon(base) as daemon:
-        daemon.start()
-        ranks = Two(daemon)
-        ranks.say(0, 8)
-        ranks.write(0, 24)
-        ranks.say(1, 8)  # all have announced the same, and one of them writes something else by now
-        ranks.say(0, 24)
-        ranks.say(1, 24)
-        daemon.wait_for_lease()
-        daemon.sync(1)
-        assert not [news for news in daemon.news if isinstance(news, TierTrouble)]
+def test_a_rank_that_has_written_down_others_and_says_so_in_a_moment_is_no_trouble(daemon: LoneDaemon) -> None:
+    ranks = Two(daemon)
+    ranks.say(0, 8)
+    ranks.write(0, 24)
+    ranks.say(1, 8)  # all have announced the same, and one of them writes something else by now
+    ranks.say(0, 24)
+    ranks.say(1, 24)
+    daemon.wait_for_lease()
+    daemon.sync(1)
+    assert not [news for news in daemon.news if isinstance(news, TierTrouble)]
 
 
 def test_a_daemon_that_begins_between_two_announcements_waits_for_the_second(base: Path) -> None:

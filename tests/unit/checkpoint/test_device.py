@@ -1,7 +1,6 @@
 """Snapshots from a GPU: what is page-locked, and in which order the GPU is used. A stand-in checks it on tensors of the CPU."""
 
 import itertools
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from rank_buffers import resident_kib
 
 from checkpoint import device as device_module
 from checkpoint.device import Cuda, OrderOfUseError, StandIn
@@ -201,17 +201,6 @@ def test_locked_pages_are_not_in_the_page_tables(grants: int | None, left: bool)
         gpu.wait(buffer.copy(shards_of(0, lab.numbers)))
         buffer.close()
         assert torch.equal(lab.written(), lab.numbers[:, :256]), "and they stay where they are"
-
-
-def resident_kib(directory: Path) -> int:
-    """Of files below a directory, what this process's page tables have."""
-    found, here = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            here = str(directory) in line
-        elif here and line.startswith("Rss:"):
-            found += int(line.split()[1])
-    return found
 
 
 def test_registrations_that_cuda_would_refuse_are_errors():

@@ -44,6 +44,7 @@ from resilient.snapshots import StoragePlan, TierPlan
 from resilient.without_spare import Choice, Measured
 
 TICK_S = 0.5
+VICTIM = Raised("RuntimeError", "gloo/transport/tcp/pair.cc: Connection closed by peer", "victim's traceback", 9.0)
 
 
 def job(

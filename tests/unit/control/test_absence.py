@@ -1,8 +1,7 @@
 """A driver that was away: it counts nobody's silence in that time."""
 
 import pytest
-from control_play import Play, beat
-from test_coordinator import VICTIM
+from control_play import VICTIM, Play, beat
 
 from resilient.control.attendance import AWAY_S, Attendance
 from resilient.control.coordinator import State

@@ -1,7 +1,7 @@
 """Courses of events played through the coordinator, without a process: generations, faults, the end."""
 
 import pytest
-from control_play import Play, beat
+from control_play import VICTIM, Play, beat
 
 from resilient import entries
 from resilient.config.timeouts import FENCE_RAISE_S
@@ -14,7 +14,6 @@ from resilient.ledger import event_entry
 from resilient.outbox import AcknowledgeRecords, Finish, Launch, RaiseFence, Send, WriteEvent, WriteMetrics
 from resilient.protocol.messages import Propose, Record, Shutdown, SignalReceived, Start, Stop
 
-VICTIM = Raised("RuntimeError", "gloo/transport/tcp/pair.cc: Connection closed by peer", "victim's traceback", 9.0)
 BUG = Raised("ValueError", "boom", "culprit's traceback", 9.2)
 
 

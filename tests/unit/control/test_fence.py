@@ -1,7 +1,7 @@
 """Between the last `Ready` and the first `Start`: the fence, and what is quarantined behind it."""
 
 from control_play import Play, shard
-from test_roll_back import durable, spoilt
+from rollbacks import durable, spoilt
 
 from checkpoint.protocol import Discard
 from resilient.config.timeouts import ANSWER_S, FENCE_HANG_S, FENCE_RAISE_S, QUARANTINE_S

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from control_play import Play, beat
-from test_watchdog import COLLECTIVE, LIMITS, LOADER, MAIN, judged, received, seen, silent, warm
+from watched_ranks import COLLECTIVE, LIMITS, LOADER, MAIN, judged, received, seen, silent, warm
 
 from resilient.config.timeouts import SILENCE_REPORT_S
 from resilient.control.learning import FACTOR, NEEDED

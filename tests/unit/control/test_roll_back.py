@@ -1,33 +1,14 @@
 """Roll-backs, from the fault to the start behind them."""
 
 from control_play import Play, candidates, shard
+from rollbacks import durable, spoilt
 
 from checkpoint.protocol import Discard, Held
 from resilient.config.timeouts import FENCE_RAISE_S
 from resilient.exits import Exit
-from resilient.faults import Raised
-from resilient.outbox import Effect, Finish, Quarantine, RaiseFence, Send
+from resilient.outbox import Finish, Quarantine, RaiseFence, Send
 from resilient.protocol.messages import Start
 from resilient.rollback import InvalidationRule
-
-VICTIM = Raised("RuntimeError", "gloo/transport/tcp/pair.cc: Connection closed by peer", "victim's traceback", 9.0)
-BAD = Raised("BadBatch", "4 batches in a row are bad", "a traceback", 9.2, None, "not_finite", 6)
-
-
-def durable(play: Play, step: int) -> None:
-    """A step is held by all nodes and committed."""
-    play.held(0, step, wants=["scratch"])
-    effects = play.held(1, step, wants=["scratch"])
-    orders = [order for _, order in play.jobs("flush", effects)]
-    play.flushed(orders[0])
-    play.committed(orders[0])
-
-
-def spoilt(play: Play) -> list[Effect]:
-    """The numbers are bad: since step 6, told at step 9."""
-    play.beat(0, 8)
-    play.exit(1, 1, VICTIM, step=8)
-    return play.exit(0, 1, BAD, step=8)
 
 
 def test_bad_numbers_roll_back_to_a_checkpoint_from_before_and_all_that_is_newer_is_invalid(play):

@@ -22,7 +22,6 @@ from resilient.protocol.messages import (
     Started,
 )
 
-VICTIM = Raised("RuntimeError", "gloo/transport/tcp/pair.cc: Connection closed by peer", "victim's traceback", 9.0)
 BUG = Raised("ValueError", "boom", "culprit's traceback", 9.2)
 
 

@@ -7,13 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from crash_points import crashing_at
 from datasets_of_text import PROSE, SMALL, contents, put
 from forked import forked
 from soak import soaked
@@ -25,18 +25,7 @@ from trainer.data.documents import Batch, Files, Piece, batches
 
 def build_and_die(words: Path, prefix: Path, left: int) -> None:
     """In a process of its own, killed at the call number `left` of those that matter."""
-
-    def dying(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*given, **named)
-
-        return call
-
-    os.fsync, Path.replace, Path.unlink = map(dying, (os.fsync, Path.replace, Path.unlink))  # type: ignore[method-assign]
+    os.fsync, Path.replace, Path.unlink = map(crashing_at(left), (os.fsync, Path.replace, Path.unlink))  # type: ignore[method-assign]
     build(Files([words]), prefix, Vocabulary(290), workers=1)
 
 

@@ -162,7 +162,7 @@ def test_steps_that_no_line_tells_of_are_told_for_a_worker_that_has_ended(agent)
     region.beat(3)
     assert agent.unreported() == [], "of this one nobody tells lines"
     region.report(None, {"step": 3})
-    region.told(3)
+    region.reported(3)
     assert agent.unreported() == []
     region.beat(4)
     assert [record.fields for record in agent.unreported()] == [{"step": 4, "step_s": None, "steps_per_s": None}]
@@ -172,7 +172,7 @@ def test_steps_that_no_line_tells_of_are_told_for_a_worker_that_has_ended(agent)
     assert [record.fields["step"] for record in salvage(agent.path)] == [3, 7], "also if its agent has ended with it"
     agent.keep(record.end)
     assert agent.left() == agent.unreported()
-    region.told(NOT_BEATEN)
+    region.reported(NOT_BEATEN)
     assert agent.unreported() == []
     region.close()
 

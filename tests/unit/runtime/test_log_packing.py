@@ -4,11 +4,10 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from crash_points import crashing_at
 from forked import forked
 
 from resilient.exits import EnvironmentUnusable
@@ -125,17 +124,7 @@ def test_an_archive_that_was_cut_short_is_told(tmp_path: Path):
 
 def pack_and_die(directory: Path, left: int) -> None:
     """In a process of its own, killed at the call number `left` of those that matter."""
-
-    def dying(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*given, **named)
-
-        return call
-
+    dying = crashing_at(left)
     os.fsync, Path.replace, Path.rename, os.unlink, os.rmdir, os.rename = map(  # type: ignore[method-assign]
         dying, (os.fsync, Path.replace, Path.rename, os.unlink, os.rmdir, os.rename)
     )

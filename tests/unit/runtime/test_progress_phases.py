@@ -3,7 +3,7 @@
 import contextlib
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,25 @@ from watched_rank import Time, Watched
 
 from resilient.script_files import SavedFile
 
+Save = Callable[[object, Path], None]
 
+
+@pytest.fixture
+def reading(watched: Watched) -> Iterator[None]:
+    """Batches are read as a script reads them that is watched."""
+    before = _BaseDataLoaderIter.__next__
+    _BaseDataLoaderIter.__next__ = watched.progress.reading(before)  # type: ignore[method-assign]
+    yield
+    _BaseDataLoaderIter.__next__ = before  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def save(watched: Watched) -> Save:
+    """`torch.save` as a script calls it that is watched."""
+    return watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
+
+
+@pytest.mark.usefixtures("reading")
 def test_reading_a_batch_is_a_phase_of_its_own(watched: Watched):
     seen: list[str] = []
 
@@ -28,13 +46,8 @@ def test_reading_a_batch_is_a_phase_of_its_own(watched: Watched):
 
     optimizer = watched.optimizer()
     watched.step(optimizer)
-    before = _BaseDataLoaderIter.__next__
-    _BaseDataLoaderIter.__next__ = watched.progress.reading(before)  # type: ignore[method-assign]
-    try:
-        for _ in DataLoader(Samples()):
-            assert watched.agent.activity().phase == "step"
-    finally:
-        _BaseDataLoaderIter.__next__ = before  # type: ignore[method-assign]
+    for _ in DataLoader(Samples()):
+        assert watched.agent.activity().phase == "step"
     assert seen == ["data"] * 3
     assert watched.agent.activity().phase == "step"
 
@@ -51,23 +64,20 @@ class Spoilt(torch.utils.data.Dataset[int]):
         return index
 
 
-@pytest.fixture
-def reading(watched: Watched) -> Iterator[None]:
-    """Batches are read as a script reads them that is watched."""
-    before = _BaseDataLoaderIter.__next__
-    _BaseDataLoaderIter.__next__ = watched.progress.reading(before)  # type: ignore[method-assign]
-    yield
-    _BaseDataLoaderIter.__next__ = before  # type: ignore[method-assign]
+def behind_a_bad_sample() -> Iterator[int]:
+    """Batches of which the second has just failed."""
+    batches = iter(DataLoader(Spoilt()))
+    next(batches)
+    with pytest.raises(ValueError, match="a bad sample"):
+        next(batches)
+    return batches
 
 
 @pytest.mark.usefixtures("reading")
 def test_a_bad_sample_that_the_script_leaves_out_leaves_no_phase_behind(watched: Watched, passing: Time):
     optimizer = watched.optimizer()
     watched.step(optimizer)
-    batches = iter(DataLoader(Spoilt()))
-    next(batches)
-    with pytest.raises(ValueError, match="a bad sample"):
-        next(batches)
+    batches = behind_a_bad_sample()
     assert watched.agent.activity().phase == "data", "where it failed, if nobody catches it"
     next(batches)
     assert watched.agent.activity().phase == "step", "the script has gone on"
@@ -80,10 +90,7 @@ def test_a_bad_sample_that_the_script_leaves_out_leaves_no_phase_behind(watched:
 def test_a_bad_sample_with_which_the_data_end_is_over_with_the_step(watched: Watched, passing: Time):
     optimizer = watched.optimizer()
     watched.step(optimizer)
-    batches = iter(DataLoader(Spoilt()))
-    next(batches)
-    with pytest.raises(ValueError, match="a bad sample"):
-        next(batches)
+    behind_a_bad_sample()
     watched.step(optimizer)
     assert watched.agent.activity().phase == "step"
     passing.passes()
@@ -92,24 +99,19 @@ def test_a_bad_sample_with_which_the_data_end_is_over_with_the_step(watched: Wat
 
 
 @pytest.mark.usefixtures("reading")
-def test_what_is_saved_while_an_exception_of_the_loader_ends_the_script_hides_nothing(watched: Watched, tmp_path: Path):
+def test_what_is_saved_while_an_exception_of_the_loader_ends_the_script_hides_nothing(watched: Watched, save: Save, tmp_path: Path):
     watched.step(watched.optimizer())
-    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
-    batches = iter(DataLoader(Spoilt()))
-    next(batches)
-    with pytest.raises(ValueError, match="a bad sample"):
-        next(batches)
+    behind_a_bad_sample()
     save({}, tmp_path / "as it ends")
     assert watched.agent.activity().phase == "data"
 
 
 @pytest.mark.parametrize("beats", [False, True], ids=["silent", "beats"])
-def test_a_save_that_fails_and_is_caught_is_over_with_the_step(watched: Watched, tmp_path: Path, beats: bool):
+def test_a_save_that_fails_and_is_caught_is_over_with_the_step(watched: Watched, save: Save, tmp_path: Path, beats: bool):
     optimizer = watched.optimizer()
     watched.step(optimizer)
     if beats:
         watched.progress.stand_back(1)
-    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
     with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
         save({"f": lambda: 1}, tmp_path / "bad")
     assert watched.agent.activity().phase == "snapshot", "where it failed, if nobody catches it"
@@ -119,10 +121,9 @@ def test_a_save_that_fails_and_is_caught_is_over_with_the_step(watched: Watched,
     assert watched.agent.activity().phase == "step"
 
 
-def test_a_save_that_is_tried_again_within_another_leaves_no_phase_behind(watched: Watched, tmp_path: Path):
+def test_a_save_that_is_tried_again_within_another_leaves_no_phase_behind(watched: Watched, save: Save, tmp_path: Path):
     optimizer = watched.optimizer()
     watched.step(optimizer)
-    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
 
     def twice(_: object, path: Path) -> None:
         with contextlib.suppress(AttributeError, TypeError, pickle.PicklingError):
@@ -138,18 +139,14 @@ def test_a_save_that_is_tried_again_within_another_leaves_no_phase_behind(watche
 @pytest.mark.usefixtures("reading")
 def test_a_script_that_tells_its_phases_by_itself_begins_where_no_exception_has_left_it(watched: Watched):
     watched.step(watched.optimizer())
-    batches = iter(DataLoader(Spoilt()))
-    next(batches)
-    with pytest.raises(ValueError, match="a bad sample"):
-        next(batches)
+    behind_a_bad_sample()
     watched.progress.leave_phases()
     assert watched.agent.activity().phase == "step"
 
 
-def test_a_file_of_a_thread_leaves_the_phase_alone(watched: Watched, tmp_path: Path):
+def test_a_file_of_a_thread_leaves_the_phase_alone(watched: Watched, save: Save, tmp_path: Path):
     optimizer = watched.optimizer()
     watched.step(optimizer)
-    save = watched.progress.files._wrapped(torch.save, lambda args, _: Path(args[1]))
     entered = watched.agent.activity().phase_t
     thread = threading.Thread(target=save, args=({}, tmp_path / "async"))
     thread.start()

@@ -2,17 +2,14 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import costs
 import pytest
+from nested_pytest import run
 from soak import soaked
-
-ROOT = Path(__file__).parents[3]
 
 TESTS = """
 import multiprocessing, subprocess, sys, time
@@ -65,17 +62,6 @@ DEAR = {
 
 
 WITHOUT_A_START = "import costs\ncosts._start = lambda: None\n"  # of a process that imports torch, which itself is dear
-
-
-def run(directory: Path, tests: str, *options: str) -> tuple[int, str]:
-    """Exit status and output of a pytest of its own."""
-    (directory / "test_it.py").write_text(tests)
-    plugins = [word for plugin in ("costs", "soak", "no:cacheprovider", "no:hypothesispytest") for word in ("-p", plugin)]
-    words = [*plugins, "--rootdir", str(directory), "-W", "ignore", *options, str(directory)]
-    command = [sys.executable, "-m", "pytest", *words]
-    environ = {"PYTHONPATH": str(ROOT / "tests"), "PATH": "/usr/bin:/bin", "HOME": str(directory)}
-    done = subprocess.run(command, check=False, cwd=directory, env=environ, capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr
 
 
 def named(output: str, severity: str) -> set[str]:

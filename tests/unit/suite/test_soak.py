@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import soak
-from test_costs import run
+from nested_pytest import run
 
 TESTS = """
 import pytest

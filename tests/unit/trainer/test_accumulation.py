@@ -10,9 +10,9 @@ from unittest import mock
 
 import pytest
 import torch.distributed as dist
+from layouts import BASE, Lines, Sections, merged, name_of, reduction, spread
 from soak import soaked, soaked_after
-from test_layouts import BASE, Lines, Sections, merged, name_of, spread
-from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, train, trained, write_config, write_dataset
+from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, train, trained, write_config
 
 from resilient.worker import load_config, settle
 from trainer.memory import memory
@@ -21,18 +21,6 @@ from trainer.shape import shape_of
 Layout = tuple[int, int, int]  # tp, pp, dp
 
 SMALL: Sections = merged(BASE, {"model": {"layers": 2}, "train": {"micro_batch_size": 2, "steps": 3}})
-
-
-def how(reduce: str, dtype: str = "fp32", schedule: str = "1f1b", stage: int = 1) -> Sections:
-    return {
-        "parallel": {"reduce_gradients": reduce, "schedule": schedule, "zero_stage": stage},
-        "train": {"grad_dtype": dtype},
-    }
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +36,17 @@ def expected(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 
 EVERY = [
-    ((1, 1, 3), how("every")),  # which do not divide the eight micro batches
-    ((1, 2, 2), how("every")),
-    ((1, 2, 2), how("every", schedule="zero_bubble")),
-    soaked((1, 1, 2), how("every")),
-    soaked((1, 2, 2), how("every", schedule="interleaved_1f1b", stage=3)),
-    soaked((1, 2, 3), how("every", schedule="gpipe")),
-    soaked((2, 2, 2), how("every", stage=3)),
-    soaked((1, 2, 3), how("every", schedule="zero_bubble", stage=2)),
-    soaked((1, 1, 3), how("last", stage=3)),
-    soaked((1, 1, 3), how("last", stage=2)),
-    soaked((2, 1, 2), how("every")),
+    ((1, 1, 3), reduction("every")),  # which do not divide the eight micro batches
+    ((1, 2, 2), reduction("every")),
+    ((1, 2, 2), reduction("every", schedule="zero_bubble")),
+    soaked((1, 1, 2), reduction("every")),
+    soaked((1, 2, 2), reduction("every", schedule="interleaved_1f1b", stage=3)),
+    soaked((1, 2, 3), reduction("every", schedule="gpipe")),
+    soaked((2, 2, 2), reduction("every", stage=3)),
+    soaked((1, 2, 3), reduction("every", schedule="zero_bubble", stage=2)),
+    soaked((1, 1, 3), reduction("last", stage=3)),
+    soaked((1, 1, 3), reduction("last", stage=2)),
+    soaked((2, 1, 2), reduction("every")),
 ]
 
 
@@ -81,7 +69,7 @@ PATTERNS: list[Any] = [((1, 2, 2), "last"), soaked((1, 1, 2), "last"), soaked((1
 def test_bf16_gradients_are_close_to_one_process_on_any_layout(dataset: Path, tmp_path: Path, layout: Layout, reduce: str):
     tp, pp, dp = layout
     alone = steps(trained(write_config(tmp_path / "alone", dataset, **merged(SMALL, BF16)), 1))
-    config = write_config(tmp_path / "many", dataset, **merged(SMALL, spread(tp, pp), how(reduce, "bf16"), BF16))
+    config = write_config(tmp_path / "many", dataset, **merged(SMALL, spread(tp, pp), reduction(reduce, "bf16"), BF16))
     assert steps(trained(config, tp * pp * dp)) == [pytest.approx(line, rel=1e-2) for line in alone]
 
 
@@ -95,7 +83,7 @@ def test_bf16_gradients_train_like_fp32_ones(dataset: Path, tmp_path: Path, coun
     }
     found = {}
     for dtype in ("fp32", "bf16"):
-        config = write_config(tmp_path / dtype, dataset, **merged(long, how("last", dtype)))
+        config = write_config(tmp_path / dtype, dataset, **merged(long, reduction("last", dtype)))
         found[dtype] = [line[1] for line in steps(trained(config, 1))]
     assert found["bf16"] == pytest.approx(found["fp32"], rel=1e-2)
     assert found["bf16"] != found["fp32"]  # they are added up in another type
@@ -148,7 +136,7 @@ COMBINATIONS = [
 
 @pytest.mark.parametrize(("reduce", "dtype", "dp"), soaked_after(1, COMBINATIONS))
 def test_between_micro_batches_gradients_cost_what_the_plan_says(dataset: Path, tmp_path: Path, reduce: str, dtype: str, dp: int):
-    path = write_config(tmp_path, dataset, **merged(TWIN, {"train": {"global_batch_size": 12 * dp}}, how(reduce, dtype)))
+    path = write_config(tmp_path, dataset, **merged(TWIN, {"train": {"global_batch_size": 12 * dp}}, reduction(reduce, dtype)))
     config = load_config(path, [])
     layout = settle(config, 2 * dp)
     assert (layout.pp, layout.dp, layout.accumulation) == (2, dp, 6)
@@ -196,12 +184,12 @@ LAYERS, PASSES = 2, 4
 GROUPS = LAYERS + 1  # each layer, and what is around them
 
 EXCHANGES = [
-    (how("last", stage=1), 1, GROUPS, GROUPS),
-    (how("every", stage=1), 1, GROUPS, PASSES * GROUPS),
-    soaked(how("auto", stage=2), 1, GROUPS, PASSES * GROUPS),
-    soaked(how("last", "bf16", stage=1), 1, GROUPS, GROUPS),
-    soaked(how("last", stage=1), 2, LAYERS // 2 + 1, LAYERS // 2 + 1),
-    (how("every", stage=2), 2, LAYERS // 2 + 1, PASSES * (LAYERS // 2 + 1)),
+    (reduction("last", stage=1), 1, GROUPS, GROUPS),
+    (reduction("every", stage=1), 1, GROUPS, PASSES * GROUPS),
+    soaked(reduction("auto", stage=2), 1, GROUPS, PASSES * GROUPS),
+    soaked(reduction("last", "bf16", stage=1), 1, GROUPS, GROUPS),
+    soaked(reduction("last", stage=1), 2, LAYERS // 2 + 1, LAYERS // 2 + 1),
+    (reduction("every", stage=2), 2, LAYERS // 2 + 1, PASSES * (LAYERS // 2 + 1)),
 ]
 
 
@@ -255,12 +243,12 @@ def reduced(config: Path) -> list[tuple[int, int]]:
 
 
 OVERLAPPED = [
-    (how("last", schedule="1f1b"), 1),
-    (how("last", schedule="zero_bubble", stage=2), 1),
-    soaked(how("last", schedule="interleaved_1f1b"), 1),
-    soaked(how("last", schedule="interleaved_1f1b", stage=3), 1),
-    soaked(how("last", schedule="gpipe"), 1),
-    soaked(how("every", schedule="zero_bubble"), PASSES),
+    (reduction("last", schedule="1f1b"), 1),
+    (reduction("last", schedule="zero_bubble", stage=2), 1),
+    soaked(reduction("last", schedule="interleaved_1f1b"), 1),
+    soaked(reduction("last", schedule="interleaved_1f1b", stage=3), 1),
+    soaked(reduction("last", schedule="gpipe"), 1),
+    soaked(reduction("every", schedule="zero_bubble"), PASSES),
 ]
 
 

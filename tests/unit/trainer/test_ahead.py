@@ -8,8 +8,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from test_step import broken, steps, told_to_leave_out
-from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
+from bad_batches import broken, leaving_out, outcomes
+from trainer_ranks import run_ranks, train, trained, write_config
 
 from resilient import worker
 from trainer.ahead import Ahead
@@ -97,32 +97,27 @@ def reads(config: Path, run: Callable[..., Any], *args: Any) -> tuple[list[dict[
     return told, seen, [each.name for each in threading.enumerate() if each.name == "next-batch"]
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
-
-
 def test_all_batches_but_the_first_are_read_ahead_and_none_behind_the_last_step(dataset: Path, tmp_path: Path):
     config = write_config(tmp_path, dataset, train={"steps": 4, "eval_interval": 0})
     told, seen, left = run_ranks(1, reads, config, train)[0]
     assert [first for first, name in seen if name == "next-batch"] == [12, 24, 36]
     assert not left
     stopped, seen, left = run_ranks(1, reads, write_config(tmp_path / "stopped", dataset), train, (), 2)[0]
-    assert steps(stopped) == steps(told)[:2]
+    assert outcomes(stopped) == outcomes(told)[:2]
     assert [first for first, name in seen if name == "next-batch"] == [12, 24]  # the last one for nothing
     assert not left
 
 
 def test_of_a_batch_that_is_computed_again_or_left_out_nothing_else_is_taken(dataset: Path, tmp_path: Path):
-    plain = steps(trained(write_config(tmp_path / "plain", dataset, train={"steps": 5}), 1))
+    plain = outcomes(trained(write_config(tmp_path / "plain", dataset, train={"steps": 5}), 1))
     config = write_config(tmp_path / "again", dataset, train={"steps": 5})
     told, seen, left = run_ranks(1, reads, config, broken, {3: 1})[0]
-    assert steps(told) == plain and not left
+    assert outcomes(told) == plain and not left
     assert [first for first, _ in seen].count(24) == 2  # read again, since memory may be what was at fault
     config = write_config(tmp_path / "left-out", dataset, train={"steps": 5})
-    told, seen, left = run_ranks(1, reads, config, told_to_leave_out, 2, 3)[0]
-    assert [line[2] for line in steps(told)] == [None, "rolled_back", "rolled_back", None, None] and not left
-    assert steps(told)[:1] == plain[:1] and steps(told)[3:] != plain[3:]
+    told, seen, left = run_ranks(1, reads, config, leaving_out, 2, 3)[0]
+    assert [line[2] for line in outcomes(told)] == [None, "rolled_back", "rolled_back", None, None] and not left
+    assert outcomes(told)[:1] == plain[:1] and outcomes(told)[3:] != plain[3:]
 
 
 def slow_disk(config: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -153,7 +148,7 @@ def slow_disk(config: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def test_a_slow_disk_is_waited_for_in_the_phase_by_which_slow_storage_is_found(dataset: Path, tmp_path: Path):
     config = write_config(tmp_path, dataset, train={"steps": 3, "eval_interval": 0})
     told, seen = run_ranks(1, slow_disk, config)[0]
-    assert len(steps(told)) == 3
+    assert len(outcomes(told)) == 3
     assert seen == ["data"]
 
 

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from test_layouts import BASE, merged, spread
+from layouts import BASE, merged, spread
 from trainer_ranks import run_ranks, train, write_config, write_dataset
 
 from resilient.config import Config

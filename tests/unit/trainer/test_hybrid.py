@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from soak import soaked, soaked_after
-from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, trained, write_config, write_dataset
+from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, trained, write_config
 
 from resilient.worker import load_config, settle
 
@@ -49,11 +49,6 @@ def parallel(spread: Spread, **more: object) -> Sections:
 def ranks_of(spread: Spread) -> int:
     pp, replicate, shard, tp = spread
     return pp * replicate * shard * tp
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
 
 
 @pytest.fixture(scope="module")

@@ -11,35 +11,13 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from layouts import BASE, STEPS, Lines, Sections, deep, fewest_layers, merged, moved, name_of, spread
 from soak import soaked, soaked_after
-from trainer_ranks import steps, textbook, trained, write_config, write_dataset
+from trainer_ranks import steps, textbook, trained, write_config
 
 from resilient.worker import load_config
 
-Sections = dict[str, dict[str, object]]
-
-STEPS = 3
-
-# Large enough at the start that every weight has a gradient worth the name, and a rate that amplifies no rounding.
-BASE: Sections = {
-    "model": {"layers": 4, "hidden": 32, "heads": 4, "seq_len": 16, "init_std": 0.1, "attention": "math"},
-    "train": {"steps": STEPS, "global_batch_size": 16, "micro_batch_size": 4, "precision": "fp32", "eval_interval": 0},
-    "optimizer": {"lr": 2e-3, "clip_grad": 0.3, "warmup_samples": 24, "decay_samples": 400},
-    "checkpoint": {"every_steps": 1000},
-}
 LAYOUTS = list(product((1, 2), repeat=3))  # tp, pp, dp
-
-
-def merged(*many: Sections) -> Sections:
-    found: Sections = {}
-    for sections in many:
-        for name, values in sections.items():
-            found[name] = {**found.get(name, {}), **values}
-    return found
-
-
-def spread(tp: int, pp: int, **more: object) -> Sections:
-    return {"parallel": {"tp": tp, "pp": pp, **more}}
 
 
 def variants(pp: int) -> Iterator[Sections]:
@@ -55,14 +33,6 @@ def variants(pp: int) -> Iterator[Sections]:
         if schedule == "zero_bubble" and stage == 3:
             continue
         yield {"parallel": {"schedule": schedule, "zero_stage": stage}, "train": train}
-
-
-def name_of(value: object) -> str:
-    if isinstance(value, tuple):
-        return "x".join(map(str, value))
-    if isinstance(value, list):
-        return " ".join(map(name_of, value))
-    return " ".join(str(each) for section in value.values() for each in section.values()) if isinstance(value, dict) else str(value)
 
 
 def variant(schedule: str, stage: int, recompute: str, every: int = 1) -> Sections:
@@ -98,13 +68,7 @@ def test_the_sample_of_the_first_tier_has_each_value_where_it_matters():
     assert values(first) == values(EVERYTHING)
 
 
-Lines = list[tuple[int, float, float, float]]  # step, loss, gradient norm, learning rate
 Run = Callable[..., Lines]
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
 
 
 @pytest.fixture(scope="module")
@@ -136,15 +100,6 @@ def bf16_lines(run: Run) -> Lines:
 
 def long(count: int) -> Sections:
     return {"train": {"steps": count}}
-
-
-def deep(layers: int) -> Sections:
-    return {"model": {"layers": layers}}
-
-
-def fewest_layers(variant: Sections) -> int:
-    """One for each of two stages, of which these two schedules have two on each of two ranks."""
-    return 4 if variant["parallel"]["schedule"] in ("interleaved_1f1b", "zero_bubble") else 2
 
 
 @pytest.mark.parametrize(("layout", "variant"), SAMPLE, ids=name_of)
@@ -282,16 +237,6 @@ def test_drawn_shapes_and_layouts_train_like_a_textbook(dataset: Path, tmp_path_
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------------
-
-
-def moved(dataset: Path, directory: Path, layouts: list[tuple[int, int, int]], each: int, sections: Sections) -> Lines:
-    """Train on one layout after another, `each` steps on each."""
-    config = write_config(directory, dataset, **merged(BASE, sections))
-    found = []
-    for number, (tp, pp, dp) in enumerate(layouts, 1):
-        overrides = [f"parallel.tp={tp}", f"parallel.pp={pp}", f"train.steps={each * number}"]
-        found += steps(trained(config, tp * pp * dp, *overrides))
-    return found
 
 
 TIED_ADAN: Sections = {"model": {"tie_embeddings": True, "kv_heads": 1}, "optimizer": {"name": "adan"}}

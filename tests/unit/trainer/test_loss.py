@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from layouts import BASE, Sections, merged, name_of, spread
 from soak import soaked, soaked_after
-from test_layouts import BASE, Sections, merged, name_of, spread
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -6,10 +6,9 @@ from unittest import mock
 
 import pytest
 from allocations import Allocations
+from layouts import Sections, merged, reduction
 from soak import soaked, soaked_after
-from test_accumulation import how
-from test_layouts import Sections, merged
-from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, train, trained, write_config, write_dataset
+from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, train, trained, write_config
 
 from resilient.worker import load_config, settle
 from trainer.memory import memory
@@ -26,11 +25,6 @@ TWIN: Sections = {
     "checkpoint": {"every_steps": 1000},
 }
 WAYS = [(reduce, dtype) for reduce in ("last", "every") for dtype in ("fp32", "bf16")]
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
 
 
 def twin(dp: int) -> Sections:
@@ -59,7 +53,7 @@ CASES = [(2, "last", "bf16"), (2, "every", "fp32"), *(soaked(4, *way) for way in
 
 @pytest.mark.parametrize(("dp", "reduce", "dtype"), soaked_after(1, CASES))
 def test_ranks_hold_at_their_most_what_the_plan_says(dataset: Path, tmp_path: Path, dp: int, reduce: str, dtype: str):
-    path = write_config(tmp_path, dataset, **merged(twin(dp), how(reduce, dtype)))
+    path = write_config(tmp_path, dataset, **merged(twin(dp), reduction(reduce, dtype)))
     config = load_config(path, [])
     layout = settle(config, 2 * dp)
     assert (layout.pp, layout.dp, layout.accumulation) == (2, dp, 6)
@@ -75,7 +69,7 @@ def test_ranks_hold_at_their_most_what_the_plan_says(dataset: Path, tmp_path: Pa
 @pytest.mark.parametrize("reduce", ["last", "every"])
 def test_the_twin_has_the_losses_of_one_process(dataset: Path, tmp_path: Path, reduce: str):
     model = {"vocab_size": VOCABULARY, "init_std": 0.1}
-    path = write_config(tmp_path, dataset, **merged(twin(4), how(reduce), {"train": {"precision": "fp32"}, "model": model}))
+    path = write_config(tmp_path, dataset, **merged(twin(4), reduction(reduce), {"train": {"precision": "fp32"}, "model": model}))
     expected = textbook(load_config(path, []))  # a plain loop
     found = steps(trained(path, 8))
     assert [line[:2] for line in found] == [(step, pytest.approx(loss, abs=1e-5)) for step, loss, *_ in expected]

@@ -9,20 +9,15 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from layouts import BASE, Sections, merged, name_of, spread
 from soak import soaked, soaked_after
-from test_layouts import BASE, Sections, merged, name_of, spread
 from torch.utils._python_dispatch import TorchDispatchMode
-from trainer_ranks import run_ranks, steps, train, trained, write_config, write_dataset
+from trainer_ranks import run_ranks, steps, train, trained, write_config
 
 from resilient.worker import ConfigError, load_config
 
 SMALL: Sections = merged(BASE, {"model": {"layers": 2}, "train": {"steps": 3}})
 OTHER: Sections = {"model": {"mlp": "gelu", "norm": "layernorm", "bias": True, "kv_heads": 1, "tie_embeddings": True}}
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
 
 
 def beside(tp: int, pp: int = 1, **more: object) -> Sections:

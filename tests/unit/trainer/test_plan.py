@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from layouts import BASE, Sections, deep, merged, name_of, spread
 from soak import soaked, soaked_after
-from test_layouts import BASE, Sections, deep, merged, name_of, spread
-from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
+from trainer_ranks import run_ranks, train, trained, write_config
 
 from resilient.worker import Config, load_config, settle
 from trainer.attention import Kernel
@@ -21,11 +21,6 @@ from trainer.shape import shape_of
 from trainer.stages import of_rank, stages
 
 VOCABULARY = 61
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
 
 
 def held(config: Path) -> tuple[int, int, int, int]:

@@ -22,11 +22,6 @@ from trainer.weights import initialize
 Made = Callable[..., Path]
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
-
-
 @pytest.fixture
 def made(dataset: Path, tmp_path: Path) -> Made:
     def make(name: str = "run", **sections: dict[str, object]) -> Path:

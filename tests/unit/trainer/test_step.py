@@ -10,24 +10,20 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from bad_batches import broken, leaving_out, outcomes
 from hypothesis import given
 from hypothesis import strategies as st
 from soak import soaked
 from torch import nn
-from trainer_ranks import run_ranks, train, trained, write_config, write_dataset
+from trainer_ranks import run_ranks, train, trained, write_config
 
-from resilient.worker import GUARD_VARIABLE, Config
+from resilient.worker import Config
 from trainer.adan import Adan
 from trainer.batches import Batches
 from trainer.guard import judge, limits
 
 NAN = math.nan
 FLAT = [2.0, 2.1] * 4
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
 
 
 # -- the guard -----------------------------------------------------------------------------------------------------------
@@ -54,35 +50,6 @@ def test_the_guard_can_be_switched_off():
     assert judge(NAN, NAN, limits([], not_finite=False, spike=None, window=8)) is None
 
 
-def broken(config: Path, bad: dict[int, int], stop_at: int | None = None) -> list[dict[str, Any]]:
-    """Train on this rank; at step s, the first bad[s] times that it is computed, one gradient of the last rank is no number."""
-    import torch.distributed as dist
-
-    from trainer.loop import Trainer
-
-    whole = Trainer._gradients
-    left = dict(bad)
-
-    def spoilt(self: Trainer, size: int) -> Any:
-        step = self.state.progress.step + 1
-        spoil = left.get(step, 0) > 0
-        left[step] = left.get(step, 0) - 1
-        train_pass = self.engine.train
-
-        def passes(*args: Any) -> torch.Tensor:
-            loss = train_pass(*args)
-            if spoil and dist.get_rank() == dist.get_world_size() - 1:
-                gradient = next(self.stages[-1].parameters()).grad
-                gradient.to_local().view(-1)[0] = NAN
-            return loss
-
-        with mock.patch.object(self.engine, "train", passes):
-            return whole(self, size)
-
-    with mock.patch.object(Trainer, "_gradients", spoilt):
-        return train(config, stop_at=stop_at)
-
-
 def ledger(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [
         (line["event"], line.get("kind") or line.get("name"), line.get("step"))
@@ -91,17 +58,13 @@ def ledger(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     ]
 
 
-def steps(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    return [(line["step"], line["loss"], line.get("skipped")) for line in told if line["event"] == "step"]
-
-
 @pytest.mark.parametrize("ranks", [2, soaked(1)])
 def test_a_gradient_that_is_no_number_once_costs_a_second_pass_and_nothing_else(dataset: Path, tmp_path: Path, ranks: int):
     dropout = {"model": {"layers": 2, "hidden": 32, "heads": 4, "seq_len": 16, "dropout": 0.1}}
     config = write_config(tmp_path / "a", dataset, **dropout)
     told = run_ranks(ranks, broken, config, {3: 1})[0]
     assert ledger(told) == [("fault", "not_finite", 3), ("action", "recompute_batch", None)]
-    assert steps(told) == steps(trained(write_config(tmp_path / "b", dataset, **dropout), ranks))
+    assert outcomes(told) == outcomes(trained(write_config(tmp_path / "b", dataset, **dropout), ranks))
 
 
 def test_a_batch_that_is_bad_again_is_skipped_by_all_ranks_alike(dataset: Path, tmp_path: Path):
@@ -110,8 +73,8 @@ def test_a_batch_that_is_bad_again_is_skipped_by_all_ranks_alike(dataset: Path, 
     assert [kind for _, kind, _ in ledger(told[0])] == ["not_finite", "recompute_batch", "not_finite", "skip_batch"]
     (skip,) = [line for line in told[0] if line.get("name") == "skip_batch"]
     assert (skip["step"], skip["in_a_row"]) == (3, 1)
-    assert [line[2] for line in steps(told[0])] == [None, None, "not_finite", *[None] * 5]
-    assert all(math.isfinite(line[1]) for line in steps(told[0]) if line[2] is None)
+    assert [line[2] for line in outcomes(told[0])] == [None, None, "not_finite", *[None] * 5]
+    assert all(math.isfinite(line[1]) for line in outcomes(told[0]) if line[2] is None)
 
 
 def test_too_many_bad_batches_in_a_row_end_the_attempt(dataset: Path, tmp_path: Path):
@@ -122,18 +85,12 @@ def test_too_many_bad_batches_in_a_row_end_the_attempt(dataset: Path, tmp_path: 
     assert [(error.kind, error.since) for error in found] == [("not_finite", 3)] * 2
 
 
-def told_to_leave_out(config: Path, first: int, last: int) -> list[dict[str, Any]]:
-    """Train on this rank as after a roll-back."""
-    with mock.patch.dict("os.environ", {GUARD_VARIABLE: f'{{"skip": [[{first}, {last}]], "go_back_to": null}}'}):
-        return train(config)
-
-
 def test_what_the_runtime_has_left_out_is_not_computed_and_the_data_goes_on_behind_it(dataset: Path, tmp_path: Path):
     skipped = run_ranks(2, broken, write_config(tmp_path / "a", dataset), {3: 2, 4: 2})[0]
-    told = run_ranks(2, told_to_leave_out, write_config(tmp_path / "b", dataset), 3, 4)[0]
+    told = run_ranks(2, leaving_out, write_config(tmp_path / "b", dataset), 3, 4)[0]
     assert not ledger(told)
-    assert [line[2] for line in steps(told)] == [None, None, "rolled_back", "rolled_back", *[None] * 4]
-    assert [line[:2] for line in steps(told) if line[2] is None] == [line[:2] for line in steps(skipped) if line[2] is None]
+    assert [line[2] for line in outcomes(told)] == [None, None, "rolled_back", "rolled_back", *[None] * 4]
+    assert [line[:2] for line in outcomes(told) if line[2] is None] == [line[:2] for line in outcomes(skipped) if line[2] is None]
 
 
 # -- instruments ---------------------------------------------------------------------------------------------------------
@@ -173,10 +130,10 @@ def captured(config: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("with_kernels", [False, soaked(True)])
 def test_compiled_layers_train_the_same(dataset: Path, tmp_path: Path, with_kernels: bool):
     settings = {"precision": "fp32", "steps": 3, "global_batch_size": 12, "micro_batch_size": 6, "eval_interval": 0}
-    eager = steps(trained(write_config(tmp_path / "a", dataset, train=settings), 1))
+    eager = outcomes(trained(write_config(tmp_path / "a", dataset, train=settings), 1))
     config = write_config(tmp_path / "b", dataset, train={**settings, "compile": True})
     # A C++ compiler takes a second of processor time for each of twenty kernels.
-    compiled = steps(trained(config, 1) if with_kernels else run_ranks(1, captured, config)[0])
+    compiled = outcomes(trained(config, 1) if with_kernels else run_ranks(1, captured, config)[0])
     assert [line[1] for line in compiled] == pytest.approx([line[1] for line in eager], rel=1e-5)
 
 
@@ -272,7 +229,7 @@ def test_a_loss_that_is_no_number_is_not_among_those_that_spikes_are_told_from(d
     guard = {"not_finite": False, "spike": 6.0, "window": 2}
     config = write_config(tmp_path, dataset, train={"guard": guard, "steps": 6}, checkpoint={"every_steps": 2})
     (told,) = run_ranks(1, without_a_loss, config, 2)
-    assert [line[0] for line in steps(told)] == [1, 2, 3, 4, 5, 6]
+    assert [line[0] for line in outcomes(told)] == [1, 2, 3, 4, 5, 6]
 
 
 def without_a_loss(config: Path, step: int) -> list[dict[str, Any]]:
@@ -295,4 +252,4 @@ def test_after_a_skipped_batch_a_run_that_was_stopped_goes_on_as_one_that_was_no
     (whole,) = run_ranks(1, broken, write_config(tmp_path / "whole", dataset, **kind), {3: 2})
     config = write_config(tmp_path / "parts", dataset, **kind)
     (first,) = run_ranks(1, broken, config, {3: 2}, 5)
-    assert steps(first) + steps(trained(config, 1)) == steps(whole)
+    assert outcomes(first) + outcomes(trained(config, 1)) == outcomes(whole)

@@ -6,10 +6,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from bad_batches import broken
+from layouts import BASE, Lines, Sections, deep, fewest_layers, merged, moved, name_of, spread
 from soak import soaked
-from test_layouts import BASE, Lines, Sections, deep, fewest_layers, merged, moved, name_of, spread
-from test_step import broken
-from trainer_ranks import run_ranks, steps, textbook, trained, write_config, write_dataset
+from trainer_ranks import run_ranks, steps, textbook, trained, write_config
 
 from resilient.worker import load_config
 
@@ -44,11 +44,6 @@ SAMPLE = [
     ((1, 2, 3), parallel("interleaved_1f1b", 1)),
     ((1, 2, 3), parallel("zero_bubble", 2)),
 ]
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,10 @@ from pathlib import Path
 
 import pytest
 from forked import forked
-from trainer_ranks import trained, write_config, write_dataset
+from trainer_ranks import trained, write_config
 
 from checkpoint.fence import raise_fence
 from resilient.driver.lease import RunLease
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data") / "walks")
 
 
 def saved(told: list[dict[str, object]]) -> list[object]:

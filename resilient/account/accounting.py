@@ -4,15 +4,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from resilient.account.parts import GOES_ON, PLANNED, Account, Incident, Kind, Run
-from resilient.account.told import (
+from resilient.account.timeline import (
     STORAGE,
     Line,
-    Told,
-    event_told,
+    TimelineEntry,
+    entry_of_event,
+    entry_of_step,
+    entry_of_step_event,
+    entry_of_step_metrics,
     in_order,
-    step_event_told,
-    step_metrics_told,
-    step_told,
 )
 from resilient.account.undisturbed import Note, noted, undisturbed
 from resilient.entries import StepEvent, StepMetrics
@@ -29,17 +29,17 @@ def account(events: Iterable[Line], metrics: Iterable[Line], *, now: float | Non
         events: in the order of the ledger; metrics: in that of their file.
         now: unix seconds, while the campaign runs; a job that ended without a word is taken to have ended with its last line.
     """
-    clerk = Clerk(keep=None)
+    accounting = Accounting(keep=None)
     for is_event, line in in_order(events, metrics):
         if is_event:
-            clerk.event(line)
+            accounting.event(line)
         else:
-            clerk.step(line)
-    return clerk.closed(now)
+            accounting.step(line)
+    return accounting.closed(now)
 
 
 @dataclass
-class Clerk:
+class Accounting:
     """Goes along the time line; all of it is its state.
 
     Attributes:
@@ -72,34 +72,34 @@ class Clerk:
     step_s: float = 0.0
     open: list[int] = field(default_factory=list)
     notes: dict[tuple[int, int], Note] = field(default_factory=dict)
-    held: list[Told] = field(default_factory=list)
+    held: list[TimelineEntry] = field(default_factory=list)
     idle_s: float = 0.0
     degraded: list[str] = field(default_factory=list)
     counted: tuple[str, int] = ("", 0)
 
     def event(self, line: Line) -> None:
         """The next line is one of the ledger."""
-        self._hear(event_told(line))
+        self._add(entry_of_event(line))
 
     def step(self, line: Line) -> None:
         """The next line is one of metrics."""
-        self._hear(step_told(line))
+        self._add(entry_of_step(line))
 
     def steps(self, metrics: Sequence[StepMetrics], events: Sequence[StepEvent]) -> None:
         """The next lines are these of both files, each in order: the same as line by line, in a part of the time."""
-        at = heard = 0
-        while at < len(metrics) or heard < len(events):
+        at = event_at = 0
+        while at < len(metrics) or event_at < len(events):
             between_steps = self.phase == "run" and self.cursor is not None and self.before is not None
             if between_steps and not self.held and not self.open:
-                at, heard = undisturbed(self, metrics, at, events, heard)
-            if heard < len(events) and (at == len(metrics) or events[heard].t < metrics[at].t):
-                self._hear(step_event_told(events[heard]))
-                heard += 1
+                at, event_at = undisturbed(self, metrics, at, events, event_at)
+            if event_at < len(events) and (at == len(metrics) or events[event_at].t < metrics[at].t):
+                self._add(entry_of_step_event(events[event_at]))
+                event_at += 1
             elif at < len(metrics):
-                self._hear(step_metrics_told(metrics[at]))
+                self._add(entry_of_step_metrics(metrics[at]))
                 at += 1
 
-    def _hear(self, each: Told | None) -> None:
+    def _add(self, each: TimelineEntry | None) -> None:
         if each is None:
             return
         if self.held or each.event == "fault":
@@ -109,7 +109,7 @@ class Clerk:
             self._take(each)
 
     def closed(self, now: float | None) -> Account:
-        """The account until now; the clerk takes no more lines. Args: now: as of `account`."""
+        """The account until now; the accounting takes no more lines. Args: now: as of `account`."""
         self._release(all_=True)
         if now is not None and self.cursor is not None:
             self._spend(now, "productive" if self.phase == "run" else self.phase)
@@ -183,7 +183,7 @@ class Clerk:
         kinds = self.kept.kinds
         return kinds.setdefault(name if name in kinds or len(kinds) < KINDS else "other", Kind())
 
-    def _take(self, line: Told) -> None:
+    def _take(self, line: TimelineEntry) -> None:
         t = line.t
         if line.event == "run_started":
             self._settle()
@@ -221,7 +221,7 @@ class Clerk:
                 if self.kept.runs:
                     self.kept.runs[-1].exit_code = line.count
 
-    def _generation(self, line: Told, t: float) -> None:
+    def _generation(self, line: TimelineEntry, t: float) -> None:
         if self.kept.runs:
             self.kept.runs[-1].generation = line.generation
         if self.before is not None and self.before[0] == line.generation:
@@ -232,7 +232,7 @@ class Clerk:
         self.idle_s = 0.0
         self.phase, self.before = "restore" if line.step else "start", None
 
-    def _step(self, line: Told, t: float) -> None:
+    def _step(self, line: TimelineEntry, t: float) -> None:
         """A step has ended: the time before it, and its own."""
         assert self.cursor is not None
         if self.phase == "restart" and line.generation <= self.given_up:
@@ -259,7 +259,7 @@ class Clerk:
         if self.kept.runs:
             self.kept.runs[-1].step = step
 
-    def _note(self, line: Told) -> None:
+    def _note(self, line: TimelineEntry) -> None:
         """Ranks stood still after a step; the next one may have been finished already."""
         note = noted(self.notes, (line.generation, line.step))
         before_s, before, idle_s = note.snapshot_s, note.rest, note.idle_s
@@ -276,14 +276,14 @@ class Clerk:
                 self._book(part, seconds, note.ranks)
             self.idle_s = max(0.0, self.idle_s + note.idle_s - idle_s)
 
-    def _sum(self, line: Told) -> None:
+    def _sum(self, line: TimelineEntry) -> None:
         """Ranks stood still after steps that are told together."""
         seconds = min(line.seconds, self.idle_s)
         self.idle_s = 0.0
         for part, change_s in (("idle", -seconds), ("snapshot", seconds)):
             self._book(part, change_s, self.ranks if self.known else None)
 
-    def _fault(self, line: Told, action: str) -> None:
+    def _fault(self, line: TimelineEntry, action: str) -> None:
         if self.cursor is None:
             return
         incident = Incident(line.fault_id, line.incident_id, line.t, line.name, line.detail, line.ranks, line.nodes, action)
@@ -317,7 +317,7 @@ class Clerk:
             del incidents[0]
             self.dropped += 1
 
-    def _recovered(self, line: Told) -> None:
+    def _recovered(self, line: TimelineEntry) -> None:
         if line.fault_id in self.degraded:
             self.degraded.remove(line.fault_id)
             self._kind(STORAGE).recovered += 1
@@ -338,7 +338,7 @@ class Clerk:
                 self.kept.runs[-1].lost_steps += lost_steps
         self.open = still
 
-    def _counted(self, line: Told) -> int:
+    def _counted(self, line: TimelineEntry) -> int:
         """Steps that were not counted yet: those of faults that met are the same ones."""
         incident_id, before = self.counted
         before = before if line.incident_id == incident_id else 0

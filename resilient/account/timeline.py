@@ -47,7 +47,7 @@ def place_of(event: Line) -> int:
     return BEFORE if event.get("event") == "run_started" else BEHIND
 
 
-class Told(msgspec.Struct, array_like=True):
+class TimelineEntry(msgspec.Struct, array_like=True):
     """What a line tells of where the time goes.
 
     Attributes:
@@ -72,12 +72,12 @@ class Told(msgspec.Struct, array_like=True):
     incident_id: str = ""
 
 
-def step_told(line: Line) -> Told | None:
+def entry_of_step(line: Line) -> TimelineEntry | None:
     """What a line of metrics tells, if anything."""
     if line.get("step_s") is None or "step" not in line:
         return None
     seconds = seconds_of(float(line["step_s"]), line.get("steps", 1))
-    return Told(float(line["t"]), "", line.get("generation", 0), line["step"], seconds, float(line.get("data_s") or 0.0))
+    return TimelineEntry(float(line["t"]), "", line.get("generation", 0), line["step"], seconds, float(line.get("data_s") or 0.0))
 
 
 def seconds_of(step_s: float, steps: object) -> float:
@@ -85,48 +85,50 @@ def seconds_of(step_s: float, steps: object) -> float:
     return step_s * steps if type(steps) is int and 0 < steps < 1 << 53 else step_s
 
 
-def step_metrics_told(line: StepMetrics) -> Told | None:
+def entry_of_step_metrics(line: StepMetrics) -> TimelineEntry | None:
     """Likewise."""
     if line.step is UNSET or line.step_s is None:
         return None
-    return Told(line.t, "", line.generation, line.step, seconds_of(line.step_s, line.steps), line.data_s or 0.0)
+    return TimelineEntry(line.t, "", line.generation, line.step, seconds_of(line.step_s, line.steps), line.data_s or 0.0)
 
 
-def step_event_told(line: StepEvent) -> Told | None:
+def entry_of_step_event(line: StepEvent) -> TimelineEntry | None:
     """What a line of the ledger tells that there may be of each step, if anything."""
     if line.event != "snapshot" or line.stall_s is None:
         return None
-    return Told(line.t, line.event, line.generation, line.step, line.stall_s, count=line.count)
+    return TimelineEntry(line.t, line.event, line.generation, line.step, line.stall_s, count=line.count)
 
 
-def event_told(line: Line) -> Told | None:
+def entry_of_event(line: Line) -> TimelineEntry | None:
     """What a line of the ledger tells, if anything."""
     event, t, generation = line["event"], float(line["t"]), line.get("generation", 0)
     match event:
         case "run_started":
-            return Told(t, event, generation)
+            return TimelineEntry(t, event, generation)
         case "generation_started":
-            return Told(t, event, generation, line["resumed_step"] or 0, count=line["world_size"])
+            return TimelineEntry(t, event, generation, line["resumed_step"] or 0, count=line["world_size"])
         case "snapshot" | "script_checkpoint":
             stall_s = line.get("stall_s")
             if not isinstance(stall_s, int | float):
                 return None
             count = line.get("count", 1) if event == "snapshot" else 1
-            return Told(t, event, generation, line["step"], float(stall_s), count=count)
+            return TimelineEntry(t, event, generation, line["step"], float(stall_s), count=count)
         case "validation":
-            return Told(t, event, generation, line["step"])
+            return TimelineEntry(t, event, generation, line["step"])
         case "fault" if line["kind"] == STORAGE:
-            return Told(t, STORAGE, generation, fault_id=line["fault_id"])
+            return TimelineEntry(t, STORAGE, generation, fault_id=line["fault_id"])
         case "fault":
             seconds, detail = float(line.get("detect_s", 0.0)), line.get("detail", "")
             ranks, nodes = line.get("ranks", []), line.get("nodes", [])
             names = line["fault_id"], line["kind"]
-            return Told(t, event, generation, 0, seconds, 0.0, 0, *names, detail, ranks, nodes, line.get("incident_id") or names[0])
+            return TimelineEntry(
+                t, event, generation, 0, seconds, 0.0, 0, *names, detail, ranks, nodes, line.get("incident_id") or names[0]
+            )
         case "action":
-            return Told(t, event, generation, fault_id=line["fault_id"] or "", name=line["name"])
+            return TimelineEntry(t, event, generation, fault_id=line["fault_id"] or "", name=line["name"])
         case "recovered":
             names = line["fault_id"], line.get("incident_id") or line["fault_id"]
-            return Told(t, event, generation, count=line["lost_steps"], fault_id=names[0], incident_id=names[1])
+            return TimelineEntry(t, event, generation, count=line["lost_steps"], fault_id=names[0], incident_id=names[1])
         case "run_finished":
-            return Told(t, event, generation, count=line.get("exit_code", 0))
+            return TimelineEntry(t, event, generation, count=line.get("exit_code", 0))
     return None
