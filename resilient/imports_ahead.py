@@ -1,22 +1,23 @@
 """What a program imports of installed packages, found by reading it and its own modules; nothing of it is executed.
 
 An installed package is imported once on a node, before its ranks are forked. The program's own modules are not: while they are
-imported they may look at `sys.argv`, `RANK` or their process, which are those of a rank in the ranks alone.
+imported they may look at `sys.argv`, `RANK` or their process, which are those of a rank in the ranks alone. What is imported after
+something that may change the circumstances, as the environment, is left to the ranks, too (`resilient.import_order`).
 """
 
-import ast
 import functools
 import importlib.util
 import os
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from resilient.import_order import ImportOrder, Place, Unknown
+
 MOST = 200  # files of the program that are read
-_CHANGES = {"setdefault", "update", "pop", "insert", "append", "extend"}
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 _OURS = tuple(Path(__file__).parents[1] / name for name in ("resilient", "checkpoint"))
@@ -30,31 +31,55 @@ class Source(NamedTuple):
 
 
 def of_program(begin: Sequence[Source], directory: str) -> list[str]:
-    """The modules to import, in the order in which they are met; `module:name` for a name that is taken from one.
+    """The modules to import, in the order in which the program does; `module:name` for a name that is taken from one.
 
     Args:
-        begin: what is run.
+        begin: what is run: the packages of a program, and the program itself.
         directory: in which the program's modules are found first.
     """
-    home, own_sources = functools.cache(home_of), functools.cache(sources)
+    home = functools.cache(home_of)
+
+    def place_of(module: str) -> Place:
+        top = module.partition(".")[0]
+        if home(top, directory) is not None:
+            return Place.PROGRAM
+        if top in sys.stdlib_module_names:
+            return Place.STANDARD_LIBRARY
+        return Place.INSTALLED if _is_known(top) else Place.NOWHERE
+
+    def order(source: Source) -> ImportOrder:
+        return ImportOrder(source.path, source.package, is_program=source is begin[-1], place_of=place_of)
+
     found: dict[str, None] = {}
-    left, seen, met = list(begin), {each.path for each in begin}, set[tuple[str, str]]()
-    while left and len(seen) <= MOST:
-        for module, name in _imports(left.pop(0)):
-            if (module, name) in met:
-                continue
-            met.add((module, name))
-            top = module.partition(".")[0]
-            own = home(top, directory)
-            if own is None:
-                if _is_known(top):
+    seen = {each.path for each in begin}
+    running = [iter(order(each)) for each in reversed(begin)]  # each was imported by the one before
+    try:
+        while running:
+            for module, name in running[-1]:
+                own = home(module.partition(".")[0], directory)
+                if own is None:
                     found[f"{module}:{name}" if name else module] = None
-                continue
-            files = [*own_sources(module, own), *(own_sources(f"{module}.{name}", own) if name else ())]
-            new = [each for each in dict.fromkeys(files) if each.path not in seen]
-            seen.update(each.path for each in new)
-            left += new
+                elif files := [each for each in _executed(module, name, own) if each.path not in seen]:
+                    seen.update(each.path for each in files)
+                    running += [iter(order(each)) for each in reversed(files)]
+                    break
+            else:
+                running.pop()
+            if len(seen) > MOST:
+                break
+    except Unknown:
+        pass  # it changes what is imported from there on, or may
     return list(found)
+
+
+def _executed(module: str, name: str, directory: str) -> list[Source]:
+    """The files that an import of a module, or of a name from it, executes. Raises Unknown where they are not Python's."""
+    if name:
+        return sources(f"{module}.{name}", directory)
+    at = Path(directory, *module.split("."))
+    if not at.is_dir() and not at.with_name(f"{at.name}.py").is_file():
+        raise Unknown
+    return sources(module, directory)
 
 
 def hides(directory: str) -> Path | None:
@@ -117,51 +142,6 @@ def home_of(top: str, directory: str) -> str | None:
         return directory
     places = _places(top)
     return None if any(map(_is_installed, places)) else next((str(place.parent) for place in places), None)
-
-
-def _imports(source: Source) -> Iterator[tuple[str, str]]:
-    """Module and name of each import at the top level of a file, as far as none depends on what the file does itself.
-
-    The name is empty for the module itself.
-    """
-    try:
-        body = ast.parse(source.path.read_bytes()).body
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # the ranks will say so
-    package = source.package.split(".")
-    for each in body:
-        if isinstance(each, ast.Import):
-            yield from ((alias.name, "") for alias in each.names)
-        elif isinstance(each, ast.ImportFrom):
-            above = package[: len(package) + 1 - each.level] if each.level else []
-            module = ".".join(filter(None, [*above, each.module]))
-            if module:
-                yield module, ""
-                yield from ((module, alias.name) for alias in each.names if alias.name != "*")
-        elif _prepares_imports(each):
-            return
-
-
-def _prepares_imports(statement: ast.stmt) -> bool:
-    """Whether a statement at the top level changes what imports after it find: the environment, or where modules are looked for."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return False
-    return any(map(_changes_a_place, ast.walk(statement)))
-
-
-def _changes_a_place(node: ast.AST) -> bool:
-    if isinstance(node, ast.Subscript | ast.Attribute) and not isinstance(node.ctx, ast.Load):
-        return _is_place(node.value if isinstance(node, ast.Subscript) else node)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return node.func.attr == "putenv" or (node.func.attr in _CHANGES and _is_place(node.func.value))
-    return False
-
-
-def _is_place(value: ast.expr) -> bool:
-    """Whether it is `os.environ` or `sys.path`."""
-    if not isinstance(value, ast.Attribute) or not isinstance(value.value, ast.Name):
-        return False
-    return (value.value.id, value.attr) in (("os", "environ"), ("sys", "path"))
 
 
 def _is_known(top: str) -> bool:

@@ -1,8 +1,9 @@
 """The progress of a training script that says nothing: its optimizer steps are counted, and the process beats for it.
 
-Owns the count, the phases that can be told apart (`data` inside a DataLoader, `snapshot` while a checkpoint is written, else
-`step`), and how such a script is stopped at a step boundary. What the script says itself by `resilient.worker` wins, each word for
-itself: beats, phases, metrics, and whether it asks to stop. One that beats and reports no metrics has its steps told by its beats.
+Owns the count, by which a stop is agreed on (`resilient.script_stop`), and the phases that can be told apart (`data` inside a
+DataLoader, `snapshot` while a checkpoint is written, else `step`). What the script says itself by `resilient.worker` wins, each
+word for itself: beats, phases, metrics, and whether it asks to stop. One that beats and reports no metrics has its steps told by
+its beats.
 
 An iteration begins with the first step of an optimizer that has stepped since the last one began: so several optimizers that take
 turns, one in each parameter's backward hook, or one that is replaced by another count as one. Micro batches whose gradients are
@@ -14,19 +15,19 @@ Of a script without an optimizer of torch nothing is counted; checkpoints are it
 
 import functools
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from resilient import clock, collectives
 from resilient.heartbeat_region import NOT_BEATEN, PHASES, WorkerRegion
-from resilient.lifeline import pass_over
 from resilient.script_files import ScriptFiles, common_place
+from resilient.script_stop import OnStop, ScriptStop
 
 ON_STOP_VARIABLE = "RESILIENT_ON_STOP"
+DRAIN_VARIABLE = "RESILIENT_DRAIN_S"
 SAVED = "script_checkpoint"  # the event of a checkpoint that the script has written by itself
 TIER = "script"  # from where it goes on: its own checkpoint
 LINES_S = 0.3  # least time between two lines of metrics: agents report about as often
@@ -35,13 +36,7 @@ APART_S = 1.0  # files that were finished so long before the next one is begun a
 STARTED_S = 60.0  # until then, a script that has taken no step may be writing down what it starts with
 STATES_READ = 16  # parameters whose optimizer state is asked for the number of the step
 
-OnStop = Literal["raise", "signal", "callback"]
-
 _DATA, _STEP, _SNAPSHOT = (PHASES.index(name) for name in ("data", "step", "snapshot"))
-
-
-class Stopped(SystemExit):
-    """Raised in a script that is to stop, between two steps: `finally` and `atexit` run, and the process ends with status 0."""
 
 
 class Progress:
@@ -49,7 +44,6 @@ class Progress:
 
     Attributes:
         count: optimizer steps of this process.
-        asked: the script asks by itself whether it is to stop.
         last_step_s: what the last one took; None before the second.
         watcher: see `resilient.worker.watch`.
         first_step: the handle of the hook `before_first_step`, until it was called.
@@ -57,12 +51,20 @@ class Progress:
     Invariants: nothing is told before the first step, nor after `stand_back`.
     """
 
-    def __init__(self, region: WorkerRegion, *, first_rank: bool, on_stop: OnStop, saved_step: int | None = None) -> None:
-        self._region, self._first_rank, self._on_stop, self._saved_step = region, first_rank, on_stop, saved_step
+    def __init__(
+        self,
+        region: WorkerRegion,
+        *,
+        first_rank: bool,
+        on_stop: OnStop,
+        saved_step: int | None = None,
+        drain_s: float | None = None,
+    ) -> None:
+        self._region, self._first_rank, self._saved_step = region, first_rank, saved_step
+        self._stop = ScriptStop(on_stop, drain_s)
         self.first_step: Any = None
         self._loaded = False  # an optimizer had a state before its first step, or the script has loaded one, if only an empty one
         self.count = 0
-        self.asked = False
         self.last_step_s: float | None = None
         self.watcher: Callable[[str | None, int], None] | None = None
         self._base = 0  # the step that the script went on from
@@ -80,8 +82,6 @@ class Progress:
         self._untimed = 0  # steps since the last line of which nobody knows when they began: the first, where no loader is
         self._observed_t = clock.now()
         self._first_data_t: float | None = None
-        self._reason: str | None = None
-        self._handles: list[Any] = []
         self._unfinished = False  # a file that was begun is not there
         self._writers = 0  # functions that write, one within the other
         self._raised_from: int | None = None  # the phase before one that was left by an exception, and is in the region still
@@ -122,8 +122,8 @@ class Progress:
         return {"step_s": self.last_step_s, **({"steps": steps} if steps > 1 else {})}
 
     def boundary(self) -> int | None:
-        """The number of the present step boundary, if it is counted here."""
-        self.asked = True
+        """The number of the present step boundary, if it is counted here; the script asks whether it is to stop."""
+        self._stop.is_off = True
         return self.count if self._beating and self.count else None
 
     def says_nothing(self) -> bool:
@@ -152,7 +152,7 @@ class Progress:
 
     def after_step(self, optimizer: Any, _args: Any = None, _kwargs: Any = None) -> None:
         """An optimizer has stepped; called by torch."""
-        stepped, key = self._stepped, id(optimizer)
+        stepped, key, begins = self._stepped, id(optimizer), True
         if key in stepped:
             if len(stepped) > 1:
                 self._stepped = {key}
@@ -161,13 +161,24 @@ class Progress:
             return
         else:
             stepped.add(key)
-            if len(stepped) > 1:
-                return
-        if self._silent and _left_out(optimizer):
+            begins = len(stepped) == 1
+        if begins and self._silent and _left_out(optimizer):
             return  # a script that speaks for itself may try it again before it says anything
-        self.count = count = self.count + 1
-        if not self._beating or (self._silent and count == 1):
+        if begins:
+            self.count += 1
+        if not self._beating or (self._silent and self.count == 1):
             return
+        may_stop = self._stop.stepped(key, counts=begins)
+        if begins:
+            self._tell_iteration(optimizer)
+        if may_stop and self._line_t and not self._stop.is_off and self._region.stop_reason(self.count) is not None:
+            self._stop.begin(lambda optimizer: optimizer in self._stepped, lambda: not _makes_state_only())
+        if begins and self.watcher is not None:
+            self.watcher(None, self._base + self.count)
+
+    def _tell_iteration(self, optimizer: Any) -> None:
+        """Another iteration has begun."""
+        count = self.count
         if self._line_t == 0.0:
             self._begin(optimizer)
         self._go_on()
@@ -176,12 +187,6 @@ class Progress:
             self.tell_files(count - 1)
         if self._first_rank:
             self._tell_step(self._base + count)
-        if not self.asked:
-            reason = self._region.stop_reason(count)
-            if reason is not None and self._reason is None:
-                self._stop(reason)
-        if self.watcher is not None:
-            self.watcher(None, self._base + count)
 
     def _begin(self, optimizer: Any) -> None:
         """The first step that is told."""
@@ -266,7 +271,7 @@ class Progress:
         """In a process that the script has forked: the region is its parent's."""
         self._beating = self._phases = self._lines = False
         self._raised_from = None
-        self.asked = True
+        self._stop.is_off = True
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
@@ -294,9 +299,9 @@ class Progress:
         """The `__next__` of DataLoader's iterators, as a phase."""
 
         def __next__(loader: Any) -> Any:  # noqa: N807 - it takes the place of one
-            if self._reason is not None:
-                self._leave()
-            if not self._phases or not self._beating or threading.get_ident() != self._thread:
+            in_training = threading.get_ident() == self._thread
+            self._stop.before_batch(loader, in_training=in_training)
+            if not self._phases or not self._beating or not in_training:
                 return next_batch(loader)
             if self._first_data_t is None:
                 self._first_data_t = clock.now()
@@ -328,33 +333,6 @@ class Progress:
             self._region.enter(self._raised_from)
             self._raised_from = None
 
-    # -- a stop --------------------------------------------------------------------------------------------------------
-
-    def _stop(self, reason: str) -> None:
-        """All ranks are to stop after this step. What the script does between its steps, it does to the end: see `_leave`."""
-        self._reason = reason
-        if self._on_stop == "callback":
-            return
-        handler = signal.getsignal(signal.SIGTERM)
-        if self._on_stop == "signal" and callable(handler) and handler is not pass_over:
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
-        optimizer, module = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
-        self._handles = [
-            module.register_module_forward_pre_hook(self._leave),
-            optimizer.register_optimizer_step_pre_hook(self._leave),
-        ]
-
-    def _leave(self, *_: object) -> None:
-        """At the first thing of the next step that is noticed: the next batch, or the first call of a module.
-
-        Not right after the optimizer's step: what is saved in a `finally` then would have the weights of one step, and the counter
-        and learning rate of the one before.
-        """
-        if self.asked or not self._handles or threading.get_ident() != self._thread:
-            return
-        raise Stopped(0)
-
 
 def _states(optimizer: Any) -> list[dict[str, Any]]:
     """Those of an optimizer's first parameters."""
@@ -382,16 +360,19 @@ def _makes_state_only() -> bool:
     return False
 
 
-def observe(region: WorkerRegion, *, rank: int, on_stop: OnStop, saved_step: int | None = None) -> Progress | None:
+def observe(
+    region: WorkerRegion, *, rank: int, on_stop: OnStop, saved_step: int | None = None, drain_s: float | None = None
+) -> Progress | None:
     """Watch this process from now on; None if torch is not imported, so that there is nothing to watch yet.
 
     Args:
         saved_step: after which the script wrote its newest checkpoint by itself.
+        drain_s: what a stop on request may take, until workers are killed.
     """
     optimizer, loader = sys.modules.get("torch.optim.optimizer"), sys.modules.get("torch.utils.data.dataloader")
     if optimizer is None:
         return None
-    progress = Progress(region, first_rank=rank == 0, on_stop=on_stop, saved_step=saved_step)
+    progress = Progress(region, first_rank=rank == 0, on_stop=on_stop, saved_step=saved_step, drain_s=drain_s)
     os.register_at_fork(after_in_child=progress._silence)
     if saved_step is not None:
         progress.first_step = optimizer.register_optimizer_step_pre_hook(progress.before_first_step)

@@ -34,7 +34,7 @@ from resilient.config import (
 from resilient.exits import EnvironmentUnusable
 from resilient.heartbeat_region import PHASES, WorkerRegion
 from resilient.identity import record
-from resilient.progress import ON_STOP_VARIABLE, Progress, observe
+from resilient.progress import DRAIN_VARIABLE, ON_STOP_VARIABLE, Progress, observe
 from resilient.steptime.work import RankWork, Work
 
 __all__ = [
@@ -139,7 +139,8 @@ def observe_progress() -> Progress | None:
         on_stop = os.environ.get(ON_STOP_VARIABLE, "raise")
         saved_step = json.loads(os.environ.get(GUARD_VARIABLE, "{}")).get("saved_step")
         rank = int(os.environ.get("RANK", "0"))
-        _progress = observe(_region, rank=rank, on_stop=on_stop, saved_step=saved_step)  # type: ignore[arg-type]
+        drain_s = float(os.environ[DRAIN_VARIABLE]) if DRAIN_VARIABLE in os.environ else None
+        _progress = observe(_region, rank=rank, on_stop=on_stop, saved_step=saved_step, drain_s=drain_s)  # type: ignore[arg-type]
         if _progress is not None:
             _progress.watcher = _watcher
     return _progress

@@ -12,7 +12,7 @@ from resilient.config import Config, ConfigError, Layout, Problem
 from resilient.config.timeouts import nccl_heartbeat_s, timeouts
 from resilient.driver.launch import AgentAhead, AgentCommand, Launcher, LocalLauncher
 from resilient.exits import EnvironmentUnusable
-from resilient.progress import ON_STOP_VARIABLE
+from resilient.progress import DRAIN_VARIABLE, ON_STOP_VARIABLE
 from resilient.slurm import container
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.launch import SlurmLauncher, addresses, own_addresses
@@ -96,6 +96,7 @@ def agent_command(config: Config, layout: Layout, allocation: Allocation | None,
         "OMP_NUM_THREADS": (os.environ.get("OMP_NUM_THREADS") if config.is_script else None) or str(layout.threads_per_proc),
         DEVICE_VARIABLE: device,
         ON_STOP_VARIABLE: config.resilience.on_stop,
+        DRAIN_VARIABLE: str(limits.drain_s),
         **clock.environment(),
         **({} if HEARTBEAT_VARIABLE in os.environ else {HEARTBEAT_VARIABLE: str(nccl_heartbeat_s(config))}),
         **communication(config, allocation),

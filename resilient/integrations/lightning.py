@@ -23,7 +23,7 @@ import resilient
 from resilient import clock, worker
 from resilient.integrations.lightning_state import Rest
 from resilient.integrations.phases import Phases
-from resilient.progress import Stopped
+from resilient.script_stop import Stopped
 
 
 class ResilientCallback(Callback):  # type: ignore[misc]

@@ -18,6 +18,6 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> Time:
 def watched(tmp_path: Path) -> Iterator[Watched]:
     made = Watched(tmp_path / "region")
     yield made
-    for handle in made.progress._handles:
+    for handle in made.progress._stop.handles:
         handle.remove()
     made.agent.close()

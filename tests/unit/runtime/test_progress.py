@@ -9,7 +9,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from watched_rank import Time, Watched
 
-from resilient.progress import LINES_S, Stopped
+from resilient.progress import LINES_S
 
 
 def test_each_optimizer_step_is_a_beat(watched: Watched):
@@ -217,18 +217,6 @@ def test_a_script_that_only_asks_who_it_is_is_watched_from_its_second_step(watch
     watched.step(optimizer, optimizer)
     assert watched.agent.activity().step == 2
     assert watched.told("resumed") == [{"step": 0, "tier": "script"}]
-
-
-def test_a_stop_lets_the_step_end_and_raises_before_the_next(watched: Watched):
-    optimizer = watched.optimizer()
-    watched.step(optimizer)
-    watched.agent.propose(-1, "SIGTERM")
-    watched.agent.arm(2)
-    watched.step(optimizer)
-    assert watched.agent.activity().stopped
-    with pytest.raises(Stopped) as stop:
-        watched.model(torch.ones(4))
-    assert stop.value.code == 0
 
 
 def test_a_script_that_asks_by_itself_is_not_stopped_for_it(watched: Watched):
