@@ -22,6 +22,7 @@ from typing import Literal
 import msgspec
 
 from checkpoint.typed import built
+from resilient import pid_namespace
 from resilient.exits import EnvironmentUnusable
 from resilient.slurm.allocation import own_job
 
@@ -38,13 +39,21 @@ SURE_S = LEASE_S / 2  # an owner that has not seen for so long that it has the l
 
 @dataclass(frozen=True)
 class Owner:
-    """Who has a lease; `machine` is another for every boot of every machine, `token` for every lease."""
+    """Who has a lease.
+
+    Attributes:
+        pid: in the PID namespace `pid_namespace`.
+        machine: another for every boot of every machine.
+        token: another for every lease.
+        pid_namespace: as of `pid_namespace.own`; 0: not known, as in leases of earlier versions.
+    """
 
     host: str
     pid: int
     job: str
     machine: str
     token: str
+    pid_namespace: int = 0
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host}{f' (job {self.job})' if self.job else ''}"
@@ -256,7 +265,7 @@ def machine_id() -> str:
 
 
 def _owner(pid: int, machine: str, token: str) -> Owner:
-    return Owner(socket.gethostname(), pid, own_job(os.environ), machine, token)
+    return Owner(socket.gethostname(), pid, own_job(os.environ), machine, token, pid_namespace.own())
 
 
 def _boot_time() -> float:
