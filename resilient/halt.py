@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from resilient.driver.lease import Owner, holder
+from resilient.driver.lease import PATIENCE_S, Owner, holder
 from resilient.exits import EnvironmentUnusable
 from resilient.processes import driver_pid, must_be_run_directory, out_of_reach
 from resilient.slurm import queue
@@ -19,7 +19,7 @@ def halt(run_dir: Path) -> str:
     Raises:
         EnvironmentUnusable: it is no run directory, Slurm does not answer, or the driver cannot be reached from here.
     """
-    owner = holder(run_dir)
+    owner = holder(run_dir, PATIENCE_S)
     chain = Succession.found(run_dir)
     if chain is not None:
         try:

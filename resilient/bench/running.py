@@ -21,7 +21,7 @@ from resilient.campaign import machine_layout
 from resilient.config import Config, ConfigError, Layout, load
 from resilient.decided import decided
 from resilient.driver.display import describe
-from resilient.driver.lease import holder
+from resilient.driver.lease import PATIENCE_S, holder
 from resilient.exits import EnvironmentUnusable, Exit
 from resilient.processes import driver_pid, out_of_reach
 from resilient.slurm.allocation import JOB
@@ -122,7 +122,7 @@ def _there(pid: int) -> bool:
 
 def end_leftover(run_dir: Path) -> None:
     """End a campaign that a command which was killed has left behind. Raises EnvironmentUnusable."""
-    owner = holder(run_dir)
+    owner = holder(run_dir, PATIENCE_S)
     if owner is None:
         return
     pid = driver_pid(owner)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from resilient.access import must_be_ours, restrict
 from resilient.config import load
-from resilient.driver.lease import holder
+from resilient.driver.lease import PATIENCE_S, holder
 from resilient.exits import EnvironmentUnusable
 from resilient.processes import must_be_run_directory
 from resilient.sinks.process import Pulse, pumps
@@ -26,7 +26,7 @@ def send(run_dir: Path) -> str:
     restrict(config.run_dir_mode)
     if not config.logging.sinks.wanted:
         raise EnvironmentUnusable(f"{run_dir} has no sinks: its config says nothing of logging.sinks")
-    if holder(run_dir) is not None:
+    if holder(run_dir, PATIENCE_S) is not None:
         raise EnvironmentUnusable(f"a job of {run_dir} runs, and feeds the sinks itself")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     settings = Settings(config.name, str(run_dir.absolute()), 0.0, config.logging.sinks.wanted)
