@@ -45,6 +45,8 @@ class Owner:
     pid_namespace: int = 0
 
     def __str__(self) -> str:
+        if self.pid <= 0:  # which has the lock, and no lease
+            return "another process"
         return f"pid {self.pid} on {self.host}{f' (job {self.job})' if self.job else ''}"
 
 
@@ -71,7 +73,7 @@ def holder(run_dir: Path, patience_s: float = 0.0) -> Owner | None:
     """
     owner, began_ns = read(run_dir / LEASE)
     if owner is None or owner.machine == machine_id():
-        return (owner or Owner("", 0, "", "", "")) if _flocked(run_dir) else None
+        return (owner or Owner("", 0, "", "", "")) if flocked(run_dir) else None
     now_s, began_t = _now_s(run_dir), time.monotonic()
     while True:
         # Read after the clock was: a file system that is slow to answer makes no lease older.
@@ -116,7 +118,7 @@ def machine_id() -> str:
         return socket.gethostname()
 
 
-def _flocked(run_dir: Path) -> bool:
+def flocked(run_dir: Path) -> bool:
     """Whether somebody on this machine is seen to hold the lock."""
     try:
         fd = os.open(run_dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)

@@ -42,9 +42,7 @@ def driver_pid(owner: Owner) -> int | None:
 
 def out_of_reach(owner: Owner) -> str:
     """In words: a driver that is not seen from here, and where it is."""
-    if owner.pid <= 0:
-        return "another process, whose lease is not there"
-    if owner.machine != machine_id():
+    if owner.pid <= 0 or owner.machine != machine_id():
         return f"{owner}, which is not to be reached from here"
     return f"{owner}, in another PID namespace, as of a container, which is not to be reached from here"
 
