@@ -13,7 +13,7 @@ import msgspec
 
 from checkpoint.typed import built
 from resilient.access import restrict_as
-from resilient.driver.lease import holder
+from resilient.driver.lease import PATIENCE_S, holder
 from resilient.exits import EnvironmentUnusable
 from resilient.ledger import EVENTS
 from resilient.node_names import nodes_of
@@ -48,7 +48,7 @@ def evacuate(run_dir: Path, node: str, *, resume: bool) -> str:
     from resilient.processes import must_be_run_directory  # which the driver, a reader of the file, does without
     from resilient.slurm.succession import Succession
 
-    owner = holder(run_dir)
+    owner = holder(run_dir, PATIENCE_S)
     if owner is None:
         if Succession.found(run_dir) is None:
             must_be_run_directory(run_dir)

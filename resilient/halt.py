@@ -5,9 +5,9 @@ import os
 import signal
 from pathlib import Path
 
-from resilient.driver.lease import Owner, holder, machine_id
+from resilient.driver.lease import PATIENCE_S, Owner, holder
 from resilient.exits import EnvironmentUnusable
-from resilient.processes import must_be_run_directory
+from resilient.processes import driver_pid, must_be_run_directory, out_of_reach
 from resilient.slurm import queue
 from resilient.slurm.queue import SlurmSilent
 from resilient.slurm.succession import Succession
@@ -19,7 +19,7 @@ def halt(run_dir: Path) -> str:
     Raises:
         EnvironmentUnusable: it is no run directory, Slurm does not answer, or the driver cannot be reached from here.
     """
-    owner = holder(run_dir)
+    owner = holder(run_dir, PATIENCE_S)
     chain = Succession.found(run_dir)
     if chain is not None:
         try:
@@ -46,13 +46,13 @@ def halt(run_dir: Path) -> str:
 def _request_stop(run_dir: Path, owner: Owner) -> None:
     if owner.job:
         _signal_job(owner.job)
-    elif owner.machine == machine_id() and owner.pid > 0:
+    elif (pid := driver_pid(owner)) is not None:
         try:
-            os.kill(owner.pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGTERM)
         except OSError as error:
             raise EnvironmentUnusable(f"{owner} cannot be told to stop: {error.strerror}") from error
     else:
-        raise EnvironmentUnusable(f"{run_dir} is in use by {owner}, which is not to be reached from here: kill -TERM it there")
+        raise EnvironmentUnusable(f"{run_dir} is in use by {out_of_reach(owner)}: call `resilient stop`, or kill -TERM it, there")
 
 
 def _signal_job(job_id: str) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 
 from checkpoint.ownership import user_name
-from resilient import ledger
+from resilient import ledger, pid_namespace
 from resilient.agent.memory import region_directories
-from resilient.driver.lease import holder, machine_id
+from resilient.driver.lease import Owner, holder, machine_id
 from resilient.exits import EnvironmentUnusable
 from resilient.heartbeat_region import peek
 from resilient.past import record as past
@@ -33,6 +33,20 @@ def other_owner(run_dir: Path) -> str | None:
     return None if owner == os.geteuid() else user_name(owner)
 
 
+def driver_pid(owner: Owner) -> int | None:
+    """The process id, in the PID namespace of the caller, of the driver that has a lease; None where it is not seen from here."""
+    if owner.machine != machine_id() or owner.pid <= 0:
+        return None
+    return pid_namespace.translated(owner.pid, owner.pid_namespace)
+
+
+def out_of_reach(owner: Owner) -> str:
+    """In words: a driver that is not seen from here, and where it is."""
+    if owner.pid <= 0 or owner.machine != machine_id():
+        return f"{owner}, which is not to be reached from here"
+    return f"{owner}, in another PID namespace, as of a container, which is not to be reached from here"
+
+
 def local_pids(run_dir: Path, named: str | None) -> dict[str, int]:
     """Process id by name: the driver, then the ranks in order. Those of another user's campaign are not seen.
 
@@ -41,8 +55,8 @@ def local_pids(run_dir: Path, named: str | None) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     owner = holder(run_dir)
-    if owner is not None and owner.machine == machine_id() and owner.pid:
-        found[DRIVER] = owner.pid
+    if owner is not None and (driver := driver_pid(owner)) is not None:
+        found[DRIVER] = driver
     newest: dict[int, tuple[int, int]] = {}  # generation and process id by rank
     regions = region_directories(Path(named or run_dir.absolute()))
     for path in (path for directory in regions for path in directory.glob("g*-rank*")):

@@ -195,12 +195,12 @@ def record_config(config: Config) -> None:
 
     Raises OSError, also where a supervisor works in that directory now; ConfigError where the file there is somebody else's.
     """
-    from resilient.driver.lease import holder  # not needed under a supervisor
+    from resilient.driver.lease import PATIENCE_S, holder  # not needed under a supervisor
     from resilient.run_dir_config import must_not_be_foreign
 
     must_not_be_foreign(config.run_dir)
     config.run_dir.mkdir(parents=True, exist_ok=True)
-    if who := holder(config.run_dir):
+    if who := holder(config.run_dir, PATIENCE_S):
         why = f"in use by {who}; stop that run first, or give this one another run_dir"
         raise OSError(errno.EBUSY, why, str(config.run_dir))
     write(config, config.run_dir / "config.yaml")

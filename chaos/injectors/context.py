@@ -18,7 +18,9 @@ from resilient import ledger, storage
 from resilient.agent import NAME
 from resilient.agent.memory import agent_record, daemon_directory, region_directory
 from resilient.config import Config
+from resilient.driver import lease
 from resilient.heartbeat_region import Activity, peek
+from resilient.processes import driver_pid
 
 
 @dataclass(frozen=True)
@@ -191,14 +193,15 @@ class InjectionContext:
         raise CannotInject(f"node {self.target.node} has no snapshot daemon")
 
     def driver(self) -> psutil.Process:
-        """The driver, which stands in the lock of the run directory.
+        """The driver, which has the lease of the run directory.
 
         Raises:
-            CannotInject: it does not run on this machine.
+            CannotInject: it does not run on this machine, or cannot be seen there.
         """
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            words = (self.run_dir / ".lock").read_text().split()
-            found = _running(int(words[words.index("pid") + 1]))
+        with contextlib.suppress(OSError):
+            owner, _ = lease.read(self.run_dir / lease.LEASE)
+            pid = None if owner is None else driver_pid(owner)
+            found = None if pid is None else _running(pid)
             if found is not None:
                 return found
         raise CannotInject("the run has no driver here")

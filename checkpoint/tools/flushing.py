@@ -3,14 +3,12 @@
 Owns finding the node shards, on this machine, and putting them together. A run that is alive does this by itself.
 """
 
-import fcntl
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint import safe_dir, shard_manifest
+from checkpoint import run_lease, safe_dir, shard_manifest
 from checkpoint.errors import DamagedCheckpoint, naming
 from checkpoint.fence import newest_generation
 from checkpoint.naming import step_path, steps
@@ -23,8 +21,7 @@ from checkpoint.tiers.pace import Pace
 from checkpoint.tools.locations import STORAGE, directory, must_be_its_own, tiers
 from checkpoint.tools.refusal import Refusal
 
-_LOCK = ".lock"
-CONTROL = (STORAGE, "config.yaml", _LOCK, ".lease")
+CONTROL = (STORAGE, "config.yaml", run_lease.LOCK, run_lease.LEASE)
 """Files of a run directory that say what is done."""
 
 
@@ -119,14 +116,9 @@ def flush(held: Held, root: Path, progress: Callable[[int], None]) -> Path:
 
 
 def _refuse_if_alive(run_dir: Path) -> None:
-    try:
-        fd = os.open(run_dir / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = (run_dir / _LOCK).read_text().strip() or "another process"
-        raise Refusal(f"{run_dir} is in use by {owner}, which flushes by itself; stop that run instead") from None
-    finally:
-        os.close(fd)
+    owner = run_lease.holder(run_dir, run_lease.PATIENCE_S)
+    if owner is None:
+        if not run_lease.flocked(run_dir):
+            return
+        owner, _ = run_lease.read(run_dir / run_lease.LEASE)  # it hangs on another machine, and the lock is seen from here
+    raise Refusal(f"{run_dir} is in use by {owner or 'another process'}, which flushes by itself; stop that run instead")

@@ -21,8 +21,9 @@ from resilient.campaign import machine_layout
 from resilient.config import Config, ConfigError, Layout, load
 from resilient.decided import decided
 from resilient.driver.display import describe
-from resilient.driver.lease import holder, machine_id
+from resilient.driver.lease import PATIENCE_S, holder
 from resilient.exits import EnvironmentUnusable, Exit
+from resilient.processes import driver_pid, out_of_reach
 from resilient.slurm.allocation import JOB
 from resilient.steptime.asking import asked, crowding
 from resilient.steptime.work import of_step
@@ -121,12 +122,13 @@ def _there(pid: int) -> bool:
 
 def end_leftover(run_dir: Path) -> None:
     """End a campaign that a command which was killed has left behind. Raises EnvironmentUnusable."""
-    owner = holder(run_dir)
+    owner = holder(run_dir, PATIENCE_S)
     if owner is None:
         return
-    if owner.machine != machine_id() or owner.pid <= 0:
-        raise EnvironmentUnusable(f"{run_dir} is in use by {owner}, which is not to be reached from here")
-    _end(owner.pid)
+    pid = driver_pid(owner)
+    if pid is None:
+        raise EnvironmentUnusable(f"{run_dir} is in use by {out_of_reach(owner)}")
+    _end(pid)
     deadline = time.monotonic() + STOP_S
     while holder(run_dir) is not None:
         if time.monotonic() > deadline:

@@ -19,35 +19,31 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
-from checkpoint.typed import built
+from checkpoint.run_lease import LEASE, LEASE_S, LOCK, PATIENCE_S, POLL_S, RENEW_S, Owner, holder, machine_id, read
+from resilient import pid_namespace
 from resilient.exits import EnvironmentUnusable
 from resilient.slurm.allocation import own_job
 
-LOCK = ".lock"
-LEASE = ".lease"
-RENEW_S = 3.0
-LEASE_S = 30.0  # an owner that has not renewed it for so long is gone
+__all__ = [
+    "LEASE",
+    "LEASE_S",
+    "LOCK",
+    "PATIENCE_S",
+    "RENEW_S",
+    "SURE_S",
+    "Owner",
+    "RunLease",
+    "Seen",
+    "holder",
+    "judge",
+    "machine_id",
+    "must_be_there",
+    "read",
+]
+
 LOCK_WAIT_S = 10.0  # the processes of a driver that was killed a moment ago are gone long before
 SETTLE_S = 1.0  # another that takes the same expired lease has done so by then
-POLL_S = 0.1
-_OWNER_BYTES = 1 << 16  # of a lease: what is longer names nobody
 SURE_S = LEASE_S / 2  # an owner that has not seen for so long that it has the lease looks before it writes
-
-
-@dataclass(frozen=True)
-class Owner:
-    """Who has a lease; `machine` is another for every boot of every machine, `token` for every lease."""
-
-    host: str
-    pid: int
-    job: str
-    machine: str
-    token: str
-
-    def __str__(self) -> str:
-        return f"pid {self.pid} on {self.host}{f' (job {self.job})' if self.job else ''}"
 
 
 @dataclass(frozen=True)
@@ -226,37 +222,8 @@ def must_be_there(run_dir: Path) -> None:
         raise FileNotFoundError(errno.ENOENT, "is not there any more: is its file system mounted?", str(run_dir))
 
 
-def holder(run_dir: Path) -> Owner | None:
-    """Who works in a run directory now, as far as it can be seen from this machine without writing."""
-    owner, changed_ns = read(run_dir / LEASE)
-    if owner is None or owner.machine == machine_id():
-        return (owner or Owner("", 0, "", "", "")) if _flocked(run_dir) else None
-    return owner if time.time() - (changed_ns or 0) / 1e9 < LEASE_S else None
-
-
-def read(path: Path) -> tuple[Owner | None, int | None]:
-    """The owner that a lease names, and when it was renewed, nanoseconds; None for what is not there, or names nobody."""
-    try:
-        with path.open("rb") as file:
-            text, changed_ns = file.read(_OWNER_BYTES), os.fstat(file.fileno()).st_mtime_ns
-    except (FileNotFoundError, NotADirectoryError):
-        return None, None
-    try:
-        return msgspec.json.decode(text, type=built(Owner)), changed_ns
-    except (ValueError, RecursionError):
-        return None, changed_ns
-
-
-def machine_id() -> str:
-    """Tells machines, and boots of a machine, from each other."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()
-
-
 def _owner(pid: int, machine: str, token: str) -> Owner:
-    return Owner(socket.gethostname(), pid, own_job(os.environ), machine, token)
+    return Owner(socket.gethostname(), pid, own_job(os.environ), machine, token, pid_namespace.own())
 
 
 def _boot_time() -> float:
@@ -268,21 +235,4 @@ def _flock(fd: int) -> bool:
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
-    return False
-
-
-def _flocked(run_dir: Path) -> bool:
-    """Whether somebody on this machine is seen to hold the lock."""
-    try:
-        fd = os.open(run_dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks says nothing of others
-        return False
-    finally:
-        os.close(fd)
     return False

@@ -39,6 +39,14 @@ class Campaign:
     alive: Callable[[], bool]
 
 
+class NotTaken(Exception):
+    """The receiver takes no lines now: it is down, or does not let this sender in. They are sent again, for as long as it takes."""
+
+
+class Refused(Exception):
+    """The receiver will never take these lines. Each is sent by itself, and one that is refused then is passed over."""
+
+
 class Sink:
     """Belongs to one thread. Every call may take as long as it likes; what it raises is logged, and the call is made again.
 
@@ -59,9 +67,11 @@ class Sink:
         return True
 
     def take(self, lines: Sequence[Line]) -> None:
-        """Take lines of one file, in their order there. One that raises has taken none of them, and gets the same again.
+        """Take lines of one file, in their order there. One that raises has taken none of them, and gets them again.
 
-        A line may come twice, if the process was killed between a call and the moment at which that was written down.
+        A line may come twice, if the process was killed between a call and the moment at which that was written down. NotTaken and
+        OSError: not now. Refused: never. What else is raised again and again has the lines tried one by one; one that makes the
+        sink raise while it takes others is passed over.
         """
 
     def refresh(self) -> None:

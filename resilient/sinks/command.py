@@ -6,19 +6,22 @@ from pathlib import Path
 
 from resilient.access import must_be_ours, restrict
 from resilient.config import load
-from resilient.driver.lease import holder
+from resilient.driver.lease import PATIENCE_S, holder
 from resilient.exits import EnvironmentUnusable
 from resilient.processes import must_be_run_directory
 from resilient.sinks.process import Pulse, pumps
 from resilient.sinks.settings import Settings
 
+GIVE_UP_S = 60.0  # of a sink at which nothing has gone well for so long
+POLL_S = 0.2
+
 
 def send(run_dir: Path) -> str:
-    """Feed the sinks to the end of the files, for as long as that takes; what to say then.
+    """Feed the sinks to the end of the files, for as long as something goes on; what to say then.
 
     Raises:
-        EnvironmentUnusable: there is no such campaign, it has no sinks, a job of it runs, which does the same, or somebody else
-            could have written its config.
+        EnvironmentUnusable: there is no such campaign, it has no sinks, a job of it runs, which does the same, somebody else could
+            have written its config, or a sink takes nothing.
     """
     must_be_run_directory(run_dir)
     config = load(run_dir / "config.yaml")
@@ -26,7 +29,7 @@ def send(run_dir: Path) -> str:
     restrict(config.run_dir_mode)
     if not config.logging.sinks.wanted:
         raise EnvironmentUnusable(f"{run_dir} has no sinks: its config says nothing of logging.sinks")
-    if holder(run_dir) is not None:
+    if holder(run_dir, PATIENCE_S) is not None:
         raise EnvironmentUnusable(f"a job of {run_dir} runs, and feeds the sinks itself")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     settings = Settings(config.name, str(run_dir.absolute()), 0.0, config.logging.sinks.wanted)
@@ -38,9 +41,14 @@ def send(run_dir: Path) -> str:
     for pump in feeding:
         pump.start()
     try:
-        for pump in feeding:
-            pump.join()
+        while alive := [pump for pump in feeding if pump.is_alive()]:
+            failing = [pump for pump in alive if pump.failing_s > GIVE_UP_S]
+            if len(failing) == len(alive):
+                left = ", ".join(f"{pump.name} ({pump.said})" for pump in failing)
+                raise EnvironmentUnusable(f"not all was sent: {left}; what is left is kept: call again once that works")
+            alive[0].join(POLL_S)
     except KeyboardInterrupt:
         left = ", ".join(pump.name for pump in feeding if pump.is_alive())
         return f"not all was sent: {left}" if left else "all was sent"
-    return "all was sent"
+    refused = ", ".join(f"{pump.passed_over} lines that {pump.name} refuses" for pump in feeding if pump.passed_over)
+    return f"all was sent, but for {refused}" if refused else "all was sent"

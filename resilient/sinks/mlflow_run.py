@@ -1,5 +1,6 @@
 """MLflow: a run in a file store below the run directory, or wherever the settings say."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,13 +10,17 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric
+from mlflow.exceptions import MlflowException
 
 from resilient.config.sinks import MLflow
 from resilient.ledger import EVENTS, METRICS
-from resilient.sinks.base import Campaign, Line, Sink
-from resilient.sinks.trackers import numbers_of, step_of
+from resilient.sinks.base import Campaign, Line, NotTaken, Refused, Sink
+from resilient.sinks.trackers import mlflow_name, numbers_of, step_of
+
+log = logging.getLogger(__name__)
 
 _TAG = "resilient.identity"
+_NAMES_CLASH = (NotADirectoryError, IsADirectoryError, FileExistsError)
 _MOST = 1000  # metrics that MLflow takes at a time
 
 
@@ -27,6 +32,7 @@ class MLflowSink(Sink):
     def __init__(self, campaign: Campaign, settings: Mapping[str, Any]) -> None:
         wanted = MLflow(**settings)
         self._step = 0
+        self._refused: set[str] = set()  # names that clash with others
         self._client = MlflowClient(wanted.uri or (campaign.run_dir / "mlruns").as_uri())
         name = wanted.experiment or campaign.name
         known = self._client.get_experiment_by_name(name)
@@ -38,13 +44,48 @@ class MLflowSink(Sink):
             self._client.update_run(self._run, status="RUNNING")
 
     def take(self, lines: Sequence[Line]) -> None:
+        """Log their numbers; of a line by itself those that are taken, if any are. Raises Refused and NotTaken."""
         metrics = []
         for line in lines:
             self._step = step_of(line.entry, self._step)
             t_ms = int(line.entry["t"] * 1000)
-            metrics += [Metric(name, value, t_ms, self._step) for name, value in numbers_of(line.entry).items()]
-        for start in range(0, len(metrics), _MOST):
-            self._client.log_batch(self._run, metrics=metrics[start : start + _MOST])
+            named = ((mlflow_name(name), value) for name, value in numbers_of(line.entry).items())
+            metrics += [Metric(name, value, t_ms, self._step) for name, value in named if name not in self._refused]
+        if len(lines) == 1:
+            self._log_each(metrics)
+        else:
+            for start in range(0, len(metrics), _MOST):
+                self._log(metrics[start : start + _MOST])
         for line in lines:
             if line.entry.get("event") == "run_finished":
                 self._client.set_terminated(self._run, "FINISHED" if line.entry["exit_code"] == 0 else "FAILED")
+
+    def _log_each(self, metrics: Sequence[Metric]) -> None:
+        """Those of one line: together, or each by itself where that is refused."""
+        try:
+            self._log(metrics)
+            return
+        except Refused:
+            if len(metrics) == 1:
+                raise
+        taken = 0
+        for metric in metrics:
+            try:
+                self._log([metric])
+                taken += 1
+            except Refused as refusal:
+                log.warning("mlflow: %s at step %d is passed over: %s", metric.key, metric.step, refusal)
+        if not taken:
+            raise Refused(f"none of {', '.join(metric.key for metric in metrics)}")
+
+    def _log(self, metrics: Sequence[Metric]) -> None:
+        try:
+            self._client.log_batch(self._run, metrics=metrics)
+        except MlflowException as error:
+            if isinstance(error.__context__, _NAMES_CLASH):  # a file store keeps each metric in a file of its name
+                if len(metrics) == 1:
+                    self._refused.add(metrics[0].key)
+                raise Refused(f"another metric's name is a part of its name: {error}") from None
+            is_there = self._client.get_run(self._run).info.lifecycle_stage == "active"  # somebody may have deleted it
+            kind = Refused if error.error_code == "INVALID_PARAMETER_VALUE" and is_there else NotTaken
+            raise kind(str(error)) from None

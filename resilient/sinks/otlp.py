@@ -21,7 +21,7 @@ from resilient import strict_json
 from resilient.config.sinks import OTLP
 from resilient.driver.display import describe
 from resilient.ledger import EVENTS, METRICS
-from resilient.sinks.base import Campaign, Line, Sink
+from resilient.sinks.base import Campaign, Line, NotTaken, Sink
 from resilient.sinks.measures import MEASURES, STEP_SECONDS, STEP_SECONDS_HELP, Values, measured
 from resilient.sinks.totals import STEP_BUCKETS_S, steps_of
 
@@ -34,10 +34,6 @@ _SEVERITIES = {
     "link": SeverityNumber.WARN,
 }
 _SCOPE = InstrumentationScope("resilient")
-
-
-class NotTaken(Exception):
-    """The collector did not say that it has taken a request."""
 
 
 class OTLPSink(Sink):

@@ -1,14 +1,18 @@
-"""A pump feeds one sink: a thread that follows the run directory's files, and tries again what fails, for as long as it takes."""
+"""A pump feeds one sink: a thread that follows the run directory's files, and tries again what fails, for as long as it takes.
+
+What a receiver refuses for good holds up nothing: after a few tries lines go one by one, and one that is refused by itself is
+passed over. A receiver that takes nothing at all is waited for.
+"""
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential_jitter
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_never, wait_exponential_jitter
 
-from resilient.sinks.base import Campaign, Factory, Line, Sink
+from resilient.sinks.base import Campaign, Factory, Line, NotTaken, Refused, Sink
 from resilient.sinks.following import LineFile
 from resilient.sinks.position import Position
 
@@ -19,16 +23,22 @@ T = TypeVar("T")
 POLL_S = 2.0
 LONGEST_PAUSE_S = 60.0
 ENDING_PAUSE_S = 0.5  # between two tries once the job has ended
+TRIES = 3  # that fail for one reason, before lines are tried one by one
+_NOT_NOW = (NotTaken, OSError)  # say nothing of the lines
 
 
 class Pump(threading.Thread):
-    """Invariant: no line before what is kept of the position has not been taken.
+    """Invariant: each line before what is kept of the position has been taken, or is one that the sink refuses.
 
     Args:
         make: makes the sink.
         settings: of the sink, as in the config.
         began_t: unix seconds at which the job began: a sink that wants no history begins there.
         ending: set when the job has ended: what is there is sent, and then the thread ends.
+
+    Attributes:
+        passed_over: lines that the sink refuses.
+        said: the last failure, in words.
     """
 
     def __init__(
@@ -41,8 +51,16 @@ class Pump(threading.Thread):
         self._began_t = began_t
         self._ending = ending
         self._failing_t: float | None = None  # monotonic
-        self._said = ""
+        self.said = ""
+        self.passed_over = 0
+        self._passed_over = 0  # of those before it failed
         self._taken_t = -float("inf")  # monotonic: when the sink has last taken anything
+
+    @property
+    def failing_s(self) -> float:
+        """For how long nothing has gone well; 0 where all does."""
+        failing_t = self._failing_t
+        return 0.0 if failing_t is None else time.monotonic() - failing_t
 
     def run(self) -> None:
         """Until the job has ended and all was taken."""
@@ -71,13 +89,70 @@ class Pump(threading.Thread):
             while (paused_s := self._paused_s(sink)) > 0:
                 self._refresh(sink)
                 self._ending.wait(min(paused_s, POLL_S))
-            some, lines = lines[: sink.most], lines[sink.most :]
-            self._insist(lambda some=some: sink.take(some))  # type: ignore[misc]
+            some, rest = lines[: sink.most], lines[sink.most :]
+            left = self._take(sink, some)
             self._taken_t = time.monotonic()
-            self._keep(position, file.name, some[-1].end_bytes)
+            if len(left) < len(some):
+                self._keep(position, file.name, some[-len(left) - 1].end_bytes)
+            lines = [*left, *rest]
+            if left and len(lines) < sink.most:  # one that is taken tells that those before it are refused
+                lines += [line for line in self._come(file) if self._goes(line, sink, since_t)]
         if file.at_bytes > began_bytes:
             self._keep(position, file.name, file.at_bytes)
         return file.at_bytes > began_bytes
+
+    def _take(self, sink: Sink, lines: Sequence[Line]) -> Sequence[Line]:
+        """Have the sink take lines, but for those that it refuses; the last ones, where it may be that nothing works."""
+        try:
+            self._insist(lambda: sink.take(lines), until=_failed_by_the_lines())
+        except Exception:  # noqa: BLE001 - of packages that are not the project's; it was logged
+            return self._take_each(sink, lines)
+        return []
+
+    def _take_each(self, sink: Sink, lines: Sequence[Line]) -> Sequence[Line]:
+        """As `_take`, one by one."""
+        failed: list[Line] = []  # since the sink has last answered
+        for index, line in enumerate(lines):
+            try:
+                if not self._is_answered(sink, line):
+                    failed.append(line)
+                    continue
+                while failed:  # once more, now that it is known to work
+                    if not self._is_answered(sink, failed[0]):
+                        self._pass_over(failed[0], self.said)
+                    del failed[0]
+            except _NOT_NOW as error:
+                self._complain(error)
+                return [*failed, *lines[index:]]
+        return failed
+
+    def _is_answered(self, sink: Sink, line: Line) -> bool:
+        """Whether the sink takes a line, or refuses it, which is passed over then. Raises NotTaken or OSError."""
+        try:
+            sink.take([line])
+        except Refused as error:
+            self._pass_over(line, f"{type(error).__name__}: {error}")
+        except _NOT_NOW:
+            raise
+        except Exception as error:  # noqa: BLE001 - of packages that are not the project's
+            self._complain(error)
+            return False
+        return True
+
+    def _come(self, file: LineFile) -> Sequence[Line]:
+        """What has come in a file meanwhile. It is no sign that the sink works."""
+        try:
+            return file.read()
+        except OSError as error:
+            self._complain(error)
+            return []
+
+    def _pass_over(self, line: Line, why: str) -> None:
+        """Told of the first, the second, the fourth, and so on."""
+        self.passed_over += 1
+        if self.passed_over & (self.passed_over - 1) == 0:
+            at = f"the line of {line.file} that ends at byte {line.end_bytes}"
+            log.warning("%s: %s is passed over, the %d. that is refused: %s", self.name, at, self.passed_over, why)
 
     def _keep(self, position: Position, file: str, at_bytes: int) -> None:
         self._insist(lambda: position.keep({**position.at_bytes, file: at_bytes}))
@@ -91,13 +166,15 @@ class Pump(threading.Thread):
 
     # -- what fails ----------------------------------------------------------------------------------------------------
 
-    def _insist(self, call: Callable[[], T]) -> T:
-        """Call until it does not raise, with growing pauses."""
+    def _insist(self, call: Callable[[], T], until: Callable[[RetryCallState], bool] = stop_never) -> T:
+        """Call until it does not raise, with growing pauses. Args: until: a failure after which it is raised."""
         retrying = Retrying(
             retry=retry_if_exception_type(Exception),
             wait=wait_exponential_jitter(initial=1.0, max=LONGEST_PAUSE_S),
+            stop=until,
             sleep=self._sleep,
             before_sleep=self._failed,
+            reraise=True,
         )
         result: T = retrying(call)
         self._works()
@@ -117,18 +194,33 @@ class Pump(threading.Thread):
     def _failed(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         if self._failing_t is None:
-            self._failing_t = time.monotonic()
+            self._failing_t, self._passed_over = time.monotonic(), self.passed_over
         if error is not None:
             self._complain(error)
 
     def _complain(self, error: BaseException) -> None:
         """Once for the same words on end."""
         words = f"{type(error).__name__}: {error}"
-        if words != self._said:
-            self._said = words
+        if words != self.said:
+            self.said = words
             log.warning("%s: %s", self.name, words)
 
     def _works(self) -> None:
         if self._failing_t is not None:
-            log.warning("%s: works again after %.0f s; nothing was left out", self.name, time.monotonic() - self._failing_t)
-            self._failing_t, self._said = None, ""
+            left_out = self.passed_over - self._passed_over
+            what = f"{left_out} lines were passed over" if left_out else "nothing was left out"
+            log.warning("%s: works again after %.0f s; %s", self.name, time.monotonic() - self._failing_t, what)
+            self._failing_t, self.said = None, ""
+
+
+def _failed_by_the_lines() -> Callable[[RetryCallState], bool]:
+    """Whether what is tried has failed so often on end in a way that may be due to what is sent."""
+    count = 0
+
+    def failed(state: RetryCallState) -> bool:
+        nonlocal count
+        error = state.outcome.exception() if state.outcome is not None else None
+        count = 0 if isinstance(error, _NOT_NOW) else count + 1
+        return count >= TRIES
+
+    return failed

@@ -1,11 +1,14 @@
 """What trackers of experiments, W&B and MLflow, get of a line. Pure."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 _NO_NUMBERS = {"step", "generation", "t", "event"}
 _MOST = 1e300  # whole numbers have no limit
+_MLFLOW_CHARACTERS = 250  # of a name
+_REFUSED_BY_MLFLOW = re.compile(r"[^/\w.\- :]")
 
 
 def numbers_of(entry: Mapping[str, Any]) -> dict[str, float]:
@@ -30,6 +33,13 @@ def step_of(entry: Mapping[str, Any], before: int) -> int:
         return int(entry["resumed_step"] or 0)
     step = entry.get("step")
     return step if isinstance(step, int) else before
+
+
+def mlflow_name(name: str) -> str:
+    """The name under which MLflow takes a metric: letters, digits and a few signs, and a path that leads nowhere else."""
+    parts = [part for part in _REFUSED_BY_MLFLOW.sub("_", name).split("/") if part]
+    kept = "/".join("_" * len(part) if part in (".", "..") else part for part in parts)
+    return kept[:_MLFLOW_CHARACTERS].rstrip("/") or "_"
 
 
 def _plain(group: str, entry: Mapping[str, Any]) -> dict[str, float]:

@@ -12,11 +12,12 @@ from resilient.config.sinks import Webhook
 from resilient.driver.display import describe
 from resilient.exits import Exit
 from resilient.ledger import EVENTS
-from resilient.sinks.base import Campaign, Line, Sink
+from resilient.sinks.base import Campaign, Line, NotTaken, Refused, Sink
 
-
-class NotTaken(Exception):
-    """The server did not say that it has taken a request."""
+TEXT_CHARACTERS = 1500  # of a text that is shortened: what chats show
+FIELD_CHARACTERS = 200  # of a field of an event that is shortened
+# Answers from 400 to 499 that are not about the content of a request, but about its address, permission or time.
+_NOT_OF_THE_CONTENT = frozenset({401, 402, 403, 404, 405, 407, 408, 409, 410, 421, 423, 425, 426, 429, 451})
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -52,6 +53,21 @@ def sentence(entry: Mapping[str, Any]) -> str:
     return describe(entry) or str(entry["event"])
 
 
+def is_for_good(status: int) -> bool:
+    """Whether a server that answers this will never take a request of that content."""
+    return 400 <= status < 500 and status not in _NOT_OF_THE_CONTENT
+
+
+def shortened(event: Mapping[str, Any]) -> dict[str, Any]:
+    """An event with its long fields cut, of which what is no text becomes one."""
+    return {name: _cut(value, FIELD_CHARACTERS) for name, value in event.items()}
+
+
+def _cut(value: Any, most: int) -> Any:
+    text = value if isinstance(value, str) else strict_json.dumps(value, default=str)
+    return value if len(text) <= most else text[: most - 1] + "…"
+
+
 class WebhookSink(Sink):
     """Args: settings: of `resilient.config.sinks.Webhook`."""
 
@@ -76,15 +92,21 @@ class WebhookSink(Sink):
         return type_of(line.entry) in self._wanted.events
 
     def take(self, lines: Sequence[Line]) -> None:
-        """Send them in one request. Raises NotTaken or OSError."""
+        """Send them in one request; one that is refused by itself once more, shortened. Raises Refused, NotTaken or OSError."""
         name = self._campaign.name
         identity = self._campaign.identity
         events = [{**line.entry, "id": f"{identity}-{line.end_bytes}", "type": type_of(line.entry)} for line in lines]
         text = "\n".join(f"{name}: {sentence(line.entry)}" for line in lines)
-        self._post(self._url, {**self._about(), "text": text, "events": events})
+        try:
+            self._post(self._url, {**self._about(), "text": text, "events": events})
+        except Refused:
+            if len(lines) > 1:
+                raise
+            less = {"text": _cut(text, TEXT_CHARACTERS), "events": [shortened(event) for event in events]}
+            self._post(self._url, {**self._about(), **less})
 
     def refresh(self) -> None:
-        """A beat, if it is time for one and the driver gets on. Raises NotTaken or OSError."""
+        """A beat, if it is time for one and the driver gets on. Raises Refused, NotTaken or OSError."""
         every_s = self._wanted.beat_s
         if every_s is None or time.monotonic() - self._beat_t < every_s or not self._campaign.alive():
             return
@@ -106,4 +128,5 @@ class WebhookSink(Sink):
                 return
         except urllib.error.HTTPError as error:
             with error:
-                raise NotTaken(f"the server answers {error.code} {error.reason}") from None
+                kind = Refused if is_for_good(error.code) else NotTaken
+                raise kind(f"the server answers {error.code} {error.reason}") from None

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from leases import write_lease
 
 from chaos.experiment import Experiment, Limits
 from chaos.orchestration.campaign import Campaign
@@ -153,7 +154,7 @@ def test_what_is_left_out_is_told_and_a_fault_of_the_schedule_that_is_was_not_in
 
 def test_an_attached_campaign_that_is_started_again_by_somebody_else_has_recovered_from_its_end(campaign: Campaign):
     driver = subprocess.Popen(["sleep", "600"])
-    (campaign.run_dir / ".lock").write_text(f"pid {driver.pid}\n")
+    write_lease(campaign.run_dir, driver.pid)
     heard = Heard(lambda text: started_again(campaign) if text.startswith("1-driver_kill") else None)
     threading.Thread(target=driver.wait).start()
     runner, outcome = carried_out(campaign, heard, faults=[{"fault": "driver_kill"}], limits={"recovery_s": 60})

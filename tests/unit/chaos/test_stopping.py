@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from leases import write_lease
 
 from chaos.faults.sigterm import Sigterm
 from chaos.injectors.context import InjectionContext, Target
@@ -21,7 +22,7 @@ def driver(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
     process = subprocess.Popen([sys.executable, "-c", SLOW], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
-    (tmp_path / ".lock").write_text(f"pid {process.pid}\n")
+    write_lease(tmp_path, process.pid)
     yield process
     process.kill()
     process.communicate()

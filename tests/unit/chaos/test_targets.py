@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from leases import write_lease
 
 from chaos.fault import CannotInject
 from chaos.injectors.context import InjectionContext, Target
@@ -36,7 +37,7 @@ def ended() -> Iterator[int]:
 
 
 def test_who_has_ended_is_not_there_to_be_hit(run_dir: Path, ended: int):
-    (run_dir / ".lock").write_text(f"pid {ended}\n")
+    write_lease(run_dir, ended)
     with Guard() as guard, pytest.raises(CannotInject, match="no driver here"):
         InjectionContext(run_dir, load(run_dir / "config.yaml", []), Target(), guard).driver()
     with pytest.raises(CannotInject, match="has ended by itself"):
@@ -44,11 +45,20 @@ def test_who_has_ended_is_not_there_to_be_hit(run_dir: Path, ended: int):
     assert end_at_once([psutil.Process(ended)]) == []
 
 
+def test_a_driver_of_another_pid_namespace_is_not_the_process_of_its_number_here(run_dir: Path):
+    write_lease(run_dir, os.getpid(), namespace=1)
+    with Guard() as guard, pytest.raises(CannotInject, match="no driver here"):
+        InjectionContext(run_dir, load(run_dir / "config.yaml", []), Target(), guard).driver()
+    write_lease(run_dir, os.getpid())
+    with Guard() as guard:
+        assert InjectionContext(run_dir, load(run_dir / "config.yaml", []), Target(), guard).driver().pid == os.getpid()
+
+
 def test_what_is_not_there_any_more_when_it_is_needed_is_answered(run_dir: Path):
     driver = subprocess.Popen(
         ["/bin/sleep", "600"], env={"SLURM_JOB_ID": "7", "PATH": str(run_dir)}
     )  # in which there is no scontrol
-    (run_dir / ".lock").write_text(f"pid {driver.pid}\n")
+    write_lease(run_dir, driver.pid)
     line = InjectionRequest("1", "time_limit", run_dir, Target()).line()
     done = subprocess.run(
         [sys.executable, "-m", "chaos.injectors.injector"], input=line, capture_output=True, text=True, check=False

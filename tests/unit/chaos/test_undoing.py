@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leases import write_lease
 
 from chaos.fault import CannotInject
 from chaos.faults import ib_port
@@ -45,7 +46,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "limit").write_text("01:00:00\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     driver = subprocess.Popen(["sleep", "600"], env={**os.environ, "SLURM_JOB_ID": "7"})
-    (tmp_path / ".lock").write_text(f"pid {driver.pid}\n")
+    write_lease(tmp_path, driver.pid)
     yield tmp_path
     driver.kill()
     driver.wait()

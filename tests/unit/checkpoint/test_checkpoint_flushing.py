@@ -1,8 +1,10 @@
 """What is left of flushes that were cut off, and what a tier does that cannot be read or deleted from: real daemons."""
 
 import errno
+import json
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -150,6 +152,47 @@ def test_a_flush_by_hand_onto_a_full_disk_is_told_with_its_place(snapshot: Calla
         with pytest.raises(OSError, match="No space left") as caught:
             flushing.flush(held, disk, lambda size_bytes: None)
         assert caught.value.filename == f"{disk}/step-00000001"
+
+
+# The driver on another machine, which renews the lease every second, by a clock that is a minute behind.
+RENEWING = """
+import os, sys, time
+while True:
+    os.utime(sys.argv[1], (time.time() - 60, time.time() - 60))
+    print(flush=True)
+    time.sleep(1)
+"""
+
+
+def test_a_run_that_is_alive_on_another_machine_is_not_flushed_where_its_lock_is_not_seen(
+    snapshot: Callable[..., Snapshot], tmp_path: Path
+) -> None:
+    """As on a file system whose locks are each machine's own."""
+    held, run_dir = snapshot(), tmp_path / "run"
+    (run_dir / "checkpoints").mkdir(parents=True)
+    run_dir.chmod(0o700)
+    tiers = [
+        {"name": "ram", "durable": False, "roots": [str(held.path.parent)]},
+        {"name": "durable", "durable": True, "roots": [str(run_dir / "checkpoints")]},
+    ]
+    (run_dir / "storage.json").write_text(json.dumps({"run_dir": str(run_dir), "tiers": tiers}))
+    (run_dir / ".lock").touch()
+    owner = {"host": "n7", "pid": 4711, "job": "42", "machine": "another", "token": "t"}
+    (run_dir / ".lease").write_text(json.dumps(owner))
+    flush = [sys.executable, "-c", "from checkpoint.cli import app; app()", "flush", str(run_dir)]
+    driver = subprocess.Popen([sys.executable, "-c", RENEWING, str(run_dir / ".lease")], stdout=subprocess.PIPE)
+    try:
+        assert driver.stdout is not None
+        driver.stdout.readline()
+        refused = subprocess.run(flush, capture_output=True, text=True, check=False)
+        assert refused.returncode == 69
+        assert "in use by pid 4711 on n7 (job 42), which flushes by itself" in refused.stderr
+        assert not list((run_dir / "checkpoints").iterdir())
+    finally:
+        driver.kill()
+        driver.communicate()
+    subprocess.run(flush, check=True)
+    assert steps(run_dir / "checkpoints") == [1]
 
 
 def test_a_step_that_is_flushed_is_committed_although_its_buffer_has_something_newer(lab: Callable[..., Lab]) -> None:

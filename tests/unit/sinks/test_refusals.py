@@ -1,0 +1,189 @@
+"""What a receiver refuses for good is passed over, and what comes after it is taken: real packages, a real HTTP server."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from resilient.exits import EnvironmentUnusable
+from resilient.sinks import command, pump
+from resilient.sinks.base import Campaign, Line, Sink
+from resilient.sinks.command import send
+from resilient.sinks.position import Position
+from resilient.sinks.process import made
+from resilient.sinks.pump import Pump
+from resilient.sinks.trackers import mlflow_name
+from resilient.sinks.webhook import is_for_good
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pump, "POLL_S", 0.05)
+    monkeypatch.setattr(pump, "LONGEST_PAUSE_S", 0.2)
+
+
+def fed(name: str, written: Any, make: Any = None, **settings: Any) -> Pump:
+    """What is there is fed to the end, as at the end of a job."""
+    ending = threading.Event()
+    ending.set()
+    feeding = Pump(name, make or made(name), written.campaign(), settings, began_t=0.0, ending=ending)
+    feeding.start()
+    feeding.join(PATIENCE_S)
+    assert not feeding.is_alive(), "it has not come to the end"
+    return feeding
+
+
+def history(run_dir: Path, name: str) -> list[tuple[int, float]]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient((run_dir / "mlruns").as_uri())
+    [run] = client.search_runs([client.get_experiment_by_name("demo").experiment_id])
+    return [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
+
+
+def test_metrics_whose_names_mlflow_refuses_are_there_by_names_that_it_takes(written):
+    written.started()
+    for step in (1, 2):
+        written.step(step, **{"acc@5": 0.5, "top-1 (%)": 40.0, "loss[0]": 1.0, "../up": 2.0, "x" * 400: 3.0})
+    written.step(3)
+    fed("mlflow", written)
+    assert history(written.run_dir, "train/loss") == [(step, 5.0 / step) for step in (1, 2, 3)]
+    assert history(written.run_dir, "train/acc_5") == [(1, 0.5), (2, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("train/loss", "train/loss"),
+        ("train/acc@5", "train/acc_5"),
+        ("train/top-1 (%)", "train/top-1 ___"),
+        ("train/loss[0]", "train/loss_0_"),
+        ("train//a/./../b/", "train/a/_/__/b"),
+        ("train/a\nb", "train/a_b"),
+        ("train/" + "x" * 300, "train/" + "x" * 244),
+        ("/", "_"),
+    ],
+)
+def test_the_names_that_mlflow_takes(name: str, taken: str):
+    assert mlflow_name(name) == taken
+
+
+def test_a_metric_that_the_file_store_cannot_keep_costs_no_other(written, caplog):
+    """Its name is that of a directory where there is a file."""
+    written.started()
+    for step in (1, 2, 3):
+        written.step(step, **{"loss/ce": 1.0, "later": 2.0})
+    assert fed("mlflow", written).passed_over == 0
+    assert sorted(set(history(written.run_dir, "train/later"))) == [(1, 2.0), (2, 2.0), (3, 2.0)]
+    assert sorted(set(history(written.run_dir, "train/loss"))) == [(step, 5.0 / step) for step in (1, 2, 3)]
+    assert caplog.text.count("train/loss/ce at step 1 is passed over") == 1
+
+
+def test_an_event_that_a_server_refuses_is_passed_over_and_the_alert_behind_it_goes_out(written, receiver, caplog):
+    receiver.refuses = lambda body: 400 if b"poison" in body else None
+    written.started()
+    written.fault(1, kind="poison")
+    written.fault(2, generation=2)
+    written.finished(70, generation=3)
+    assert fed("webhook", written, url=receiver.url).passed_over == 1
+    assert [each["type"] for each in receiver.told()] == ["recovered", "fault", "recovered", "gave_up"]
+    assert "passed over" in caplog.text and "400" in caplog.text
+
+
+def test_what_is_too_long_for_a_server_is_sent_by_itself_and_shortened(written, receiver):
+    receiver.refuses = lambda body: 413 if len(body) > 4000 else None
+    written.started()
+    for number in range(1, 9):
+        written.fault(number, generation=number)
+    long = {"kind": "exception", "ranks": [1], "nodes": [0], "step": 3, "detail": "d" * 3000, "detect_s": 0.1}
+    written.event("fault", 9, fault_id="long", evidence="e" * 100_000, more={"stacks": ["s" * 9000] * 9}, **long)
+    written.finished(70, generation=9)
+    assert fed("webhook", written, url=receiver.url).passed_over == 0
+    told = receiver.told()
+    assert len(told) == 18
+    assert (told[-2]["fault_id"], told[-1]["type"]) == ("long", "gave_up")
+    assert told[-2]["evidence"].endswith("…") and json.loads(receiver.bodies[-2])["text"].startswith("demo: fault long")
+
+
+@pytest.mark.parametrize(
+    ("status", "for_good"),
+    [(400, True), (413, True), (422, True), *((status, False) for status in (302, 401, 403, 404, 408, 410, 429, 500, 503))],
+)
+def test_what_a_server_refuses_for_good_is_told_by_its_answer(status: int, for_good: bool):
+    assert is_for_good(status) is for_good
+
+
+class Fussy(Sink):
+    """Takes lines one by one or together, but for one that makes it raise what nobody knows."""
+
+    files = ("metrics.jsonl",)
+
+    def __init__(self, bad: int) -> None:
+        self.bad = bad
+        self.steps: list[int] = []
+
+    def __call__(self, campaign: Campaign, settings: Mapping[str, Any]) -> Sink:
+        return self
+
+    def take(self, lines: Sequence[Line]) -> None:
+        steps = [line.entry["step"] for line in lines]
+        if self.bad in steps:
+            raise LookupError(f"no room for {steps}")
+        self.steps += steps
+
+
+def test_a_line_that_alone_makes_a_sink_fail_is_passed_over_while_it_takes_others(written):
+    for step in range(1, 6):
+        written.step(step)
+    sink = Fussy(bad=2)
+    assert fed("fussy", written, sink).passed_over == 1
+    assert sink.steps == [1, 3, 4, 5]
+
+
+def test_what_fails_last_waits_for_a_line_that_is_taken(written):
+    """Until then it may be the sink that does not work."""
+    written.step(1)
+    ending, sink = threading.Event(), Fussy(bad=2)
+    feeding = Pump("fussy", sink, written.campaign(), {}, began_t=0.0, ending=ending)
+    feeding.start()
+    written.step(2)
+    while feeding.failing_s == 0.0:
+        time.sleep(0.01)
+    assert (feeding.passed_over, feeding.is_alive()) == (0, True)
+    written.step(3)
+    ending.set()
+    feeding.join(PATIENCE_S)
+    assert not feeding.is_alive()
+    assert (sink.steps, feeding.passed_over) == ([1, 3], 1)
+
+
+def configured(written: Any, url: str, request: pytest.FixtureRequest) -> None:
+    before = os.umask(0o077)  # which the command sets, too
+    request.addfinalizer(lambda: os.umask(before))
+    config = {"name": "demo", "run_dir": str(written.run_dir), "logging": {"sinks": {"webhook": {"url": url}}}}
+    (written.run_dir / "config.yaml").write_text(yaml.safe_dump(config))
+    Position(written.run_dir, "webhook", written.t).close()
+
+
+def test_the_command_gives_up_on_a_receiver_that_is_down_and_keeps_what_was_not_sent(
+    written, receiver, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(command, "GIVE_UP_S", 2.0)
+    configured(written, receiver.url, request)
+    written.started()
+    written.fault(1)
+    receiver.status = 503
+    with pytest.raises(EnvironmentUnusable, match=r"not all was sent: webhook \(.*503.*\)"):
+        send(written.run_dir)
+    assert receiver.bodies == []
+    receiver.status = 200
+    assert send(written.run_dir) == "all was sent"
+    assert [each["type"] for each in receiver.told()] == ["fault", "recovered"]
