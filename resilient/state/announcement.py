@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 import checkpoint
 from checkpoint.agreement import Ranks as Peers
+from resilient import worker
 from resilient.state import arrays, documents, optimizers
 from resilient.state.arrays import Arrays, Ranks, StateChangedShape
 from resilient.state.documents import Documents
@@ -55,13 +56,16 @@ class Announcement:
     def announce(self) -> None:
         """Announce what is saved, after the first step, when the optimizers have their states; waits for buffers. Collective.
 
-        Raises StateChangedShape where ranks keep other states than others do; ValueError, on all ranks, where one of them has
-        something that cannot be saved.
+        Raises StateChangedShape where ranks keep other states than others do; UnrecoverableError, on all ranks, where one of them
+        has something that cannot be saved.
         """
         for model in self._models:
             for name in model.accept_added_names():
                 log.warning("%s has come in the first step, and is not saved: make it before resilient.attach", name)
-        self._announce()
+        try:
+            self._announce()
+        except ValueError as error:
+            raise worker.UnrecoverableError(f"the state cannot be saved: {error}") from None
         self._snapshots.ready()
 
     def announce_changes(self, snapshot: int) -> bool:
@@ -114,9 +118,10 @@ class Announcement:
 
     def _announce(self) -> None:
         peers = self._peers
-        tables = [optimizers.table_of(each) for each in self._optimizers]
+        tables: list[Table] = []
         wrong, mine, document = "", None, b""
         try:
+            tables += (optimizers.table_of(each) for each in self._optimizers)
             document = self._documents.capture()
             found = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count))
             mine = (found.meshes(), found.fingerprint(), documents.capacity(len(document)), self._tables_json(tables))

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from checkpoint.state import JSON
+from resilient.state.dense import reason_against
 from resilient.state.encoding import decode, encode
 
 LIKE, NUMBER, OWN = "like", "number", "own"  # of the parameter's shape; without dimensions; of another shape
@@ -49,11 +50,13 @@ def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def table_of(optimizer: Optimizer) -> Table:
-    """What it keeps in tensors by now."""
+    """What it keeps in tensors by now. Raises ValueError for one that cannot be saved."""
     found: dict[tuple[str, str, str, tuple[int, ...], bool], list[int]] = {}
     for number, parameter in enumerate(parameters_of(optimizer)):
         for key, value in _state(optimizer, parameter).items():
             if isinstance(value, torch.Tensor):
+                if (why := reason_against(value)) is not None:
+                    raise ValueError(f"{key} of parameter {number} of an optimizer is {why}")
                 form = NUMBER if value.dim() == 0 else LIKE if value.shape == parameter.shape else OWN
                 shape = tuple(value.shape) if form == OWN else ()
                 kind = (key, form, str(value.dtype).removeprefix("torch."), shape, value.device.type == "cpu")

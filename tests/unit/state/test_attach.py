@@ -157,7 +157,7 @@ def test_parameters_that_belong_to_no_module_are_named(attempts: Attempts):
     stray = torch.nn.Parameter(torch.ones(3))
     script.optimizer = torch.optim.SGD([*script.model.parameters(), stray], 0.1)
     snapshots = script.attach()
-    with pytest.raises(ValueError, match=r"parameter 14 of optimizer \(3,\) belongs to no module"):
+    with pytest.raises(worker.UnrecoverableError, match=r"parameter 14 of optimizer \(3,\) belongs to no module"):
         run(script, snapshots)
 
 
