@@ -59,7 +59,9 @@ class Documents:
             "schedulers": [encode(each.state_dict(), f"scheduler {number}") for number, each in enumerate(self._schedulers)],
             "extra": self._captured_extra(),
             "modules": [encode(each.rest(), "model") for each in self._modules],
-            "optimizers": [encode(optimizers.other_states(each), "optimizer") for each in self._optimizers],
+            "optimizers": [
+                encode(optimizers.other_states(each), f"optimizer {number}.state") for number, each in enumerate(self._optimizers)
+            ],
         }
         return json.dumps(found, separators=(",", ":")).encode()
 

@@ -20,6 +20,21 @@ from resilient.state import announcement
 TOTAL, AT, LATE = 12, 7, 4
 
 
+class Counting(torch.optim.SGD):
+    """It keeps how many steps it has taken, and the mean of the gradients, under keys of its own; both change what it does."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        count = self.state.get("count", 0)
+        grads = [each.grad for group in self.param_groups for each in group["params"] if each.grad is not None]
+        mean = torch.stack([each.mean() for each in grads]).mean()
+        self.state["means"] = {"newest": mean, "all": [*self.state.get("means", {"all": []})["all"], mean]}
+        self.state["count"] = count + 1
+        for group in self.param_groups:
+            group["lr"] = 1e-2 / (1 + count) * (1 + torch.stack(self.state["means"]["all"]).sum().tanh().item())
+        return loss
+
+
 class Script:
     """A training script, made anew for each attempt."""
 
@@ -37,6 +52,7 @@ class Script:
                 "adamw": lambda: torch.optim.AdamW(parameters, 1e-2, amsgrad=True),
                 "sgd": lambda: torch.optim.SGD(parameters, 1e-2),
                 "adafactor": lambda: torch.optim.Adafactor(parameters, 1e-2),
+                "counting": lambda: Counting(parameters, 1e-2, momentum=0.9),
                 "nadam": lambda: torch.optim.NAdam(parameters, 1e-2),
                 "groups": lambda: torch.optim.Adam([{"params": parameters[:3]}, {"params": parameters[3:], "lr": 1e-3}]),
             }
