@@ -1,10 +1,12 @@
 """What the ranks of a script save: agreed on by all, announced to the snapshot daemons, and announced again when it changes.
 
 Owns the arrays between two announcements. An announcement is collective, so every rank must come to it: after the first step they
-all do, and later, when optimizers keep other states, each rank finds that by itself and the ranks meet first (`meeting`).
+all do; later, when optimizers keep other states, each rank finds that by itself and the ranks meet first (`meeting`); and where the
+document of one rank grows, all come to know of it when they compare (`reviews`).
 """
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from resilient.state.documents import Documents
 from resilient.state.meeting import all_come
 from resilient.state.modules import ModelTensors
 from resilient.state.optimizers import Table
+from resilient.state.reviews import Reviews
 from resilient.state.stepping import Stepping
 
 log = logging.getLogger(__name__)
@@ -50,6 +53,7 @@ class Announcement:
         self._documents, self._peers, self._generation = documents, peers, generation
         self._group_sizes = self._present_group_sizes()
         self._incomplete_meetings = 0
+        self._reviews = Reviews()
         self.about: Mapping[str, Any] = {}
         self.stepping: Stepping | None = None
 
@@ -85,12 +89,31 @@ class Announcement:
                 raise StateChangedShape("the optimizers of some ranks keep states by now that those of others do not")
             return False
         self._incomplete_meetings = 0
-        try:
-            self._announce()
-        except (ValueError, checkpoint.CheckpointError) as error:
-            raise StateChangedShape(f"{error}") from error
-        self._snapshots.ready(READY_S)
+        self._announce_again()
         return True
+
+    def make_room(self, step: int, *, surely: bool) -> None:
+        """Announce again where the document of a rank has outgrown half of its row. All ranks call it at the same steps.
+
+        Args:
+            surely: the ranks compare now, and not only when that is due; the same on all.
+
+        Raises StateChangedShape, on all ranks, for what cannot be gone on from.
+        """
+        if not (surely or self._reviews.due(step)):
+            return
+        now, size_bytes, unchanged = time.monotonic(), 0, False
+        try:
+            self._check_unchanged()
+            size_bytes, unchanged = len(self._documents.capture()), self._present_counts() == self._counts
+        except (TypeError, ValueError, StateChangedShape):
+            pass  # told when this rank takes its snapshot, and until then the others need not wait
+        answers = self._peers.all((self._reviews.proposal(step, now), size_bytes, unchanged))
+        self._reviews.settle(step, now, [proposal for proposal, _, _ in answers])
+        largest = max(size for _, size, _ in answers)
+        if not self._documents.may_grow(largest) and all(same for _, _, same in answers):
+            log.info("the state of a rank beside its arrays has %d bytes by now, and gets more room", largest)
+            self._announce_again()
 
     def local_shards(self) -> list[checkpoint.LocalShard]:
         """What a snapshot is taken of now. Raises StateChangedShape, also for what has come and cannot be saved; TooLong."""
@@ -115,6 +138,13 @@ class Announcement:
 
     def _present_counts(self) -> list[int]:
         return [optimizers.count_of(each) for each in self._optimizers]
+
+    def _announce_again(self) -> None:
+        try:
+            self._announce()
+        except (ValueError, checkpoint.CheckpointError) as error:
+            raise StateChangedShape(f"{error}") from error
+        self._snapshots.ready(READY_S)
 
     def _announce(self) -> None:
         peers = self._peers
