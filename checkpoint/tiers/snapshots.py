@@ -293,17 +293,18 @@ class Snapshots:
             self._costs(self._cost_s)
         return SnapshotResult(step, True, buffer.size_bytes, stall_s)
 
-    def leave_out(self, step: int, tiers: frozenset[str], *, again: bool = False) -> None:
+    def leave_out(self, step: int, tiers: frozenset[str], *, again: bool = False, why: str = "") -> None:
         """This rank has nothing to copy for a step of which others may `take` a snapshot: no buffer waits for it.
 
         Args:
             tiers, again: as for `take`.
+            why: for the ledger.
         """
         self.finish()
         self._redeliver(0.0)
         generation, rank, lease = self.session.generation, self._ranks.rank, self._word.read()
-        wants, why = tuple(sorted(tiers)), f"rank {rank} has left it out"
-        self._skip(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants, reason=why))
+        wants, reason = tuple(sorted(tiers)), f"rank {rank} has left it out" + (f": {why:.300}" if why else "")
+        self._skip(StepSkipped(generation=generation, rank=rank, step=step, again=again, wants=wants, reason=reason))
         if lease.generation == generation and lease.buffer is not None and lease.number > self._used:
             self._used = lease.number
             self._report_lease(LeasePassed(generation=generation, rank=rank, lease=lease.number))  # after the reason

@@ -1,10 +1,12 @@
 """What the ranks of a script save: agreed on by all, announced to the snapshot daemons, and announced again when it changes.
 
 Owns the arrays between two announcements. An announcement is collective, so every rank must come to it: after the first step they
-all do, and later, when optimizers keep other states, each rank finds that by itself and the ranks meet first (`meeting`).
+all do; later, when optimizers keep other states, each rank finds that by itself and the ranks meet first (`meeting`); and where the
+document of one rank grows, all come to know of it when they compare (`reviews`).
 """
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,12 +14,14 @@ from torch.optim import Optimizer
 
 import checkpoint
 from checkpoint.agreement import Ranks as Peers
+from resilient import worker
 from resilient.state import arrays, documents, optimizers
 from resilient.state.arrays import Arrays, Ranks, StateChangedShape
 from resilient.state.documents import Documents
 from resilient.state.meeting import all_come
 from resilient.state.modules import ModelTensors
 from resilient.state.optimizers import Table
+from resilient.state.reviews import Reviews
 from resilient.state.stepping import Stepping
 
 log = logging.getLogger(__name__)
@@ -49,19 +53,23 @@ class Announcement:
         self._documents, self._peers, self._generation = documents, peers, generation
         self._group_sizes = self._present_group_sizes()
         self._incomplete_meetings = 0
+        self._reviews = Reviews()
         self.about: Mapping[str, Any] = {}
         self.stepping: Stepping | None = None
 
     def announce(self) -> None:
         """Announce what is saved, after the first step, when the optimizers have their states; waits for buffers. Collective.
 
-        Raises StateChangedShape where ranks keep other states than others do; ValueError, on all ranks, where one of them has
-        something that cannot be saved.
+        Raises StateChangedShape where ranks keep other states than others do; UnrecoverableError, on all ranks, where one of them
+        has something that cannot be saved.
         """
         for model in self._models:
             for name in model.accept_added_names():
                 log.warning("%s has come in the first step, and is not saved: make it before resilient.attach", name)
-        self._announce()
+        try:
+            self._announce()
+        except ValueError as error:
+            raise worker.UnrecoverableError(f"the state cannot be saved: {error}") from None
         self._snapshots.ready()
 
     def announce_changes(self, snapshot: int) -> bool:
@@ -81,12 +89,31 @@ class Announcement:
                 raise StateChangedShape("the optimizers of some ranks keep states by now that those of others do not")
             return False
         self._incomplete_meetings = 0
-        try:
-            self._announce()
-        except (ValueError, checkpoint.CheckpointError) as error:
-            raise StateChangedShape(f"{error}") from error
-        self._snapshots.ready(READY_S)
+        self._announce_again()
         return True
+
+    def make_room(self, step: int, *, surely: bool) -> None:
+        """Announce again where the document of a rank has outgrown half of its row. All ranks call it at the same steps.
+
+        Args:
+            surely: the ranks compare now, and not only when that is due; the same on all.
+
+        Raises StateChangedShape, on all ranks, for what cannot be gone on from.
+        """
+        if not (surely or self._reviews.due(step)):
+            return
+        now, size_bytes, unchanged = time.monotonic(), 0, False
+        try:
+            self._check_unchanged()
+            size_bytes, unchanged = len(self._documents.capture()), self._present_counts() == self._counts
+        except (TypeError, ValueError, StateChangedShape):
+            pass  # told when this rank takes its snapshot, and until then the others need not wait
+        answers = self._peers.all((self._reviews.proposal(step, now), size_bytes, unchanged))
+        self._reviews.settle(step, now, [proposal for proposal, _, _ in answers])
+        largest = max(size for _, size, _ in answers)
+        if not self._documents.may_grow(largest) and all(same for _, _, same in answers):
+            log.info("the state of a rank beside its arrays has %d bytes by now, and gets more room", largest)
+            self._announce_again()
 
     def local_shards(self) -> list[checkpoint.LocalShard]:
         """What a snapshot is taken of now. Raises StateChangedShape, also for what has come and cannot be saved; TooLong."""
@@ -112,11 +139,19 @@ class Announcement:
     def _present_counts(self) -> list[int]:
         return [optimizers.count_of(each) for each in self._optimizers]
 
+    def _announce_again(self) -> None:
+        try:
+            self._announce()
+        except (ValueError, checkpoint.CheckpointError) as error:
+            raise StateChangedShape(f"{error}") from error
+        self._snapshots.ready(READY_S)
+
     def _announce(self) -> None:
         peers = self._peers
-        tables = [optimizers.table_of(each) for each in self._optimizers]
+        tables: list[Table] = []
         wrong, mine, document = "", None, b""
         try:
+            tables += (optimizers.table_of(each) for each in self._optimizers)
             document = self._documents.capture()
             found = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count))
             mine = (found.meshes(), found.fingerprint(), documents.capacity(len(document)), self._tables_json(tables))

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from checkpoint.local_shard import LocalShard, local_shard_of
 from resilient.state import optimizers, stacking
+from resilient.state.dense import reason_against
 from resilient.state.modules import MODEL, ModelTensors, node_name
 from resilient.state.optimizers import LIKE, NUMBER, Entry, Table
 from resilient.state.stacking import Kind, Place
@@ -126,7 +127,7 @@ class Arrays:
         if group:  # states of the model's own parameters are called as these are
             array, name = array.removeprefix(MODEL), name.removeprefix(MODEL)
         make = partial(self._row, f"ranks/{group}{name}") if row else partial(self._block, f"{group}{array}", stack)
-        self._held.append(_Held(get, make, by_rank=row, stepped=stepped))
+        self._held.append(_Held(group + name, get, make, by_rank=row, stepped=stepped))
 
     def _row(self, name: str, tensor: torch.Tensor) -> LocalShard:
         """A tensor that is this rank's own: a row of an array over the ranks."""
@@ -196,9 +197,11 @@ class _Held:
     """A tensor that is saved: how it is found, how its local shard is made, and what that came to last.
 
     Attributes:
+        name: in messages.
         stepped: it is an optimizer's parameter or state.
     """
 
+    name: str
     get: Get
     make: Callable[[torch.Tensor], LocalShard]
     by_rank: bool
@@ -220,6 +223,8 @@ class _Held:
         before = self.shard
         if isinstance(self.tensor, DTensor) and not isinstance(tensor, DTensor):
             raise _NotSharded
+        if (why := reason_against(tensor)) is not None:
+            raise StateChangedShape(f"{self.name} is {why}")
         made = self.make(tensor)
         if before is not None:
             expected, found = [(each.shape, each.offset, each.extent, each.dtype) for each in (before, made)]

@@ -100,7 +100,8 @@ class Attached:
         self._position = Position(loader)
         self._position.capture()  # a stateful loader makes its iterator now, with a supervisor or without
         self._random: Mapping[str, Any] = {}
-        self._begun = self._started = self._warned = False
+        self._begun = self._started = self._outgrown = False
+        self._given_up = ""  # why there are no more snapshots of this rank
         self._takes = 0
         self._saved_step: int | None = None
         self._snapshots: checkpoint.Snapshots | None = None
@@ -218,21 +219,28 @@ class Attached:
 
     def _take(self, snapshots: checkpoint.Snapshots, tiers: frozenset[str], wait_s: float = 0.0, *, again: bool = False) -> bool:
         self._takes += 1
-        if self._warned:
-            snapshots.leave_out(self.step, tiers, again=again)
-            return False
         with worker.phase("snapshot"):
             snapshots.before_change()  # numbers of optimizers are gathered where they were before
             try:
-                if not self._announcement.announce_changes(self._takes):
-                    snapshots.leave_out(self.step, tiers, again=again)
+                # A rank that has given up comes too, for the others wait for it there.
+                self._announcement.make_room(self.step, surely=wait_s > 0.0 or not tiers.isdisjoint(self._durable()))
+                if self._given_up or not self._announcement.announce_changes(self._takes):
+                    snapshots.leave_out(self.step, tiers, again=again, why=self._given_up)
                     return False
                 local_shards, groups = self._announcement.local_shards(), self._options()
-            except (StateChangedShape, documents.TooLong) as error:
-                log.error("no snapshots from step %d on, until the next attempt begins: %s", self.step, error)
-                self._warned = True
-                snapshots.leave_out(self.step, tiers, again=again)
+            except documents.TooLong as error:
+                if not self._outgrown:
+                    log.warning("the snapshot of step %d is left out, and more room is made for later ones: %s", self.step, error)
+                self._outgrown = True
+                snapshots.leave_out(self.step, tiers, again=again, why=f"{error}")
                 return False
+            except StateChangedShape as error:
+                if not self._given_up:
+                    log.error("no snapshots from step %d on, until the next attempt begins: %s", self.step, error)
+                self._given_up = self._given_up or f"{error}"
+                snapshots.leave_out(self.step, tiers, again=again, why=self._given_up)
+                return False
+            self._outgrown = False
             small: dict[str, Any] = {
                 "step": self.step,
                 "generation": self.context.generation,

@@ -59,7 +59,9 @@ class Documents:
             "schedulers": [encode(each.state_dict(), f"scheduler {number}") for number, each in enumerate(self._schedulers)],
             "extra": self._captured_extra(),
             "modules": [encode(each.rest(), "model") for each in self._modules],
-            "optimizers": [encode(optimizers.other_states(each), "optimizer") for each in self._optimizers],
+            "optimizers": [
+                encode(optimizers.other_states(each), f"optimizer {number}.state") for number, each in enumerate(self._optimizers)
+            ],
         }
         return json.dumps(found, separators=(",", ":")).encode()
 
@@ -78,6 +80,10 @@ class Documents:
             name: encode(_captured(value), f"extra[{name!r}]") for name, value in extra.items() if not isinstance(value, Module)
         }
 
+    def may_grow(self, size_bytes: int) -> bool:
+        """Whether a document of this size leaves half of its row for what may come."""
+        return 2 * (_LENGTH_BYTES + size_bytes) <= len(self._row)
+
     def set_capacity(self, size_bytes: int) -> None:
         """Give the row so many bytes."""
         self._row = torch.zeros(size_bytes, dtype=torch.uint8)
@@ -86,7 +92,10 @@ class Documents:
         """The row with a document in it. Raises TooLong."""
         size = len(self._row)
         if _LENGTH_BYTES + len(document) > size:
-            raise TooLong(f"the state of a rank beside its arrays is {len(document)} bytes, and there is room for {size}")
+            raise TooLong(
+                f"the state of a rank beside its arrays has {len(document)} bytes, and there is room for {size}; "
+                f"the largest part is {_largest(document)}"
+            )
         text = len(document).to_bytes(_LENGTH_BYTES, "little") + document
         self._row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         return LocalShard(ARRAY, (count, size), (rank, 0), self._row.unsqueeze(0), (1, size))
@@ -143,6 +152,16 @@ def capacity(size_bytes: int) -> int:
     """Room for a document that has this size now, and may grow."""
     wanted = max(LEAST_BYTES, 4 * (size_bytes + _LENGTH_BYTES))
     return 1 << (wanted - 1).bit_length()
+
+
+def _largest(document: bytes) -> str:
+    """The name and the size of what a document is mostly made of."""
+    found = json.loads(document)
+    extra = found.pop("extra")
+    parts = {**found, **{f"extra[{name!r}]": value for name, value in extra.items()}} if isinstance(extra, dict) else found
+    sizes = {name: len(json.dumps(value, separators=(",", ":"))) for name, value in parts.items()}
+    name = max(sizes, key=lambda each: sizes[each])
+    return f"{name:.100} with {sizes[name]} bytes"
 
 
 def _captured(value: Any) -> Any:

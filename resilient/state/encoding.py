@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from checkpoint.state import JSON
+from resilient.state.dense import reason_against
 
 MOST_NESTED = 64
 
@@ -81,6 +82,8 @@ def _encode_tensor(value: torch.Tensor, where: str) -> JSON:
         raise TypeError(
             f"{where:.200} is a {type(value).__name__}; give the module that it belongs to, so that it is saved as an array"
         )
+    if (why := reason_against(value)) is not None:
+        raise TypeError(f"{where:.200} is {why}")
     data = value.detach().cpu().contiguous()
     raw = data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
     return {"$tensor": [str(data.dtype).removeprefix("torch."), list(data.shape), _text(raw)]}

@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from checkpoint.dcp_names import TENSORS, array_name
+from resilient.state.dense import reason_against
 
 MODEL = "model/"
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
@@ -47,7 +48,8 @@ class ModelTensors:
     Args:
         group: put before all names; ends in "/".
 
-    Raises ValueError where a tensor is sparse, or the model sharded by FullyShardedDataParallel, whose parameters are no arrays.
+    Raises ValueError where a tensor cannot be saved (`dense`), or the model is sharded by FullyShardedDataParallel, whose
+    parameters are no arrays.
     """
 
     def __init__(self, model: Module, group: str = MODEL) -> None:
@@ -58,11 +60,8 @@ class ModelTensors:
         for slot in _walk(model, ""):
             tensor = slot.tensor()
             walked.add(slot.name)
-            if tensor.layout != torch.strided:
-                raise ValueError(
-                    f"{group}{slot.name} is a {str(tensor.layout).removeprefix('torch.')} tensor, and only dense ones are saved: "
-                    "register its indices and values, or make it anew (persistent=False)"
-                )
+            if (why := reason_against(tensor)) is not None:
+                raise ValueError(f"{group}{slot.name} is {why}")
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 self.slots.append(replace(slot, name=group + node_name(slot.name)))

@@ -14,9 +14,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from checkpoint.state import JSON
+from resilient.state.dense import reason_against
 from resilient.state.encoding import decode, encode
 
 LIKE, NUMBER, OWN = "like", "number", "own"  # of the parameter's shape; without dimensions; of another shape
+
+_ON_DEVICE = "$on_device"  # key of a tensor that is not in the host's memory
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,13 @@ def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def table_of(optimizer: Optimizer) -> Table:
-    """What it keeps in tensors by now."""
+    """What it keeps in tensors by now. Raises ValueError for one that cannot be saved."""
     found: dict[tuple[str, str, str, tuple[int, ...], bool], list[int]] = {}
     for number, parameter in enumerate(parameters_of(optimizer)):
         for key, value in _state(optimizer, parameter).items():
             if isinstance(value, torch.Tensor):
+                if (why := reason_against(value)) is not None:
+                    raise ValueError(f"{key} of parameter {number} of an optimizer is {why}")
                 form = NUMBER if value.dim() == 0 else LIKE if value.shape == parameter.shape else OWN
                 shape = tuple(value.shape) if form == OWN else ()
                 kind = (key, form, str(value.dtype).removeprefix("torch."), shape, value.device.type == "cpu")
@@ -158,21 +163,50 @@ def set_options(optimizer: Optimizer, found: Any) -> None:
                 group[key] = new
 
 
-def other_states(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
-    """States that are no tensors, by the parameter's place."""
-    found: dict[int, dict[str, Any]] = {}
+def other_states(optimizer: Optimizer) -> dict[Any, Any]:
+    """States that are in no table: by the parameter's place those that are no tensors, and by their keys those of no parameter.
+
+    Raises ValueError for a key that would be taken for a parameter's place.
+    """
+    found: dict[Any, Any] = {}
     for number, parameter in enumerate(parameters_of(optimizer)):
         plain = {key: value for key, value in _state(optimizer, parameter).items() if not isinstance(value, torch.Tensor)}
         if plain:
-            found[number] = plain
+            found[number] = _told_apart(plain)
+    for key, value in optimizer.state.items():
+        if isinstance(key, int):
+            raise ValueError(f"an optimizer has a state under the number {key}, which cannot be told from that of a parameter")
+        if not isinstance(key, torch.Tensor):  # a tensor that is no parameter any more has no meaning
+            found[key] = _told_apart(value)
     return found
 
 
-def set_other_states(optimizer: Optimizer, found: Mapping[int, Mapping[str, Any]]) -> None:
+def set_other_states(optimizer: Optimizer, found: Mapping[Any, Any]) -> None:
     """Set what `other_states` gave."""
     parameters = parameters_of(optimizer)
-    for number, plain in found.items():
-        optimizer.state[parameters[number]].update(plain)
+    for key, value in found.items():
+        if isinstance(key, int):
+            optimizer.state[parameters[key]].update(_moved(value, parameters[key].device))
+        else:
+            optimizer.state[key] = _moved(value, parameters[0].device)
+
+
+def _told_apart(value: Any) -> Any:
+    """A state whose tensors on a GPU say so."""
+    if isinstance(value, torch.Tensor):
+        return value if value.device.type == "cpu" else {_ON_DEVICE: value}
+    if isinstance(value, Mapping):
+        return {key: _told_apart(each) for key, each in value.items()}
+    return type(value)(map(_told_apart, value)) if type(value) in (list, tuple) else value
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """What `_told_apart` was given, with its tensors where they were."""
+    if isinstance(value, Mapping):
+        if value.keys() == {_ON_DEVICE}:
+            return value[_ON_DEVICE].to(device)
+        return {key: _moved(each, device) for key, each in value.items()}
+    return type(value)(_moved(each, device) for each in value) if type(value) in (list, tuple) else value
 
 
 def _state(optimizer: Optimizer, parameter: torch.Tensor) -> Mapping[str, Any]:

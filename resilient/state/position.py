@@ -4,7 +4,7 @@ Owns what is asked of a loader: `state_dict` where it has one (torchdata's State
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Position:
 
     def _go_to_sample(self, everyone: Sequence[dict[str, Any]], world_size: int) -> None:
         """A distributed sampler deals samples out in turn: what all ranks together have read are the first ones of the epoch."""
-        read = {each["state"]["_num_yielded"] for each in everyone}
+        read = {_batches_read(each["state"]) for each in everyone}
         if len(read) != 1:
             raise ValueError(
                 f"the ranks had read different numbers of batches ({sorted(read)}), which mean nothing for {world_size} ranks"
@@ -74,6 +74,19 @@ class Position:
         for _ in range(batches):
             next(iterator, None)
         self._loader.load_state_dict(self._loader.state_dict())  # the script's own iterator goes on from here
+
+
+def _batches_read(state: Mapping[str, Any]) -> int:
+    """How many batches of its epoch a StatefulDataLoader has given, by its state. Raises ValueError where that does not say."""
+    try:
+        if "_num_yielded" in state:  # it reads in the process itself
+            return int(state["_num_yielded"])
+        return int(state["_snapshot"]["_snapshot_step"]) + int(state["_steps_since_snapshot"])  # of its workers, and since then
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"the state of the data loader does not say how many batches were read ({error!r}), so that other ranks cannot go on "
+            "from it: give a StatefulDataLoader of torchdata, or go on with as many ranks"
+        ) from None
 
 
 def samplers(loader: Any) -> list[Any]:

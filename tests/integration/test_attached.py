@@ -15,6 +15,7 @@ from scripts import PACED, said, torchrun
 from soak import soaked
 
 ODD = Path(__file__).with_name("ends_oddly.py")
+GROWS = Path(__file__).with_name("grows.py")
 UNFREEZES = Path(__file__).with_name("unfreezes.py")
 EXAMPLES = ["ddp", "fsdp2", "tensor_parallel"]
 STEPS = 100
@@ -84,6 +85,32 @@ def test_after_a_kill_states_that_came_while_it_trained_are_those_of_torchrun_to
     resumed = run.events("generation_started")[1]
     assert resumed["resumed_step"] >= 14 and resumed["tier"] == "ram"
     assert {step: {loss} for step, loss in torchrun(2, str(UNFREEZES), "40").items()} == run.losses()
+
+
+@pytest.mark.soak
+def test_after_a_kill_a_value_that_has_outgrown_its_first_room_goes_on_whole(attached: Attached):
+    run = attached(f"{GROWS} 40", step_s=0.05, holds=30, every_steps=5).start()
+    kept(run, 26)
+    os.kill(run.workers()[1], signal.SIGKILL)
+    run.go_on()
+    assert run.wait() == 0, run.output + run.logs()
+    loses_no_snapshot(run)
+    resumed = run.events("generation_started")[1]
+    assert resumed["resumed_step"] >= 26 and resumed["tier"] == "ram"
+    assert {step: {loss} for step, loss in torchrun(2, str(GROWS), "40").items()} == run.losses()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_rank_that_dies_while_more_room_is_announced_is_recovered(attached: Attached, when: str):
+    run = attached(f"{GROWS} 40 {when}", step_s=0.05, every_steps=5)
+    assert run.run() == 0, run.output + run.logs()
+    (fault,) = run.events("fault")
+    assert (fault["kind"], fault["ranks"]) == ("exit", [1])
+    assert [event["fault_id"] for event in run.events("recovered")] == [fault["fault_id"]]
+    assert run.events("generation_started")[1]["resumed_step"] > 0
+    assert run.events("committed")[-1]["step"] == 40
+    assert {step: {loss} for step, loss in torchrun(2, str(GROWS), "40").items()} == run.losses()
 
 
 @pytest.mark.soak

@@ -18,6 +18,22 @@ from resilient import worker
 from resilient.state import announcement
 
 TOTAL, AT, LATE = 12, 7, 4
+ENTRY = "." * 16_000  # a few of them are more than there is room for at first
+
+
+class Counting(torch.optim.SGD):
+    """It keeps how many steps it has taken, and the mean of the gradients, under keys of its own; both change what it does."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        count = self.state.get("count", 0)
+        grads = [each.grad for group in self.param_groups for each in group["params"] if each.grad is not None]
+        mean = torch.stack([each.mean() for each in grads]).mean()
+        self.state["means"] = {"newest": mean, "all": [*self.state.get("means", {"all": []})["all"], mean]}
+        self.state["count"] = count + 1
+        for group in self.param_groups:
+            group["lr"] = 1e-2 / (1 + count) * (1 + torch.stack(self.state["means"]["all"]).sum().tanh().item())
+        return loss
 
 
 class Script:
@@ -37,6 +53,7 @@ class Script:
                 "adamw": lambda: torch.optim.AdamW(parameters, 1e-2, amsgrad=True),
                 "sgd": lambda: torch.optim.SGD(parameters, 1e-2),
                 "adafactor": lambda: torch.optim.Adafactor(parameters, 1e-2),
+                "counting": lambda: Counting(parameters, 1e-2, momentum=0.9),
                 "nadam": lambda: torch.optim.NAdam(parameters, 1e-2),
                 "groups": lambda: torch.optim.Adam([{"params": parameters[:3]}, {"params": parameters[3:], "lr": 1e-3}]),
             }
@@ -104,6 +121,29 @@ class Unfrozen(Script):
         self._train(self.done >= LATE)
         super().step(inputs)
         self.done += 1
+
+
+class Growing(Script):
+    """It keeps what it has seen."""
+
+    def step(self, inputs: torch.Tensor | None = None) -> None:
+        super().step(inputs)
+        found = self.extra.setdefault("all", [])
+        found.append(f"{len(found)}{ENTRY if found else ''}")  # nothing much yet when the first room is made
+
+
+def session_of_two(daemon: LoneDaemon, *, generation: int = 1, step: int | None = None, ram_every: int = TOTAL) -> str:
+    """The path of a session of two ranks on one node, with a step to go on from."""
+    path = daemon.begin(generation, ranks=2)
+    found = json.loads(path.read_text())
+    found["tiers"] = [{"name": "ram", "every_steps": ram_every}]
+    found["durable"] = {"name": "durable", "path": str(daemon.durable)}
+    if step is not None:
+        held = str(daemon.held_path(step).resolve())
+        found["candidates"] = [{"step": step, "tier": "ram", "holdings": [{"directory": held}]}]
+    path.write_text(json.dumps(found))
+    daemon.send(Retain(generation=generation, tier="ram", steps=() if step is None else (step,), upto=1 << 30))
+    return str(path)
 
 
 def in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:

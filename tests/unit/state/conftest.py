@@ -21,3 +21,11 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
     with LoneDaemon(tmp_path / "d", buffers=3) as daemon, Attempts(daemon, monkeypatch) as found:
         yield found
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[LoneDaemon]:
+    """For ranks of a test's own."""
+    with LoneDaemon(tmp_path / "d", buffers=3) as found:
+        found.start()
+        yield found

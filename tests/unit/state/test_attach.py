@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader, DistributedSampler
 import resilient
 from resilient import worker
 from resilient.state.arrays import shares
+from resilient.state.optimizers import other_states, set_other_states
 
 
-@pytest.mark.parametrize("how", ["adamw", "sgd", "adafactor", "nadam", "groups", "two"])
+@pytest.mark.parametrize("how", ["adamw", "sgd", "adafactor", "nadam", "groups", "two", "counting"])
 def test_all_state_of_a_script_goes_on_to_the_last_bit(attempts: Attempts, how: str):
     goes_on_to_the_last_bit(attempts, lambda: Script(how))
 
@@ -157,8 +158,34 @@ def test_parameters_that_belong_to_no_module_are_named(attempts: Attempts):
     stray = torch.nn.Parameter(torch.ones(3))
     script.optimizer = torch.optim.SGD([*script.model.parameters(), stray], 0.1)
     snapshots = script.attach()
-    with pytest.raises(ValueError, match=r"parameter 14 of optimizer \(3,\) belongs to no module"):
+    with pytest.raises(worker.UnrecoverableError, match=r"parameter 14 of optimizer \(3,\) belongs to no module"):
         run(script, snapshots)
+
+
+def test_states_of_an_optimizer_that_are_of_no_parameter_and_cannot_be_saved_are_named(attempts: Attempts):
+    attempts.begin()
+    script = Script()
+    script.optimizer.state["hook"] = print
+    with pytest.raises(worker.UnrecoverableError, match=r"optimizer 0\.state\['hook'\] is a builtins\.builtin_function_or_method"):
+        script.attach()
+    del script.optimizer.state["hook"]
+    script.optimizer.state[1] = {"count": 3}
+    with pytest.raises(worker.UnrecoverableError, match=r"a state under the number 1, which cannot be told from .* parameter"):
+        script.attach()
+
+
+def test_tensors_in_other_states_of_an_optimizer_come_back_on_the_device_that_they_were_on():
+    def made() -> torch.optim.Optimizer:
+        return torch.optim.SGD([torch.nn.Parameter(torch.empty(2, device="meta"))], 0.1)
+
+    optimizer, again = made(), made()
+    (parameter,) = optimizer.param_groups[0]["params"]
+    optimizer.state["means"] = {"all": [torch.ones(2, device="meta")], "host": (torch.ones(3), 4)}
+    optimizer.state[parameter]["directions"] = [torch.ones(2, device="meta"), torch.ones(1)]
+    set_other_states(again, other_states(optimizer))
+    found, directions = again.state["means"], again.state[again.param_groups[0]["params"][0]]["directions"]
+    assert [found["all"][0].device.type, found["host"][0].device.type, found["host"][1]] == ["meta", "cpu", 4]
+    assert [each.device.type for each in directions] == ["meta", "cpu"]
 
 
 def test_a_checkpoint_of_another_model_ends_the_campaign(attempts: Attempts):

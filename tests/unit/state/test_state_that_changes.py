@@ -1,13 +1,16 @@
 """State of a script that comes while it trains, and state of classes that JSON does not know."""
 
 from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from attempts import AT, LATE, TOTAL, Attempts, Script, Unfrozen, goes_on_to_the_last_bit, run
 from checkpoint_processes import run_ranks
+from torch.testing._internal.two_tensor import TwoTensor
 
+import resilient
 from resilient import worker
 from resilient.state.meeting import all_come
 
@@ -137,12 +140,110 @@ def test_an_option_that_cannot_be_saved_is_refused_by_its_name(attempts: Attempt
         script.attach()
 
 
-def test_a_sparse_tensor_is_refused_by_its_name(attempts: Attempts):
+def sparse_buffer(script: Script) -> None:
+    script.model.register_buffer("adjacency", torch.eye(3).to_sparse())
+
+
+def parameter_on_meta(script: Script) -> None:
+    script.model[1][0] = torch.nn.Linear(6, 6, device="meta")
+
+
+def frozen_subclass(script: Script) -> None:
+    """As quantized weights are, below adapters that are trained."""
+    weight = script.model[0][0].weight.detach()
+    script.model[0][0].weight = torch.nn.Parameter(TwoTensor(weight, weight.clone()), requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def value_on_meta(script: Script) -> None:
+    script.extra["history"] = [torch.ones(2, device="meta")]
+
+
+def sparse_value(script: Script) -> None:
+    script.extra["history"] = {"adjacency": torch.eye(3).to_sparse()}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (sparse_buffer, r"model/adjacency is a sparse_coo tensor, and only dense ones are saved"),
+        (parameter_on_meta, r"model/1\.0\.weight is on the meta device, and has no values"),
+        (frozen_subclass, r"model/0\.0\.weight is a torch\.testing\._internal\.two_tensor\.TwoTensor, and only plain tensors"),
+        (value_on_meta, r"extra\['history'\]\[0\] is on the meta device, and has no values"),
+        (sparse_value, r"extra\['history'\]\['adjacency'\] is a sparse_coo tensor, and only dense ones are saved"),
+    ],
+)
+def test_a_tensor_that_cannot_be_saved_is_refused_by_its_name(attempts: Attempts, spoil: Callable[[Script], None], said: str):
     attempts.begin()
     script = Script()
-    script.model.register_buffer("adjacency", torch.eye(3).to_sparse())
-    with pytest.raises(worker.UnrecoverableError, match=r"model/adjacency is a sparse_coo tensor, and only dense ones are saved"):
+    spoil(script)
+    with pytest.raises(worker.UnrecoverableError, match=said):
         script.attach()
+
+
+def quantized_state(script: Script) -> None:
+    """As optimizers with states of 8 bits keep them."""
+    value = script.optimizer.state[script.model[0][0].bias]["exp_avg"]
+    script.optimizer.state[script.model[0][0].bias]["exp_avg"] = TwoTensor(value, value.clone())  # type: ignore[no-untyped-call]
+
+
+def test_a_state_that_cannot_be_saved_ends_the_campaign_and_is_named(attempts: Attempts):
+    attempts.begin()
+    script = Script()
+    snapshots = script.attach()
+    script.step()
+    quantized_state(script)
+    with pytest.raises(worker.UnrecoverableError, match=r"exp_avg of parameter 1 of an optimizer is a .*TwoTensor, and only plain"):
+        snapshots.after_step()
+
+
+def test_a_state_that_becomes_one_that_cannot_be_saved_costs_snapshots_and_no_training(
+    attempts: Attempts, caplog: pytest.LogCaptureFixture
+):
+    attempts.begin()
+    script = Script()
+    snapshots = script.attach()
+    for step in snapshots.steps(TOTAL):
+        script.step()
+        if step == LATE:
+            quantized_state(script)
+            script.step = lambda: None  # type: ignore[method-assign]
+    assert snapshots.step == TOTAL
+    assert "no snapshots from step 7 on" in caplog.text and "optimizer/exp_avg/0.0.bias is a torch.testing" in caplog.text
+
+
+def test_states_that_come_and_cannot_be_saved_cost_snapshots_and_no_training(attempts: Attempts, caplog: pytest.LogCaptureFixture):
+    attempts.begin()
+    script = Unfrozen()
+    snapshots = script.attach()
+    for step in snapshots.steps(TOTAL):
+        script.step()
+        if step == LATE:
+            quantized_state(script)
+            script.step = lambda: None  # type: ignore[method-assign]
+    assert snapshots.step == TOTAL
+    assert "no snapshots from step 7 on" in caplog.text and "exp_avg of parameter 1 of an optimizer is a" in caplog.text
+
+
+def test_what_is_trained_can_be_given_without_frozen_weights_that_cannot_be_saved(attempts: Attempts):
+    def made() -> Script:
+        script = Script()
+        frozen_subclass(script)
+        trained = torch.nn.ParameterList(script.model[3].parameters())
+        script.optimizer = torch.optim.AdamW(trained, 1e-2)
+        script.attach = lambda: resilient.attach(model=trained, optimizer=script.optimizer)  # type: ignore[method-assign]
+        script.step = script.optimizer.step  # type: ignore[method-assign]
+        for each in trained:
+            each.grad = torch.ones_like(each)
+        return script
+
+    attempts.begin()
+    first = made()
+    run(first, first.attach(), AT)
+    attempts.held(AT)
+    attempts.begin(AT)
+    second = made()
+    assert second.attach().step == AT
+    assert torch.equal(second.model[3].weight, first.model[3].weight)
 
 
 class Best(NamedTuple):

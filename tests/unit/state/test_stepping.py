@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from attempts import AT, TOTAL, Attempts, Script, Unfrozen, run
+from attempts import AT, TOTAL, Attempts, Growing, Script, Unfrozen, run
 from torch import distributed as dist
 
 from checkpoint.device import StandIn
@@ -52,7 +52,9 @@ def to_the_snapshot(script: Script, gpu: Gpu, step: Callable[[], None]) -> int:
     return found
 
 
-@pytest.mark.parametrize("make", [Script, lambda: Script("two"), Unfrozen], ids=["adamw", "two", "states that come later"])
+@pytest.mark.parametrize(
+    "make", [Script, lambda: Script("two"), Unfrozen, Growing], ids=["adamw", "two", "states come", "a value grows"]
+)
 def test_what_is_copied_while_the_next_step_computes_goes_on_to_the_last_bit(
     attempts: Attempts, gpu: Gpu, make: Callable[[], Script]
 ):
