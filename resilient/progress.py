@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from resilient import clock, collectives
-from resilient.heartbeat_region import NOT_BEATEN, PHASES, WorkerRegion
+from resilient.heartbeat_region import NOT_BEATEN, PHASES, TOLD, WorkerRegion
 from resilient.lifeline import pass_over
 from resilient.script_files import ScriptFiles, common_place
 
@@ -37,7 +37,7 @@ STATES_READ = 16  # parameters whose optimizer state is asked for the number of 
 
 OnStop = Literal["raise", "signal", "callback"]
 
-_DATA, _STEP, _SNAPSHOT = (PHASES.index(name) for name in ("data", "step", "snapshot"))
+_START, _DATA, _STEP, _SNAPSHOT, _EVAL = (PHASES.index(name) for name in ("start", "data", "step", "snapshot", "eval"))
 
 
 class Stopped(SystemExit):
@@ -99,7 +99,7 @@ class Progress:
             self._beating = False
             self._region.observe(False)
             self._told_t = 0.0
-        self._go_on()
+        self.go_on()
         if not self._first_rank:
             return
         if self._told_t == 0.0 or step <= self._told_step:  # nobody knows when it began
@@ -108,9 +108,13 @@ class Progress:
         self._tell_step(step)
 
     def leave_phases(self) -> None:
-        """The script tells its phases by itself."""
-        self._go_on()
+        """The script tells a phase by itself: where nothing has been inferred so far, nothing will be."""
+        self.go_on()
         self._phases = False
+
+    def loop_begins(self) -> None:
+        """A loop of the runtime's own begins, whose phases are inferred: what the script has imported since is watched, too."""
+        self.files.wrap()
 
     def leave_lines(self) -> dict[str, object]:
         """The script reports metrics of its steps by itself, now a line of them: what that does not say of time."""
@@ -170,7 +174,7 @@ class Progress:
             return
         if self._told_t == 0.0:
             self._begin(optimizer)
-        self._go_on()
+        self.go_on()
         self._region.beat(self._base + count)
         if self.files:
             self.tell_files(count - 1)
@@ -197,7 +201,7 @@ class Progress:
         self._untimed = 0 if self._first_data_t else 1
         self._told(self._base + self.count - 1)
         self._raised_from = None
-        if self._phases:
+        if not self._region.phase & TOLD:
             self._region.enter(_STEP)
 
     def _went_on_from(self, optimizer: Any) -> int:
@@ -264,8 +268,8 @@ class Progress:
 
     def _silence(self) -> None:
         """In a process that the script has forked: the region is its parent's."""
-        self._beating = self._phases = self._lines = False
-        self._raised_from = None
+        self._beating = self._lines = False
+        self._thread = self._raised_from = None
         self.asked = True
 
     @contextmanager
@@ -275,7 +279,7 @@ class Progress:
         self._unfinished = True
         self._writers += 1
         try:
-            if not self._phases or not self._told_t or threading.get_ident() != self._thread:
+            if not self._infers() or not (self._told_t or self._region.phase):
                 yield
             else:
                 before, raised_from = self._region.enter(_SNAPSHOT), self._raised_from
@@ -296,14 +300,14 @@ class Progress:
         def __next__(loader: Any) -> Any:  # noqa: N807 - it takes the place of one
             if self._reason is not None:
                 self._leave()
-            if not self._phases or not self._beating or threading.get_ident() != self._thread:
+            if not self._infers() or not (self._beating or self._region.phase):
                 return next_batch(loader)
             if self._first_data_t is None:
                 self._first_data_t = clock.now()
             before = self._region.enter(_DATA)
             if self._raised_from is not None:
                 before = self._raised_from
-            if self.watcher is not None and self._told_t:
+            if self.watcher is not None and before != _START:
                 self.watcher("data", 0)
             try:
                 batch = next_batch(loader)
@@ -316,13 +320,20 @@ class Progress:
                 raise
             self._raised_from = None
             self._region.enter(before)
-            if self.watcher is not None and self._told_t:
+            if self.watcher is not None and before != _START:
                 self.watcher("step", 0)
             return batch
 
         return __next__
 
-    def _go_on(self) -> None:
+    def _infers(self) -> bool:
+        """Whether phases are inferred where this thread is now. That of an evaluation stays, whatever is read and saved in it."""
+        phase = self._region.phase
+        if phase & TOLD or phase == _EVAL or threading.get_ident() != self._thread:
+            return False
+        return phase != _START or self._phases
+
+    def go_on(self) -> None:
         """The script has gone on: what was raised while it read or saved, it has caught."""
         if self._raised_from is not None:
             self._region.enter(self._raised_from)

@@ -32,7 +32,7 @@ from resilient.config import (
     write,
 )
 from resilient.exits import EnvironmentUnusable
-from resilient.heartbeat_region import PHASES, WorkerRegion
+from resilient.heartbeat_region import PHASES, TOLD, WorkerRegion
 from resilient.identity import record
 from resilient.progress import ON_STOP_VARIABLE, Progress, observe
 from resilient.steptime.work import RankWork, Work
@@ -242,13 +242,13 @@ class _Phase:
         if _region is not None:
             if _progress is not None:
                 _progress.leave_phases()
-            self._before = _region.enter(self._code)
+            self._before = _region.enter(self._code | TOLD)
         if _watcher is not None:
             _watcher(PHASES[self._code], 0)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # A phase that raised stays in the region: it is where the worker failed.
-        if _region is not None and kind is None:
+        # A phase that raised stays in the region: it is where the worker failed. A generator that is closed has not failed.
+        if _region is not None and (kind is None or kind is GeneratorExit):
             _region.enter(self._before)
 
 
@@ -258,10 +258,27 @@ _CODES = {name: code for code, name in enumerate(PHASES)}
 def phase(name: str) -> _Phase:
     """Context manager: what the training thread is doing: `load`, `data`, `step`, `snapshot` or `eval`. May be nested.
 
+    It is taken at its word: for as long as it lasts, the runtime infers no other phase.
+
     Raises:
         KeyError: there is no phase of that name.
     """
     return _Phase(_CODES[name])
+
+
+def infer(name: str) -> None:
+    """For the runtime's own loops: what the training thread does as far as they know, until they infer something else.
+
+    Where the script tells a phase at the moment, that stays.
+    """
+    if _region is not None:
+        code, before = _CODES[name], _region.phase
+        if before != code and not before & TOLD:
+            _region.enter(code)
+            if not before and _progress is not None:
+                _progress.loop_begins()
+    if _watcher is not None:
+        _watcher(name, 0)
 
 
 def beat(step: int) -> None:

@@ -22,7 +22,7 @@ def received(watchdog: Watchdog, rank: int, heartbeat: Heartbeat) -> None:
 
 def judged(watchdog: Watchdog, suspicion: Suspicion, inspections: dict[int, Inspection]) -> Fault | None:
     """The fault, where all ranks were asked."""
-    return culprit("g1-1", suspicion, inspections, list(watchdog.alive), watchdog.alive, lambda rank: rank)
+    return culprit("g1-1", suspicion, inspections, list(watchdog.alive), watchdog.alive, lambda rank: rank, LIMITS.ceiling_s)
 
 
 def warm(ranks: int = 2, step_s: float = 0.1, *, phased: bool = True) -> Watchdog:
