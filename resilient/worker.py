@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Literal
 
 from resilient.config import (
@@ -279,6 +279,24 @@ def infer(name: str) -> None:
                 _progress.loop_begins()
     if _watcher is not None:
         _watcher(name, 0)
+
+
+_left: tuple[CodeType, int] | None = None  # where a loop over a generator of the runtime's own was left
+
+
+def loop_left(frame: FrameType) -> None:
+    """Such a loop is left in this frame, by `break` or by an exception of its body: its generator cannot tell which."""
+    global _left
+    _left = (frame.f_code, frame.f_lasti)
+
+
+def failed(error: BaseException) -> None:
+    """This ends the rank. Where it has passed through the body of such a loop, a step is where the rank failed."""
+    at = error.__traceback__
+    while at is not None:
+        if _region is not None and _left == (at.tb_frame.f_code, at.tb_lasti):
+            _region.enter(_CODES["step"])
+        at = at.tb_next
 
 
 def beat(step: int) -> None:

@@ -9,6 +9,7 @@ Owns the place in the data: epoch and batch. The order of an epoch must follow f
 again: a loader that shuffles needs `DataLoaderConfiguration(use_seedable_sampler=True)`.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -104,6 +105,7 @@ class Snapshots:
                     raise ValueError("the loader has no batch")
         except GeneratorExit:
             self._attached.leave()
+            worker.loop_left(sys._getframe(1))
             raise
         self._attached.close()
 

@@ -6,6 +6,7 @@ supervisor a loop is a loop, and nothing is saved.
 """
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,8 +145,9 @@ class Attached:
             while self.step < total and self.should_stop() is None:
                 yield self.step
                 self.after_step()
-        except GeneratorExit:  # an exception of the loop itself leaves the phase where it failed
+        except GeneratorExit:  # an exception in here leaves the phase where it failed
             self.leave()
+            worker.loop_left(sys._getframe(1))
             raise
         finally:
             self._open.discard(self)

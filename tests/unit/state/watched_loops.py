@@ -107,6 +107,25 @@ def left(look: Look, _: Path) -> None:
     look("is done")
 
 
+def fails(look: Look, _: Path) -> None:
+    """A loop that an exception of its body ends, and one that is left before it comes to one."""
+    model, optimizer = made()
+    snapshots = resilient.attach(model=model, optimizer=optimizer)
+    try:
+        for _step in snapshots.steps(STEPS):
+            raise ValueError("a bad sample")
+    except ValueError as error:
+        worker.failed(error)
+    look("has failed in a step")
+    try:
+        for _step in snapshots.steps(STEPS):
+            break
+        raise ValueError("a bad evaluation")
+    except ValueError as error:
+        worker.failed(error)
+    look("has failed behind the loop")
+
+
 def accelerated(look: Look, _: Path) -> None:
     from accelerate import Accelerator
 
