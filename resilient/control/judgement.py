@@ -83,10 +83,12 @@ def _takes_long(rank: Rank, its: Doing, suspected: bool) -> bool:
     """Whether a rank may be doing what takes long.
 
     It compiles; or it evaluates, and others wait for it before its own time is over. Where its phase is inferred, so does a rank
-    that writes a checkpoint, and one that computes may be in a validation.
+    that writes a checkpoint, and one that computes may be in a validation. Whoever waits for others does none of this.
     """
     heartbeat = rank.heartbeat
-    if its.waiting == "compiling" or (heartbeat.phase == "eval" and not suspected):
+    if its.waiting is not None:
+        return its.waiting == "compiling"
+    if heartbeat.phase == "eval" and not suspected:
         return True
     if not heartbeat.inferred:
         return False

@@ -84,6 +84,24 @@ def test_ranks_that_wait_for_one_that_says_it_evaluates_are_no_fault_before_its_
     assert guilty(watchdog, {0: WAITS, 1: SLEEPS}) == (1,)
 
 
+@pytest.mark.parametrize("phase", ["eval", "snapshot"])
+def test_a_hang_among_ranks_that_all_evaluate_is_found_although_one_of_them_was_silent_for_too_long_before(phase: str):
+    """Whoever waits for others was suspected first, and has all the time there is since: it is not what they wait for."""
+    watchdog = warm()
+    for rank in (0, 1):
+        for silent_s in (0.0, 0.5):
+            received(watchdog, rank, attached(9, 0.9, phase=phase, silent_s=silent_s))
+        received(watchdog, rank, attached(10, 1.0))
+    inferred(watchdog, SELDOM_FLOOR_S + 0.1, 0, phase=phase)
+    inferred(watchdog, SELDOM_FLOOR_S - 0.1, 1, phase=phase)
+    suspicion = watchdog.suspects()
+    assert suspicion is not None and suspicion.ranks == (0,)
+    assert judged(watchdog, suspicion, {0: WAITS, 1: SLEEPS}) is None
+    watchdog.excuse(suspicion)
+    inferred(watchdog, SELDOM_FLOOR_S + 1.0, 0, 1, phase=phase)
+    assert guilty(watchdog, {0: WAITS, 1: SLEEPS}) == (1,)
+
+
 # -- no false hang twice -----------------------------------------------------------------------------------------------
 
 
