@@ -99,7 +99,7 @@ class Progress:
             self._beating = False
             self._region.observe(False)
             self._told_t = 0.0
-        self.go_on()
+        self._go_on()
         if not self._first_rank:
             return
         if self._told_t == 0.0 or step <= self._told_step:  # nobody knows when it began
@@ -109,7 +109,7 @@ class Progress:
 
     def leave_phases(self) -> None:
         """The script tells a phase by itself: where nothing has been inferred so far, nothing will be."""
-        self.go_on()
+        self._go_on()
         self._phases = False
 
     def loop_begins(self) -> None:
@@ -174,7 +174,7 @@ class Progress:
             return
         if self._told_t == 0.0:
             self._begin(optimizer)
-        self.go_on()
+        self._go_on()
         self._region.beat(self._base + count)
         if self.files:
             self.tell_files(count - 1)
@@ -333,7 +333,7 @@ class Progress:
             return False
         return phase != _START or self._phases
 
-    def go_on(self) -> None:
+    def _go_on(self) -> None:
         """The script has gone on: what was raised while it read or saved, it has caught."""
         if self._raised_from is not None:
             self._region.enter(self._raised_from)
