@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 RAISED = "raised"
 
 PHASES = ("start", "load", "data", "step", "snapshot", "eval")
+TOLD = 1 << 8  # beside the index of a phase that the script has told by itself; without it, the runtime has inferred it
 
 _DATA = PHASES.index("data")
 
@@ -39,7 +40,7 @@ NOT_BEATEN = -1  # position before the first finished step
 NOT_CHECKED = -2  # no step boundary reached yet
 NO_TARGET = -3
 
-_MAGIC = 0x52455349_00000004
+_MAGIC = 0x52455349_00000005
 _HEADER_BYTES = 4096
 RING_BYTES = 8 << 20  # a driver may be away for minutes, and steps be short
 LEAST_RING_BYTES = 64 << 10
@@ -79,6 +80,7 @@ class Activity:
 
     `data_s`: seconds in phase `data`. `device_s`: seconds for which its GPU has computed; 0 where it tells of none. `observed`: its
     script says nothing, and `resilient.progress` beats for it. `first_step`: the first that it has finished, at `first_beat_t`.
+    `inferred`: its script has not told the phase that it is in.
     """
 
     pid: int
@@ -94,6 +96,7 @@ class Activity:
     observed: bool = False
     first_step: int = NOT_BEATEN
     first_beat_t: float = 0.0
+    inferred: bool = False
 
 
 _lock = threading.Lock()
@@ -120,11 +123,13 @@ class _Mapped:
     def activity(self) -> Activity:
         """What the words say now."""
         words, times = self._words, self._times
+        phase = words[_PHASE]  # read once: its source is in it
+        code = phase & ~TOLD
         return Activity(
             pid=words[_PID],
             step=words[_STEP],
             checked=words[_CHECKED],
-            phase=PHASES[words[_PHASE]] if 0 <= words[_PHASE] < len(PHASES) else PHASES[0],
+            phase=PHASES[code] if 0 <= code < len(PHASES) else PHASES[0],
             stopped=bool(words[_STOPPED]),
             dropped=words[_DROPPED],
             beat_t=_time(times[_BEAT_TIME]),
@@ -134,6 +139,7 @@ class _Mapped:
             observed=bool(words[_OBSERVED]),
             first_step=words[_FIRST],
             first_beat_t=_time(times[_FIRST_TIME]),
+            inferred=not phase & TOLD,
         )
 
     def left(self) -> list[Record]:
@@ -304,10 +310,15 @@ class WorkerRegion(_Mapped):
             self._times[_FIRST_TIME], self._words[_FIRST] = now, step
         self._words[_STEP] = step
 
+    @property
+    def phase(self) -> int:
+        """The present one: an index into PHASES, with TOLD where the script has told it."""
+        return self._words[_PHASE]
+
     def enter(self, phase: int) -> int:
-        """Switch to a phase (index into PHASES); returns the one before."""
+        """Switch to a phase (index into PHASES, with TOLD where the script says so); returns the one before."""
         before, now = self._words[_PHASE], clock.now()
-        if before == _DATA:
+        if before & ~TOLD == _DATA:
             self._times[_DATA_S] += now - self._times[_PHASE_TIME]
         self._times[_PHASE_TIME] = now
         self._words[_PHASE] = phase
@@ -315,7 +326,7 @@ class WorkerRegion(_Mapped):
 
     def touch(self) -> None:
         """Say that the worker is active, in the phase in which it is; not in phase `data`, whose time is counted."""
-        if self._words[_PHASE] != _DATA:
+        if self._words[_PHASE] & ~TOLD != _DATA:
             self._times[_PHASE_TIME] = clock.now()
 
     def computed(self, seconds: float) -> None:
@@ -327,7 +338,7 @@ class WorkerRegion(_Mapped):
         self._words[_REPORTED] = step
 
     def observe(self, observed: bool) -> None:
-        """Say whether beats and phases are observed, and not the script's own words."""
+        """Say whether steps are counted from outside, and not told by the script's own beats."""
         self._words[_OBSERVED] = observed
 
     @property

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from resilient import clock, collectives
-from resilient.heartbeat_region import NOT_BEATEN, PHASES, WorkerRegion
+from resilient.heartbeat_region import NOT_BEATEN, PHASES, TOLD, WorkerRegion
 from resilient.script_files import ScriptFiles, common_place
 from resilient.script_stop import OnStop, ScriptStop
 
@@ -36,7 +36,7 @@ APART_S = 1.0  # files that were finished so long before the next one is begun a
 STARTED_S = 60.0  # until then, a script that has taken no step may be writing down what it starts with
 STATES_READ = 16  # parameters whose optimizer state is asked for the number of the step
 
-_DATA, _STEP, _SNAPSHOT = (PHASES.index(name) for name in ("data", "step", "snapshot"))
+_START, _DATA, _STEP, _SNAPSHOT, _EVAL = (PHASES.index(name) for name in ("start", "data", "step", "snapshot", "eval"))
 
 
 class Progress:
@@ -108,9 +108,13 @@ class Progress:
         self._tell_step(step)
 
     def leave_phases(self) -> None:
-        """The script tells its phases by itself."""
+        """The script tells a phase by itself: where nothing has been inferred so far, nothing will be."""
         self._go_on()
         self._phases = False
+
+    def loop_begins(self) -> None:
+        """A loop of the runtime's own begins, whose phases are inferred: what the script has imported since is watched, too."""
+        self.files.wrap()
 
     def leave_lines(self) -> dict[str, object]:
         """The script reports metrics of its steps by itself, now a line of them: what that does not say of time."""
@@ -202,7 +206,7 @@ class Progress:
         self._untimed = 0 if self._first_data_t else 1
         self._reported_up_to(self._base + self.count - 1)
         self._raised_from = None
-        if self._phases:
+        if not self._region.phase & TOLD:
             self._region.enter(_STEP)
 
     def _went_on_from(self, optimizer: Any) -> int:
@@ -269,8 +273,8 @@ class Progress:
 
     def _silence(self) -> None:
         """In a process that the script has forked: the region is its parent's."""
-        self._beating = self._phases = self._lines = False
-        self._raised_from = None
+        self._beating = self._lines = False
+        self._thread = self._raised_from = None
         self._stop.is_off = True
 
     @contextmanager
@@ -280,7 +284,7 @@ class Progress:
         self._unfinished = True
         self._writers += 1
         try:
-            if not self._phases or not self._line_t or threading.get_ident() != self._thread:
+            if not self._infers() or not (self._line_t or self._region.phase):
                 yield
             else:
                 before, raised_from = self._region.enter(_SNAPSHOT), self._raised_from
@@ -301,14 +305,14 @@ class Progress:
         def __next__(loader: Any) -> Any:  # noqa: N807 - it takes the place of one
             in_training = threading.get_ident() == self._thread
             self._stop.before_batch(loader, in_training=in_training)
-            if not self._phases or not self._beating or not in_training:
+            if not self._infers() or not (self._beating or self._region.phase):
                 return next_batch(loader)
             if self._first_data_t is None:
                 self._first_data_t = clock.now()
             before = self._region.enter(_DATA)
             if self._raised_from is not None:
                 before = self._raised_from
-            if self.watcher is not None and self._line_t:
+            if self.watcher is not None and before != _START:
                 self.watcher("data", 0)
             try:
                 batch = next_batch(loader)
@@ -321,11 +325,18 @@ class Progress:
                 raise
             self._raised_from = None
             self._region.enter(before)
-            if self.watcher is not None and self._line_t:
+            if self.watcher is not None and before != _START:
                 self.watcher("step", 0)
             return batch
 
         return __next__
+
+    def _infers(self) -> bool:
+        """Whether phases are inferred where this thread is now. That of an evaluation stays, whatever is read and saved in it."""
+        phase = self._region.phase
+        if phase & TOLD or phase == _EVAL or threading.get_ident() != self._thread:
+            return False
+        return phase != _START or self._phases
 
     def _go_on(self) -> None:
         """The script has gone on: what was raised while it read or saved, it has caught."""

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Literal
 
 from resilient.config import (
@@ -32,7 +32,7 @@ from resilient.config import (
     write,
 )
 from resilient.exits import EnvironmentUnusable
-from resilient.heartbeat_region import PHASES, WorkerRegion
+from resilient.heartbeat_region import PHASES, TOLD, WorkerRegion
 from resilient.identity import record
 from resilient.progress import DRAIN_VARIABLE, ON_STOP_VARIABLE, Progress, observe
 from resilient.steptime.work import RankWork, Work
@@ -243,13 +243,13 @@ class _Phase:
         if _region is not None:
             if _progress is not None:
                 _progress.leave_phases()
-            self._before = _region.enter(self._code)
+            self._before = _region.enter(self._code | TOLD)
         if _watcher is not None:
             _watcher(PHASES[self._code], 0)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # A phase that raised stays in the region: it is where the worker failed.
-        if _region is not None and kind is None:
+        # A phase that raised stays in the region: it is where the worker failed. A generator that is closed has not failed.
+        if _region is not None and (kind is None or kind is GeneratorExit):
             _region.enter(self._before)
 
 
@@ -259,10 +259,45 @@ _CODES = {name: code for code, name in enumerate(PHASES)}
 def phase(name: str) -> _Phase:
     """Context manager: what the training thread is doing: `load`, `data`, `step`, `snapshot` or `eval`. May be nested.
 
+    It is taken at its word: for as long as it lasts, the runtime infers no other phase.
+
     Raises:
         KeyError: there is no phase of that name.
     """
     return _Phase(_CODES[name])
+
+
+def infer(name: str) -> None:
+    """For the runtime's own loops: what the training thread does as far as they know, until they infer something else.
+
+    Where the script tells a phase at the moment, that stays.
+    """
+    if _region is not None:
+        code, before = _CODES[name], _region.phase
+        if before != code and not before & TOLD:
+            _region.enter(code)
+            if not before and _progress is not None:
+                _progress.loop_begins()
+    if _watcher is not None:
+        _watcher(name, 0)
+
+
+_left: tuple[CodeType, int] | None = None  # where a loop over a generator of the runtime's own was left
+
+
+def loop_left(frame: FrameType) -> None:
+    """Such a loop is left in this frame, by `break` or by an exception of its body: its generator cannot tell which."""
+    global _left
+    _left = (frame.f_code, frame.f_lasti)
+
+
+def failed(error: BaseException) -> None:
+    """This ends the rank. Where it has passed through the body of such a loop, a step is where the rank failed."""
+    at = error.__traceback__
+    while at is not None:
+        if _region is not None and _left == (at.tb_frame.f_code, at.tb_lasti):
+            _region.enter(_CODES["step"])
+        at = at.tb_next
 
 
 def beat(step: int) -> None:

@@ -98,6 +98,7 @@ def run_rank(spec: WorkerSpec, config: worker.Config | None = None) -> None:
         # A script that catches what ends it and leaves by `sys.exit` ends of what it has caught.
         ended_by = _cause_of(error) if isinstance(error, SystemExit) else error
         if status != 0 and is_rank:
+            worker.failed(ended_by)
             worker.report(_raised(ended_by), event=RAISED)
         if not isinstance(error, SystemExit):
             traceback.print_exc()

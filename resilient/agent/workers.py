@@ -194,6 +194,7 @@ class Workers:
                 observed=activity.observed,
                 first_step=activity.first_step,
                 first_beat_t=activity.first_beat_t,
+                inferred=activity.inferred,
             )
             for rank, activity in activities.items()
         }

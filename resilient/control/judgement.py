@@ -23,6 +23,7 @@ _COMPILING = (
 _BACKWARD = "torch/autograd/"  # whose hooks wait for collectives without a frame of Python
 _DEPTH = 4
 TOLD_S = 0.1  # between a rank's last step and what it did then: less is not told
+COMPUTING = ("step", "eval")  # phases in which whoever spins may compute
 
 
 @dataclass(frozen=True)
@@ -45,20 +46,23 @@ def culprit(
     asked: Collection[int],
     alive: Mapping[int, Rank],
     node_rank_of: Callable[[int], int],
+    ceiling_s: float,
 ) -> Fault | None:
-    """The fault behind a silence, with node ranks for nodes; None if a rank compiles, which may take long, or the job is suspended.
+    """The fault behind a silence, with node ranks for nodes; None if a rank does what may take long, or the job is suspended.
 
     Args:
         inspections: of those ranks whose agents have answered.
         asked: the ranks whose agents were asked; those of the others are neither guilty nor cleared.
         alive: the ranks that have not ended.
         node_rank_of: a rank.
+        ceiling_s: nothing may take longer.
     """
     doings = {rank: doing(each) for rank, each in inspections.items() if rank in alive}
     asked = [rank for rank in asked if rank in alive]
-    if not asked or (suspicion.kind == "hang" and any(each.waiting == "compiling" for each in doings.values())):
+    if not asked:
         return None
-    if suspicion.kind == "hang" and any(_takes_long(alive[rank], each, rank in suspicion.ranks) for rank, each in doings.items()):
+    may_take_long = suspicion.kind == "hang" and suspicion.silent_s < ceiling_s
+    if may_take_long and any(_takes_long(alive[rank], each, rank in suspicion.ranks) for rank, each in doings.items()):
         return None
     found = [rank for rank, each in doings.items() if each.what == "stopped"]
     if len(found) == len(asked) > 1:
@@ -66,7 +70,7 @@ def culprit(
     if not found:
         found = [rank for rank in asked if rank not in doings]  # not even its agent answers
     if not found:
-        found = [rank for rank, each in doings.items() if each.waiting is None]
+        found = [rank for rank, each in doings.items() if each.waiting != "collective"]
     if not found or len(found) == len(asked) > 1:
         behind = min(rank.heartbeat.step for rank in alive.values())
         last = [number for number, rank in alive.items() if rank.heartbeat.step == behind]
@@ -77,12 +81,19 @@ def culprit(
 
 
 def _takes_long(rank: Rank, its: Doing, suspected: bool) -> bool:
-    """Whether a rank of a script that tells no phases may be doing what takes long: it writes a checkpoint, or computes, which may
-    be a validation."""
+    """Whether a rank may be doing what takes long.
+
+    It compiles; or it evaluates, and others wait for it before its own time is over. Where its phase is inferred, so does a rank
+    that writes a checkpoint, and one that computes may be in a validation. Whoever waits for others does none of this.
+    """
     heartbeat = rank.heartbeat
-    if not heartbeat.observed:
+    if its.waiting is not None:
+        return its.waiting == "compiling"
+    if heartbeat.phase == "eval" and not suspected:
+        return True
+    if not heartbeat.inferred:
         return False
-    computing = heartbeat.phase == "step" or rank.by_collectives
+    computing = heartbeat.phase in COMPUTING or not heartbeat.phased or rank.by_collectives
     return (heartbeat.phase == "snapshot" and not suspected) or (computing and its.what == "spinning")
 
 
@@ -99,7 +110,7 @@ def _fault(
     heartbeat = alive[first].heartbeat
     mine = doings.get(first, _NO_ANSWER if heartbeat.activity_t else _NO_HEARTBEAT)
     waiting = sorted(rank for rank, each in doings.items() if rank not in guilty and each.waiting == "collective")
-    kind: Kind = "stopped" if mine.what == "stopped" else "hang" if mine.waiting is None else "collective_timeout"
+    kind: Kind = "stopped" if mine.what == "stopped" else "collective_timeout" if mine.waiting == "collective" else "hang"
     step = heartbeat.step + 1
     wait = f"rank {waiting[0]} waits" if len(waiting) == 1 else f"ranks {listed(waiting)} wait"
     waited = f"; {wait} for others" if waiting else ""

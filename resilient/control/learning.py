@@ -15,6 +15,7 @@ QUANTILE = 0.99  # of them are usual
 AGAIN = 2.0  # and what was longer may come again, so many times as long
 NEEDED = 3
 UNKNOWN = "start"  # the phase of a worker outside of all phases, where nobody says what it does
+SAVES = "saves"  # phase `snapshot` where it is inferred: a checkpoint of the script's own takes longer than a copy in memory
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from resilient.config.timeouts import SILENCE_REPORT_S, STOPPED_S
-from resilient.control.learning import COLLECTIVES, EVERY_STEP, NEEDED, Limits, Patience
+from resilient.control.learning import COLLECTIVES, EVERY_STEP, NEEDED, SAVES, UNKNOWN, Limits, Patience
 from resilient.protocol.messages import Heartbeat
 
 WARM_STEPS = 3
@@ -39,6 +39,7 @@ class Rank:
         active_s: its last activity, in attended seconds, as far as delays of messages allow to tell.
         excused: it does what takes long; it gets as long as there is, until its next activity.
         longest_s: silence by phase, since the last step.
+        inferred_s: the longest of those in a phase that was inferred.
         signs: of its collectives, where they are all that is seen.
         stopped_s: since when its process is known to be stopped, in attended seconds.
     """
@@ -48,6 +49,7 @@ class Rank:
     active_s: float
     excused: bool = False
     longest_s: dict[str, float] = field(default_factory=dict)
+    inferred_s: float = 0.0
     signs: int = 0
     stopped_s: float | None = None
 
@@ -61,8 +63,13 @@ class Rank:
         """What its silence is compared with."""
         if self.by_collectives:
             return COLLECTIVES
+        phase = self.heartbeat.phase
+        if self.heartbeat.phased and phase == UNKNOWN:
+            return UNKNOWN
+        if self.heartbeat.inferred and phase == "snapshot":
+            phase = SAVES
         warm = self.heartbeat.step - self.first_step >= WARM_STEPS and self.heartbeat.phased
-        return self.heartbeat.phase if warm else f"first {self.heartbeat.phase}"
+        return phase if warm else f"first {phase}"
 
 
 class Watchdog:
@@ -83,6 +90,11 @@ class Watchdog:
         self._ended_after: dict[int, int] = {}  # steps after which ranks were silent for too long: how often they were ended for it
 
     @property
+    def ceiling_s(self) -> float:
+        """Longer than that nothing may take."""
+        return self._patience.limits.ceiling_s
+
+    @property
     def alive(self) -> dict[int, Rank]:
         """The ranks that were heard of and have not ended."""
         return self._ranks
@@ -95,12 +107,11 @@ class Watchdog:
     def gave_up(self, rank: int) -> None:
         """The workers are ended for the silence of this rank.
 
-        Of a script that says nothing of what it does, that may be a mistake, as for a validation by one rank in a step that is long
-        for the first time. So the next attempt may be silent there for `LONGER` times as long, the one after it for `LONGER` times
-        that.
+        Where its phase was inferred, that may be a mistake, as for a validation by one rank in a step that is long for the first
+        time. So the next attempt may be silent there for `LONGER` times as long, the one after it for `LONGER` times that.
         """
         known = self._ranks.get(rank)
-        if known is None or not known.heartbeat.observed or known.heartbeat.step == NO_STEP:
+        if known is None or not known.heartbeat.inferred or known.heartbeat.step == NO_STEP:
             return
         step = known.heartbeat.step
         self._ended_after[step] = self._ended_after.pop(step, 0) + 1
@@ -149,13 +160,27 @@ class Watchdog:
         elif not known.excused and before.silent_s > 0:
             self._patience.learn(known.phase, before.step, before.silent_s)
             known.longest_s[before.phase] = max(before.silent_s, known.longest_s.get(before.phase, 0.0))
+        if before.inferred:
+            known.inferred_s = max(before.silent_s, known.inferred_s)
         if heartbeat.step > before.step:
-            if self._ended_after.pop(before.step, 0):  # it was no hang, and need not be taken for one again
-                self._patience.bear(before.silent_s + SILENCE_REPORT_S)
+            self._no_hang(known, heartbeat)
             if known.first_step != NO_STEP and not known.excused:
                 self._learn_steps(known, heartbeat)
-            known.longest_s = {}
+            known.longest_s, known.inferred_s = {}, 0.0
         known.excused = False
+
+    def _no_hang(self, known: Rank, heartbeat: Heartbeat) -> None:
+        """A rank gets on where one was ended for its silence: that was no hang, and need not be taken for one again.
+
+        An attempt that goes on from that very step has not finished one before. What its first step takes beside is no measure of
+        the silence; more than it might have lasted is not borne.
+        """
+        step = known.heartbeat.step if known.heartbeat.step != NO_STEP else heartbeat.first_step - 1
+        times = self._ended_after.get(step, 0)
+        if not times or not known.inferred_s:
+            return
+        del self._ended_after[step]
+        self._patience.bear(min(known.inferred_s + SILENCE_REPORT_S, self._patience.timeout_s("step") * LONGER**times))
 
     def _learn_first(self, known: Rank) -> None:
         """A hundred short steps are over before a first heartbeat tells of them; what they took is their mean."""
@@ -190,7 +215,7 @@ class Watchdog:
         if known.excused:
             return self._patience.limits.ceiling_s
         timeout_s = self._patience.timeout_s(known.phase)
-        times = self._ended_after.get(known.heartbeat.step, 0)
+        times = self._ended_after.get(known.heartbeat.step, 0) if known.heartbeat.inferred else 0
         return min(self._patience.limits.ceiling_s, timeout_s * LONGER**times) if times else timeout_s
 
     def _too_long(self, known: Rank) -> bool:

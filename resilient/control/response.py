@@ -87,7 +87,8 @@ class Response:
         membership = self._core.membership
         asked = [rank for node in case.nodes for rank in membership.ranks(node)]
         fault_id = self._core.incidents.next_id(self._core.generations.generation)
-        fault = culprit(fault_id, suspicion, case.found, asked, self._core.watchdog.alive, membership.node_rank_of)
+        watchdog = self._core.watchdog
+        fault = culprit(fault_id, suspicion, case.found, asked, watchdog.alive, membership.node_rank_of, watchdog.ceiling_s)
         if fault is None:
             self._core.watchdog.excuse(suspicion)
             return

@@ -9,6 +9,7 @@ Owns the place in the data: epoch and batch. The order of an epoch must follow f
 again: a loader that shuffles needs `DataLoaderConfiguration(use_seedable_sampler=True)`.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -96,11 +97,16 @@ class Snapshots:
         Raises ValueError where the loader has no batch.
         """
         rest = self._rest
-        while self.step < steps and not self._stops:
-            before = (rest.epoch, rest.batch)
-            yield from self._epoch(steps)
-            if (rest.epoch, rest.batch) == before and not self._stops:
-                raise ValueError("the loader has no batch")
+        try:
+            while self.step < steps and not self._stops:
+                before = (rest.epoch, rest.batch)
+                yield from self._epoch(steps)
+                if (rest.epoch, rest.batch) == before and not self._stops:
+                    raise ValueError("the loader has no batch")
+        except GeneratorExit:
+            self._attached.leave()
+            worker.loop_left(sys._getframe(1))
+            raise
         self._attached.close()
 
     def report(self, **metrics: float) -> None:
@@ -119,16 +125,16 @@ class Snapshots:
             return
         batches, first = iter(loader), bool(rest.batch)
         while True:
-            with worker.phase("data"):
-                batch = next(batches, _END)
+            worker.infer("data")
+            batch = next(batches, _END)
+            worker.infer("step")
             if batch is _END:  # a step that is not whole goes on in the next epoch
                 rest.epoch, rest.batch = rest.epoch + 1, 0
                 return
             if first and self._asked_to_stop():
                 return
             first = False
-            with worker.phase("step"):
-                yield batch
+            yield batch
             rest.batch += 1
             if not accelerator.sync_gradients:
                 continue

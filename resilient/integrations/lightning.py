@@ -22,7 +22,6 @@ else:
 import resilient
 from resilient import clock, worker
 from resilient.integrations.lightning_state import Rest
-from resilient.integrations.phases import Phases
 from resilient.script_stop import Stopped
 
 
@@ -35,7 +34,7 @@ class ResilientCallback(Callback):  # type: ignore[misc]
     def __init__(self) -> None:
         self._attached: resilient.Attached | None = None
         self._rest: Rest | None = None
-        self._phases = Phases()
+        self._training = False
         self._line: dict[str, Any] | None = None  # the metrics of a step that is not finished
         self._stepped_t: float | None = None
         self._step = 0  # of the Trainer
@@ -69,7 +68,8 @@ class ResilientCallback(Callback):  # type: ignore[misc]
         self._step = trainer.global_step
         if self._rest.loaded is not None:
             self._rest.go_to_batch()
-        self._phases.enter("data")
+        self._training = True
+        worker.infer("step")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.current_epoch and self._rest is not None:  # the first one's iterator is there
@@ -86,7 +86,6 @@ class ResilientCallback(Callback):  # type: ignore[misc]
             raise Stopped(0)
         self._between = False
         self._attached.begin()
-        self._phases.enter("step")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self._attached is not None and self._rest is not None
@@ -94,16 +93,16 @@ class ResilientCallback(Callback):  # type: ignore[misc]
             self._step = trainer.global_step
             self._rest.note_loaders()
             self._line = {"step": self._step, **self._metrics(trainer, outputs)}
-        self._phases.enter("data")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._phases.enter("eval")
+        if self._training:
+            worker.infer("eval")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._phases.enter("data")
+        if self._training:
+            worker.infer("step")
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._phases.enter("snapshot")
         if self._between and self._rest is not None:  # the batch that is there is not done
             checkpoint["loops"]["fit_loop"] = self._rest.fit_loop(with_loaders=True)
 
@@ -115,8 +114,8 @@ class ResilientCallback(Callback):  # type: ignore[misc]
         if self._rest.ended:
             self._rest.begin_epoch()
         self._finish()
+        self._training = False
         self._attached.close()
-        self._phases.enter("snapshot")  # what scripts do then
 
     # -- a step --------------------------------------------------------------------------------------------------------
 

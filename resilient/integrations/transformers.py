@@ -23,7 +23,6 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 import resilient
 from resilient import clock, worker
-from resilient.integrations.phases import Phases
 
 NOT_SAVED = ("log_history", "is_local_process_zero", "is_world_process_zero")  # grows without end; each rank's own
 LOGGED = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr"}  # by the Trainer, and as the runtime calls them
@@ -74,7 +73,7 @@ class ResilientCallback(TrainerCallback):
         self._attached: resilient.Attached | None = None
         self._rest: _Rest | None = None
         self._folder: Path | None = None
-        self._phases = Phases()
+        self._training = False
         self._line: dict[str, Any] | None = None  # the metrics of a step that is not finished
         self._stepped_t: float | None = None
 
@@ -114,7 +113,8 @@ class ResilientCallback(TrainerCallback):
         if self._folder is not None:
             shutil.rmtree(self._folder)
             self._folder = None
-        self._phases.enter("data")
+        self._training = True
+        worker.infer("step")
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """At the begin of an epoch random numbers are drawn for its order; in the middle of one they were drawn before."""
@@ -126,7 +126,6 @@ class ResilientCallback(TrainerCallback):
         assert self._attached is not None
         self._finish(state, control)
         self._attached.begin()
-        self._phases.enter("step")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A step is done, with scheduler and counters; where its loss is logged next, it is finished then."""
@@ -144,17 +143,20 @@ class ResilientCallback(TrainerCallback):
             self._finish(state, control)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._phases.enter("snapshot" if control.should_save else "data")
+        """Also where the script evaluates by itself, as after the training."""
+        if self._training:
+            worker.infer("snapshot" if control.should_save else "step")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._phases.enter("data")
+        if self._training:
+            worker.infer("step")
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The last step is saved."""
         self._finish(state, control)
+        self._training = False
         if self._attached is not None:
             self._attached.close()
-        self._phases.enter("snapshot")  # what scripts do then
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -168,7 +170,7 @@ class ResilientCallback(TrainerCallback):
         self._attached.after_step(state.global_step)
         if self._attached.should_stop() is not None:
             control.should_training_stop = control.should_save = True
-        self._phases.enter("eval" if control.should_evaluate else "snapshot" if control.should_save else "data")
+        worker.infer("eval" if control.should_evaluate else "snapshot" if control.should_save else "step")
 
 
 def _step_of(folder: str | None) -> int:

@@ -123,8 +123,9 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
             activity yet; else "".
         phased: whether it ever told a phase.
         own_s: spent without waiting for others since it began; None where that is not known.
-        observed: step and phase were observed from outside; its script says nothing of them.
+        observed: its steps are counted from outside; its script does not beat.
         first_step: the first that it has finished, at first_beat_t; -1 where that is not known.
+        inferred: the runtime has inferred the phase; else its script has told it.
     """
 
     step: int
@@ -138,6 +139,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     observed: bool = False
     first_step: int = -1
     first_beat_t: float = 0.0
+    inferred: bool = False
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):

@@ -6,6 +6,7 @@ supervisor a loop is a loop, and nothing is saved.
 """
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,15 +144,19 @@ class Attached:
         self.begin()
         try:
             while self.step < total and self.should_stop() is None:
-                with worker.phase("step"):
-                    yield self.step
+                yield self.step
                 self.after_step()
+        except GeneratorExit:  # an exception in here leaves the phase where it failed
+            self.leave()
+            worker.loop_left(sys._getframe(1))
+            raise
         finally:
             self._open.discard(self)
         self.close()
 
     def begin(self) -> None:
-        """The loop begins: random generators are set to where they were. `steps`, `should_stop` and `after_step` call it, once."""
+        """A step begins; before the first one, random generators are set to where they were. `steps` and `should_stop` call it."""
+        worker.infer("step")
         if self._begun:
             return
         self._begun = True
@@ -172,7 +177,8 @@ class Attached:
         Args:
             step: how many are done now; None: one more.
         """
-        self.begin()
+        if not self._begun:
+            self.begin()
         self.step = self.step + 1 if step is None else step
         worker.beat(self.step)
         if self._snapshots is None:
@@ -193,11 +199,16 @@ class Attached:
 
     def close(self) -> None:
         """The loop is over: make sure that its last step is saved. `steps` and, when it is to stop, `should_stop` call it."""
-        self._open.discard(self)
+        self.leave()
         if self._snapshots is None or not self._started:
             return
         if self._snapshots.left_out(self._saved_step == self.step):
             self._take(self._snapshots, self._durable(), wait_s=LAST_WAIT_S, again=True)
+
+    def leave(self) -> None:
+        """The loop is left, as by `break`: what the script does then, such as a last evaluation, is no step. `close` calls it."""
+        self._open.discard(self)
+        worker.infer("start")
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 

@@ -230,3 +230,23 @@ def same_bits(run: Campaign, calm: Campaign, step: int) -> None:
     for name, array in theirs.items():
         if not name.startswith("ranks/state"):  # in which the script's own text is
             assert array.tobytes() == ours[name].tobytes(), name
+
+
+VALIDATES = Path(__file__).with_name("validates.py")
+
+
+@pytest.mark.parametrize(("how", "faults"), [("sleeps", [("hang", [0])]), soaked("spins", [])])
+def test_a_validation_in_a_step_is_taken_for_a_hang_once_at_the_most_and_none_behind_the_loop_is(
+    campaign: Callable[..., Campaign], how: str, faults: list[Any]
+):
+    """Snapshots are far apart, so that the attempt after the kill comes to the same validation after many steps."""
+    run = campaign(
+        entrypoint=f"{VALIDATES} {how} 8.0",
+        cluster={"procs_per_node": 2, "threads_per_proc": 1, "device": "cpu"},
+        checkpoint={"every_steps": 15, "memory_cost": 0.0},
+        resilience={"hang_floor_s": 3.0},
+    )
+    assert run.run() == 0, run.output + run.logs()
+    assert [(fault["kind"], fault["ranks"]) for fault in run.events("fault")] == faults, run.output
+    assert {fault["phase"] for fault in run.events("fault")} <= {"step"}
+    assert run.metrics()[-1]["step"] == 100

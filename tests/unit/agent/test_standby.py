@@ -173,6 +173,26 @@ def test_an_exception_of_a_process_that_the_script_has_forked_is_not_the_ranks(s
     region.close()
 
 
+def test_an_exception_in_the_loop_of_an_attached_script_is_told_with_the_step_as_its_phase(
+    spec: WorkerSpec, fork_server: ForkServer
+):
+    Path(spec.entrypoint.split()[0]).write_text(
+        "import torch, resilient\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "for _ in resilient.attach(model=model, optimizer=torch.optim.SGD(model.parameters())).steps(5):\n"
+        "    raise ValueError('a bad sample')\n"
+    )
+    region = AgentRegion(spec.output.with_name("region"))
+    supervised = replace(spec, environ={**spec.environ, REGION_VARIABLE: str(region.path)})
+    process = fork_server.Process(target=start_rank, args=(supervised,), name="rank3")
+    process.start()
+    process.join(PATIENCE_S)
+    assert process.exitcode == 1
+    assert [record.event for record in region.drain()] == ["raised"]
+    assert region.activity().phase == "step"
+    region.close()
+
+
 def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type():
     class WithoutText(Exception):
         def __str__(self) -> str:

@@ -127,7 +127,7 @@ def judged(seed: int) -> tuple[int, Fault | None]:
     beat = Heartbeat(step=10, phase="step", beat_t=1.0, activity_t=1.0, silent_s=9.0, state="R", phased=True)
     alive = {rank: Rank(beat, first_step=0, active_s=1.0) for rank in range(world)}
     suspicion = Suspicion("hang", tuple(waits), 9.0, 10)
-    return guilty, culprit("g1-1", suspicion, inspections, range(world), alive, lambda rank: rank // tp)
+    return guilty, culprit("g1-1", suspicion, inspections, range(world), alive, lambda rank: rank // tp, 100.0)
 
 
 @pytest.mark.parametrize("seed", range(100))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 from control_play import beat
-from watched_ranks import COLLECTIVE, LIMITS, LOADER, MAIN, judged, received, seen, silent, warm
+from watched_ranks import COLLECTIVE, COMPILER, LIMITS, LOADER, judged, received, seen, silent, warm
 
 from resilient.config.timeouts import SILENCE_REPORT_S, STOPPED_S
 from resilient.control.judgement import doing, innermost
@@ -212,7 +212,6 @@ def test_a_rank_that_has_ended_is_not_silent():
 FSDP = COLLECTIVE.replace(  # its hooks run through a file of the compiler's, which they are kept from
     '  File "/y/train.py"', '  File "/x/torch/_dynamo/eval_frame.py", line 1446 in _fn\n  File "/y/train.py"'
 )
-COMPILER = MAIN + '  File "/x/torch/_inductor/codecache.py", line 1 in load\n  File "/y/train.py", line 11 in main\n'
 
 
 @pytest.mark.parametrize(

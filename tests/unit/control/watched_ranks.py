@@ -16,6 +16,7 @@ COLLECTIVE = MAIN + (
     '  File "/x/torch/distributed/distributed_c10d.py", line 2501 in all_reduce\n'
     '  File "/x/torch/distributed/c10d_logger.py", line 81 in wrapper\n  File "/y/train.py", line 10 in main\n'
 )
+COMPILER = MAIN + '  File "/x/torch/_inductor/codecache.py", line 1 in load\n  File "/y/train.py", line 11 in main\n'
 LOADER = OTHER + MAIN + '  File "/y/data.py", line 7 in __getitem__\n  File "/y/train.py", line 9 in main\n'
 
 
@@ -25,7 +26,7 @@ def received(watchdog: Watchdog, rank: int, heartbeat: Heartbeat) -> None:
 
 def judged(watchdog: Watchdog, suspicion: Suspicion, inspections: dict[int, Inspection]) -> Fault | None:
     """The fault, where all ranks were asked."""
-    return culprit("g1-1", suspicion, inspections, list(watchdog.alive), watchdog.alive, lambda rank: rank)
+    return culprit("g1-1", suspicion, inspections, list(watchdog.alive), watchdog.alive, lambda rank: rank, LIMITS.ceiling_s)
 
 
 def warm(ranks: int = 2, step_s: float = 0.1, *, phased: bool = True) -> Watchdog:

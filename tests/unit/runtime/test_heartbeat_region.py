@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -329,3 +330,35 @@ def test_a_phase_is_left_again_unless_it_raised(regions, monkeypatch: pytest.Mon
 def test_an_unknown_phase_is_refused():
     with pytest.raises(KeyError):
         worker.phase("lunch")
+
+
+def test_a_phase_that_is_told_is_known_from_one_that_is_inferred_and_stays_while_it_lasts(regions, monkeypatch: pytest.MonkeyPatch):
+    agent, region = regions
+    monkeypatch.setattr(worker, "_region", region)
+
+    def seen() -> tuple[str, bool]:
+        return agent.activity().phase, agent.activity().inferred
+
+    assert seen() == ("start", True)
+    worker.infer("step")
+    assert seen() == ("step", True)
+    with worker.phase("eval"):
+        worker.infer("step")
+        assert seen() == ("eval", False)
+        with worker.phase("data"):
+            assert seen() == ("data", False)
+        assert seen() == ("eval", False)
+    assert seen() == ("step", True)
+
+
+def test_a_generator_that_is_closed_leaves_its_phase(regions, monkeypatch: pytest.MonkeyPatch):
+    agent, region = regions
+    monkeypatch.setattr(worker, "_region", region)
+
+    def steps() -> Iterator[int]:
+        with worker.phase("step"):
+            yield 1
+
+    for _ in steps():
+        break
+    assert agent.activity().phase == "start"
