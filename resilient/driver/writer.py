@@ -268,10 +268,9 @@ class Writer:
             take_in: also what agents have left.
         """
         done = await self.flush(patience_s)
-        if done and take_in:
-            done = (await self.call(lambda number: TakeInLeft(call=number), patience_s)).error is None
         if done:
-            done = (await self.call(lambda number: CloseFiles(call=number), patience_s)).error is None
+            taken_in = not take_in or (await self.call(lambda number: TakeInLeft(call=number), patience_s)).error is None
+            done = (await self.call(lambda number: CloseFiles(call=number), patience_s)).error is None and taken_in
         self._stop_ticking()
         if self._items:
             self.spill_now()
