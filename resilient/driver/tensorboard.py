@@ -1,8 +1,8 @@
 """TensorBoard: every number of the metrics as a scalar over the step, written beside the ledger, so that no restart leaves a gap.
 
 Owns one file of events, and the thread that writes it: tensorboard takes a while to import, and its directory may be a link to
-another file system, which is full, gone or hangs. Nobody waits for either, and trouble with them is none of the run directory's. A
-record is whole or not there: after a failure the file is cut back to its last whole record.
+another file system, which is full, gone or hangs. Nobody waits for either, and trouble with them is none of the run directory's
+or its process's. A record is whole or not there: after a failure the file is cut back to its last whole record.
 """
 
 import logging
@@ -88,7 +88,24 @@ class ScalarFile:
     # -- in its own thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        header, encode = _encoding()
+        try:
+            header, encode = _encoding()
+        except Exception as error:  # noqa: BLE001 - whatever a broken installation raises, as where protobuf's version does not fit
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            log.warning("TensorBoard gets no points, for tensorboard cannot be imported: %s", why)
+            self._give_up()
+            return
+        try:
+            self._write_on(header, encode)
+        except Exception:
+            log.exception("a defect: TensorBoard gets no points any more")
+            self._give_up()
+
+    def _give_up(self) -> None:
+        with self._changed:
+            self._pending = deque(maxlen=0)
+
+    def _write_on(self, header: bytes, encode: Encode) -> None:
         waiting: deque[Line] = deque(maxlen=KEPT)
         is_last = False
         while not is_last:

@@ -339,6 +339,36 @@ def test_tensorboards_directory_that_hangs_holds_up_neither_lines_nor_the_end(tm
             psutil.Process(pid).wait(PATIENCE_S)
 
 
+BROKEN = {
+    "exception": "raise TypeError('Descriptors cannot be created directly.')",
+    "missing module": "import a_package_that_nobody_has",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_tensorboard_that_cannot_be_imported_costs_its_points_and_no_disk_process(
+    tmp_path: Path, spill_dir: Path, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "site" / "tensorboard").mkdir(parents=True)
+    (tmp_path / "site" / "tensorboard" / "__init__.py").write_text(f"{BROKEN[kind]}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
+
+    async def run() -> None:
+        work = Writing(tmp_path / "run", spill_dir, scalars=True)
+        work.writer.start()
+        await work.until(lambda: work.writer.disk_pid is not None, "there is a disk process")
+        pid = work.writer.disk_pid
+        await work.until(lambda: "cannot be imported" in caplog.text or work.writer.disk_pid != pid, "it is told")
+        assert work.writer.disk_pid == pid
+        step = work.step
+        await work.until(lambda: work.kept > step + 20, "lines are kept")
+        assert await close(work)
+        work.complete()
+        assert work.writer.disk_pid == pid and caplog.text.count("cannot be imported") == 1
+
+    asyncio.run(run())
+
+
 def test_records_that_cannot_be_taken_in_hold_up_neither_lines_nor_the_end(tmp_path: Path, spill_dir: Path):
     async def run() -> None:
         work = Writing(tmp_path / "run", spill_dir)
