@@ -244,9 +244,9 @@ class Writer:
 
     # -- calls, and the end --------------------------------------------------------------------------------------------
 
-    async def call(self, make: Callable[[int], Call], timeout_s: float) -> Answer:
-        """Have the disk process do something, see `resilient.protocol.disk`."""
-        return await self._disk.call(make, timeout_s)
+    async def call(self, make: Callable[[int], Call], timeout_s: float, *, again: bool = False) -> Answer:
+        """Have the disk process do something, see `resilient.protocol.disk` and `DiskClient.call`."""
+        return await self._disk.call(make, timeout_s, again=again)
 
     async def flush(self, patience_s: float) -> bool:
         """Whether all that was given is in the run directory; waits for that, as long as the run directory gets on."""
