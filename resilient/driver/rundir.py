@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from checkpoint.errors import AWAY
 from resilient import ledger
 from resilient.driver.lease import must_be_there
 from resilient.driver.spill_file import replace_text
@@ -27,17 +28,7 @@ LOG_BYTES = 4 << 20  # of driver.log, before it is moved aside
 OLD_LOGS = 4
 
 # What another try may find mended. A text with any other error is given up, and a line of driver.log is; other lines never.
-_PASSING = {
-    errno.EIO,
-    errno.ESTALE,
-    errno.EROFS,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.ENOENT,
-    errno.ENODEV,
-    errno.ENXIO,
-    errno.ENOTCONN,
-}
+_PASSING = AWAY | {errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENODEV, errno.ENXIO}
 
 
 class RunDirFiles:
