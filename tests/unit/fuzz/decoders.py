@@ -558,6 +558,7 @@ _CHAIN = b"""{"t": 1.5, "what": "begun", "name": "quick-1234"}
 def _slurm(directory: Path) -> list[Decoder]:
     from resilient import ledger
     from resilient.batch.job import read as read_job
+    from resilient.batch.shell import NestedTooDeep
     from resilient.batch.traps import traps
     from resilient.exits import EnvironmentUnusable
     from resilient.slurm import badnodes, chain, history, hosts, maintenance, queue, roster
@@ -606,7 +607,7 @@ def _slurm(directory: Path) -> list[Decoder]:
             environ,
             (EnvironmentUnusable,),
         ),
-        Decoder("batch script", lambda: [_SCRIPT], lambda data: traps(read_job(data.decode(errors="replace")))),
+        Decoder("batch script", lambda: [_SCRIPT], lambda data: traps(read_job(data.decode(errors="replace"))), (NestedTooDeep,)),
         Decoder("squeue", lambda: [_SQUEUE], lambda data: queue.parse_queue(text(data))),
         Decoder("scontrol", lambda: [_SCONTROL], lambda data: queue.parse_allotted(text(data)), (queue.SlurmSilent,)),
         Decoder("scontrol show reservation", lambda: [_RESERVATIONS], lambda data: list(maintenance.parse(text(data)))),
