@@ -8,7 +8,8 @@ written, but whose acknowledgement was lost, is recognized and not written twice
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -61,13 +62,18 @@ class Book(Protocol):
 def take_in(run_dir: Path, book: Book) -> int:
     """Write what agents have left into the ledger, and remove it; returns how many records were new.
 
+    A file that cannot be read is left where it is, and one that cannot be removed, too: its records are known the next time.
+
     Raises:
-        OSError: what was not written stays where it is; the same call may be made again.
+        OSError: of the ledger; what was not written stays where it is, and the same call may be made again.
     """
-    paths = sorted((run_dir / _DIRECTORY).glob("*.jsonl"))
-    if not paths:
+    read: dict[Path, list[_Left]] = {}
+    for path in sorted((run_dir / _DIRECTORY).glob("*.jsonl")):
+        with _told(path, "read"):
+            read[path] = _items(path)
+    if not read:
         return 0
-    found = sorted((item for path in paths for item in _items(path)), key=lambda item: item.t)
+    found = sorted((item for items in read.values() for item in items), key=lambda item: item.t)
     since_t = min((item.t for item in found), default=0.0) - CLOCKS_S
     known = {
         (line.get("generation"), line.get("t"))
@@ -81,9 +87,18 @@ def take_in(run_dir: Path, book: Book) -> int:
         else:
             teller = {"rank": each.rank} if each.event == SCRIPT_CHECKPOINT else {}
             book.event(each.event, {**teller, **each.fields}, generation=each.generation, t=each.t, host=each.host)
-    for path in paths:
-        path.unlink()
+    for path in read:
+        with _told(path, "removed"):
+            path.unlink(missing_ok=True)
     return len(new)
+
+
+@contextmanager
+def _told(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        log.warning("%s, which an agent has left, cannot be %s: %s", path, what, error.strerror)
 
 
 class _Left(msgspec.Struct, array_like=True):

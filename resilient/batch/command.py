@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from resilient.batch.job import read
+from resilient.batch.shell import NestedTooDeep
 from resilient.batch.traps import Finding, traps
 from resilient.exits import EnvironmentUnusable
 
@@ -44,7 +45,10 @@ def examine(path: Path) -> list[Finding]:
         line = text[: text.index("\r\n")].count("\n") + 1
         found.append(Finding(line, "line ends", "lines end as on Windows", "sbatch refuses the script", "sed -i 's/\\r$//' FILE"))
         text = text.replace("\r\n", "\n")
-    job = read(text)
+    try:
+        job = read(text)
+    except NestedTooDeep as error:
+        raise EnvironmentUnusable(f"{path} cannot be read: {error}") from None
     found += _syntax(text) if not job.script.unclosed else []
     return sorted([*found, *traps(job)], key=lambda finding: finding.line)
 

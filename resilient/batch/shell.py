@@ -5,13 +5,21 @@ here-documents. Substitutions stay as they are written. Pure.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+DEEPEST = 100  # quotes and brackets in each other
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)")
 _RESERVED = frozenset({"if", "then", "else", "elif", "do", "while", "until", "!", "{", "}", "time", "fi", "done", "esac"})
 _DECLARES = frozenset({"export", "declare", "typeset", "readonly", "local", "env"})
 _CLOSES = {"(": ")", "{": "}"}
+
+
+class NestedTooDeep(ValueError):
+    """Quotes and brackets stand deeper in each other than in any script that somebody has written."""
+
+    def __init__(self) -> None:
+        super().__init__(f"quotes and brackets stand more than {DEEPEST} deep in each other")
 
 
 @dataclass(frozen=True)
@@ -58,13 +66,16 @@ class Script:
 
 
 def parse(text: str) -> Script:
-    """Read a script; what is no shell at all comes out as some words."""
+    """Read a script; what is no shell at all comes out as some words. Raises NestedTooDeep."""
     return _Parser(text).run()
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
+    """Args: depth: of what it stands in."""
+
+    def __init__(self, text: str, depth: int = 0) -> None:
         self._text = text
+        self._depth = depth
         self._at = 0
         self._line = 1
         self._script = Script()
@@ -139,7 +150,23 @@ class _Parser:
         self._take()
         return inner
 
+    def _within(self, read: Callable[[], str]) -> str:
+        """What is read one level deeper."""
+        if self._depth == DEEPEST:
+            raise NestedTooDeep
+        self._depth += 1
+        found = read()
+        self._depth -= 1
+        return found
+
     def _double(self) -> str:
+        return self._within(self._to_double)
+
+    def _bracketed(self, opened: str) -> str:
+        return self._within(lambda: self._to_bracket(opened))
+
+    def _to_double(self) -> str:
+        """From a double quote to the next one."""
         line = self._line
         self._take()
         parts: list[str] = []
@@ -176,7 +203,7 @@ class _Parser:
             return self._take()
         return self._take() + self._bracketed(opened)
 
-    def _bracketed(self, opened: str) -> str:
+    def _to_bracket(self, opened: str) -> str:
         """From a bracket to the one that closes it."""
         line, parts, depth = self._line, [self._take()], 1
         while self._at < len(self._text):
@@ -201,7 +228,9 @@ class _Parser:
     def _array(self) -> None:
         """Words in brackets behind a NAME=, joined as one."""
         inner = self._bracketed("(")[1:-1]
-        found = parse(inner)
+        if self._depth == DEEPEST:
+            raise NestedTooDeep
+        found = _Parser(inner, self._depth + 1).run()
         self._script.comments += [(self._word_line + line - 1, text) for line, text in found.comments]
         words = [word for command in found.commands for word in (*(value for _, value in command.assigned), *command.words)]
         at = 1

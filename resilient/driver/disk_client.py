@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 RESTART_S = 1.0
 NOT_ANSWERED = "the run directory does not answer"
+DIED = "the disk process has died"
 
 
 def report(task: asyncio.Task[None], defect: Callable[[BaseException], None]) -> None:
@@ -86,7 +87,7 @@ class DiskClient:
             self._writer = None
             await complaints
             for call in [each for each in self._calls.values() if not each.done()]:
-                call.set_result(Answer(call=0, error="the disk process has died"))
+                call.set_result(Answer(call=0, error=DIED))
             log.error("the disk process (pid %d) has died; another one goes on", self._process.pid)
             self._process.poll()
             await asyncio.sleep(RESTART_S)
@@ -138,22 +139,28 @@ class DiskClient:
         self._writer.write(encode(message))
         return True
 
-    async def call(self, make: Callable[[int], Call], timeout_s: float) -> Answer:
+    async def call(self, make: Callable[[int], Call], timeout_s: float, *, again: bool = False) -> Answer:
         """Ask for something; a call that is not answered in time has failed, whatever comes of it.
 
         Args:
             make: the call, from its number.
+            again: it may be done twice: where the process dies, the next one is asked, once: it may be the call that it died of.
         """
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._asked(make)
+                return await self._asked(make) if again and answer.error == DIED else answer
+        except TimeoutError:
+            return Answer(call=0, error=f"no answer for {timeout_s:g} s")
+
+    async def _asked(self, make: Callable[[int], Call]) -> Answer:
         number = next(self._numbers)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._calls[number] = future
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._connected.wait()
-                self.send(make(number))
-                return await future
-        except TimeoutError:
-            return Answer(call=number, error=f"no answer for {timeout_s:g} s")
+            await self._connected.wait()
+            self.send(make(number))
+            return await future
         finally:
             self._calls.pop(number, None)
 

@@ -33,8 +33,11 @@ from resilient.protocol.disk import (
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # between tries of what failed
+TAKE_IN_PAUSE_S = 1.0  # between tries of what agents have left
 GATHER_S = 0.01  # between two batches
 KEEP_PATIENCE_S = 1.0  # at the end; what is not kept then is read by the next reader
+SCALARS_PATIENCE_S = 2.0  # at the end, before the driver is answered
+SCALARS_LATE_S = 10.0  # and after that
 
 
 class DiskThread:
@@ -50,14 +53,16 @@ class DiskThread:
         self._run_dir = run_dir
         self._send = send
         self._lease = RunLease.adopted(run_dir, settings.token, settings.lock_fd, pid)
-        counted = ScalarFile(run_dir / "tensorboard", scalars.queue_size, scalars.interval) if scalars is not None else None
-        self._files = RunDirFiles(run_dir, counted)
+        self._scalars = ScalarFile(run_dir, scalars.queue_size, scalars.interval) if scalars is not None else None
+        self._files = RunDirFiles(run_dir, self._scalars)
         self._keeper = Keeper(run_dir)
         self._changed = threading.Condition()
         self._items: deque[Item] = deque()
         self._calls: deque[TakeInLeft | CloseFiles] = deque()
         self._failed: str | None = None
         self._pause_s = FIRST_PAUSE_S
+        self._left_failed: str | None = None  # why what agents have left could not be taken in
+        self._left_again_t = 0.0  # monotonic: when that is tried again
         self._orphaned = False
         self.over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="run-directory", daemon=True)
@@ -85,9 +90,9 @@ class DiskThread:
         batch: deque[Item] = deque()
         while not self.over.is_set():
             with self._changed:
-                idle = not (batch or self._items or self._calls or self._orphaned)
+                idle = not (batch or self._items or self._callable or self._orphaned)
                 if idle:
-                    self._changed.wait(max(0.0, RENEW_S - self._lease.unseen_s))
+                    self._changed.wait(self._rest_s)
                 batch.extend(self._items)
                 self._items.clear()
                 orphaned = self._orphaned
@@ -101,6 +106,22 @@ class DiskThread:
                 if orphaned:
                     self.over.set()  # what it could not write is in the spill file, or was never acknowledged
 
+    @property
+    def _callable(self) -> bool:
+        """Whether a call can be done now: the first one, unless it has failed a moment ago and holds up no other."""
+        return len(self._calls) > 1 or (bool(self._calls) and self._again_s <= 0)
+
+    @property
+    def _again_s(self) -> float:
+        """Until the first call, if it has failed, is tried again."""
+        return self._left_again_t - time.monotonic() if isinstance(self._calls[0], TakeInLeft) else 0.0
+
+    @property
+    def _rest_s(self) -> float:
+        """For how long there is nothing to do, if nothing comes."""
+        renew_s = max(0.0, RENEW_S - self._lease.unseen_s)
+        return min(renew_s, max(0.0, self._again_s)) if self._calls else renew_s
+
     def _turn(self, batch: deque[Item]) -> bool:
         """Write a batch; whether this driver still has the lease."""
         if self._lease.unseen_s >= (SURE_S if batch else RENEW_S) and not self._renew():
@@ -110,7 +131,6 @@ class DiskThread:
         if number:
             self._send(Written(number=number))
             self._keeper.written()
-        self._files.flush()
         if self._lease.unseen_s >= RENEW_S and not self._renew():
             return False
         if self._failed is not None:
@@ -142,18 +162,44 @@ class DiskThread:
     def _answer(self) -> None:
         """Do the next call, once nothing is left to be written before it."""
         with self._changed:
-            call = self._calls[0] if self._calls and not self._items else None
+            call = self._calls[0] if self._callable and not self._items else None
+        answer = None
         match call:
-            case None:
-                return
             case TakeInLeft():
-                spill.take_in(self._run_dir, self._files)
+                answer = self._take_in(call)
             case CloseFiles():
-                self._files.close()
-                self._keeper.finish(KEEP_PATIENCE_S)
-                with contextlib.suppress(OSError):
-                    self._lease.close()
-                self.over.set()
+                answer = self._close(call)
+        if answer is None:
+            return
         with self._changed:
             self._calls.popleft()
-        self._send(Answer(call=call.call))
+        self._send(answer)
+        if isinstance(call, CloseFiles):
+            if self._scalars is not None:
+                self._scalars.finish(SCALARS_LATE_S)
+            self.over.set()
+
+    def _take_in(self, call: TakeInLeft) -> Answer | None:
+        """None where it failed and is tried again, which holds up no other call."""
+        try:
+            spill.take_in(self._run_dir, self._files)
+        except OSError as error:
+            self._files.unsettle()
+            self._left_again_t = time.monotonic() + TAKE_IN_PAUSE_S
+            if str(error) != self._left_failed:
+                self._left_failed = str(error)
+                log.warning("what agents have left in %s cannot be taken in: %s", self._run_dir, error)
+            with self._changed:
+                holds_up = len(self._calls) > 1
+            return Answer(call=call.call, error=str(error)) if holds_up else None
+        self._left_failed, self._left_again_t = None, 0.0
+        return Answer(call=call.call)
+
+    def _close(self, call: CloseFiles) -> Answer:
+        self._files.close()
+        if self._scalars is not None:
+            self._scalars.finish(SCALARS_PATIENCE_S)
+        self._keeper.finish(KEEP_PATIENCE_S)
+        with contextlib.suppress(OSError):
+            self._lease.close()
+        return Answer(call=call.call)

@@ -4,6 +4,7 @@ diagnosis.
 Carried out by the disk process. Whoever waits for one of these is a task of its own, never the event loop; each wait has an end.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,15 @@ from resilient.config.timeouts import QUARANTINE_S
 from resilient.driver.writer import Writer
 from resilient.exits import Exit
 from resilient.outbox import Finish, Quarantine, RaiseFence
-from resilient.protocol.disk import Diagnose, PackLogs, QuarantineCheckpoints, RaiseDurableFence, RememberBadNodes, SeeToSuccessor
+from resilient.protocol.disk import (
+    Answer,
+    Diagnose,
+    PackLogs,
+    QuarantineCheckpoints,
+    RaiseDurableFence,
+    RememberBadNodes,
+    SeeToSuccessor,
+)
 from resilient.slurm.allocation import Allocation
 from resilient.slurm.blame import nodes_at_fault
 
@@ -24,6 +33,7 @@ log = logging.getLogger(__name__)
 MARGIN_S = 0.5
 NOTE_S = 30.0
 SUCCESSOR_S = 30.0  # at the end of a job
+ENSURE_AGAIN_S = (1.0, 300.0)  # until the next job is asked for again, where that failed: at first, and at most
 FOR_EVER_S = 7 * 86400.0
 DIAGNOSIS_S = 5.0
 
@@ -53,6 +63,7 @@ class Durable:
                 patience_s=effect.patience_s,
             ),
             effect.patience_s + MARGIN_S,
+            again=True,
         )
         return None if answer.error is None else f"{root}: {answer.error}"
 
@@ -67,6 +78,7 @@ class Durable:
                 invalidated=tuple((each.generation, each.step) for each in effect.invalidated),
             ),
             QUARANTINE_S,
+            again=True,
         )
         return answer.renamed, answer.error
 
@@ -86,7 +98,9 @@ class Durable:
         """Have the next jobs do without these hosts."""
         hours = self.config.slurm.bad_node_hours
         answer = await self.writer.call(
-            lambda number: RememberBadNodes(call=number, reasons=reasons, now=clock.now(), for_s=3600 * hours), NOTE_S
+            lambda number: RememberBadNodes(call=number, reasons=reasons, now=clock.now(), for_s=3600 * hours),
+            NOTE_S,
+            again=True,
         )
         if answer.error is not None:
             log.warning("nodes to be avoided could not be written down: %s", answer.error)
@@ -108,18 +122,24 @@ class Durable:
             log.warning("old logs could not be packed: %s", answer.error)
 
     async def ensure_successor(self) -> None:
-        """Once, however long it takes: whoever cancels the next job by hand wants it gone."""
-        why_none = await self._successor("ensure", FOR_EVER_S)
-        if why_none:
-            self.note(f"no job will follow this one: {why_none}")
+        """Until it is there or none is wanted, however long it takes, and then no more: whoever cancels it by hand wants it gone.
+
+        It is asked for again where that fails, as where the disk process dies meanwhile: what waits already is found in the queue.
+        """
+        pause_s, longest_s = ENSURE_AGAIN_S
+        while (answer := await self._successor("ensure", FOR_EVER_S)).error is not None:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+        if answer.text:
+            self.note(f"no job will follow this one: {answer.text}")
 
     async def ended(self, code: Exit) -> None:
         """The job ends; what is not needed behind it goes."""
         await self._successor("ended", SUCCESSOR_S, code)
 
-    async def _successor(self, duty: Any, timeout_s: float, code: Exit = Exit.OK) -> str:
+    async def _successor(self, duty: Any, timeout_s: float, code: Exit = Exit.OK) -> Answer:
         if self.chain is None or self.allocation is None:
-            return ""
+            return Answer(call=0)
         chain, allocation = self.chain, self.allocation
         answer = await self.writer.call(
             lambda number: SeeToSuccessor(
@@ -131,10 +151,11 @@ class Durable:
                 exit_code=int(code),
             ),
             timeout_s,
+            again=True,
         )
         if answer.error is not None:
             log.warning("the chain of jobs: %s", answer.error)
-        return answer.text
+        return answer
 
     async def explain(self, finish: Finish, traceback: str) -> str:
         """What a person should know of the end; where it is a failure, the whole of it on a page of the run directory."""

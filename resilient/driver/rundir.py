@@ -1,8 +1,7 @@
 """The files of a run directory that a job appends to, as its disk process has them open.
 
-Owns events.jsonl, metrics.jsonl, driver.log and its rotation, TensorBoard's file, and how texts are written. Belongs to one thread,
-which may stand still in any call. Every method may be called again after an OSError: nothing is written twice, and nothing is left
-out.
+Owns events.jsonl, metrics.jsonl, driver.log and its rotation, and how texts are written. Belongs to one thread, which may stand
+still in any call. Every method may be called again after an OSError: nothing is written twice, and nothing is left out.
 """
 
 import errno
@@ -14,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from checkpoint.errors import AWAY
 from resilient import ledger
 from resilient.driver.lease import must_be_there
 from resilient.driver.spill_file import replace_text
@@ -28,17 +28,7 @@ LOG_BYTES = 4 << 20  # of driver.log, before it is moved aside
 OLD_LOGS = 4
 
 # What another try may find mended. A text with any other error is given up, and a line of driver.log is; other lines never.
-_PASSING = {
-    errno.EIO,
-    errno.ESTALE,
-    errno.EROFS,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.ENOENT,
-    errno.ENODEV,
-    errno.ENXIO,
-    errno.ENOTCONN,
-}
+_PASSING = AWAY | {errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENODEV, errno.ENXIO}
 
 
 class RunDirFiles:
@@ -139,16 +129,7 @@ class RunDirFiles:
         for file in self._files.values():
             file.unsettle()
 
-    def flush(self) -> None:
-        """Write what is due of the scalars. Raises OSError."""
-        if self._scalars is not None and self._scalars.due:
-            must_be_there(self._run_dir)
-            self._scalars.flush()
-
     def close(self) -> None:
         """Raises OSError."""
-        if self._scalars is not None:
-            self._scalars.close()
-            self._scalars = None
         while self._files:
             self._files.popitem()[1].close()

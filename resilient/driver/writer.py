@@ -244,9 +244,9 @@ class Writer:
 
     # -- calls, and the end --------------------------------------------------------------------------------------------
 
-    async def call(self, make: Callable[[int], Call], timeout_s: float) -> Answer:
-        """Have the disk process do something, see `resilient.protocol.disk`."""
-        return await self._disk.call(make, timeout_s)
+    async def call(self, make: Callable[[int], Call], timeout_s: float, *, again: bool = False) -> Answer:
+        """Have the disk process do something, see `resilient.protocol.disk` and `DiskClient.call`."""
+        return await self._disk.call(make, timeout_s, again=again)
 
     async def flush(self, patience_s: float) -> bool:
         """Whether all that was given is in the run directory; waits for that, as long as the run directory gets on."""
@@ -268,10 +268,9 @@ class Writer:
             take_in: also what agents have left.
         """
         done = await self.flush(patience_s)
-        if done and take_in:
-            done = (await self.call(lambda number: TakeInLeft(call=number), patience_s)).error is None
         if done:
-            done = (await self.call(lambda number: CloseFiles(call=number), patience_s)).error is None
+            taken_in = not take_in or (await self.call(lambda number: TakeInLeft(call=number), patience_s)).error is None
+            done = (await self.call(lambda number: CloseFiles(call=number), patience_s)).error is None and taken_in
         self._stop_ticking()
         if self._items:
             self.spill_now()

@@ -7,17 +7,18 @@ from resilient.exits import EnvironmentUnusable
 from resilient.slurm.hosts import counts, expand
 
 JOB = "SLURM_JOB_ID"
+LEADER = f"{JOB}_HET_GROUP_0"  # the component of a heterogeneous job that runs its batch script
 COMPONENTS = 1024  # of a heterogeneous job, at most
 
 
 def own_job(environ: Mapping[str, str]) -> str:
     """The job of this process as Slurm's commands name it; "" outside of one.
 
-    Of a task of an array: the id of one of them is that of the whole array, too.
+    Of a task of an array: the id of one of them is that of the whole array, too. Of a component of a heterogeneous job: the first.
     """
     if (task := environ.get("SLURM_ARRAY_TASK_ID")) and (array := environ.get("SLURM_ARRAY_JOB_ID")):
         return f"{array}_{task}"
-    return environ.get(JOB, "")
+    return environ.get(LEADER) or environ.get(JOB, "")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Allocation:
             parts = int(environ.get("SLURM_HET_SIZE", "0"))
             if not 0 <= parts <= COMPONENTS:
                 raise ValueError(f"SLURM_HET_SIZE is {parts}; a job has at most {COMPONENTS} components")
-            job_id = environ.get("SLURM_JOB_ID_HET_GROUP_0") or environ[JOB]
+            job_id = environ.get(LEADER) or environ[JOB]
             suffixes = [f"_HET_GROUP_{part}" for part in range(parts)] or [""]
             found = [
                 (component, host, count)

@@ -91,8 +91,12 @@ class AllottedJob:
 
 
 def parse_allotted(text: str) -> AllottedJob | None:
-    """The answer of `scontrol --oneliner show job`; None if it is none."""
-    found = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    """The answer of `scontrol --oneliner show job`; None if it is none.
+
+    A heterogeneous job has a line for each component, each with a batch host; the batch script runs on that of component 0.
+    """
+    lines = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in text.splitlines()]
+    found = next((line for line in lines if "JobState" in line and line.get("HetJobOffset", "0") == "0"), {})
     if not {"JobState", "BatchHost", "NodeList"} <= found.keys():
         return None
     try:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from resilient.batch.command import SIZE_BYTES, examine, is_script
 from resilient.batch.job import duration_s, read
-from resilient.batch.shell import parse
+from resilient.batch.shell import DEEPEST, parse
 from resilient.batch.traps import TRAPS, Finding, traps
 from resilient.config import load
-from resilient.exits import EnvironmentUnusable
+from resilient.exits import EnvironmentUnusable, Exit
 from resilient.slurm.script import script
 
 ROOT = Path(__file__).parents[3]
@@ -223,3 +223,29 @@ def test_what_is_no_script_is_none(tmp_path: Path):
     (tmp_path / "huge.sh").write_bytes(b"#" * (SIZE_BYTES + 1))
     with pytest.raises(EnvironmentUnusable, match="is no batch script"):
         examine(tmp_path / "huge.sh")
+
+
+NESTED = {  # what is before it, opened and closed; how many of DEEPEST that is
+    "quotes": ("echo ", '"$(', ')"', 2),
+    "arrays": ("", "a=(", ")", 1),
+    "processes": ("cat ", '<(a "$(', ')")', 3),
+}
+
+
+@pytest.mark.parametrize("kind", NESTED)
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_script_that_is_nested_deeper_than_any_is_refused_in_a_line(tmp_path: Path, kind: str, closed: bool):
+    before, opened, end, _ = NESTED[kind]
+    path = tmp_path / "deep.sh"
+    path.write_text("#!/bin/bash\n" + before + 400 * opened + (400 * end if closed else "") + "\n")
+    command = [sys.executable, "-m", "resilient", "doctor", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == Exit.UNUSABLE, done.stderr
+    assert done.stderr == f"resilient: {path} cannot be read: quotes and brackets stand more than {DEEPEST} deep in each other\n"
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_what_is_nested_as_deep_as_may_be_is_read(kind: str):
+    before, opened, end, depth = NESTED[kind]
+    levels = (DEEPEST - 1) // depth
+    assert parse(before + levels * opened + levels * end + "\n").unclosed == []

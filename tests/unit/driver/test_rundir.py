@@ -1,10 +1,15 @@
 """The files of a run directory that a job appends to, when somebody deletes them or all of them are away."""
 
+import errno
+import os
 import shutil
+import subprocess
+import sys
 from collections import deque
 from pathlib import Path
 
 import pytest
+from failing_calls import NUMBERS
 
 from resilient.driver.lease import LOCK
 from resilient.driver.rundir import RunDirFiles
@@ -60,3 +65,38 @@ def test_nothing_is_made_where_the_whole_directory_is_away(run_dir: Path, tmp_pa
     shutil.move(tmp_path / "away", run_dir)
     files.write(waiting)
     assert (run_dir / EVENTS).read_text() == '{"n": 1}\n{"n": 2}\n'
+
+
+WRITE = """
+import sys
+from collections import deque
+from pathlib import Path
+from failing_calls import fail
+from resilient.driver.rundir import RunDirFiles
+from resilient.logs.paths import DRIVER_LOG
+from resilient.protocol.disk import Item
+
+run_dir, call, error = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+files = RunDirFiles(run_dir, None)
+files.write(deque([Item(1, DRIVER_LOG, "said\\n")]))
+fail(call, error, files._files[DRIVER_LOG]._fd if call == "write" else None)
+waiting = deque([Item(2, DRIVER_LOG, "said then\\n") if call == "write" else Item(2, "incidents/1/stacks.txt", "why", whole=True)])
+try:
+    files.write(waiting)
+except OSError as failed:
+    print(failed.errno, len(waiting))
+else:
+    print("given up" if not waiting else "not told")
+"""
+
+
+@pytest.mark.skipif(not NUMBERS, reason="NOT TESTED HERE: the numbers of this machine's system calls are not known")
+@pytest.mark.parametrize("call", ["write", "rename"])
+@pytest.mark.parametrize("error", ["EIO", "ESTALE", "ETIMEDOUT", "ESHUTDOWN", "EHOSTDOWN", "EHOSTUNREACH"])
+def test_what_a_file_system_that_has_lost_its_servers_refuses_is_written_later(run_dir: Path, call: str, error: str):
+    number = getattr(errno, error)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", WRITE, run_dir, call, str(number)], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{number} 1\n", done.stderr

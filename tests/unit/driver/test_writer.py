@@ -16,10 +16,13 @@ import psutil
 import pytest
 from volumes import MOUNTS, PATIENCE_S, Volume, Writing, volume
 
-from resilient.driver import spill_file, writer
+from resilient import ledger, spill
+from resilient.driver import driver, spill_file, writer
 from resilient.driver.disk_client import DiskClient
 from resilient.driver.lease import LEASE
+from resilient.ledger import EVENTS, METRICS
 from resilient.protocol.disk import PackLogs
+from resilient.protocol.messages import Record
 
 TROUBLES: dict[str, tuple[Callable[[Volume], None], Callable[[Volume], None], str]] = {
     "frozen": (Volume.freeze, Volume.thaw, "does not answer"),
@@ -52,11 +55,7 @@ def test_lines_are_in_the_files_and_the_lease_is_given_up(tmp_path: Path, spill_
         work.complete()
         assert (work.run_dir / "incidents/1/why.txt").read_text() == "because"
         assert not (work.run_dir / LEASE).exists() and not spill_dir.exists()
-        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-
-        (file,) = (work.run_dir / "tensorboard").iterdir()
-        steps = [event.step for event in EventFileLoader(str(file)).Load() if event.HasField("summary")]
-        assert steps == list(range(1, work.step + 1))
+        assert scalars_of(work.run_dir / "tensorboard") == list(range(1, work.step + 1))
 
     asyncio.run(run())
 
@@ -261,6 +260,129 @@ def test_who_finds_that_the_lease_was_taken_over_writes_nothing_more(tmp_path: P
         assert path.exists()
         work.lease.leave()
         spill_file.take_in(work.run_dir, spill_dir)
+
+    asyncio.run(run())
+
+
+def scalars_of(directory: Path) -> list[int]:
+    """Steps of the points in the only event file of a directory."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    (file,) = directory.iterdir()
+    return [event.step for event in EventFileLoader(str(file)).Load() if event.HasField("summary")]
+
+
+def place_nothing(at: Path, elsewhere: Path) -> None:
+    at.symlink_to(elsewhere / "purged")
+
+
+def place_a_file(at: Path, elsewhere: Path) -> None:
+    at.write_text("not a directory")
+
+
+def place_a_loop(at: Path, elsewhere: Path) -> None:
+    at.symlink_to(at)
+
+
+@pytest.mark.parametrize("place", [place_nothing, place_a_file, place_a_loop])
+def test_tensorboards_directory_that_cannot_be_written_is_no_trouble_of_the_run_directory(
+    tmp_path: Path, spill_dir: Path, place: Callable[[Path, Path], None]
+):
+    async def run() -> None:
+        work = Writing(tmp_path / "run", spill_dir, scalars=True)
+        place(work.run_dir / "tensorboard", tmp_path)
+        work.writer.start()
+        await work.until(lambda: work.kept > 20, "lines are kept")
+        assert await close(work)
+        work.complete()
+        assert work.troubles == [] and not (work.run_dir / LEASE).exists()
+
+    asyncio.run(run())
+
+
+def test_points_that_tensorboard_could_not_be_given_are_written_once_its_directory_is_there(
+    tmp_path: Path, spill_dir: Path, caplog: pytest.LogCaptureFixture
+):
+    async def run() -> None:
+        work = Writing(tmp_path / "run", spill_dir, scalars=True)
+        place_nothing(work.run_dir / "tensorboard", tmp_path)
+        work.writer.start()
+        await work.until(lambda: "is tried again" in caplog.text, "it is told")
+        (tmp_path / "purged").mkdir()
+        assert await close(work)
+        assert scalars_of(tmp_path / "purged") == list(range(1, work.step + 1))
+
+    asyncio.run(run())
+
+
+@MOUNTS
+def test_tensorboards_directory_that_hangs_holds_up_neither_lines_nor_the_end(tmp_path: Path, spill_dir: Path):
+    async def run(disk: Volume) -> int:
+        work = Writing(tmp_path / "run", spill_dir, scalars=True)
+        (work.run_dir / "tensorboard").symlink_to(disk.path)
+        work.writer.start()
+        await work.until(lambda: any(disk.path.glob("events*")), "points are written")
+        disk.freeze()
+        step = work.step
+        await work.until(lambda: work.kept > step + 200, "lines are kept")
+        pid = work.writer.disk_pid
+        assert pid is not None
+        assert await close(work, driver.FLUSH_S)
+        work.complete()
+        assert work.troubles == [] and not (work.run_dir / LEASE).exists()
+        return pid
+
+    with volume(tmp_path) as disk:
+        pid = asyncio.run(run(disk))
+        disk.thaw()
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(PATIENCE_S)
+
+
+BROKEN = {
+    "exception": "raise TypeError('Descriptors cannot be created directly.')",
+    "missing module": "import a_package_that_nobody_has",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_tensorboard_that_cannot_be_imported_costs_its_points_and_no_disk_process(
+    tmp_path: Path, spill_dir: Path, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "site" / "tensorboard").mkdir(parents=True)
+    (tmp_path / "site" / "tensorboard" / "__init__.py").write_text(f"{BROKEN[kind]}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
+
+    async def run() -> None:
+        work = Writing(tmp_path / "run", spill_dir, scalars=True)
+        work.writer.start()
+        await work.until(lambda: work.writer.disk_pid is not None, "there is a disk process")
+        pid = work.writer.disk_pid
+        await work.until(lambda: "cannot be imported" in caplog.text or work.writer.disk_pid != pid, "it is told")
+        assert work.writer.disk_pid == pid
+        step = work.step
+        await work.until(lambda: work.kept > step + 20, "lines are kept")
+        assert await close(work)
+        work.complete()
+        assert work.writer.disk_pid == pid and caplog.text.count("cannot be imported") == 1
+
+    asyncio.run(run())
+
+
+def test_records_that_cannot_be_taken_in_hold_up_neither_lines_nor_the_end(tmp_path: Path, spill_dir: Path):
+    async def run() -> None:
+        work = Writing(tmp_path / "run", spill_dir)
+        spill.leave(work.run_dir, 1, "n", [Record(0, 5.0, "note", {"step": 0})])
+        (work.run_dir / METRICS).mkdir()  # so that it cannot be found out what is in the ledger already
+        work.writer.start()
+        for number in range(1, 4):
+            work.writer.event({"t": float(number), "event": "note", "generation": 1, "host": "n", "step": number})
+            assert await work.writer.flush(PATIENCE_S)
+        assert not await work.writer.close(1.0)  # not all that agents have left is in the ledger
+        work.lease.leave()
+        assert [line["step"] for line in ledger.read(work.run_dir / EVENTS)] == [1, 2, 3]
+        assert work.troubles == [] and not (work.run_dir / LEASE).exists()
+        assert len(list((work.run_dir / ".spill").iterdir())) == 1
 
     asyncio.run(run())
 

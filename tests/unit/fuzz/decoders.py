@@ -538,7 +538,9 @@ END
 for n in $(hostname); do srun -w "$n" bash -c "python a.py ${ARGS[@]:-x} (" 2>&1 | tee log & done
 wait $!
 """
-_SCONTROL = b"""JobId=17 JobName=x Requeue=1 JobState=RUNNING Reason=None NodeList=n[1-3,07],m1 BatchHost=n1 NumNodes=5"""
+_SCONTROL = b"""JobId=17 JobName=x Requeue=1 JobState=RUNNING Reason=None NodeList=n[1-3,07],m1 BatchHost=n1 NumNodes=5
+JobId=18 HetJobId=17 HetJobOffset=1 JobName=x Requeue=1 JobState=RUNNING Reason=None NodeList=m2 BatchHost=m2 NumNodes=1
+"""
 _RESERVATIONS = b"""ReservationName=a StartTime=2026-11-23T10:00:00 EndTime=2026-11-24T10:00:00 Nodes=n[1-3],m Flags=MAINT
 ReservationName=b StartTime=2026-11-25T10:00:00 EndTime=2026-11-26T10:00:00 Nodes=n2 NodeCnt=1 Flags=MAINT State=INACTIVE
 """
@@ -558,6 +560,7 @@ _CHAIN = b"""{"t": 1.5, "what": "begun", "name": "quick-1234"}
 def _slurm(directory: Path) -> list[Decoder]:
     from resilient import ledger
     from resilient.batch.job import read as read_job
+    from resilient.batch.shell import NestedTooDeep
     from resilient.batch.traps import traps
     from resilient.exits import EnvironmentUnusable
     from resilient.slurm import badnodes, chain, history, hosts, maintenance, queue, roster
@@ -606,7 +609,7 @@ def _slurm(directory: Path) -> list[Decoder]:
             environ,
             (EnvironmentUnusable,),
         ),
-        Decoder("batch script", lambda: [_SCRIPT], lambda data: traps(read_job(data.decode(errors="replace")))),
+        Decoder("batch script", lambda: [_SCRIPT], lambda data: traps(read_job(data.decode(errors="replace"))), (NestedTooDeep,)),
         Decoder("squeue", lambda: [_SQUEUE], lambda data: queue.parse_queue(text(data))),
         Decoder("scontrol", lambda: [_SCONTROL], lambda data: queue.parse_allotted(text(data)), (queue.SlurmSilent,)),
         Decoder("scontrol show reservation", lambda: [_RESERVATIONS], lambda data: list(maintenance.parse(text(data)))),

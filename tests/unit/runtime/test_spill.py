@@ -1,6 +1,9 @@
 """Records that found no driver are taken in by the next one, each once."""
 
+import subprocess
 from pathlib import Path
+
+from mounts import make_read_only, needs_root
 
 from resilient import ledger, spill
 from resilient.protocol.messages import Record
@@ -66,3 +69,29 @@ def test_what_is_left_for_several_ranks_is_all_there_whatever_the_host_is_called
         assert spill.take_in(tmp_path, book) == 4
     told = [line["of"] for line in ledger.read(tmp_path / ledger.EVENTS)]
     assert sorted(told) == [f"{host} {rank}" for host in ("n1.site.example", "n2.site.example") for rank in range(2)]
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_from_being_taken_in(tmp_path: Path):
+    for generation in (1, 2, 3):
+        spill.leave(tmp_path, generation, "n1", [Record(0, float(generation), None, {"step": generation})])
+    damaged = next((tmp_path / ".spill").glob("*-g2-*"))
+    damaged.unlink()
+    damaged.symlink_to("/proc/self/mem")  # whose first bytes cannot be read: EIO
+    with ledger.Ledger(tmp_path) as book:
+        assert spill.take_in(tmp_path, book) == 2
+        assert spill.take_in(tmp_path, book) == 0
+    assert [line["step"] for line in ledger.read(tmp_path / ledger.METRICS)] == [1, 3]
+    assert list((tmp_path / ".spill").iterdir()) == [damaged]  # it may be read another time
+
+
+@needs_root
+def test_files_that_cannot_be_removed_are_no_reason_to_try_again_and_are_not_written_twice(tmp_path: Path):
+    spill.leave(tmp_path, 1, "n1", [Record(0, 1.0, None, {"step": 1})])
+    make_read_only(tmp_path / ".spill")
+    try:
+        with ledger.Ledger(tmp_path) as book:
+            assert spill.take_in(tmp_path, book) == 1
+            assert spill.take_in(tmp_path, book) == 0
+    finally:
+        subprocess.run(["umount", tmp_path / ".spill"], check=True)
+    assert [line["step"] for line in ledger.read(tmp_path / ledger.METRICS)] == [1]

@@ -119,6 +119,7 @@ def test_all_components_of_a_heterogeneous_job_are_its_nodes():
     found = Allocation.of(HET, "n1")
     assert (found.job_id, found.hosts, found.cpus, found.components) == ("77", ("n1", "g1", "g2"), (8, 48, 48), (0, 1, 1))
     assert Allocation.of({**HET, "SLURM_JOB_ID": "78"}, "n1").job_id == "77"  # in a step of the other component
+    assert own_job({**HET, "SLURM_JOB_ID": "78"}) == "77"
     assert Allocation.of(ENVIRON, "n2").components == ()
     with pytest.raises(EnvironmentUnusable, match="SLURM_JOB_NODELIST_HET_GROUP_2"):
         Allocation.of({**HET, "SLURM_HET_SIZE": "3"}, "n1")

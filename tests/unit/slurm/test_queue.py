@@ -75,6 +75,27 @@ def test_a_job_without_its_batch_host_is_told_from_one_that_has_it(state: str, h
     assert parse_allotted(told.replace("BatchHost=n1", "")) is None  # of salloc
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "headless"),
+    [
+        ("n[1-2]", "n[3-4]", False),
+        ("n[1-2]", "n4", False),  # of the last component's nodes, the first is down; nothing of the job's is started by it
+        ("n2", "n[3-4]", True),
+    ],
+)
+def test_of_a_heterogeneous_job_the_component_with_the_batch_script_counts(first: str, last: str, headless: bool):
+    told = "JobName=a JobState=RUNNING HetJobIdSet=7-8"
+    lines = [
+        f"JobId=7 HetJobId=7 HetJobOffset=0 {told} Requeue=1 NodeList={first} BatchHost=n1 Power=",
+        f"JobId=8 HetJobId=7 HetJobOffset=1 {told} Requeue=0 NodeList={last} BatchHost=n3 Power=",
+    ]
+    for order in (lines, lines[::-1]):
+        found = parse_allotted("\n".join(order) + "\n")
+        assert found is not None
+        assert (found.headless, found.requeue, found.batch_host) == (headless, True, "n1")
+    assert parse_allotted(lines[1]) is None  # the job is over where Slurm has forgotten it
+
+
 def test_states_of_nodes_are_read_with_their_flags():
     told = (
         "NodeName=n1 Arch=x86_64 CoresPerSocket=1 State=ALLOCATED+DRAIN ThreadsPerCore=1 Reason=State=DOWN soon [root@x]\n"

@@ -1,0 +1,129 @@
+"""What a driver has its disk process do, when that dies meanwhile: kill -9, as the kernel does where memory runs out."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from checkpoint.fence import newest_generation
+from resilient import storage
+from resilient.config import Config, load
+from resilient.driver.durable import Durable
+from resilient.driver.lease import RunLease
+from resilient.driver.spill_file import SpillFile
+from resilient.driver.writer import Listeners, Writer
+from resilient.outbox import Quarantine, RaiseFence
+from resilient.protocol.disk import DiskSettings
+from resilient.rollback import InvalidationRule
+from resilient.slurm.allocation import Allocation
+from resilient.slurm.succession import Succession
+
+PATIENCE_S = 60.0
+CALLS = 1_000_000  # more than Slurm is ever asked
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    path = tmp_path / "config.yaml"
+    tiers = [{"name": "durable", "path": str(tmp_path / "durable")}]
+    path.write_text(yaml.safe_dump({"name": "gpt", "run_dir": str(tmp_path / "run"), "checkpoint": {"tiers": tiers}}))
+    (tmp_path / "durable").mkdir()
+    (tmp_path / "durable" / storage.IDENTITY).touch()
+    return load(path, [])
+
+
+async def until(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+@contextmanager
+def writing(config: Config, spill_dir: Path) -> Iterator[Writer]:
+    config.run_dir.mkdir(exist_ok=True)
+    lease = RunLease(config.run_dir)
+    settings = DiskSettings(run_dir=str(config.run_dir), token=lease.owner.token, lock_fd=lease.lock_fd)
+    heard = Listeners(lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
+    yield Writer(settings, SpillFile(spill_dir), heard)
+    lease.leave()
+
+
+async def stopped(writer: Writer) -> int:
+    """The disk process, which answers nothing any more."""
+    await until(lambda: writer.disk_pid is not None)
+    pid = writer.disk_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def test_the_next_job_is_there_however_often_the_disk_process_dies_while_slurm_is_silent(config: Config, slurm, tmp_path: Path):
+    chain = Succession.of(config)
+    asyncio.run(chain.begin(f"#!/bin/bash\n#SBATCH --job-name={chain.name}\n"))
+    slurm.becomes("100", state="RUNNING", end="2099-01-01T00:00:00")
+    assert chain.started("100", 0) is None
+
+    async def run(writer: Writer) -> None:
+        writer.start()
+        durable = Durable(config, Allocation("100", ("n1",), (2,), 0), chain.name, writer, lambda _: None)
+        slurm.deaf(CALLS)
+        asking = asyncio.create_task(durable.ensure_successor())
+        for _ in range(3):
+            left = int((slurm.directory / "deaf").read_text() or CALLS)
+            await until(lambda left=left: 0 < int((slurm.directory / "deaf").read_text() or 0) < left)
+            assert writer.disk_pid is not None
+            os.kill(writer.disk_pid, signal.SIGKILL)
+        slurm.deaf(0)
+        await asyncio.wait_for(asking, PATIENCE_S)
+        assert await writer.close(PATIENCE_S)
+
+    with writing(config, tmp_path / "spill") as writer:
+        asyncio.run(run(writer))
+    assert [job["state"] for job in slurm.jobs()] == ["RUNNING", "PENDING"]
+
+
+def test_the_fence_is_raised_and_checkpoints_are_renamed_although_the_disk_process_dies(config: Config, tmp_path: Path):
+    rolled_back = tmp_path / "durable" / "step-00000007"
+    rolled_back.mkdir()
+
+    async def run(writer: Writer) -> None:
+        writer.start()
+        durable = Durable(config, None, None, writer, lambda _: None)
+        for asked in (durable.raise_fence(RaiseFence(3, 30.0)), durable.quarantine(Quarantine((InvalidationRule(2, 5),), 3))):
+            pid = await stopped(writer)
+            asking = asyncio.create_task(asked)
+            await asyncio.sleep(0)  # the call is on its way
+            os.kill(pid, signal.SIGKILL)
+            answer = await asking
+            assert answer is None or answer[1] is None, answer
+            await until(lambda pid=pid: writer.disk_pid not in (None, pid))
+        assert await writer.close(PATIENCE_S)
+
+    with writing(config, tmp_path / "spill") as writer:
+        asyncio.run(run(writer))
+    assert newest_generation(tmp_path / "durable") == 3 and not rolled_back.exists()
+
+
+def test_what_ends_the_disk_process_each_time_is_asked_for_twice_and_no_more(config: Config, tmp_path: Path):
+    async def run(writer: Writer) -> None:
+        writer.start()
+        durable = Durable(config, None, None, writer, lambda _: None)
+        first = await stopped(writer)
+        asking = asyncio.create_task(durable.raise_fence(RaiseFence(3, 30.0)))
+        await asyncio.sleep(0)  # the call is on its way
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: writer.disk_pid != first)
+        assert not asking.done()
+        os.kill(await stopped(writer), signal.SIGKILL)
+        assert "has died" in (await asking or "")
+        await writer.close(0.1)
+
+    with writing(config, tmp_path / "spill") as writer:
+        asyncio.run(run(writer))
