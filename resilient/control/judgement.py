@@ -23,7 +23,8 @@ _COMPILING = (
 _BACKWARD = "torch/autograd/"  # whose hooks wait for collectives without a frame of Python
 _DEPTH = 4
 TOLD_S = 0.1  # between a rank's last step and what it did then: less is not told
-COMPUTING = ("step", "eval")  # phases in which whoever spins may compute
+ALONE = 6.0  # ranks that all evaluate a model for an hour harm nobody, and their peers' collectives do not time out
+COMPUTING = ("step", "eval", "start")  # phases in which whoever spins may compute
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,14 @@ def culprit(
         asked: the ranks whose agents were asked; those of the others are neither guilty nor cleared.
         alive: the ranks that have not ended.
         node_rank_of: a rank.
-        ceiling_s: nothing may take longer.
+        ceiling_s: nothing may take longer for which others wait; `ALONE` times as long where nobody does.
     """
     doings = {rank: doing(each) for rank, each in inspections.items() if rank in alive}
     asked = [rank for rank in asked if rank in alive]
     if not asked:
         return None
-    may_take_long = suspicion.kind == "hang" and suspicion.silent_s < ceiling_s
+    longest_s = ceiling_s if any(each.waiting == "collective" for each in doings.values()) else ALONE * ceiling_s
+    may_take_long = suspicion.kind == "hang" and suspicion.silent_s < longest_s
     if may_take_long and any(_takes_long(alive[rank], each, rank in suspicion.ranks) for rank, each in doings.items()):
         return None
     found = [rank for rank, each in doings.items() if each.what == "stopped"]

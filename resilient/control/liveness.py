@@ -17,6 +17,7 @@ from resilient.protocol.messages import Heartbeat
 
 WARM_STEPS = 3
 LONGER = 6.0  # times as long may a step take that took too long in the attempt before
+LOOK_AGAIN = 1.2  # times as long may a rank be silent that does what takes long, before it is inspected again
 REMEMBERED = 32  # such steps, the newest
 NO_STEP = -1  # the step of a rank that has not finished one
 
@@ -37,7 +38,7 @@ class Rank:
 
     Attributes:
         active_s: its last activity, in attended seconds, as far as delays of messages allow to tell.
-        excused: it does what takes long; it gets as long as there is, until its next activity.
+        excused: it does what takes long; until its next activity it may be silent for `excused_s`.
         longest_s: silence by phase, since the last step.
         inferred_s: the longest of those in a phase that was inferred.
         signs: of its collectives, where they are all that is seen.
@@ -48,6 +49,7 @@ class Rank:
     first_step: int
     active_s: float
     excused: bool = False
+    excused_s: float = 0.0
     longest_s: dict[str, float] = field(default_factory=dict)
     inferred_s: float = 0.0
     signs: int = 0
@@ -91,7 +93,7 @@ class Watchdog:
 
     @property
     def ceiling_s(self) -> float:
-        """Longer than that nothing may take."""
+        """Longer than that nothing may take for which others wait."""
         return self._patience.limits.ceiling_s
 
     @property
@@ -213,7 +215,7 @@ class Watchdog:
 
     def _timeout_s(self, known: Rank) -> float:
         if known.excused:
-            return self._patience.limits.ceiling_s
+            return known.excused_s
         timeout_s = self._patience.timeout_s(known.phase)
         times = self._ended_after.get(known.heartbeat.step, 0) if known.heartbeat.inferred else 0
         return min(self._patience.limits.ceiling_s, timeout_s * LONGER**times) if times else timeout_s
@@ -245,13 +247,14 @@ class Watchdog:
         return any(self._ranks[rank].heartbeat.silent_s >= suspicion.silent_s for rank in suspicion.ranks if rank in self._ranks)
 
     def excuse(self, suspicion: Suspicion) -> None:
-        """The suspected ranks do something that takes long; they get as long as there is."""
+        """The suspected ranks do what takes long: they get as long as there is, and beyond that a little more each time."""
         self._excuse(suspicion.ranks)
 
     def _excuse(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             if rank in self._ranks:
-                self._ranks[rank].excused = True
+                known = self._ranks[rank]
+                known.excused, known.excused_s = True, max(self.ceiling_s, known.heartbeat.silent_s * LOOK_AGAIN)
 
 
 def _put(rank: int, others: set[int], there: bool) -> None:

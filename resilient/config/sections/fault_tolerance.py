@@ -72,8 +72,8 @@ class Resilience(Section):
     )
     hang_ceiling_s: Seconds = Field(
         600.0,
-        description="longest silence after which a rank is suspected of a hang, whatever was learned and whatever it does; it is "
-        "the limit as long as nothing was learned of a phase",
+        description="longest silence after which a rank that others wait for is suspected of a hang, whatever was learned and "
+        "whatever it does; it is the limit as long as nothing was learned of a phase",
     )
     health_check: Flag | Seconds = Field(
         True,

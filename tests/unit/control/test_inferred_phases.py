@@ -7,8 +7,9 @@ import pytest
 from control_play import beat
 from watched_ranks import COLLECTIVE, COMPILER, LIMITS, LOADER, judged, received, seen, silent, warm
 
+from resilient.control.judgement import ALONE
 from resilient.control.learning import AGAIN, SELDOM_FACTOR, SELDOM_FLOOR_S
-from resilient.control.liveness import LONGER, NO_STEP, Watchdog
+from resilient.control.liveness import LONGER, NO_STEP, Suspicion, Watchdog
 from resilient.protocol.messages import Heartbeat, Inspection
 
 WAITS, SLEEPS, SPINS, COMPILES = seen(COLLECTIVE), seen(LOADER), seen(LOADER, "R", 0.99), seen(COMPILER)
@@ -31,14 +32,35 @@ def guilty(watchdog: Watchdog, inspections: dict[int, Inspection]) -> tuple[int,
     return fault.ranks if fault is not None else None
 
 
-@pytest.mark.parametrize("inspections", [{0: WAITS, 1: SPINS}, {0: SPINS, 1: SPINS}], ids=["one computes", "all compute"])
-def test_a_rank_of_an_attached_script_that_computes_may_validate_until_the_ceiling(inspections: dict[int, Inspection]):
+@pytest.mark.parametrize("phase", ["step", "start"])
+@pytest.mark.parametrize(
+    ("inspections", "longest_s"),
+    [({0: WAITS, 1: SPINS}, LIMITS.ceiling_s), ({0: SPINS, 1: SPINS}, ALONE * LIMITS.ceiling_s)],
+    ids=["one computes", "all compute"],
+)
+def test_a_rank_of_an_attached_script_that_computes_may_validate_until_the_ceiling_and_longer_if_nobody_waits(
+    inspections: dict[int, Inspection], longest_s: float, phase: str
+):
     watchdog = warm()
-    for silent_s in (LIMITS.floor_s + 0.1, LIMITS.ceiling_s - 0.1):
-        inferred(watchdog, silent_s, 0, 1)
-        assert guilty(watchdog, inspections) is None
-    inferred(watchdog, LIMITS.ceiling_s + 0.1, 0, 1)
+    for silent_s in (LIMITS.ceiling_s - 0.1, longest_s - 0.1):
+        suspicion = Suspicion("hang", (0, 1), silent_s, 10)
+        inferred(watchdog, silent_s, 0, 1, phase=phase)
+        assert judged(watchdog, suspicion, inspections) is None
+    inferred(watchdog, longest_s + 0.1, 0, 1, phase=phase)
     assert guilty(watchdog, inspections) is not None
+
+
+def test_ranks_that_compute_for_very_long_are_inspected_at_growing_intervals():
+    watchdog = warm()
+    looked: list[float] = []
+    for tenth in range(int(ALONE * LIMITS.ceiling_s * 10)):
+        inferred(watchdog, tenth / 10, 0, 1)
+        suspicion = watchdog.suspects()
+        if suspicion is not None:
+            looked.append(suspicion.silent_s)
+            assert judged(watchdog, suspicion, {0: SPINS, 1: SPINS}) is None
+            watchdog.excuse(suspicion)
+    assert 5 < len(looked) < 15
 
 
 def test_a_rank_of_an_attached_script_that_sleeps_is_found_as_soon_as_one_of_a_script_that_says_nothing():
