@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from checkpoint.typed import built
 from resilient import ledger
+from resilient.driver.lease import must_be_there
 from resilient.protocol.messages import Record
 
 log = logging.getLogger(__name__)
@@ -33,12 +34,13 @@ def leave(run_dir: Path, generation: int, host: str, records: Iterable[Record]) 
     It waits for the file system, for as long as that takes.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: they cannot be written, or the run directory is gone.
     """
     items = ([generation, host, each.rank, each.t, each.event, dict(each.fields)] for each in records)
     lines = [json.dumps(item, default=str) + "\n" for item in items]
     if not lines:
         return
+    must_be_there(run_dir)  # or they would be hidden below its mount point once it is there again
     directory = run_dir / _DIRECTORY
     directory.mkdir(exist_ok=True)
     name = f"{host}-{os.getpid()}-g{generation}"

@@ -1,8 +1,8 @@
 """sbatch, squeue, scancel and scontrol in one program, with a queue in a file: the texts are those of Slurm 22.05.
 
 `STATE/queue.json` holds the jobs, `STATE/reservations` the lines on reservations; as long as `STATE/deaf` names a number above
-nought, calls fail and count it down; where `STATE/lossy` exists, sbatch submits, removes it, and fails all the same;
-where `STATE/few` exists, no job is to be had that excludes a node.
+nought, calls fail with the words in `STATE/complaint` and count it down; where `STATE/lossy` exists, sbatch submits, removes it,
+and fails all the same; where `STATE/few` exists, no job is to be had that excludes a node.
 """
 
 import fcntl
@@ -87,7 +87,7 @@ if __name__ == "__main__":
         deaf = STATE / "deaf"
         if deaf.exists() and int(deaf.read_text()) > 0:
             deaf.write_text(str(int(deaf.read_text()) - 1))
-            sys.exit("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+            sys.exit((STATE / "complaint").read_text())
         jobs = json.loads((STATE / "queue.json").read_text())
         main(Path(sys.argv[0]).name, sys.argv[1:], jobs)
         save(jobs)

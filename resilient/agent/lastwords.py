@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilient.agent import inspection, recorder
+from resilient.driver.lease import must_be_there
 from resilient.logs import archive
 
 WINDOW_S = 1.0  # in which a rank says where it stands, if it can say anything: the machine may be busy
@@ -33,15 +34,17 @@ class Witness:
 def take(witnesses: Mapping[int, Witness], folder: Path, node: int, *, world: int) -> None:
     """Leave in the folder what the workers of a node have to say, and a list of it: `node<n>.txt`.
 
-    The folder is made if need be, with the one that it is in.
+    The folder is made if need be, with the one that it is in; where the run directory is gone, nothing is.
 
     Args:
+        folder: of the incident, `RUN_DIR/incidents/<incident>`.
         world: ranks of all nodes; where they are many, all that a node leaves is one file, `node<n>.tar.zst`.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    for each in (folder.parent, folder):  # and no run directory in the place of one that is gone
+    must_be_there(folder.parents[1])
+    for each in (folder.parent, folder):
         each.mkdir(exist_ok=True)
     if world <= APART:
         _take(witnesses, folder, f"node{node}.txt")

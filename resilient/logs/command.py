@@ -12,6 +12,7 @@ from resilient.processes import must_be_run_directory
 
 POLL_S = 0.5
 LOOKED_AT = 20  # generations; as many are files, and not packed
+LOOK_BYTES = 8 << 20  # that are read of one that was not asked for
 
 
 def show(run_dir: Path, wanted: Wanted, generation: int | None, *, following: bool) -> None:
@@ -31,11 +32,11 @@ def show(run_dir: Path, wanted: Wanted, generation: int | None, *, following: bo
     chosen = _newest(run_dir) if generation is None else generation
     if _print(run_dir, chosen, wanted):
         return
-    others = [each for each in reversed(generations(run_dir)) if each != chosen][: LOOKED_AT - 1]
-    other = next((each for each in others if _has_some(run_dir, each, wanted)), None)
+    other, without = _other(run_dir, chosen, wanted)
     none = f"resilient: generation {chosen} has no such lines"
     if other is None:
-        looked = f", nor have the {len(others)} others that were looked at" if others else ""
+        others = "one other" if without == 1 else f"{without} others"
+        looked = f", nor were any found in the {others} that {'was' if without == 1 else 'were'} looked at" if without else ""
         sys.stderr.write(f"{none}{looked}\n")
     elif generation is not None:
         sys.stderr.write(f"{none}; generation {other} has some: --generation {other}\n")
@@ -60,12 +61,20 @@ def _print(run_dir: Path, generation: int, wanted: Wanted) -> int:
     return shown
 
 
-def _has_some(run_dir: Path, generation: int, wanted: Wanted) -> bool:
-    """Whether a generation that was not asked for has wanted lines; one that cannot be read has none."""
-    try:
-        return next(lines(run_dir, generation, wanted), None) is not None
-    except EnvironmentUnusable:
-        return False
+def _other(run_dir: Path, chosen: int, wanted: Wanted) -> tuple[int | None, int]:
+    """The newest generation but this one in which wanted lines are found, and in how many that were looked at none were.
+
+    One that cannot be read is left out, and so is one that is packed and large.
+    """
+    without = 0
+    for each in [each for each in reversed(generations(run_dir)) if each != chosen][: LOOKED_AT - 1]:
+        try:
+            if next(lines(run_dir, each, wanted, LOOK_BYTES), None) is not None:
+                return each, without
+        except EnvironmentUnusable:
+            continue
+        without += 1
+    return None, without
 
 
 def since(text: str | None) -> str | None:

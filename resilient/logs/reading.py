@@ -3,11 +3,13 @@
 import heapq
 import io
 import math
+import os
 import re
 import resource
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from time import monotonic
 from typing import BinaryIO
@@ -16,6 +18,7 @@ from resilient.exits import EnvironmentUnusable
 from resilient.logs import archive, packing
 from resilient.logs.archive import DamagedArchive
 from resilient.logs.paths import DIRECTORY, generation_directory
+from resilient.spill import CLOCKS_S
 
 LATE_S = 60.0  # that a generation is still followed after the next one has begun
 
@@ -44,6 +47,12 @@ class Wanted:
             return False
         return self.since is None or time >= self.since
 
+    def may_be_in(self, path: Path) -> bool:
+        """Whether a file may have a wanted line, by when it was last written. Raises OSError."""
+        if self.since is None:
+            return True
+        return f"{datetime.fromtimestamp(path.stat().st_mtime + CLOCKS_S):%Y-%m-%d %H:%M:%S}" >= self.since
+
 
 def generations(run_dir: Path) -> list[int]:
     """The generations that have logs, packed ones among them."""
@@ -55,34 +64,56 @@ def generations(run_dir: Path) -> list[int]:
     return sorted(found)
 
 
-def lines(run_dir: Path, generation: int, wanted: Wanted) -> Iterator[str]:
+def lines(run_dir: Path, generation: int, wanted: Wanted, limit_bytes: int | None = None) -> Iterator[str]:
     """The wanted lines of a generation, without their ends, by time.
 
+    Args:
+        limit_bytes: that are read at most: of larger logs the beginning and the end of each, and none of those that are too old.
+
     Raises:
-        EnvironmentUnusable: it has no logs, or they cannot be read.
+        EnvironmentUnusable: it has no logs, they cannot be read, or they are packed and larger than the limit.
     """
     try:
         folder = generation_directory(run_dir, generation)
         if not folder.is_dir():
-            yield from _packed(run_dir, generation, wanted)
+            yield from _packed(run_dir, generation, wanted, limit_bytes)
             return
         with ExitStack() as stack:
-            paths = {node: path for path in folder.iterdir() if (node := _node_of(path.name)) is not None}
+            found = {node: path for path in folder.iterdir() if (node := _node_of(path.name)) is not None}
+            paths = [path for node, path in sorted(found.items()) if wanted.node in (None, node)]
+            if limit_bytes is not None:
+                paths = [path for path in paths if wanted.may_be_in(path)]
             _allow_files(len(paths))
-            files = [stack.enter_context(path.open("rb")) for node, path in sorted(paths.items()) if wanted.node in (None, node)]
-            yield from _merged(files, wanted)
-            for rank, path in sorted((rank, path) for path in folder.iterdir() if (rank := _rank_of(path.name)) is not None):
+            files = [stack.enter_context(path.open("rb")) for path in paths]
+            yield from _merged([_ends(file, limit_bytes, len(files)) for file in files], wanted)
+            of_ranks = sorted((rank, path) for path in folder.iterdir() if (rank := _rank_of(path.name)) is not None)
+            for rank, path in of_ranks:
                 with path.open("rb") as file:
-                    yield from _of_rank(rank, file, wanted)
+                    yield from _of_rank(rank, _ends(file, limit_bytes, len(of_ranks)), wanted)
     except (OSError, DamagedArchive) as error:
         raise EnvironmentUnusable(f"the logs of generation {generation} cannot be read: {error}") from error
 
 
-def _packed(run_dir: Path, generation: int, wanted: Wanted) -> Iterator[str]:
+def _ends(file: BinaryIO, limit_bytes: int | None, files: int) -> Iterable[bytes]:
+    """The lines of one of so many files; of what is larger than its part of the limit, those at its beginning and at its end."""
+    size = os.fstat(file.fileno()).st_size
+    if limit_bytes is None or size <= limit_bytes // files:
+        return file
+    half = limit_bytes // files // 2
+    beginning = file.read(half)
+    file.seek(size - half)
+    end = file.read(half)
+    return io.BytesIO(beginning[: beginning.rfind(b"\n") + 1] + end[end.find(b"\n") + 1 :])
+
+
+def _packed(run_dir: Path, generation: int, wanted: Wanted, limit_bytes: int | None) -> Iterator[str]:
     path = packing.archive_of(run_dir / DIRECTORY, generation)
     found = [each for each in archive.contents(path) if each.name == f"g{generation}"]
     if not found:
         raise EnvironmentUnusable(f"there are no logs of generation {generation} in {run_dir / DIRECTORY}; {_there(run_dir)}")
+    size = sum(sum(each.files.values()) for each in found)
+    if limit_bytes is not None and size > limit_bytes:
+        raise EnvironmentUnusable(f"the logs of generation {generation} are packed, and have {size} bytes")
     files: dict[str, bytes] = {}
     for each in found:  # more than one where somebody was late: with all that was there, or with what came after
         for name, content in archive.read(path, each):
@@ -109,7 +140,7 @@ def _rank_of(name: str) -> int | None:
     return int(match[1]) if match is not None else None
 
 
-def _of_rank(rank: int, file: BinaryIO, wanted: Wanted) -> Iterator[str]:
+def _of_rank(rank: int, file: Iterable[bytes], wanted: Wanted) -> Iterator[str]:
     """The lines of a log of one rank. Nobody knows when they were printed, nor on which node."""
     if wanted.rank in (None, rank) and wanted.node is None and wanted.since is None:
         for raw in file:

@@ -178,10 +178,10 @@ async def _call(command: Sequence[str], timeout_s: float = ASK_S, *, without: Co
             await process.wait()
     if process.returncode:
         lines = [line.strip() for line in complaint.decode(errors="replace").splitlines() if line.strip()]
-        if lines and UNCONFIGURED in lines[-1]:
-            raise NoSlurm(f"Slurm on this machine is of no cluster: {lines[-1]}")
         said = "; ".join(lines) or f"exit code {process.returncode}"
         refused = not any(words in said for words in BUSY)
+        if refused and lines and UNCONFIGURED in lines[-1]:  # and not because the controller, which has it, is silent
+            raise NoSlurm(f"Slurm on this machine is of no cluster: {lines[-1]}")
         raise (SlurmRefused if refused else SlurmSilent)(said if said.startswith(command[0]) else f"{command[0]}: {said}")
     return output.decode(errors="replace")
 

@@ -19,6 +19,7 @@ from checkpoint.tiers import session
 from resilient import storage
 from resilient.agent.memory import daemon_directory, region_directory
 from resilient.config import Config
+from resilient.driver.lease import LOCK
 from resilient.exits import Exit
 from resilient.protocol.connection import TOKEN_VARIABLE
 from resilient.protocol.messages import (
@@ -79,6 +80,7 @@ class Node:
         self.run_dir = tmp_path / "run"
         self.run_dir.mkdir()
         (self.run_dir / "logs").mkdir()
+        (self.run_dir / LOCK).touch()  # as the driver that holds it has
         (tmp_path / "script.py").write_text(SCRIPT)
         (self.run_dir / "config.yaml").write_text("")
         config = Config.model_validate({"name": "gpt", "checkpoint": {"tiers": [{"name": "d", "path": str(tmp_path / "durable")}]}})

@@ -16,6 +16,8 @@ import pytest
 
 from resilient.agent import inspection, lastwords, recorder
 from resilient.agent.lastwords import Witness
+from resilient.driver.lease import LOCK
+from resilient.faults import INCIDENTS
 
 DONE = {
     "process_group": ("0", "default_pg"),
@@ -106,6 +108,15 @@ Start = Callable[..., tuple[subprocess.Popen[str], Witness]]
 
 
 @pytest.fixture
+def incident(tmp_path: Path) -> Path:
+    """The folder of an incident, which is not made yet, in a run directory that is in use."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / LOCK).touch()
+    return run_dir / INCIDENTS / "g1-1"
+
+
+@pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     processes: list[subprocess.Popen[str]] = []
 
@@ -142,7 +153,7 @@ def stopped(process: subprocess.Popen[str]) -> bool:
 
 
 def test_the_record_of_ranks_that_wait_for_each_other_is_left_in_torchs_own_format(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, incident: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(lastwords, "WINDOW_S", 60.0)
     monkeypatch.setattr(lastwords, "RECORD_S", 60.0)
@@ -152,10 +163,10 @@ def test_the_record_of_ranks_that_wait_for_each_other_is_left_in_torchs_own_form
     while " in all_reduce\n" not in inspection.inspect({0: (ranks[0][0].pid, ranks[0][1].stacks or Path())})[0].stacks:
         pass  # until it is in the second one
     for _ in range(2):  # asked again, they say it again
-        lastwords.take({rank: witness for rank, (_, witness) in enumerate(ranks)}, tmp_path / "incident", 0, world=4)
-    entries = [pickle.loads((tmp_path / f"incident/gloo_trace_rank_{rank}").read_bytes())["entries"] for rank in range(2)]
+        lastwords.take({rank: witness for rank, (_, witness) in enumerate(ranks)}, incident, 0, world=4)
+    entries = [pickle.loads((incident / f"gloo_trace_rank_{rank}").read_bytes())["entries"] for rank in range(2)]
     assert [[entry["input_sizes"] for entry in each] for each in entries] == [[[[3]], [[5]]], [[[3]]]]
-    said = (tmp_path / "incident/node0.txt").read_text().splitlines()
+    said = (incident / "node0.txt").read_text().splitlines()
     assert said[0].startswith(
         "rank 0: flight recorder: gloo: 2 collectives remembered; 1 not finished, the first: number 2 of group 0"
     )
@@ -216,7 +227,7 @@ time.sleep(600)
 """
 
 
-def test_a_record_of_many_collectives_is_waited_for_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_record_of_many_collectives_is_waited_for_and_made_once(incident: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lastwords, "RECORD_S", 60.0)
     record, go_on = tmp_path / "region.record", tmp_path / "go on"
     process = subprocess.Popen([sys.executable, "-c", LARGE, str(record), str(go_on)], stdout=subprocess.PIPE, text=True)
@@ -229,33 +240,33 @@ def test_a_record_of_many_collectives_is_waited_for_and_made_once(tmp_path: Path
         assert not recorder.answers(record)
         naming = threading.Timer(1.5, go_on.touch)
         naming.start()
-        lastwords.take({0: Witness(process.pid, record, None)}, tmp_path / "incident", 0, world=4)
+        lastwords.take({0: Witness(process.pid, record, None)}, incident, 0, world=4)
         naming.join()
-        entries = pickle.loads((tmp_path / "incident/nccl_trace_rank_0").read_bytes())["entries"]
+        entries = pickle.loads((incident / "nccl_trace_rank_0").read_bytes())["entries"]
         assert len(entries) == 2000 and entries[0]["asked"] == 2
     finally:
         process.kill()
         process.communicate()
 
 
-def test_a_rank_without_a_record_is_said_to_be_that(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_rank_without_a_record_is_said_to_be_that(start: Start, incident: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lastwords, "WINDOW_S", 60.0)
     monkeypatch.setattr(lastwords, "RECORD_S", 60.0)
     process, witness = start("count")
     ready(process)
-    lastwords.take({0: witness}, tmp_path / "incident", 0, world=4)
-    assert (tmp_path / "incident/node0.txt").read_text() == "rank 0: flight recorder: torch has none here\n"
+    lastwords.take({0: witness}, incident, 0, world=4)
+    assert (incident / "node0.txt").read_text() == "rank 0: flight recorder: torch has none here\n"
     assert process.poll() is None
 
 
-def test_a_rank_that_does_not_answer_is_not_waited_for(start: Start, tmp_path: Path):
+def test_a_rank_that_does_not_answer_is_not_waited_for(start: Start, incident: Path):
     process, witness = start("keeps the interpreter")
     ready(process)
     computing, began_s = psutil.Process(process.pid), psutil.Process(process.pid).cpu_times().user
     while computing.cpu_times().user < began_s + 0.1:  # what it says before that it may still answer
         time.sleep(0.01)
-    lastwords.take({1: witness}, tmp_path / "incident", 0, world=4)
-    said = (tmp_path / "incident/node0.txt").read_text()
+    lastwords.take({1: witness}, incident, 0, world=4)
+    said = (incident / "node0.txt").read_text()
     assert said == f"rank 1: flight recorder: none, it did not answer within {lastwords.WINDOW_S:g} s\n"
     assert process.poll() is None
 
@@ -268,7 +279,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_stopped_process_says_where_it_was_and_does_not_go_on(start: Start, tmp_path: Path):
+def test_a_stopped_process_says_where_it_was_and_does_not_go_on(start: Start, incident: Path):
     process, witness = start("count")
     ready(process)
     stop(process)
@@ -276,10 +287,10 @@ def test_a_stopped_process_says_where_it_was_and_does_not_go_on(start: Start, tm
     count, went_on = witness.stacks.parent / "count", []
     for number in range(20):
         before = int(count.read_text() or 0)
-        lastwords.take({3: witness}, tmp_path / f"incident{number}", 0, world=4)
+        lastwords.take({3: witness}, incident.with_name(f"g1-{number}"), 0, world=4)
         assert stopped(process)
-        assert " in count\n" in (tmp_path / f"incident{number}/rank3.stopped.txt").read_text()
-        said = (tmp_path / f"incident{number}/node0.txt").read_text()
+        assert " in count\n" in (incident.with_name(f"g1-{number}") / "rank3.stopped.txt").read_text()
+        said = (incident.with_name(f"g1-{number}") / "node0.txt").read_text()
         assert said == "rank 3: where it was stopped: rank3.stopped.txt; flight recorder: not asked, the process is stopped\n"
         went_on.append(int(count.read_text() or before) - before)
     assert min(went_on) < 1000  # some writes of 10 µs, no more, but where this process got no core to stop it
@@ -297,12 +308,12 @@ def test_an_inspection_leaves_a_stopped_process_stopped(start: Start):
     assert stopped(process)
 
 
-def test_what_was_known_of_a_stopped_process_is_not_asked_again(start: Start, tmp_path: Path):
+def test_what_was_known_of_a_stopped_process_is_not_asked_again(start: Start, incident: Path):
     process, witness = start("count")
     ready(process)
     stop(process)
-    lastwords.take({3: Witness(witness.pid, witness.record, None)}, tmp_path / "incident", 0, world=4)
-    assert sorted(path.name for path in (tmp_path / "incident").iterdir()) == ["node0.txt"]
+    lastwords.take({3: Witness(witness.pid, witness.record, None)}, incident, 0, world=4)
+    assert sorted(path.name for path in incident.iterdir()) == ["node0.txt"]
 
 
 def test_what_a_worker_has_left_is_removed(tmp_path: Path):
@@ -313,7 +324,13 @@ def test_what_a_worker_has_left_is_removed(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["g1-rank0"]
 
 
-def test_a_run_directory_that_is_gone_is_not_made_anew_for_last_words(tmp_path: Path):
+@pytest.mark.parametrize("gone", ["moved", "unmounted"])
+@pytest.mark.parametrize("world", [1, lastwords.APART + 1], ids=["apart", "one file"])
+def test_a_run_directory_that_is_gone_is_not_made_anew_for_last_words(incident: Path, tmp_path: Path, gone: str, world: int):
+    run_dir = incident.parents[1]
+    run_dir.rename(tmp_path / "elsewhere")
+    if gone == "unmounted":
+        run_dir.mkdir()  # the mount point
     with pytest.raises(FileNotFoundError):
-        lastwords.take({}, tmp_path / "run" / "incidents" / "g1-1", 0, world=1)
-    assert not (tmp_path / "run").exists()
+        lastwords.take({}, incident, 0, world=world)
+    assert run_dir.exists() is (gone == "unmounted") and not incident.parent.exists()

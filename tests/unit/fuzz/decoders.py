@@ -376,6 +376,7 @@ def _campaigns(directory: Path) -> list[Decoder]:
     spilled = b"".join(framing._encoder.encode(each) + b"\n" for each in items)
     left = run_dir / "left"
     left.mkdir()
+    (left / lease.LOCK).touch()
     spill.leave(left, 3, "n1", [Record(0, 5.5, "health", {"x": 1}), Record(1, 6.5, None, {"loss": math.nan, "step": 5})])
     (leaving,) = (left / ".spill").glob("*.jsonl")
     leaving_text = leaving.read_bytes()

@@ -129,7 +129,7 @@ def test_after_a_restart_what_a_rank_has_printed_is_that_of_the_newest_generatio
     assert err == "resilient: generation 5 has no such lines; these are of generation 4\n"
     code, out, err = command("--rank", "1", "--since", "2026-01-31 12:07")  # nobody has
     assert (code, out) == (0, "")
-    assert err == "resilient: generation 5 has no such lines, nor have the 4 others that were looked at\n"
+    assert err == "resilient: generation 5 has no such lines, nor were any found in the 4 others that were looked at\n"
 
 
 def test_of_a_generation_that_is_asked_for_no_other_is_shown_but_named(run_dir: Path, command: Command):
@@ -151,6 +151,73 @@ def test_only_so_many_generations_are_looked_at(run_dir: Path, command: Command)
     assert command("--rank", "1")[1] == ""
     (run_dir / "logs" / "g5" / "node1.log").write_text("2026-01-31 12:05:00.000 [rank 1] here\n")
     assert texts(command("--rank", "1")[1]) == ["rank 1: here"]
+
+
+def test_where_there_is_one_other_generation_it_is_told_as_one(tmp_path: Path, command: Command):
+    (tmp_path / "two" / "logs").mkdir(parents=True)
+    (tmp_path / "two" / ledger.EVENTS).touch()
+    for generation in (1, 2):
+        said_by_rank(tmp_path / "two", generation, 0)
+    err = command("--rank", "1", where=tmp_path / "two")[2]
+    assert err == "resilient: generation 2 has no such lines, nor were any found in the one other that was looked at\n"
+
+
+def said_at_length(run_dir: Path, generation: int, size_bytes: int) -> Path:
+    """Rank 0 has printed so much, at 12:00."""
+    folder = run_dir / "logs" / f"g{generation}"
+    folder.mkdir()
+    line = f"2026-01-31 12:00:00.000 [rank 0] {'x' * 966}\n"
+    (folder / "node0.log").write_text(line * (size_bytes // len(line)))
+    return folder / "node0.log"
+
+
+def read_bytes() -> int:
+    """What this process has read from files."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.parametrize(
+    ("words", "limit_bytes"),
+    [(["--rank", "1"], 64 << 10), (["--since", "2026-01-31 12:30"], 1 << 30)],
+    ids=["of a rank", "since the last line of each"],
+)
+def test_of_generations_that_were_not_asked_for_little_is_read(
+    run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch, words: list[str], limit_bytes: int
+):
+    monkeypatch.setattr("resilient.logs.command.LOOK_BYTES", limit_bytes)
+    for generation in range(5, 4 + LOOKED_AT):
+        log = said_at_length(run_dir, generation, 1 << 20)
+        written_t = datetime(2026, 1, 31, 12).timestamp()
+        os.utime(log, (written_t, written_t))
+    said_by_rank(run_dir, 4 + LOOKED_AT, 0)
+    for _ in range(2):  # what is imported is read by the first one
+        before = read_bytes()
+        code, out, err = command(*words)
+    assert (code, out, err.count("19 others")) == (0, "", 1)
+    assert read_bytes() - before < 4 << 20
+
+
+@pytest.mark.parametrize("where", ["beginning", "end"])
+def test_what_a_large_generation_has_at_its_beginning_or_its_end_is_found(
+    run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    monkeypatch.setattr("resilient.logs.command.LOOK_BYTES", 4 << 10)
+    log = said_at_length(run_dir, 5, 64 << 10)
+    one = "2026-01-31 12:00:00.000 [rank 1] here\n"
+    log.write_text(one + log.read_text() if where == "beginning" else log.read_text() + one)
+    said_by_rank(run_dir, 6, 0)
+    assert texts(command("--rank", "1", "--since", "2026-01-31 12:00")[1]) == ["rank 1: here"]
+
+
+def test_of_a_large_packed_generation_that_was_not_asked_for_nothing_is_read(
+    run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("resilient.logs.command.LOOK_BYTES", 4 << 10)
+    said_at_length(run_dir, 5, 64 << 10)
+    said_by_rank(run_dir, 6, 0)
+    packing.pack_folders(run_dir / "logs", packing.Rule(folders=1, files=1000))
+    err = command("--rank", "17")[2]
+    assert err == "resilient: generation 6 has no such lines, nor were any found in the 4 others that were looked at\n"
 
 
 def test_following_goes_on_with_what_comes_and_into_the_next_generation_until_ctrl_c(run_dir: Path):

@@ -3,95 +3,116 @@
 import subprocess
 from pathlib import Path
 
+import pytest
 from mounts import make_read_only, needs_root
 
 from resilient import ledger, spill
+from resilient.driver.lease import LOCK
 from resilient.protocol.messages import Record
 
 
-def test_what_was_left_is_written_once_with_its_own_time_and_generation(tmp_path: Path):
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run directory that is in use."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / LOCK).touch()
+    return run_dir
+
+
+def test_what_was_left_is_written_once_with_its_own_time_and_generation(run_dir: Path):
     records = [
         Record(0, 2.5, None, {"step": 2, "loss": 0.1}),
         Record(0, 1.5, None, {"step": 1, "loss": 0.2}),
         Record(0, 3.5, "committed", {"step": 2}),
         Record(0, 0.5, "resumed", {"step": 0}),
     ]
-    with ledger.Ledger(tmp_path) as book:
+    with ledger.Ledger(run_dir) as book:
         book.metrics({"step": 1, "loss": 0.2}, generation=3, t=1.5)  # written, but never acknowledged
-        spill.leave(tmp_path, 3, "n1", records)
-        assert spill.take_in(tmp_path, book) == 2
-        assert spill.take_in(tmp_path, book) == 0
-    assert [(line["step"], line["generation"], line["t"]) for line in ledger.read(tmp_path / ledger.METRICS)] == [
+        spill.leave(run_dir, 3, "n1", records)
+        assert spill.take_in(run_dir, book) == 2
+        assert spill.take_in(run_dir, book) == 0
+    assert [(line["step"], line["generation"], line["t"]) for line in ledger.read(run_dir / ledger.METRICS)] == [
         (1, 3, 1.5),
         (2, 3, 2.5),
     ]
-    (event,) = ledger.read(tmp_path / ledger.EVENTS)
+    (event,) = ledger.read(run_dir / ledger.EVENTS)
     assert (event["event"], event["host"], event["t"]) == ("committed", "n1", 3.5)
 
 
-def test_what_was_written_before_the_files_were_moved_aside_is_not_written_again(tmp_path: Path):
-    with ledger.Ledger(tmp_path) as book:
+def test_what_was_written_before_the_files_were_moved_aside_is_not_written_again(run_dir: Path):
+    with ledger.Ledger(run_dir) as book:
         book.metrics({"step": 1, "loss": 0.2}, generation=3, t=1.5)
-    spill.leave(tmp_path, 3, "n1", [Record(0, 1.5, None, {"step": 1, "loss": 0.2}), Record(0, 2.5, None, {"step": 2})])
-    (tmp_path / ledger.METRICS).rename(tmp_path / f"{ledger.METRICS}.1")
-    with ledger.Ledger(tmp_path) as book:
-        assert spill.take_in(tmp_path, book) == 1
-    assert [line["step"] for line in ledger.read(tmp_path / ledger.METRICS)] == [1, 2]
+    spill.leave(run_dir, 3, "n1", [Record(0, 1.5, None, {"step": 1, "loss": 0.2}), Record(0, 2.5, None, {"step": 2})])
+    (run_dir / ledger.METRICS).rename(run_dir / f"{ledger.METRICS}.1")
+    with ledger.Ledger(run_dir) as book:
+        assert spill.take_in(run_dir, book) == 1
+    assert [line["step"] for line in ledger.read(run_dir / ledger.METRICS)] == [1, 2]
 
 
-def test_a_checkpoint_of_a_script_is_told_once_and_by_whom(tmp_path: Path):
+def test_a_checkpoint_of_a_script_is_told_once_and_by_whom(run_dir: Path):
     told = {"step": 9, "path": "/out"}
-    spill.leave(tmp_path, 1, "n1", [Record(rank, 1.0 + rank, spill.SCRIPT_CHECKPOINT, told) for rank in (1, 0)])
-    with ledger.Ledger(tmp_path) as book:
-        assert spill.take_in(tmp_path, book) == 1
-    (event,) = ledger.read_events(tmp_path / ledger.EVENTS)
+    spill.leave(run_dir, 1, "n1", [Record(rank, 1.0 + rank, spill.SCRIPT_CHECKPOINT, told) for rank in (1, 0)])
+    with ledger.Ledger(run_dir) as book:
+        assert spill.take_in(run_dir, book) == 1
+    (event,) = ledger.read_events(run_dir / ledger.EVENTS)
     assert (event["rank"], event["step"], event["path"]) == (0, 9, "/out")
 
 
-def test_nothing_to_leave_leaves_nothing(tmp_path: Path):
-    spill.leave(tmp_path, 1, "n1", [])
-    assert not list(tmp_path.iterdir())
+def test_nothing_to_leave_leaves_nothing(run_dir: Path):
+    spill.leave(run_dir, 1, "n1", [])
+    assert [path.name for path in run_dir.iterdir()] == [LOCK]
 
 
-def test_half_a_file_is_not_taken_in(tmp_path: Path):
-    spill.leave(tmp_path, 1, "n1", [Record(0, 1.0, None, {"step": 1})])
-    (done,) = (tmp_path / ".spill").iterdir()
+def test_half_a_file_is_not_taken_in(run_dir: Path):
+    spill.leave(run_dir, 1, "n1", [Record(0, 1.0, None, {"step": 1})])
+    (done,) = (run_dir / ".spill").iterdir()
     done.rename(done.with_suffix(".new"))
-    with ledger.Ledger(tmp_path) as book:
-        assert spill.take_in(tmp_path, book) == 0
+    with ledger.Ledger(run_dir) as book:
+        assert spill.take_in(run_dir, book) == 0
 
 
-def test_what_is_left_for_several_ranks_is_all_there_whatever_the_host_is_called(tmp_path: Path):
+def test_what_is_left_for_several_ranks_is_all_there_whatever_the_host_is_called(run_dir: Path):
     for host in ("n1.site.example", "n2.site.example"):
         for rank in range(2):
-            spill.leave(tmp_path, 1, host, [Record(rank, float(rank) + len(host) + int(host[1]), "note", {"of": f"{host} {rank}"})])
-    with ledger.Ledger(tmp_path) as book:
-        assert spill.take_in(tmp_path, book) == 4
-    told = [line["of"] for line in ledger.read(tmp_path / ledger.EVENTS)]
+            spill.leave(run_dir, 1, host, [Record(rank, float(rank) + len(host) + int(host[1]), "note", {"of": f"{host} {rank}"})])
+    with ledger.Ledger(run_dir) as book:
+        assert spill.take_in(run_dir, book) == 4
+    told = [line["of"] for line in ledger.read(run_dir / ledger.EVENTS)]
     assert sorted(told) == [f"{host} {rank}" for host in ("n1.site.example", "n2.site.example") for rank in range(2)]
 
 
-def test_a_file_that_cannot_be_read_keeps_no_other_from_being_taken_in(tmp_path: Path):
+def test_a_file_that_cannot_be_read_keeps_no_other_from_being_taken_in(run_dir: Path):
     for generation in (1, 2, 3):
-        spill.leave(tmp_path, generation, "n1", [Record(0, float(generation), None, {"step": generation})])
-    damaged = next((tmp_path / ".spill").glob("*-g2-*"))
+        spill.leave(run_dir, generation, "n1", [Record(0, float(generation), None, {"step": generation})])
+    damaged = next((run_dir / ".spill").glob("*-g2-*"))
     damaged.unlink()
     damaged.symlink_to("/proc/self/mem")  # whose first bytes cannot be read: EIO
-    with ledger.Ledger(tmp_path) as book:
-        assert spill.take_in(tmp_path, book) == 2
-        assert spill.take_in(tmp_path, book) == 0
-    assert [line["step"] for line in ledger.read(tmp_path / ledger.METRICS)] == [1, 3]
-    assert list((tmp_path / ".spill").iterdir()) == [damaged]  # it may be read another time
+    with ledger.Ledger(run_dir) as book:
+        assert spill.take_in(run_dir, book) == 2
+        assert spill.take_in(run_dir, book) == 0
+    assert [line["step"] for line in ledger.read(run_dir / ledger.METRICS)] == [1, 3]
+    assert list((run_dir / ".spill").iterdir()) == [damaged]  # it may be read another time
 
 
 @needs_root
-def test_files_that_cannot_be_removed_are_no_reason_to_try_again_and_are_not_written_twice(tmp_path: Path):
-    spill.leave(tmp_path, 1, "n1", [Record(0, 1.0, None, {"step": 1})])
-    make_read_only(tmp_path / ".spill")
+def test_files_that_cannot_be_removed_are_no_reason_to_try_again_and_are_not_written_twice(run_dir: Path):
+    spill.leave(run_dir, 1, "n1", [Record(0, 1.0, None, {"step": 1})])
+    make_read_only(run_dir / ".spill")
     try:
-        with ledger.Ledger(tmp_path) as book:
-            assert spill.take_in(tmp_path, book) == 1
-            assert spill.take_in(tmp_path, book) == 0
+        with ledger.Ledger(run_dir) as book:
+            assert spill.take_in(run_dir, book) == 1
+            assert spill.take_in(run_dir, book) == 0
     finally:
-        subprocess.run(["umount", tmp_path / ".spill"], check=True)
-    assert [line["step"] for line in ledger.read(tmp_path / ledger.METRICS)] == [1]
+        subprocess.run(["umount", run_dir / ".spill"], check=True)
+    assert [line["step"] for line in ledger.read(run_dir / ledger.METRICS)] == [1]
+
+
+@pytest.mark.parametrize("gone", ["moved", "unmounted"])
+def test_a_run_directory_that_is_gone_is_not_made_anew_for_records(run_dir: Path, tmp_path: Path, gone: str):
+    run_dir.rename(tmp_path / "elsewhere")
+    if gone == "unmounted":
+        run_dir.mkdir()  # the mount point
+    with pytest.raises(FileNotFoundError):
+        spill.leave(run_dir, 1, "n1", [Record(0, 1.0, None, {"step": 1})])
+    assert run_dir.exists() is (gone == "unmounted") and not (run_dir / ".spill").exists()

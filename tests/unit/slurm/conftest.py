@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+SILENT = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+
 
 class Slurm:
     """The queue as a test sees it and sets it."""
@@ -46,8 +48,10 @@ class Slurm:
         with self._alone():
             self._write([job | fields if job["id"] == job_id else job for job in self._read()])
 
-    def deaf(self, calls: int) -> None:
+    def deaf(self, calls: int, complaint: str = SILENT) -> None:
+        """So many calls fail, with these words."""
         with self._alone():
+            (self.directory / "complaint").write_text(complaint)
             (self.directory / "deaf").write_text(str(calls))
 
     def reserved(self, lines: list[str]) -> None:

@@ -130,6 +130,25 @@ def test_a_slurm_that_is_deaf_for_a_while_is_asked_again(going: Succession, slur
     assert successor["dependency"] == "afterany:100,singleton"
 
 
+# As `squeue` says it on a machine that is given its configuration by the controller.
+UNFETCHED = """\
+squeue: error: _fetch_child: failed to fetch remote configs: Unable to contact slurm controller (connect failure)
+squeue: error: _establish_configuration: failed to fetch config
+squeue: fatal: Could not establish a configuration source
+"""
+
+
+def test_a_controller_that_is_down_is_asked_again_where_the_configuration_comes_from_it(config: Config, slurm, monkeypatch):
+    monkeypatch.setattr(succession, "PERSON_PATIENCE_S", 600.0)
+    found = Succession.of(config)
+    slurm.deaf(1, UNFETCHED)
+    assert asyncio.run(found.begin(f"#!/bin/bash\n#SBATCH --job-name={found.name}\n")) == ("100", [])
+    slurm.deaf(1, UNFETCHED)
+    assert asyncio.run(found.stop()) == []
+    (job,) = slurm.jobs()
+    assert job["state"] == "CANCELLED"
+
+
 def test_a_person_does_not_wait_for_ever_for_a_deaf_slurm(config: Config, slurm, monkeypatch):
     monkeypatch.setattr(succession, "PERSON_PATIENCE_S", 0.01)
     slurm.deaf(99)
