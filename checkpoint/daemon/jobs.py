@@ -203,10 +203,11 @@ class Jobs:
             if job.request.job_id == job_id:
                 job.cancel()
 
-    def cancel_all(self) -> None:
-        """No job is wanted any more."""
+    async def cancel_all(self, limit_s: float) -> bool:
+        """No job is wanted any more; whether all have ended within so long."""
         for job in self._jobs:
             job.cancel()
+        return await self._tasks.wait(limit_s)
 
     async def watch(self) -> None:
         """Report tiers on which a job does not get on, and let newer snapshots have the buffers that are read for them.

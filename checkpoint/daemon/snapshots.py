@@ -139,10 +139,11 @@ class Snapshots:
                 self.buffers.forget(held.step)
         self.offer()
 
-    async def clear(self) -> None:
-        """Give the memory back."""
+    async def clear(self, limit_s: float) -> None:
+        """Give the memory back; what is being made or sealed is waited for, but not longer than so."""
         self._session = None
         self._publish(None)
+        await asyncio.gather(self._work.wait(limit_s), self._sealing.wait(limit_s))
         await self.buffers.clear()
 
     # -- buffers -------------------------------------------------------------------------------------------------------
