@@ -198,9 +198,10 @@ class Daemon:
         if not await self._jobs.cancel_all(TIER_S):
             log.warning("a tier does not answer, and what is being copied there may stay")
         if self._snapshots.memory in request.tiers:
-            root = self._snapshots.buffers.root
+            roots = self._snapshots.roots
             await self._snapshots.clear(TIER_S)
-            _remove_empty(root.parent)
+            for root in roots:
+                _remove_empty(root.parent)
         for tier in self._settings.tiers:
             if tier.name in request.tiers and not tier.durable:
                 await asyncio.to_thread(safe_dir.remove, Path(tier.path))

@@ -49,6 +49,7 @@ class LoneDaemon:
     def __init__(self, base: Path, *, buffers: int = 2, pause_at: str | None = None, tier_s: float | None = None) -> None:
         self.base, self.buffers = base, buffers
         self.ram, self.nvme, self.durable = base / "ram", base / "nvme", base / "durable"
+        self.places = [self.ram]  # of buffers
         self.directory = base / "k"
         base.mkdir(parents=True, exist_ok=True)
         self.log = base / "log"
@@ -95,7 +96,7 @@ class LoneDaemon:
                 keys=daemon_keys(TOKEN),
                 directory=str(self.directory),
                 memory="ram",
-                places=(str(self.ram),),
+                places=tuple(str(place) for place in self.places),
                 buffers=self.buffers,
                 tiers=tiers,
                 nice=0,
