@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from checkpoint import points
+from checkpoint.errors import CheckpointError
 from checkpoint.fence import guard
 from checkpoint.naming import aside, deleted, step_path, steps
 from checkpoint.retention import superseded
@@ -39,6 +40,14 @@ def prune(
     for path in deleted(root):
         remove(path)
     return gone
+
+
+def prune_behind(root: Path, step: int, keep_last: int, keep_every: int | None, generation: int) -> None:
+    """Prune behind a commit, which is done whatever becomes of that: what cannot be deleted is logged, and left to the next one."""
+    try:
+        prune(root, keep_last, keep_every, upto=step, generation=generation)
+    except (OSError, ValueError, CheckpointError) as error:
+        _log.warning("older checkpoints could not be deleted: %s", error)
 
 
 def remove(path: Path) -> None:

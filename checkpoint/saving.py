@@ -24,7 +24,7 @@ from checkpoint.local_shard import LocalShard
 from checkpoint.manifest import Manifest
 from checkpoint.naming import step_path, temporary_path
 from checkpoint.plan import ShardSpec
-from checkpoint.pruning import prune
+from checkpoint.pruning import prune_behind
 from checkpoint.state import JSON
 from checkpoint.writing import Checksums, Task
 
@@ -119,7 +119,7 @@ def save(
             raise
         raise CheckpointError(f"step {step} could not be saved in {root}: {error}") from None
     if ranks.rank == 0 and keep_last is not None:
-        _prune(root, keep_last, keep_every, step, generation)
+        prune_behind(root, step, keep_last, keep_every, generation)
     return _saved(root, began, contents, already_there=not fresh)
 
 
@@ -223,10 +223,3 @@ def _discard(root: Path, step: int, generation: int) -> None:
         pass
     except (OSError, ValueError) as error:
         _log.warning("an unfinished checkpoint could not be removed: %s", error)
-
-
-def _prune(root: Path, keep_last: int, keep_every: int | None, step: int, generation: int) -> None:
-    try:
-        prune(root, keep_last, keep_every, upto=step, generation=generation)
-    except (OSError, ValueError, CheckpointError) as error:
-        _log.warning("older checkpoints could not be deleted: %s", error)

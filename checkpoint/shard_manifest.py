@@ -69,6 +69,17 @@ def read(path: Path) -> ShardManifest:
         raise unreadable(path, NAME, error) from error
 
 
+def find(path: Path) -> ShardManifest | None:
+    """The manifest in a directory; None where it has none, or a wrong one.
+
+    Raises OSError where it cannot be read, which says nothing of it: it may be sound.
+    """
+    try:
+        return decode(path, (path / NAME).read_bytes())
+    except (FileNotFoundError, DamagedCheckpoint):
+        return None
+
+
 def decode(path: Path, text: bytes) -> ShardManifest:
     """A manifest from its text; `path` is for messages. Raises DamagedCheckpoint."""
     try:

@@ -57,3 +57,18 @@ def make_read_only(path: Path) -> None:
         if time.monotonic() > deadline:
             raise AssertionError(f"{path} could not be made read-only for {PATIENCE_S:.0f} s: {done.stderr}")
         time.sleep(0.01)
+
+
+@contextmanager
+def unreachable(path: Path) -> Iterator[None]:
+    """What is in a directory cannot be reached meanwhile (ENOTCONN): a file system without its server lies over it."""
+    device = os.open("/dev/fuse", os.O_RDWR)
+    try:
+        options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
+        subprocess.run(["mount", "-i", "-t", "fuse", "-o", options, "away", path], check=True, pass_fds=[device])
+    finally:
+        os.close(device)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)

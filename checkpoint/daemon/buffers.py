@@ -9,6 +9,7 @@ Owns the bookkeeping of the buffers of one node.
 """
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -209,6 +210,12 @@ class Buffers:
         self._check_thread()
         return all(buffer.held is None and buffer.use is Use.IDLE and buffer.pins == 0 for buffer in self._buffers)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nobody works with any, nor reads one."""
+        self._check_thread()
+        return all(buffer.use is Use.IDLE and buffer.pins == 0 for buffer in self._buffers)
+
     async def make_one(self, blueprint: Blueprint) -> bool:
         """Make one buffer anew that is of another layout and holds nothing which is needed; False where there is none.
 
@@ -230,6 +237,25 @@ class Buffers:
             if buffer.held is None and self._free(buffer):
                 with _changing(buffer):
                     await asyncio.to_thread(safe_dir.remove, buffer.files.directory, trusted=self._trusted)
+
+    async def remove_empty(self) -> None:
+        """Remove the buffers that hold nothing, for which there is no room, and the directory of all where it has nothing else."""
+        await self.renew()
+        with suppress(OSError):
+            self.root.rmdir()
+
+    async def leave(self) -> None:
+        """Make a directory of its own of each shard, where other buffers are used from now on, and remove all other buffers."""
+        self._check_thread()
+        assert self.idle
+        self._blueprint = None
+        for buffer in self._buffers:
+            if buffer.held is not None:
+                path = step_path(self.root, buffer.held.step)
+                path.unlink(missing_ok=True)
+                buffer.files.directory.rename(path)
+                buffer.files, buffer.held, buffer.layout = BufferFiles(buffer.files.directory), None, ""
+        await self.remove_empty()
 
     async def seal(self, index: int, key: SnapshotKey, shard: int, shards: int, pool: Executor) -> ShardManifest:
         """Make what the workers have written into a leased buffer the shard of a snapshot.
@@ -268,13 +294,17 @@ class Buffers:
 
     def _link(self, step: int, buffer: Buffer) -> None:
         name = buffer.files.directory.name
-        for path in self.root.glob("step-*"):
-            if path.is_symlink() and path.readlink().name == name and step_of(path) != step:
-                path.unlink(missing_ok=True)
+        for other in self.root.glob("step-*"):
+            if other.is_symlink() and other.readlink().name == name and step_of(other) != step:
+                other.unlink(missing_ok=True)
+        path = step_path(self.root, step)
+        if path.is_dir() and not path.is_symlink():  # of a past that was left, and of buffers that were left, too
+            (path / shard_manifest.NAME).unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
         new = self.root / f".link-{buffer.index}"
         new.unlink(missing_ok=True)
         new.symlink_to(name)
-        new.replace(step_path(self.root, step))
+        new.replace(path)
 
 
 @contextmanager

@@ -194,11 +194,14 @@ class Daemon:
             self._forgetting.start(self._in_thread(root, partial(shards.forget, [root], needed)))
 
     async def _clear(self, request: Clear) -> None:
-        self._jobs.cancel_all()
+        """Delete, once nothing is under way that would make something again."""
+        if not await self._jobs.cancel_all(TIER_S):
+            log.warning("a tier does not answer, and what is being copied there may stay")
         if self._snapshots.memory in request.tiers:
-            root = self._snapshots.buffers.root
-            await self._snapshots.clear()
-            _remove_empty(root.parent)
+            roots = self._snapshots.roots
+            await self._snapshots.clear(TIER_S)
+            for root in roots:
+                _remove_empty(root.parent)
         for tier in self._settings.tiers:
             if tier.name in request.tiers and not tier.durable:
                 await asyncio.to_thread(safe_dir.remove, Path(tier.path))

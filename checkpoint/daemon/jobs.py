@@ -149,9 +149,9 @@ class Jobs:
         self._tasks = Tasks()
 
     def roots(self) -> list[Root]:
-        """Where shards lie in directories of their own: replicas beside the buffers, and the node's tiers."""
-        memory = self._snapshots.buffers.root
-        return [Root(self._snapshots.memory, memory, self._snapshots.trusted(memory)), *self._node_roots]
+        """Where shards lie in directories of their own: beside the buffers (replicas, and what was left), and the node's tiers."""
+        memory = self._snapshots.roots
+        return [*(Root(self._snapshots.memory, root, self._snapshots.trusted(root)) for root in memory), *self._node_roots]
 
     def start(self, request: StartJob | Replicate) -> None:
         """Accept a job; its end is reported."""
@@ -195,7 +195,7 @@ class Jobs:
             if job.buffer is not None:
                 job.buffer.pins -= 1
                 job.buffer, job.released = None, True
-        self._snapshots.offer()
+                self._snapshots.released()
 
     def cancel(self, job_id: int) -> None:
         """A job is not wanted any more, whether it runs or waits for its turn."""
@@ -203,10 +203,11 @@ class Jobs:
             if job.request.job_id == job_id:
                 job.cancel()
 
-    def cancel_all(self) -> None:
-        """No job is wanted any more."""
+    async def cancel_all(self, limit_s: float) -> bool:
+        """No job is wanted any more; whether all have ended within so long."""
         for job in self._jobs:
             job.cancel()
+        return await self._tasks.wait(limit_s)
 
     async def watch(self) -> None:
         """Report tiers on which a job does not get on, and let newer snapshots have the buffers that are read for them.

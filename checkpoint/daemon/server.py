@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,10 +32,12 @@ class Server:
     Args:
         roots: what may be read.
         keys: by role, of those who may read.
+
+    Invariant: each root is touched by threads of its own alone, so that one that hangs keeps none from others, nor from snapshots.
     """
 
     def __init__(self, roots: Sequence[Path], keys: Mapping[str, str]) -> None:
-        self._roots = [root.resolve() for root in roots]
+        self._threads = {root: ThreadPoolExecutor(thread_name_prefix="read") for root in roots}
         self._keys = keys
         self._listener: Listener | None = None
         self._serving: set[asyncio.Task[None]] = set()
@@ -71,7 +74,8 @@ class Server:
 
     async def _answer(self, request: ReadRequest, writer: asyncio.StreamWriter) -> None:
         try:
-            data = await asyncio.to_thread(self._read, request)
+            root = self._root(request)
+            data = await asyncio.get_running_loop().run_in_executor(self._threads[root], _read, root, request)
         except (OSError, ValueError) as error:
             writer.write(encode(ReadReply(error=str(error))))
         else:
@@ -79,18 +83,28 @@ class Server:
             writer.write(data)
         await writer.drain()
 
-    def _read(self, request: ReadRequest) -> bytes | memoryview:
-        path = Path(request.directory).joinpath(request.file).resolve()
-        if not any(path.is_relative_to(root) for root in self._roots):
-            raise ValueError(f"{path} is not part of any tier")
-        if request.length is None:
-            return path.read_bytes()
-        if request.offset < 0 or request.length < 0:
-            raise ValueError(f"{path} has no {request.length} bytes at {request.offset}")
-        fd = direct.open_to_read(path)
-        try:
-            length = min(request.length, max(0, os.fstat(fd).st_size - request.offset))
-            target: memoryview = direct.memory(length)
-            return target[: direct.read(fd, [target], request.offset)] if length else b""
-        finally:
-            os.close(fd)
+    def _root(self, request: ReadRequest) -> Path:
+        """Where a request says that it reads; whether that is so, its threads find out. Raises ValueError."""
+        directory = Path(request.directory)
+        root = next((each for each in self._threads if directory.is_relative_to(each)), None)
+        if root is None:
+            raise ValueError(f"{directory} is not part of any tier")
+        return root
+
+
+def _read(root: Path, request: ReadRequest) -> bytes | memoryview:
+    """What is asked for. Raises OSError, ValueError."""
+    path = Path(request.directory).joinpath(request.file).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise ValueError(f"{path} is not part of any tier")
+    if request.length is None:
+        return path.read_bytes()
+    if request.offset < 0 or request.length < 0:
+        raise ValueError(f"{path} has no {request.length} bytes at {request.offset}")
+    fd = direct.open_to_read(path)
+    try:
+        length = min(request.length, max(0, os.fstat(fd).st_size - request.offset))
+        target: memoryview = direct.memory(length)
+        return target[: direct.read(fd, [target], request.offset)] if length else b""
+    finally:
+        os.close(fd)

@@ -122,7 +122,7 @@ def inventory(roots: Iterable[Root]) -> list[NodeShard]:
     found = []
     for root in roots:
         for path, replica in _directories(root):
-            with suppress(DamagedCheckpoint), _os_errors_logged(path):
+            with _os_errors_logged(path), suppress(DamagedCheckpoint):
                 found.append(node_shard(root.tier, path, shard_manifest.read(path), replica=replica))
     return found
 
@@ -143,18 +143,17 @@ def _os_errors_logged(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         log.warning("%s: %s", path, error.strerror)
+    except CheckpointError as error:  # this process has no descriptor left to read it with
+        log.warning("%s", error)
 
 
 def forget(roots: Sequence[Root], needed: Callable[[ShardManifest], bool]) -> None:
-    """Delete the shards that are not needed, replicas too; buffers are overwritten instead."""
+    """Delete the shards that are not needed, replicas too; buffers are overwritten instead. What cannot be read stays."""
     for root in roots:
         for path, replica in _directories(root):
             with _os_errors_logged(path):
-                try:
-                    gone = not needed(shard_manifest.read(path))
-                except DamagedCheckpoint:
-                    gone = True
-                if gone:
+                found = shard_manifest.find(path)
+                if found is None or not needed(found):
                     _delete(path, replica)
 
 

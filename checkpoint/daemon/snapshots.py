@@ -70,6 +70,8 @@ class Snapshots:
         self._lease = Lease(settings.generation, self._word.read().number, None)
         self._publish(None)  # what the daemon before this one has leased is not known here
         self.buffers = self._open_buffers()
+        nearer = self._places[: self._places.index(self.buffers.root)] if self.buffers.root in self._places else []
+        self._left = [place for place in nearer if safe_dir.is_private(place)]  # where shards of buffers may lie that were left
         self._session: Session | None = None
         self._preparing = asyncio.Lock()
         self._work = Tasks()
@@ -85,7 +87,7 @@ class Snapshots:
 
     def _open_buffers(self) -> Buffers:
         """In the place where an earlier daemon had them."""
-        there = [place for place in self._places if buffer_path(place, 0).is_dir()]
+        there = [place for place in self._places if any(buffer_path(place, index).is_dir() for index in range(self._count))]
         chosen = next((place for place in there if safe_dir.is_safe(place, trusted=self.trusted(place))), None)
         for place in [chosen] if chosen else self._places:
             try:
@@ -97,6 +99,11 @@ class Snapshots:
     def trusted(self, place: Path) -> Path | None:
         """The durable tier that a place is on, which the user has chosen; None where it is in RAM or on a disk of this node."""
         return next((durable for durable in self._durable if place.is_relative_to(durable)), None)
+
+    @property
+    def roots(self) -> list[Path]:
+        """Where shards of snapshots lie."""
+        return [*(place for place in self._left if place != self.buffers.root), self.buffers.root]
 
     # -- the session ---------------------------------------------------------------------------------------------------
 
@@ -122,6 +129,10 @@ class Snapshots:
     def retain(self, needed: Callable[[ShardManifest], bool]) -> None:
         """Which shards in buffers may not be overwritten."""
         self.buffers.retain(needed)
+        self.released()
+
+    def released(self) -> None:
+        """Less is needed, or read by jobs, than before: there may be room for what the workers write now."""
         session = self._session
         if session is not None and session.digest and (self.buffers.misfits or not session.ready):
             self._work.start(self._prepare(session))
@@ -139,11 +150,14 @@ class Snapshots:
                 self.buffers.forget(held.step)
         self.offer()
 
-    async def clear(self) -> None:
-        """Give the memory back."""
+    async def clear(self, limit_s: float) -> None:
+        """Give the memory back; what is being made or sealed is waited for, but not longer than so."""
         self._session = None
         self._publish(None)
+        await asyncio.gather(self._work.wait(limit_s), self._sealing.wait(limit_s))
         await self.buffers.clear()
+        for place in self._left:
+            await asyncio.to_thread(safe_dir.remove, place, trusted=self.trusted(place))
 
     # -- buffers -------------------------------------------------------------------------------------------------------
 
@@ -181,18 +195,19 @@ class Snapshots:
                 return
             if plan.place is not None and session is self._session:
                 session.shard, session.shards = plan.place
-            for place in self._places if self.buffers.empty else [self.buffers.root]:
+            for place in self._places if self.buffers.empty else []:
                 try:
                     await self._make_buffers(session, digest, place, plan)
                 except OSError as error:
-                    why = f"no buffers in {place}: {error.strerror or error}"
                     if session is self._session and not self.buffers.empty:
-                        self._begin_trouble(why, error.errno)
-                        return  # they hold what has another layout; there is room once they are not needed any more
-                    self._trouble(why, error.errno)
+                        break
+                    self._trouble(f"no buffers in {place}: {error.strerror or error}", error.errno)
                     if session is self._session:
-                        await self.buffers.clear()
+                        await self.buffers.remove_empty()
                     continue
+                return
+            if session is self._session and not self.buffers.empty:
+                await self._make_others(session, digest, plan)
                 return
             if session is self._session:
                 places = tuple(str(place) for place in self._places)
@@ -205,8 +220,51 @@ class Snapshots:
             self.buffers = Buffers(place, self._count, trusted=self.trusted(place))
         while self._is_wanted(session, digest) and await self.buffers.make_one(plan):
             pass
+        self._use(session, digest, plan)
+
+    async def _make_others(self, session: Session, digest: str, plan: Blueprint) -> None:
+        """Make buffers while some hold what is needed: where these are, or where that has no room, in a slower place."""
+        root = self.buffers.root
+        try:
+            await self._make_buffers(session, digest, root, plan)
+            return
+        except OSError as error:
+            if session is not self._session:
+                return
+            idle = self.buffers.idle
+            if idle:
+                await self.buffers.remove_empty()
+            self._begin_trouble(f"no buffers in {root}: {error.strerror or error}", error.errno)
+        if not idle:
+            return  # some are in use, or are read: it is tried again when they are not, or when less is needed
+        for place in self._places[self._places.index(root) + 1 :] if root in self._places else []:
+            try:
+                await self._move(session, digest, place, plan)
+            except OSError as error:
+                log.warning("no buffers in %s either: %s", place, error.strerror or error)
+                continue
+            return
+
+    async def _move(self, session: Session, digest: str, place: Path, plan: Blueprint) -> None:
+        """Make all buffers in another place, and then leave those that there are. Raises OSError."""
+        await asyncio.to_thread(safe_dir.make_private, place, trusted=self.trusted(place))
+        others = Buffers(place, self._count, trusted=self.trusted(place))
+        try:
+            while self._is_wanted(session, digest) and await others.make_one(plan):
+                pass
+        except OSError:
+            await others.remove_empty()
+            raise
+        if self._is_wanted(session, digest) and self.buffers.idle:
+            before, self.buffers = self.buffers, others
+            self._left = list(dict.fromkeys((*self._left, before.root)))
+            await before.leave()
+            self._use(session, digest, plan)
+
+    def _use(self, session: Session, digest: str, plan: Blueprint) -> None:
+        """Lease the buffers that were made, if the workers still write what they are for."""
         if self._is_wanted(session, digest):
-            _point(self._directory / LINK, place)
+            _point(self._directory / LINK, self.buffers.root)
             self.buffers.use(plan)
             session.ready = True
             self.offer()

@@ -18,7 +18,7 @@ from checkpoint.fence import fsync_directory, guard, raise_fence
 from checkpoint.layout import ArrayInfo, ChunkRun, Shard
 from checkpoint.manifest import FileEntry, Manifest
 from checkpoint.naming import UNFINISHED, stale, step_path, temporary_path
-from checkpoint.pruning import prune, remove
+from checkpoint.pruning import prune_behind, remove
 from checkpoint.runs import runs
 from checkpoint.shard_manifest import Chunks, ShardManifest
 from checkpoint.source import Source
@@ -211,8 +211,7 @@ def finish(
     for leftover in stale(root, attempt, node_shard.step):
         remove(leftover)
     if keep_last is not None:
-        with suppress(OSError):
-            prune(root, keep_last, keep_every, upto=node_shard.step, generation=attempt)
+        prune_behind(root, node_shard.step, keep_last, keep_every, attempt)
     return contents
 
 

@@ -51,8 +51,12 @@ class RemoteShard(Source):
         self._key, self._role = key, role
         self._cancelled = cancelled if cancelled is not None else threading.Event()
         self._own = threading.local()
-        self._sockets: list[socket.socket] = []
-        self.manifest: ShardManifest = shard_manifest.decode(self.path, self._ask(file=shard_manifest.NAME))
+        self._sockets: list[socket.socket] = []  # of all threads
+        try:
+            self.manifest: ShardManifest = shard_manifest.decode(self.path, self._ask(file=shard_manifest.NAME))
+        except BaseException:  # nobody gets it to close it
+            self.close()
+            raise
 
     def document(self, name: str) -> bytes:
         """A metadata file, compared with what the shard's manifest says of it. Raises DamagedCheckpoint."""
@@ -118,17 +122,28 @@ class RemoteShard(Source):
             raise
 
     def _forget(self) -> None:
+        """Close this thread's connection; the next request makes another one."""
         self._own.connection = None
+        for each in getattr(self._own, "sockets", ()):
+            each.close()
+            self._sockets.remove(each)
+        self._own.sockets = []
+
+    def _owned(self, made: socket.socket) -> None:
+        """A socket of this thread, which `_forget` closes, or `close`."""
+        self._own.sockets = [*getattr(self._own, "sockets", ()), made]
+        self._sockets.append(made)
 
     def _connection(self) -> socket.socket:
         connection: socket.socket | None = getattr(self._own, "connection", None)
         if connection is None:
             host, _, port = self._address.rpartition(":")
             made = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
-            self._sockets.append(made)
+            self._owned(made)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = authenticate(made, self._key, self._role, timeout_s=TIMEOUT_S, given_up=self._cancelled.is_set)
-            self._sockets.append(connection)
+            if connection is not made:  # TLS has taken its place
+                self._owned(connection)
             connection.settimeout(POLL_S)
             self._own.connection = connection
         return connection

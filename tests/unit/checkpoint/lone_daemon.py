@@ -19,23 +19,20 @@ N = TypeVar("N", bound=Message)
 
 PATIENCE_S = 120.0
 TOKEN = "of the test"
-IMPATIENT = """
-import sys
-from checkpoint.daemon import daemon
-from checkpoint.daemon.__main__ import main
-daemon.TIER_S = float(sys.argv[1])
-main()
-"""
-PAUSING = """
+PREPARED = """
 import os, sys
 from checkpoint import points
+from checkpoint.daemon import daemon
 from checkpoint.daemon.__main__ import main
-point, reached, go = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+point, reached, go, tier_s = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 def pause():
     points.disarm()
     os.write(reached, b".")
     os.read(go, 1)
-points.arm(point, pause)
+if point:
+    points.arm(point, pause)
+if tier_s:
+    daemon.TIER_S = float(tier_s)
 main()
 """
 
@@ -52,6 +49,7 @@ class LoneDaemon:
     def __init__(self, base: Path, *, buffers: int = 2, pause_at: str | None = None, tier_s: float | None = None) -> None:
         self.base, self.buffers = base, buffers
         self.ram, self.nvme, self.durable = base / "ram", base / "nvme", base / "durable"
+        self.places = [self.ram]  # of buffers
         self.directory = base / "k"
         base.mkdir(parents=True, exist_ok=True)
         self.log = base / "log"
@@ -59,10 +57,9 @@ class LoneDaemon:
         theirs_go, go = os.pipe()
         self._reached, self._go = reached, go
         program = [sys.executable, "-m", "checkpoint.daemon"]
-        if tier_s is not None:
-            program = [sys.executable, "-c", IMPATIENT, str(tier_s)]
-        if pause_at is not None:
-            program = [sys.executable, "-c", PAUSING, pause_at, str(theirs_reached), str(theirs_go)]
+        if tier_s is not None or pause_at is not None:
+            pauses = [pause_at or "", str(theirs_reached), str(theirs_go)]
+            program = [sys.executable, "-c", PREPARED, *pauses, "" if tier_s is None else str(tier_s)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, bufsize=0, pass_fds=(theirs_reached, theirs_go)
@@ -99,7 +96,7 @@ class LoneDaemon:
                 keys=daemon_keys(TOKEN),
                 directory=str(self.directory),
                 memory="ram",
-                places=(str(self.ram),),
+                places=tuple(str(place) for place in self.places),
                 buffers=self.buffers,
                 tiers=tiers,
                 nice=0,
