@@ -24,7 +24,7 @@ import figures
 from launchers import Launcher, Resilient
 from steady import BLOCKS, SETTLE_S, Clock
 
-ENTRY = Path(__file__).with_name("your_script_entry.py")
+ENTRY = Path(__file__).parent / "scripts/your_script.py"  # not beside checkpoint.py, whose name is that of a package of ranks
 SCRIPT = Path(__file__).parents[1] / "examples/transformers_trainer.py"
 RANKS = 2
 TOKENS = RANKS * 8 * 32  # of a step: ranks, texts of each, words of a text

@@ -1,6 +1,6 @@
 """What `your_script.py` runs under each launcher: the script of transformers, with its steps written down from outside.
 
-your_script_entry.py DIRECTORY SCRIPT ARGS...
+your_script.py DIRECTORY SCRIPT ARGS...
 """
 
 import json
