@@ -99,7 +99,7 @@ class Progress:
             self._beating = False
             self._region.observe(False)
             self._line_t = 0.0
-        self._go_on()
+        self.go_on()
         if not self._first_rank:
             return
         if self._line_t == 0.0 or step <= self._line_step:  # nobody knows when it began
@@ -109,7 +109,7 @@ class Progress:
 
     def leave_phases(self) -> None:
         """The script tells a phase by itself: where nothing has been inferred so far, nothing will be."""
-        self._go_on()
+        self.go_on()
         self._phases = False
 
     def loop_begins(self) -> None:
@@ -185,7 +185,7 @@ class Progress:
         count = self.count
         if self._line_t == 0.0:
             self._begin(optimizer)
-        self._go_on()
+        self.go_on()
         self._region.beat(self._base + count)
         if self.files:
             self.tell_files(count - 1)
@@ -338,7 +338,7 @@ class Progress:
             return False
         return phase != _START or self._phases
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         """The script has gone on: what was raised while it read or saved, it has caught."""
         if self._raised_from is not None:
             self._region.enter(self._raised_from)

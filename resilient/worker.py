@@ -241,6 +241,7 @@ class _Phase:
 
     def __enter__(self) -> None:
         if _region is not None:
+            _go_on()
             if _progress is not None:
                 _progress.leave_phases()
             self._before = _region.enter(self._code | TOLD)
@@ -248,9 +249,27 @@ class _Phase:
             _watcher(PHASES[self._code], 0)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # A phase that raised stays in the region: it is where the worker failed. A generator that is closed has not failed.
-        if _region is not None and (kind is None or kind is GeneratorExit):
+        # A phase that raised stays in the region, for it may be where the worker fails, until the script is known to have gone on.
+        # A generator that is closed has not failed.
+        global _raised_from
+        if _region is None:
+            return
+        if kind is None or kind is GeneratorExit:
+            _raised_from = None
             _region.enter(self._before)
+        else:
+            _raised_from = self._before
+
+
+_raised_from: int | None = None  # the phase before one of the script's that was left by an exception, and is in the region still
+
+
+def _go_on() -> None:
+    """The script has gone on: what was raised in a phase that it told, it has caught."""
+    global _raised_from
+    if _raised_from is not None and _region is not None:
+        _region.enter(_raised_from)
+        _raised_from = None
 
 
 _CODES = {name: code for code, name in enumerate(PHASES)}
@@ -273,6 +292,9 @@ def infer(name: str) -> None:
     Where the script tells a phase at the moment, that stays.
     """
     if _region is not None:
+        _go_on()
+        if _progress is not None:
+            _progress.go_on()
         code, before = _CODES[name], _region.phase
         if before != code and not before & TOLD:
             _region.enter(code)
@@ -285,10 +307,14 @@ def infer(name: str) -> None:
 _left: tuple[CodeType, int] | None = None  # where a loop over a generator of the runtime's own was left
 
 
-def loop_left(frame: FrameType) -> None:
-    """Such a loop is left in this frame, by `break` or by an exception of its body: its generator cannot tell which."""
+def loop_left(frame: FrameType | None) -> None:
+    """Such a loop is left in this frame, by `break` or by an exception of its body: its generator cannot tell which.
+
+    Args:
+        frame: None where the interpreter ends.
+    """
     global _left
-    _left = (frame.f_code, frame.f_lasti)
+    _left = (frame.f_code, frame.f_lasti) if frame is not None else None
 
 
 def failed(error: BaseException) -> None:
@@ -303,6 +329,7 @@ def failed(error: BaseException) -> None:
 def beat(step: int) -> None:
     """Say that optimizer step `step` (1-based) is finished. All ranks beat every step."""
     if _region is not None:
+        _go_on()
         if _progress is not None:
             _progress.stand_back(step)
         _region.beat(step)

@@ -105,7 +105,7 @@ class Snapshots:
                     raise ValueError("the loader has no batch")
         except GeneratorExit:
             self._attached.leave()
-            worker.loop_left(sys._getframe(1))
+            worker.loop_left(sys._getframe().f_back)
             raise
         self._attached.close()
 

@@ -148,7 +148,7 @@ class Attached:
                 self.after_step()
         except GeneratorExit:  # an exception in here leaves the phase where it failed
             self.leave()
-            worker.loop_left(sys._getframe(1))
+            worker.loop_left(sys._getframe().f_back)
             raise
         finally:
             self._open.discard(self)

@@ -31,6 +31,8 @@ READ_IN_STEPS = {"computes": ["step"], "reads": ["data"], "is done": ["start"]}
         ),
         (watched_loops.in_words, {"computes": ["step"], "goes on": ["step"], "is done": ["start"]}),
         (watched_loops.left, {"computes": ["step"], "computes again": ["step"], "is done": ["start"]}),
+        (watched_loops.caught, {"computes": ["step"], "reads": ["told data"], "evaluates": ["told eval"], "is done": ["start"]}),
+        (watched_loops.read_in_vain, {"is done": ["start"], "reads behind it": ["data"], "goes on": ["start"]}),
         (watched_loops.fails, {"has failed in a step": ["step"], "has failed behind the loop": ["start"]}),
         (watched_loops.accelerated, READ_IN_STEPS),
         soaked(

@@ -44,6 +44,14 @@ class Samples(Dataset[torch.Tensor]):
         return torch.ones(4)
 
 
+class Damaged(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        raise OSError
+
+
 class Watching:
     """Looks when it is saved."""
 
@@ -77,6 +85,39 @@ def turned(look: Look, folder: Path) -> None:
         look("goes on")
     look("is done")
     torch.save(Watching(look, "saves at the end"), folder / "own.pt")
+
+
+def caught(look: Look, folder: Path) -> None:
+    """What is raised in a phase that the script tells, the script catches."""
+    model, optimizer = made()
+    snapshots = resilient.attach(model=model, optimizer=optimizer)
+    for step in snapshots.steps(STEPS):
+        look("computes")
+        try:
+            with worker.phase("data"):
+                look("reads")
+                if step % 2:
+                    raise StopIteration
+        except StopIteration:
+            with worker.phase("eval"):
+                look("evaluates")
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+    look("is done")
+
+
+def read_in_vain(look: Look, folder: Path) -> None:
+    """What a loader raises in the body of the loop is caught behind it."""
+    model, optimizer = made()
+    snapshots = resilient.attach(model=model, optimizer=optimizer)
+    try:
+        for _ in snapshots.steps(STEPS):
+            next(iter(DataLoader(Damaged())))
+    except OSError:
+        pass
+    look("is done")
+    next(iter(DataLoader(Samples(look, "reads behind it"))))
+    look("goes on")
 
 
 def in_words(look: Look, _: Path) -> None:
