@@ -7,6 +7,7 @@ directory or another module. So what is found here is imported by the program to
 """
 
 import ast
+import builtins
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import Enum, auto
@@ -148,7 +149,7 @@ class ImportOrder:
         yield from self._take(Imported(module), certain=certain)
         for alias in statement.names:
             if alias.name == "*":
-                names.update(dict.fromkeys(names))
+                _forget_all(names)
             else:
                 yield from self._take(Imported(module, alias.name), certain=certain)
                 self._bind(names, alias.asname or alias.name, f"{module}.{alias.name}", certain=certain)
@@ -234,6 +235,11 @@ def _check(part: ast.AST, names: Names) -> None:
         _check(each, names)
 
 
+def _forget_all(names: Names) -> None:
+    """After a `*` import any name may be another's, also that of a builtin."""
+    names.update(dict.fromkeys((*names, *dir(builtins))))
+
+
 def _forget(parts: Iterable[ast.AST], names: Names) -> None:
     """Of what is bound anywhere in them nothing is known any more."""
     for part in parts:
@@ -246,6 +252,6 @@ def _forget(parts: Iterable[ast.AST], names: Names) -> None:
                 case ast.alias(name=name, asname=asname):
                     names[asname or name.partition(".")[0]] = None
                     if name == "*":
-                        names.update(dict.fromkeys(names))
+                        _forget_all(names)
                 case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
                     names[name] = None

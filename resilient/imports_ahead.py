@@ -76,8 +76,8 @@ def _executed(module: str, name: str, directory: str) -> list[Source]:
     """The files that an import of a module, or of a name from it, executes. Raises Unknown where they are not Python's."""
     if name:
         return sources(f"{module}.{name}", directory)
-    at = Path(directory, *module.split("."))
-    if not at.is_dir() and not at.with_name(f"{at.name}.py").is_file():
+    at = os.path.join(directory, *module.split("."))  # noqa: PTH118
+    if not os.path.isdir(at) and not os.path.isfile(f"{at}.py"):  # noqa: PTH112, PTH113 (see `sources`)
         raise Unknown
     return sources(module, directory)
 

@@ -6,7 +6,8 @@ batches are read from a DataLoader, it begins with the first step after one was 
 for each batch has iterations of four steps. Once an iteration has been repeated for a dozen steps, the next one is expected to be
 the same.
 
-All ranks of a script have the same optimizers step in the same order, so all learn the same.
+All ranks of a script have the same optimizers step in the same order, and read alike between steps, so all learn the same. Where
+one reads for all, and there are several steps for a batch, they do not.
 """
 
 from enum import Enum, auto

@@ -85,13 +85,19 @@ class ScriptStop:
             os.kill(os.getpid(), signal.SIGTERM)
             return
 
+        is_compiling = sys.modules["torch"].compiler.is_compiling
+
+        def before_forward(module: Any, _args: Any = None) -> None:
+            if not is_compiling():  # what is compiled once is called on, without the hooks: they must not be part of it
+                self._before_forward(module)
+
         def before_step(optimizer: Any, _args: Any = None, _kwargs: Any = None) -> None:
             if (self._is_complete or (steps_again(id(optimizer)) and not self._iterations.awaits_batch)) and is_next():
                 self._leave()
 
         optimizer, module = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
         self.handles = [
-            module.register_module_forward_pre_hook(self._before_forward),
+            module.register_module_forward_pre_hook(before_forward),
             optimizer.register_optimizer_step_pre_hook(before_step),
         ]
 
@@ -108,7 +114,7 @@ class ScriptStop:
             self._read_from = data
             self._iterations.read()
 
-    def _before_forward(self, module: Any, _args: Any = None) -> None:
+    def _before_forward(self, module: Any) -> None:
         """A module is about to be called, in the next iteration or a validation, or in the present one, unless that is complete."""
         if self._is_complete and ((module.training and sys.modules["torch"].is_grad_enabled()) or self._validates_too_long()):
             self._leave()

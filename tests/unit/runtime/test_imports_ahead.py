@@ -173,6 +173,8 @@ def test_a_module_of_the_program_that_changes_the_environment_ends_what_is_impor
     [
         "envsetup.apply()\n",
         "from envsetup import *\nwarnings.simplefilter('ignore')\n",
+        "from envsetup import *\nmax(1, 2)\n",
+        "if warnings:\n    from envsetup import *\nmax(1, 2)\n",
         "from envsetup import warnings\nwarnings.simplefilter('ignore')\n",
     ],
 )
@@ -229,13 +231,15 @@ def test_all_that_an_example_imports_is_imported_ahead(monkeypatch: pytest.Monke
 
 
 def test_a_folder_that_may_not_be_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = written(tmp_path, train="import transformers, json\n")
+    """What was found before it is imported. Tests may run as root, who may read everything: so the refusal is made."""
+    folder = written(tmp_path, train="import transformers, json\nimport beside\n", beside="import wave\n")
 
     def refused(path: object) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "is_file", refused)
-    assert ahead(monkeypatch, folder, "train.py") == ["transformers", "json"]
+    for name in ("is_file", "is_dir"):
+        monkeypatch.setattr(Path, name, refused)
+    assert ahead(monkeypatch, folder, "train.py") == ["transformers", "json", "wave"]
 
 
 @pytest.mark.parametrize("name", ["checkpoint.py", "resilient.py", "checkpoint/__init__.py"])

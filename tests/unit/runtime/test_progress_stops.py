@@ -252,3 +252,24 @@ def test_a_checkpoint_for_which_a_state_is_made_is_written_after_the_last_step(w
     get_state_dict(script.model, script.optimizers["B"])
     with pytest.raises(Stopped):
         script.step("A")
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_is_first_compiled_after_the_last_step_is_compiled_whole(watched: Watched, training: bool):
+    """As a rank has it compiled that has done so before: that one does not notice a call either, and all are to leave together."""
+    script = Script(watched, "A")
+    results = []
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def compiled(sample: torch.Tensor) -> Any:
+        return script.model(sample)
+
+    def iteration(script: Script) -> None:
+        script.step("A")
+        if script.iterations == SETTLED:
+            script.model.train(training)
+            with torch.set_grad_enabled(training):
+                results.append(compiled(torch.ones(4)))
+
+    assert script.run(iteration, stop_at=SETTLED).steps == {"A": SETTLED + 1}
+    assert len(results) == 1
