@@ -3,7 +3,8 @@
 Reads `.lock` and `.lease`, which belong to the driver (`resilient.driver.lease`). On the driver's machine the lock tells. On others
 the age of the lease does, for the driver renews it, by the file system's clock: that of this host may be another one. The time of
 the file system is that of a file which was touched just now. Some have it from their clients, whose clocks need not agree either.
-So whoever acts on it that nobody works there first watches an old lease for as long as a renewal takes.
+So whoever acts on it that nobody works there first watches an old lease for as long as a renewal takes, unless a driver of this
+host left it before the host was started.
 """
 
 import fcntl
@@ -81,10 +82,16 @@ def holder(run_dir: Path, patience_s: float = 0.0) -> Owner | None:
         if owner is None or changed_ns is None:
             return None
         age_s, watched_s = now_s - changed_ns / 1e9, time.monotonic() - began_t
-        there = lives(age_s, renewed=changed_ns != began_ns, watched_s=watched_s, patience_s=patience_s)
+        wanted_s = 0.0 if _of_an_earlier_boot(owner, age_s) else patience_s
+        there = lives(age_s, renewed=changed_ns != began_ns, watched_s=watched_s, patience_s=wanted_s)
         if there is not None:
             return owner if there else None
         time.sleep(POLL_S)
+
+
+def _of_an_earlier_boot(owner: Owner, age_s: float) -> bool:
+    """Whether an owner, of another machine or another boot of this one, was of this one: it ended with that boot."""
+    return owner.host == socket.gethostname() and age_s > time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _now_s(run_dir: Path) -> float:

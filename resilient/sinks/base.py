@@ -70,8 +70,8 @@ class Sink:
         """Take lines of one file, in their order there. One that raises has taken none of them, and gets them again.
 
         A line may come twice, if the process was killed between a call and the moment at which that was written down. NotTaken and
-        OSError: not now. Refused: never. What else is raised again and again has the lines tried one by one; one that makes the
-        sink raise while it takes others is passed over.
+        OSError: not now. Refused: never. What else is raised again and again has the lines tried one by one: then those behind one
+        that makes the sink raise come before it. It is tried again after each that is taken, and passed over after three.
         """
 
     def refresh(self) -> None:

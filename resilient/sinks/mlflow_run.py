@@ -58,7 +58,13 @@ class MLflowSink(Sink):
                 self._log(metrics[start : start + _MOST])
         for line in lines:
             if line.entry.get("event") == "run_finished":
-                self._client.set_terminated(self._run, "FINISHED" if line.entry["exit_code"] == 0 else "FAILED")
+                self._end("FINISHED" if line.entry["exit_code"] == 0 else "FAILED")
+
+    def _end(self, status: str) -> None:
+        try:
+            self._client.set_terminated(self._run, status)
+        except MlflowException as error:
+            raise self._judged(error) from None
 
     def _log_each(self, metrics: Sequence[Metric]) -> None:
         """Those of one line: together, or each by itself where that is refused."""
@@ -66,7 +72,7 @@ class MLflowSink(Sink):
             self._log(metrics)
             return
         except Refused:
-            if len(metrics) == 1:
+            if len(metrics) <= 1:
                 raise
         taken = 0
         for metric in metrics:
@@ -86,6 +92,14 @@ class MLflowSink(Sink):
                 if len(metrics) == 1:
                     self._refused.add(metrics[0].key)
                 raise Refused(f"another metric's name is a part of its name: {error}") from None
-            is_there = self._client.get_run(self._run).info.lifecycle_stage == "active"  # somebody may have deleted it
-            kind = Refused if error.error_code == "INVALID_PARAMETER_VALUE" and is_there else NotTaken
-            raise kind(str(error)) from None
+            raise self._judged(error) from None
+
+    def _judged(self, error: MlflowException) -> NotTaken | Refused:
+        """Whether it refuses what it was sent, or takes nothing now: of a run that somebody has deleted it says the same."""
+        if error.error_code != "INVALID_PARAMETER_VALUE":
+            return NotTaken(str(error))
+        try:
+            is_there = self._client.get_run(self._run).info.lifecycle_stage == "active"
+        except MlflowException as unknown:
+            return NotTaken(f"{error}; whether its run is there is not known: {unknown}")
+        return Refused(str(error)) if is_there else NotTaken(str(error))

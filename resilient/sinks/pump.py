@@ -1,14 +1,17 @@
 """A pump feeds one sink: a thread that follows the run directory's files, and tries again what fails, for as long as it takes.
 
 What a receiver refuses for good holds up nothing: after a few tries lines go one by one, and one that is refused by itself is
-passed over. A receiver that takes nothing at all is waited for.
+passed over. A failure that may be that of the receiver counts against a line once another one was taken after it, and the line is
+passed over after a few of these. A receiver that takes nothing at all is waited for.
 """
 
 import logging
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_never, wait_exponential_jitter
 
@@ -23,8 +26,17 @@ T = TypeVar("T")
 POLL_S = 2.0
 LONGEST_PAUSE_S = 60.0
 ENDING_PAUSE_S = 0.5  # between two tries once the job has ended
-TRIES = 3  # that fail for one reason, before lines are tried one by one
+TRIES = 3  # that fail for one reason, before lines are tried one by one, and before one that fails by itself is passed over
+WINDOW = 1000  # lines that are tried one by one, to see whether one that fails is to blame
 _NOT_NOW = (NotTaken, OSError)  # say nothing of the lines
+
+
+@dataclass
+class _Failures:
+    """Of one line by itself. Attributes: count: those after which another line was taken; said: the last one, in words."""
+
+    count: int = 0
+    said: str = ""
 
 
 class Pump(threading.Thread):
@@ -55,12 +67,14 @@ class Pump(threading.Thread):
         self.passed_over = 0
         self._passed_over = 0  # of those before it failed
         self._taken_t = -float("inf")  # monotonic: when the sink has last taken anything
+        self._went_well_t = -float("inf")  # monotonic: when a line by itself was done with
+        self._failures: dict[int, _Failures] = {}  # of lines of one file that wait, by where they end
 
     @property
     def failing_s(self) -> float:
         """For how long nothing has gone well; 0 where all does."""
         failing_t = self._failing_t
-        return 0.0 if failing_t is None else time.monotonic() - failing_t
+        return 0.0 if failing_t is None else time.monotonic() - max(failing_t, self._went_well_t)
 
     def run(self) -> None:
         """Until the job has ended and all was taken."""
@@ -89,55 +103,80 @@ class Pump(threading.Thread):
             while (paused_s := self._paused_s(sink)) > 0:
                 self._refresh(sink)
                 self._ending.wait(min(paused_s, POLL_S))
-            some, rest = lines[: sink.most], lines[sink.most :]
-            left = self._take(sink, some)
+            left = self._take(sink, lines)
             self._taken_t = time.monotonic()
-            if len(left) < len(some):
-                self._keep(position, file.name, some[-len(left) - 1].end_bytes)
-            lines = [*left, *rest]
-            if left and len(lines) < sink.most:  # one that is taken tells that those before it are refused
+            done = bisect_left(lines, left[0].end_bytes, key=lambda line: line.end_bytes) if left else len(lines)
+            if done:
+                self._keep(position, file.name, lines[done - 1].end_bytes)
+            lines = list(left)
+            if not done and len(lines) < WINDOW:  # those that are taken tell that those before them are refused
                 lines += [line for line in self._come(file) if self._goes(line, sink, since_t)]
         if file.at_bytes > began_bytes:
             self._keep(position, file.name, file.at_bytes)
         return file.at_bytes > began_bytes
 
     def _take(self, sink: Sink, lines: Sequence[Line]) -> Sequence[Line]:
-        """Have the sink take lines, but for those that it refuses; the last ones, where it may be that nothing works."""
+        """Have the sink take the first lines, but for those that it refuses; those of all that are left, in order."""
         try:
-            self._insist(lambda: sink.take(lines), until=_failed_by_the_lines())
+            self._insist(lambda: sink.take(lines[: sink.most]), until=_failed_by_the_lines())
         except Exception:  # noqa: BLE001 - of packages that are not the project's; it was logged
             return self._take_each(sink, lines)
-        return []
+        self._failures.clear()
+        return lines[sink.most :]
 
     def _take_each(self, sink: Sink, lines: Sequence[Line]) -> Sequence[Line]:
-        """As `_take`, one by one."""
-        failed: list[Line] = []  # since the sink has last answered
+        """As `_take`, one by one; also those behind the first ones, while one that failed waits for others to be taken."""
+        failed: list[Line] = []  # since the sink has last taken one
         for index, line in enumerate(lines):
+            if index >= (max(sink.most, WINDOW) if failed else sink.most):
+                return [*failed, *lines[index:]]
+            is_asked = False
             try:
-                if not self._is_answered(sink, line):
+                answer = self._ask(sink, line)
+                is_asked = True
+                if answer == "failed":
                     failed.append(line)
-                    continue
-                while failed:  # once more, now that it is known to work
-                    if not self._is_answered(sink, failed[0]):
-                        self._pass_over(failed[0], self.said)
-                    del failed[0]
+                elif answer == "taken":
+                    self._ask_again(sink, failed)
             except _NOT_NOW as error:
                 self._complain(error)
-                return [*failed, *lines[index:]]
+                return [*failed, *lines[index + is_asked :]]
         return failed
 
-    def _is_answered(self, sink: Sink, line: Line) -> bool:
-        """Whether the sink takes a line, or refuses it, which is passed over then. Raises NotTaken or OSError."""
+    def _ask_again(self, sink: Sink, failed: list[Line]) -> None:
+        """Once a line was taken: try those that had made the sink fail, and leave in the list those that do so again.
+
+        One that has failed so often, each time before another was taken, is passed over. Raises NotTaken or OSError.
+        """
+        known = [(line, self._failures[line.end_bytes]) for line in failed]
+        for _, failures in known:
+            failures.count += 1
+        for line, failures in known:
+            if failures.count >= TRIES:
+                self._pass_over(line, failures.said)
+            elif self._ask(sink, line) == "failed":
+                continue
+            failed.remove(line)
+
+    def _ask(self, sink: Sink, line: Line) -> Literal["taken", "refused", "failed"]:
+        """Have the sink take a line; one that it refuses is passed over. Raises NotTaken or OSError."""
         try:
             sink.take([line])
         except Refused as error:
             self._pass_over(line, f"{type(error).__name__}: {error}")
+            return "refused"
         except _NOT_NOW:
             raise
         except Exception as error:  # noqa: BLE001 - of packages that are not the project's
             self._complain(error)
-            return False
-        return True
+            self._failures.setdefault(line.end_bytes, _Failures()).said = self.said
+            return "failed"
+        self._done_with(line)
+        return "taken"
+
+    def _done_with(self, line: Line) -> None:
+        self._went_well_t = time.monotonic()
+        self._failures.pop(line.end_bytes, None)
 
     def _come(self, file: LineFile) -> Sequence[Line]:
         """What has come in a file meanwhile. It is no sign that the sink works."""
@@ -149,6 +188,7 @@ class Pump(threading.Thread):
 
     def _pass_over(self, line: Line, why: str) -> None:
         """Told of the first, the second, the fourth, and so on."""
+        self._done_with(line)
         self.passed_over += 1
         if self.passed_over & (self.passed_over - 1) == 0:
             at = f"the line of {line.file} that ends at byte {line.end_bytes}"

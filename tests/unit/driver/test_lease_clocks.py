@@ -2,12 +2,13 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,21 @@ def test_a_look_at_a_campaign_waits_for_no_lease(run_dir: Path):
     began_t = time.monotonic()
     assert overview(run_dir).state != "running"
     assert time.monotonic() - began_t < PATIENCE_S
+
+
+def test_a_run_that_ended_when_this_machine_was_started_anew_is_not_waited_for(run_dir: Path):
+    """The lease of the earlier boot is that of another machine, but of this one's name and clock."""
+    old = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - LEASE_S
+    (run_dir / LEASE).write_text(json.dumps(asdict(replace(OTHER, host=socket.gethostname()))))
+    os.utime(run_dir / LEASE, (old, old))
+    began_t = time.monotonic()
+    assert halt(run_dir) == f"nothing runs in {run_dir}"
+    assert time.monotonic() - began_t < PATIENCE_S
+    (run_dir / LEASE).write_text(json.dumps(asdict(OTHER)))
+    os.utime(run_dir / LEASE, (old, old))
+    began_t = time.monotonic()
+    assert halt(run_dir) == f"nothing runs in {run_dir}"
+    assert time.monotonic() - began_t >= PATIENCE_S
 
 
 def test_without_permission_to_write_the_clock_of_this_host_counts(run_dir: Path, host_clock):

@@ -2,19 +2,22 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from resilient.exits import EnvironmentUnusable
-from resilient.sinks import command, pump
-from resilient.sinks.base import Campaign, Line, Sink
+from resilient.sinks import pump
+from resilient.sinks.base import Campaign, Line, NotTaken, Sink
 from resilient.sinks.command import send
+from resilient.sinks.following import LineFile
 from resilient.sinks.position import Position
 from resilient.sinks.process import made
 from resilient.sinks.pump import Pump
@@ -22,6 +25,14 @@ from resilient.sinks.trackers import mlflow_name
 from resilient.sinks.webhook import is_for_good
 
 PATIENCE_S = 60.0
+
+GIVING_UP = """
+import sys
+from pathlib import Path
+from resilient.sinks import command
+command.GIVE_UP_S = 2.0
+command.send(Path(sys.argv[1]))
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +50,13 @@ def fed(name: str, written: Any, make: Any = None, **settings: Any) -> Pump:
     feeding.join(PATIENCE_S)
     assert not feeding.is_alive(), "it has not come to the end"
     return feeding
+
+
+def wait_for(what: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def history(run_dir: Path, name: str) -> list[tuple[int, float]]:
@@ -140,15 +158,17 @@ class Fussy(Sink):
         self.steps += steps
 
 
-def test_a_line_that_alone_makes_a_sink_fail_is_passed_over_while_it_takes_others(written):
-    for step in range(1, 6):
+@pytest.mark.parametrize("most", [1, 2, 1000])
+def test_a_line_that_alone_makes_a_sink_fail_is_passed_over_while_it_takes_others(written, most: int):
+    for step in range(1, 8):
         written.step(step)
     sink = Fussy(bad=2)
+    sink.most = most
     assert fed("fussy", written, sink).passed_over == 1
-    assert sink.steps == [1, 3, 4, 5]
+    assert sink.steps == [1, 3, 4, 5, 6, 7]
 
 
-def test_what_fails_last_waits_for_a_line_that_is_taken(written):
+def test_what_fails_last_waits_for_lines_that_are_taken(written):
     """Until then it may be the sink that does not work."""
     written.step(1)
     ending, sink = threading.Event(), Fussy(bad=2)
@@ -158,11 +178,124 @@ def test_what_fails_last_waits_for_a_line_that_is_taken(written):
     while feeding.failing_s == 0.0:
         time.sleep(0.01)
     assert (feeding.passed_over, feeding.is_alive()) == (0, True)
-    written.step(3)
+    for step in (3, 4, 5):
+        assert (feeding.passed_over, feeding.is_alive()) == (0, True)
+        written.step(step)
+        wait_for(lambda step=step: step in sink.steps)
     ending.set()
     feeding.join(PATIENCE_S)
     assert not feeding.is_alive()
-    assert (sink.steps, feeding.passed_over) == ([1, 3], 1)
+    assert (sink.steps, feeding.passed_over) == ([1, 3, 4, 5], 1)
+
+
+class Flapping(Sink):
+    """Is up and down as it is told, call by call of a single line, and up from then on."""
+
+    files = ("metrics.jsonl",)
+
+    def __init__(self, up: Sequence[bool]) -> None:
+        self.up = list(up)
+        self.steps: list[int] = []
+
+    def __call__(self, campaign: Campaign, settings: Mapping[str, Any]) -> Sink:
+        return self
+
+    def take(self, lines: Sequence[Line]) -> None:
+        if self.up and (len(lines) > 1 or not self.up.pop(0)):
+            raise LookupError("down")
+        self.steps += [line.entry["step"] for line in lines]
+
+
+@pytest.mark.parametrize(
+    "up",
+    [
+        (False, True, False),
+        (False, False, True, False),
+        (False, True, False, True),
+        (False, True, False, False, False, False, False),
+    ],
+)
+def test_no_line_is_passed_over_for_a_receiver_that_comes_and_goes(written, up: Sequence[bool]):
+    for step in range(1, 7):
+        written.step(step)
+    sink = Flapping(up)
+    assert fed("flapping", written, sink).passed_over == 0
+    assert sorted(sink.steps) == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_is_kept_of_the_position_is_before_every_line_that_was_not_taken(written):
+    """Those behind it that were taken come again, rather than that it is lost."""
+    for step in (1, 2, 3):
+        written.step(step)
+    sink = Fussy(bad=2)
+    ending = threading.Event()
+    feeding = Pump("fussy", sink, written.campaign(), {}, began_t=0.0, ending=ending)
+    feeding.start()
+    kept = written.run_dir / "sinks" / "fussy.json"
+    wait_for(lambda: sink.steps == [1, 3] and json.loads(kept.read_text())["at_bytes"])
+    first = (written.run_dir / "metrics.jsonl").read_bytes().index(b"\n") + 1
+    assert json.loads(kept.read_text())["at_bytes"] == {"metrics.jsonl": first}
+    sink.bad = 0
+    wait_for(lambda: sink.steps == [1, 3, 2])
+    ending.set()
+    feeding.join(PATIENCE_S)
+    assert not feeding.is_alive()
+
+
+def test_a_sink_that_takes_lines_one_by_one_is_not_one_at_which_nothing_goes_well(written, monkeypatch: pytest.MonkeyPatch):
+    """Or the command would give up on it in the midst of many lines, and begin with the first of them the next time."""
+    for step in range(1, 6):
+        written.step(step)
+    failing_s: list[float] = []
+    t = time.monotonic()
+    clock = type("Clock", (), {"monotonic": lambda: t + 100.0 * len(failing_s), "sleep": time.sleep})
+    monkeypatch.setattr(pump, "time", clock)
+    sink = Fussy(bad=2)
+    taking = sink.take
+
+    def take(lines: Sequence[Line]) -> None:
+        if len(lines) == 1:
+            failing_s.append(feeding.failing_s)
+        taking(lines)
+
+    monkeypatch.setattr(sink, "take", take)
+    ending = threading.Event()
+    ending.set()
+    feeding = Pump("fussy", sink, written.campaign(), {}, began_t=0.0, ending=ending)
+    feeding.start()
+    feeding.join(PATIENCE_S)
+    assert not feeding.is_alive()
+    assert len(failing_s) > 5
+    assert max(failing_s) <= 200.0
+
+
+def test_an_mlflow_server_that_is_down_refuses_nothing(written, monkeypatch: pytest.MonkeyPatch):
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+
+    written.started()
+    written.step(1)
+    written.finished()
+    sink = made("mlflow")(written.campaign(), {})
+    read = [LineFile(written.run_dir / name, 0).read() for name in sink.files]
+
+    def down(*_: Any, **__: Any) -> None:
+        raise MlflowException("API request failed with exception: connection refused")
+
+    def names(*_: Any, **__: Any) -> None:
+        raise MlflowException("Invalid metric name", error_code=INVALID_PARAMETER_VALUE)
+
+    for call in ("log_batch", "get_run", "set_terminated", "log_metric"):
+        monkeypatch.setattr(MlflowClient, call, down)
+    for lines in read:
+        with pytest.raises(NotTaken, match="connection refused"):
+            sink.take(lines)
+        with pytest.raises(NotTaken, match="connection refused"):
+            sink.take(lines[-1:])
+    monkeypatch.setattr(MlflowClient, "log_batch", names)
+    with pytest.raises(NotTaken, match="connection refused"):
+        sink.take(read[1])
 
 
 def configured(written: Any, url: str, request: pytest.FixtureRequest) -> None:
@@ -174,15 +307,15 @@ def configured(written: Any, url: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_the_command_gives_up_on_a_receiver_that_is_down_and_keeps_what_was_not_sent(
-    written, receiver, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    written, receiver, request: pytest.FixtureRequest
 ):
-    monkeypatch.setattr(command, "GIVE_UP_S", 2.0)
     configured(written, receiver.url, request)
     written.started()
     written.fault(1)
     receiver.status = 503
-    with pytest.raises(EnvironmentUnusable, match=r"not all was sent: webhook \(.*503.*\)"):
-        send(written.run_dir)
+    # In a process of its own, whose end is that of the thread which still tries.
+    done = subprocess.run([sys.executable, "-c", GIVING_UP, str(written.run_dir)], capture_output=True, text=True, check=False)
+    assert re.search(r"EnvironmentUnusable: not all was sent: webhook \(.*503.*\)", done.stderr), done.stderr
     assert receiver.bodies == []
     receiver.status = 200
     assert send(written.run_dir) == "all was sent"
