@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 FLUSH_S = 5.0  # between two times that the file is written, and between tries of what failed
 KEPT = 100_000  # scalars' lines that wait for a file that cannot be written; older ones are left out
-BATCH = 1000  # lines that are encoded and written at a time, which takes 50 ms
+BATCH = 1000  # lines that are encoded and written at a time, which takes some 50 ms
 _DIRECTORY = "tensorboard"
 _MOST = 1e300  # whole numbers have no limit
 _UNITS = {"step", "generation", "t"}
