@@ -5,17 +5,18 @@ what was not acknowledged in a file of its own; a driver takes those files in wh
 written, but whose acknowledgement was lost, is recognized and not written twice.
 """
 
+import errno
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta
 
+from checkpoint.errors import AWAY, naming
 from checkpoint.typed import built
 from resilient import ledger
 from resilient.driver.lease import must_be_there
@@ -24,6 +25,7 @@ from resilient.protocol.messages import Record
 log = logging.getLogger(__name__)
 
 _DIRECTORY = ".spill"
+_PASSING = AWAY | {errno.EIO}  # of reading: another try may succeed
 CLOCKS_S = 600.0  # by which clocks of nodes may differ
 SCRIPT_CHECKPOINT = "script_checkpoint"  # each rank that writes a part of it tells; the ledger has what rank 0 tells
 
@@ -67,14 +69,41 @@ def take_in(run_dir: Path, book: Book) -> int:
     A file that cannot be read is left where it is, and one that cannot be removed, too: its records are known the next time.
 
     Raises:
-        OSError: of the ledger; what was not written stays where it is, and the same call may be made again.
+        OSError: of the ledger; or of a file, or of their directory, that may be read at another try, once all others are taken in.
+            What was not written stays where it is, and the same call may be made again.
     """
     read: dict[Path, list[_Left]] = {}
-    for path in sorted((run_dir / _DIRECTORY).glob("*.jsonl")):
-        with _told(path, "read"):
-            read[path] = _items(path)
-    if not read:
-        return 0
+    failed: OSError | None = None
+    for path in _files(run_dir / _DIRECTORY):
+        try:
+            with naming(path):
+                read[path] = _items(path)
+        except OSError as error:
+            if error.errno in _PASSING:
+                failed = failed or error
+            else:
+                _tell(path, "read", error)
+    new = _write(run_dir, book, read) if read else 0
+    if failed is not None:
+        raise failed
+    return new
+
+
+def _files(directory: Path) -> list[Path]:
+    """Raises OSError where that may pass; `Path.glob` of Python 3.13 takes such a directory for an empty one."""
+    try:
+        return sorted(path for path in directory.iterdir() if path.suffix == ".jsonl")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        if error.errno in _PASSING:
+            raise
+        _tell(directory, "read", error)
+        return []
+
+
+def _write(run_dir: Path, book: Book, read: Mapping[Path, list["_Left"]]) -> int:
+    """Write what is in files, and remove them; returns how many records were new."""
     found = sorted((item for items in read.values() for item in items), key=lambda item: item.t)
     since_t = min((item.t for item in found), default=0.0) - CLOCKS_S
     known = {
@@ -90,17 +119,15 @@ def take_in(run_dir: Path, book: Book) -> int:
             teller = {"rank": each.rank} if each.event == SCRIPT_CHECKPOINT else {}
             book.event(each.event, {**teller, **each.fields}, generation=each.generation, t=each.t, host=each.host)
     for path in read:
-        with _told(path, "removed"):
+        try:
             path.unlink(missing_ok=True)
+        except OSError as error:
+            _tell(path, "removed", error)
     return len(new)
 
 
-@contextmanager
-def _told(path: Path, what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        log.warning("%s, which an agent has left, cannot be %s: %s", path, what, error.strerror)
+def _tell(path: Path, what: str, error: OSError) -> None:
+    log.warning("%s, which an agent has left, cannot be %s: %s", path, what, error.strerror)
 
 
 class _Left(msgspec.Struct, array_like=True):

@@ -13,10 +13,9 @@ import threading
 
 from checkpoint.framing import Decoder, Message, encode
 from resilient.driver.calls import answered
-from resilient.driver.disk_thread import DiskThread
+from resilient.driver.disk_thread import ORPHAN_S, DiskThread
 from resilient.protocol.disk import CloseFiles, DiskRequest, DiskSettings, Serving, TakeInLeft, WriteItems
 
-ORPHAN_S = 5.0  # what is to be written after the driver's end
 RECEIVE_BYTES = 1 << 18
 
 

@@ -37,7 +37,7 @@ TAKE_IN_PAUSE_S = 1.0  # between tries of what agents have left
 GATHER_S = 0.01  # between two batches
 KEEP_PATIENCE_S = 1.0  # at the end; what is not kept then is read by the next reader
 SCALARS_PATIENCE_S = 2.0  # at the end, before the driver is answered
-SCALARS_LATE_S = 10.0  # and after that
+ORPHAN_S = 5.0  # what is to be written after the driver's end, points for TensorBoard included
 
 
 class DiskThread:
@@ -176,7 +176,7 @@ class DiskThread:
         self._send(answer)
         if isinstance(call, CloseFiles):
             if self._scalars is not None:
-                self._scalars.finish(SCALARS_LATE_S)
+                self._scalars.finish(ORPHAN_S)
             self.over.set()
 
     def _take_in(self, call: TakeInLeft) -> Answer | None:

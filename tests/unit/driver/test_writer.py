@@ -17,7 +17,7 @@ import pytest
 from volumes import MOUNTS, PATIENCE_S, Volume, Writing, volume
 
 from resilient import ledger, spill
-from resilient.driver import driver, spill_file, writer
+from resilient.driver import spill_file, writer
 from resilient.driver.disk_client import DiskClient
 from resilient.driver.lease import LEASE
 from resilient.ledger import EVENTS, METRICS
@@ -45,16 +45,26 @@ async def close(work: Writing, patience_s: float = PATIENCE_S) -> bool:
     return done
 
 
+def wait_for_end(pid: int | None) -> None:
+    """Of a disk process, which writes the last points for TensorBoard after it has answered."""
+    assert pid is not None
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait(PATIENCE_S)
+
+
 def test_lines_are_in_the_files_and_the_lease_is_given_up(tmp_path: Path, spill_dir: Path):
     async def run() -> None:
         work = Writing(tmp_path / "run", spill_dir, scalars=True)
         work.writer.start()
         await work.until(lambda: work.kept > 20, "lines are kept")
+        await work.until(lambda: any((work.run_dir / "tensorboard").glob("events*")), "tensorboard is imported")
         work.writer.text("incidents/1/why.txt", "because")
+        pid = work.writer.disk_pid
         assert await close(work)
         work.complete()
         assert (work.run_dir / "incidents/1/why.txt").read_text() == "because"
         assert not (work.run_dir / LEASE).exists() and not spill_dir.exists()
+        wait_for_end(pid)
         assert scalars_of(work.run_dir / "tensorboard") == list(range(1, work.step + 1))
 
     asyncio.run(run())
@@ -113,8 +123,7 @@ def test_what_is_not_written_at_the_end_stays_in_a_spill_file_that_the_next_driv
     with volume(tmp_path) as disk:
         work, pid = asyncio.run(run(disk))
         disk.gone()
-        with suppress(psutil.NoSuchProcess):
-            psutil.Process(pid).wait(PATIENCE_S)  # it has the run directory's lock until then, and the next driver waits for that
+        wait_for_end(pid)  # it has the run directory's lock until then, and the next driver waits for that
         assert spill_file.take_in(work.run_dir, spill_dir)
         work.complete()
         assert spill_file.take_in(work.run_dir, spill_dir) == 0
@@ -309,7 +318,9 @@ def test_points_that_tensorboard_could_not_be_given_are_written_once_its_directo
         work.writer.start()
         await work.until(lambda: "is tried again" in caplog.text, "it is told")
         (tmp_path / "purged").mkdir()
+        pid = work.writer.disk_pid
         assert await close(work)
+        wait_for_end(pid)
         assert scalars_of(tmp_path / "purged") == list(range(1, work.step + 1))
 
     asyncio.run(run())
@@ -317,7 +328,7 @@ def test_points_that_tensorboard_could_not_be_given_are_written_once_its_directo
 
 @MOUNTS
 def test_tensorboards_directory_that_hangs_holds_up_neither_lines_nor_the_end(tmp_path: Path, spill_dir: Path):
-    async def run(disk: Volume) -> int:
+    async def run(disk: Volume) -> int | None:
         work = Writing(tmp_path / "run", spill_dir, scalars=True)
         (work.run_dir / "tensorboard").symlink_to(disk.path)
         work.writer.start()
@@ -326,8 +337,7 @@ def test_tensorboards_directory_that_hangs_holds_up_neither_lines_nor_the_end(tm
         step = work.step
         await work.until(lambda: work.kept > step + 200, "lines are kept")
         pid = work.writer.disk_pid
-        assert pid is not None
-        assert await close(work, driver.FLUSH_S)
+        assert await close(work)
         work.complete()
         assert work.troubles == [] and not (work.run_dir / LEASE).exists()
         return pid
@@ -335,8 +345,7 @@ def test_tensorboards_directory_that_hangs_holds_up_neither_lines_nor_the_end(tm
     with volume(tmp_path) as disk:
         pid = asyncio.run(run(disk))
         disk.thaw()
-        with suppress(psutil.NoSuchProcess):
-            psutil.Process(pid).wait(PATIENCE_S)
+        wait_for_end(pid)
 
 
 BROKEN = {
@@ -385,6 +394,37 @@ def test_records_that_cannot_be_taken_in_hold_up_neither_lines_nor_the_end(tmp_p
         assert len(list((work.run_dir / ".spill").iterdir())) == 1
 
     asyncio.run(run())
+
+
+def test_a_record_that_could_not_be_read_is_no_end_without_it_and_is_taken_in_once_it_can_be(
+    tmp_path: Path, spill_dir: Path, caplog: pytest.LogCaptureFixture
+):
+    async def run(*, can_be_read: bool) -> None:
+        caplog.clear()
+        work = Writing(tmp_path / "run", spill_dir)
+        work.writer.start()
+        await work.until(lambda: "cannot be taken in" in caplog.text, "it is told")
+        if can_be_read:
+            kept.replace(left)
+            async with asyncio.timeout(PATIENCE_S):
+                while left.exists():  # nothing else comes: it is taken in between lines
+                    await work.turn()
+        assert await work.writer.flush(PATIENCE_S)
+        assert await work.writer.close(PATIENCE_S if can_be_read else 1.0) == can_be_read
+        work.lease.leave()
+        assert work.troubles == []
+        wait_for_end(work.writer.disk_pid)
+
+    (tmp_path / "run").mkdir()
+    spill.leave(tmp_path / "run", 7, "n", [Record(0, 5.0, "left", {"step": 0})])
+    (left,) = (tmp_path / "run" / ".spill").iterdir()
+    kept = left.rename(tmp_path / "kept")
+    left.symlink_to("/proc/self/mem")  # whose first bytes cannot be read: EIO, as of a server that does not answer
+    asyncio.run(run(can_be_read=False))
+    assert left.is_symlink()
+    asyncio.run(run(can_be_read=True))
+    (line,) = [line for line in ledger.read(tmp_path / "run" / EVENTS) if line["event"] == "left"]
+    assert (line["generation"], line["t"]) == (7, 5.0)
 
 
 def test_old_logs_are_packed_by_the_disk_process_and_what_is_no_archive_is_told(tmp_path: Path, spill_dir: Path):

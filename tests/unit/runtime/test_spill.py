@@ -1,6 +1,11 @@
 """Records that found no driver are taken in by the next one, each once."""
 
+import errno
+import os
+import re
 import subprocess
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -82,17 +87,47 @@ def test_what_is_left_for_several_ranks_is_all_there_whatever_the_host_is_called
     assert sorted(told) == [f"{host} {rank}" for host in ("n1.site.example", "n2.site.example") for rank in range(2)]
 
 
-def test_a_file_that_cannot_be_read_keeps_no_other_from_being_taken_in(run_dir: Path):
+def place_one_that_fails_now(at: Path) -> None:
+    at.symlink_to("/proc/self/mem")  # whose first bytes cannot be read: EIO, as of a server that does not answer
+
+
+def place_one_that_fails_for_good(at: Path) -> None:
+    at.symlink_to(at)
+
+
+@pytest.mark.parametrize(("place", "passes"), [(place_one_that_fails_now, True), (place_one_that_fails_for_good, False)])
+def test_a_file_that_cannot_be_read_keeps_no_other_from_being_taken_in(
+    run_dir: Path, tmp_path: Path, place: Callable[[Path], None], passes: bool
+):
     for generation in (1, 2, 3):
         spill.leave(run_dir, generation, "n1", [Record(0, float(generation), None, {"step": generation})])
-    damaged = next((run_dir / ".spill").glob("*-g2-*"))
-    damaged.unlink()
-    damaged.symlink_to("/proc/self/mem")  # whose first bytes cannot be read: EIO
+    unreadable = next((run_dir / ".spill").glob("*-g2-*"))
+    kept = unreadable.rename(tmp_path / "kept")
+    place(unreadable)
     with ledger.Ledger(run_dir) as book:
-        assert spill.take_in(run_dir, book) == 2
-        assert spill.take_in(run_dir, book) == 0
-    assert [line["step"] for line in ledger.read(run_dir / ledger.METRICS)] == [1, 3]
-    assert list((run_dir / ".spill").iterdir()) == [damaged]  # it may be read another time
+        for _ in range(2):
+            # What may be read another time is tried again by whoever calls, and must not be told as done.
+            with pytest.raises(OSError, match=re.escape(str(unreadable))) if passes else nullcontext():
+                spill.take_in(run_dir, book)
+            assert [line["step"] for line in ledger.read(run_dir / ledger.METRICS)] == [1, 3]
+            assert list((run_dir / ".spill").iterdir()) == [unreadable]
+        kept.replace(unreadable)
+        assert spill.take_in(run_dir, book) == 1
+    assert not list((run_dir / ".spill").iterdir())
+
+
+def test_a_directory_that_cannot_be_listed_is_not_taken_for_an_empty_one(run_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    def stale(_: object) -> list[str]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(run_dir / ".spill"))
+
+    spill.leave(run_dir, 1, "n1", [Record(0, 1.0, None, {"step": 1})])
+    with ledger.Ledger(run_dir) as book:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "listdir", stale)
+            patch.setattr(os, "scandir", stale)
+            with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+                spill.take_in(run_dir, book)
+        assert spill.take_in(run_dir, book) == 1
 
 
 @needs_root
