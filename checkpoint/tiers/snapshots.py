@@ -8,8 +8,8 @@ snapshot for which there is no buffer is left out.
 import json
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -177,6 +177,16 @@ class Snapshots:
         wanted |= self._affordable_at(step)
         self._asked_t = self._clock_of_copies()
         return wanted
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What is done in here, between `due` and the end of `take`, is no part of what a snapshot costs. Not within another."""
+        clock = self._clock_of_copies
+        began = clock()
+        try:
+            yield
+        finally:
+            self._asked_t += clock() - began
 
     def _affordable_at(self, step: int) -> frozenset[str]:
         """The tiers by cost that want one."""
@@ -379,10 +389,10 @@ class Snapshots:
 
     def _acquire(self, wait_s: float) -> int | None:
         """The buffer for the next snapshot, whose lease is used from now on; None where none is leased or mapped in time."""
-        began, until = self._clock_of_copies(), time.monotonic() + wait_s
-        mapped = self._mappings is not None and self._mappings.done_within(wait_s)
-        lease = self._wait_for_lease(max(0.0, until - time.monotonic())) if mapped else None
-        self._asked_t += self._clock_of_copies() - began  # to wait is no part of what a snapshot costs
+        with self.waiting():
+            until = time.monotonic() + wait_s
+            mapped = self._mappings is not None and self._mappings.done_within(wait_s)
+            lease = self._wait_for_lease(max(0.0, until - time.monotonic())) if mapped else None
         if lease is None:
             return None
         self._used = lease.number

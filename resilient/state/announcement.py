@@ -83,7 +83,9 @@ class Announcement:
         self._check_unchanged()
         if self._present_counts() == self._counts:
             return True
-        if not all_come(f"attached/{self._generation}/{snapshot}", self._peers.count, MEETING_S):
+        with self._snapshots.waiting():
+            come = all_come(f"attached/{self._generation}/{snapshot}", self._peers.count, MEETING_S)
+        if not come:
             self._incomplete_meetings += 1
             if self._incomplete_meetings == MEETINGS:
                 raise StateChangedShape("the optimizers of some ranks keep states by now that those of others do not")
@@ -92,23 +94,27 @@ class Announcement:
         self._announce_again()
         return True
 
-    def make_room(self, step: int, *, surely: bool) -> None:
+    def make_room(self, step: int, *, surely: bool, given_up: bool) -> None:
         """Announce again where the document of a rank has outgrown half of its row. All ranks call it at the same steps.
 
         Args:
             surely: the ranks compare now, and not only when that is due; the same on all.
+            given_up: this rank takes no more snapshots, so that none is whole, and nobody needs more room.
 
         Raises StateChangedShape, on all ranks, for what cannot be gone on from.
         """
         if not (surely or self._reviews.due(step)):
             return
         now, size_bytes, unchanged = time.monotonic(), 0, False
-        try:
-            self._check_unchanged()
-            size_bytes, unchanged = len(self._documents.capture()), self._present_counts() == self._counts
-        except (TypeError, ValueError, StateChangedShape):
-            pass  # told when this rank takes its snapshot, and until then the others need not wait
-        answers = self._peers.all((self._reviews.proposal(step, now), size_bytes, unchanged))
+        if not given_up:
+            try:
+                self._check_unchanged()
+                self._arrays.local_shards()  # a tensor that has changed its shape would be announced with the new one
+                size_bytes, unchanged = len(self._documents.capture()), self._present_counts() == self._counts
+            except (TypeError, ValueError, StateChangedShape):
+                pass  # told when this rank takes its snapshot, and until then the others need not wait
+        with self._snapshots.waiting():
+            answers = self._peers.all((self._reviews.proposal(step, now), size_bytes, unchanged))
         self._reviews.settle(step, now, [proposal for proposal, _, _ in answers])
         largest = max(size for _, size, _ in answers)
         if not self._documents.may_grow(largest) and all(same for _, _, same in answers):
@@ -121,8 +127,8 @@ class Announcement:
             text = self._documents.capture()
         except (TypeError, ValueError) as error:
             raise StateChangedShape(f"{error}") from error
-        document = self._documents.local_shard(text, self._peers.rank, self._peers.count)
-        return [*self._arrays.local_shards(), document]
+        found = self._arrays.local_shards()  # first: where that gives up, nobody makes room for what is too long
+        return [*found, self._documents.local_shard(text, self._peers.rank, self._peers.count)]
 
     def _check_unchanged(self) -> None:
         """Raises StateChangedShape where something has come that is not saved, whatever was announced."""
@@ -140,11 +146,12 @@ class Announcement:
         return [optimizers.count_of(each) for each in self._optimizers]
 
     def _announce_again(self) -> None:
-        try:
-            self._announce()
-        except (ValueError, checkpoint.CheckpointError) as error:
-            raise StateChangedShape(f"{error}") from error
-        self._snapshots.ready(READY_S)
+        with self._snapshots.waiting():
+            try:
+                self._announce()
+            except (ValueError, checkpoint.CheckpointError) as error:
+                raise StateChangedShape(f"{error}") from error
+            self._snapshots.ready(READY_S)
 
     def _announce(self) -> None:
         peers = self._peers
@@ -154,8 +161,9 @@ class Announcement:
             tables += (optimizers.table_of(each) for each in self._optimizers)
             document = self._documents.capture()
             found = Arrays(self._models, self._optimizers, tables, Ranks(peers.rank, peers.count))
+            found.local_shards()  # what is refused there on one rank must be known to all before they meet again
             mine = (found.meshes(), found.fingerprint(), documents.capacity(len(document)), self._tables_json(tables))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, StateChangedShape) as error:
             wrong = str(error)
         answers = peers.all((wrong, mine))
         if any(why for why, _ in answers):

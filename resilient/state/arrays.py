@@ -54,7 +54,7 @@ class Arrays:
         models: the model's tensors, and those of modules beside it.
         all_optimizers: with, in `tables`, what each of them keeps.
 
-    Raises ValueError where an optimizer has parameters that no model has.
+    Raises ValueError where an optimizer has parameters that no model has; StateChangedShape where a tensor of a model has gone.
     """
 
     def __init__(
@@ -65,6 +65,8 @@ class Arrays:
         self._held: list[_Held] = []
         self._reshard()
         slots = [slot for model in models for slot in model.slots]
+        for slot in slots:
+            _present(slot.tensor)
         kinds = {slot.name: _kind(slot.tensor()) for slot in slots if not self._is_row(slot.tensor(), slot.is_buffer)}
         self._places = stacking.places(kinds)
         names = {id(slot.tensor()): slot.name for slot in slots if not slot.is_buffer}
@@ -212,12 +214,7 @@ class _Held:
 
     def local_shard(self) -> LocalShard:
         """Its local shard, made anew where the tensor is another one or lies elsewhere. Raises StateChangedShape."""
-        try:
-            tensor = self.get()
-        except (KeyError, IndexError) as error:
-            raise StateChangedShape(f"{error} is gone") from None
-        if not isinstance(tensor, torch.Tensor):
-            raise StateChangedShape(f"a tensor is a {type(tensor).__name__} now")
+        tensor = _present(self.get)
         if tensor is self.tensor and _pointer(tensor) == self.pointer and self.shard is not None:
             return self.shard
         before = self.shard
@@ -264,6 +261,17 @@ class _Vector:
         """Fill the optimizer from it."""
         for target, value in zip(self._numbers(), self._values, strict=True):
             target.copy_(value)
+
+
+def _present(get: Get) -> torch.Tensor:
+    """What is there now. Raises StateChangedShape where no tensor is."""
+    try:
+        tensor = get()
+    except (KeyError, IndexError) as error:
+        raise StateChangedShape(f"{error} is gone") from None
+    if not isinstance(tensor, torch.Tensor):
+        raise StateChangedShape(f"a tensor is a {type(tensor).__name__} now")
+    return tensor
 
 
 def _pointer(tensor: torch.Tensor) -> int:

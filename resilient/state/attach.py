@@ -191,7 +191,10 @@ class Attached:
             self._announcement.stepping.begin()
 
     def save(self) -> bool:
-        """Take a snapshot of the present step for the durable tier, due or not; whether there was a buffer for it."""
+        """Take a snapshot of the present step for the durable tier, due or not; whether there was a buffer for it.
+
+        All ranks call it at the same step, for it waits until all of them have: where only one does, it never returns.
+        """
         if self._snapshots is None:
             return False
         self._start()
@@ -234,7 +237,8 @@ class Attached:
             snapshots.before_change()  # numbers of optimizers are gathered where they were before
             try:
                 # A rank that has given up comes too, for the others wait for it there.
-                self._announcement.make_room(self.step, surely=wait_s > 0.0 or not tiers.isdisjoint(self._durable()))
+                surely = wait_s > 0.0 or not tiers.isdisjoint(self._durable())
+                self._announcement.make_room(self.step, surely=surely, given_up=bool(self._given_up))
                 if self._given_up or not self._announcement.announce_changes(self._takes):
                     snapshots.leave_out(self.step, tiers, again=again, why=self._given_up)
                     return False

@@ -79,10 +79,12 @@ class ModelTensors:
         return added
 
     def rest(self) -> dict[str, Any]:
-        """What the model's state has beyond parameters and buffers."""
+        """What the model's state has beyond parameters and buffers. Raises ValueError where a part of that has gone."""
         if not self._rest:
             return {}
         found = get_model_state_dict(self.model)
+        if gone := [name for name in self._rest if name not in found]:
+            raise ValueError(f"{self._group}{gone[0]} is gone")
         return {name: found[name] for name in self._rest}
 
     def load_rest(self, rest: Mapping[str, Any]) -> None:

@@ -227,3 +227,24 @@ def test_what_the_gpu_was_held_back_is_a_cost_of_snapshots(training: Training):
     training.gpu.held_back_s = 1000.0
     training.snapshots.due(2)
     assert len(told) == 1 and 1000.0 <= told[0] < 1500.0
+
+
+def test_what_a_caller_waits_for_is_no_cost_of_a_snapshot(training: Training):
+    told: list[float] = []
+    clock_s = [0.0]
+
+    class Told(Affordable):
+        def taken(self, cost_s: float) -> None:
+            told.append(cost_s)
+
+    training.snapshots._affordable = {"ram": Told(0.01)}
+    training.snapshots._clock_of_copies = lambda: clock_s[0]
+    training.compute()
+    training.daemon.wait_for_lease()
+    training.snapshots.due(1)
+    with training.snapshots.waiting():
+        clock_s[0] += 1000.0
+    clock_s[0] += 1.0
+    assert training.snapshot()
+    training.snapshots.due(2)
+    assert told == [1.0]

@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from attempts import AT, LATE, TOTAL, Attempts, Script, Unfrozen, goes_on_to_the_last_bit, run
+from attempts import AT, ENTRY, LATE, TOTAL, Attempts, Script, Unfrozen, goes_on_to_the_last_bit, run
 from checkpoint_processes import run_ranks
 from torch.testing._internal.two_tensor import TwoTensor
 
 import resilient
+from checkpoint.tiers.affordable import Affordable
 from resilient import worker
+from resilient.state import announcement
 from resilient.state.meeting import all_come
 
 
@@ -101,6 +103,84 @@ def test_what_could_not_be_gone_on_from_costs_snapshots_and_no_training(
         script.step()
     assert snapshots.step == TOTAL
     assert caplog.text.count("no snapshots from step 5 on") == 1 and said in caplog.text
+
+
+class Counts(torch.nn.Module):
+    def get_extra_state(self) -> int:
+        return 7
+
+    def set_extra_state(self, state: int) -> None: ...
+
+
+def buffer_goes(script: Script) -> None:
+    del script.average[0][1].running_mean
+
+
+def layer_goes(script: Script) -> None:
+    del script.extra["more"].last
+
+
+@pytest.mark.parametrize(
+    ("goes", "said"), [(buffer_goes, "'running_mean' is gone"), (layer_goes, "extra/more/last._extra_state is gone")]
+)
+def test_what_goes_while_a_value_outgrows_its_room_costs_snapshots_and_no_training(
+    attempts: Attempts, goes: Any, said: str, caplog: pytest.LogCaptureFixture
+):
+    attempts.begin()
+    script = Script()
+    script.extra["all"] = []
+    script.extra["more"] = torch.nn.ModuleDict({"first": torch.nn.Linear(2, 2), "last": Counts()})
+    snapshots = script.attach()
+    for step in snapshots.steps(TOTAL):
+        assert step < LATE or snapshots.save() == (step == LATE)
+        if step == LATE:
+            goes(script)
+            script.extra["all"] += [ENTRY] * 20
+        script.step()
+    assert snapshots.step == TOTAL
+    assert caplog.text.count("no snapshots from step 5 on") == 1 and said in caplog.text
+
+
+def test_a_buffer_that_goes_in_the_first_step_ends_the_campaign_and_is_named(attempts: Attempts):
+    attempts.begin()
+    script = Script()
+    snapshots = script.attach()
+    buffer_goes(script)
+    with pytest.raises(worker.UnrecoverableError, match="'running_mean' is gone"):
+        snapshots.after_step()
+
+
+@pytest.mark.parametrize("wait", ["all", "all_come", "ready"])
+def test_what_ranks_wait_for_each_other_and_for_buffers_of_new_states_is_no_cost_of_a_snapshot(
+    attempts: Attempts, monkeypatch: pytest.MonkeyPatch, wait: str
+):
+    attempts.begin()
+    script = Unfrozen()
+    snapshots = script.attach()
+    clock_s, costs_s = [0.0], []
+
+    def takes_long(does: Callable[..., Any]) -> Callable[..., Any]:
+        def waited(*arguments: Any) -> Any:
+            clock_s[0] += 1000.0
+            return does(*arguments)
+
+        return waited
+
+    class Told(Affordable):
+        def taken(self, cost_s: float) -> None:
+            costs_s.append(cost_s)
+
+    for step in snapshots.steps(AT):
+        if step == LATE:
+            taken = snapshots._snapshots
+            monkeypatch.setattr(taken, "_affordable", {"ram": Told(0.01)})
+            monkeypatch.setattr(taken, "_clock_of_copies", lambda: clock_s[0])
+            monkeypatch.setattr(taken, "_asked_t", 0.0)
+            owner = {"all": snapshots._peers, "all_come": announcement, "ready": taken}[wait]
+            monkeypatch.setattr(owner, wait, takes_long(getattr(owner, wait)))
+        script.step()
+        assert step <= LATE or snapshots.save()
+    assert clock_s[0] >= 1000.0 and costs_s and not any(costs_s)
 
 
 def replaced(script: Script) -> None:

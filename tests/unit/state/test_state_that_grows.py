@@ -37,7 +37,8 @@ def train(rank: int, session: str, generation: int, total: int, how: dict[str, A
     """Rank 1 keeps more and more, and rank 0 nothing.
 
     Args (`how`): review_s: between reviews. saves: after each step. jumps: this step alone brings it all. spoils: from this step on
-    rank 0 has what cannot be saved. late: by rank, from when on the optimizer keeps states of a second layer.
+    rank 0 has what cannot be saved. breaks: in this step rank 0 does so. late: by rank, from when on the optimizer keeps states
+    of a second layer. level: of what the log says.
 
     Returns how much of it was there at the start, the steps that are done, of which the rank has snapshots, and what the log said.
     """
@@ -48,11 +49,13 @@ def train(rank: int, session: str, generation: int, total: int, how: dict[str, A
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("resilient").addHandler(handler)
+    logging.getLogger("resilient").setLevel(how.get("level", logging.WARNING))
     reviews.REVIEW_S = how.get("review_s", 0.0)
     announcement.MEETING_S = 1.0
     announcement.READY_S = 60.0  # or a busy machine leaves the next snapshot out
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    model[0].register_buffer("mask", torch.ones(3))
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     extra: dict[str, Any] = {"all": []}
     snapshots = attach.attach(model=model, optimizer=optimizer, extra=extra)
@@ -64,6 +67,8 @@ def train(rank: int, session: str, generation: int, total: int, how: dict[str, A
             extra["all"] += [ENTRY] * (20 if step == how["jumps"] else 0) if "jumps" in how else [ENTRY]
         if rank == 0 and step == how.get("spoils"):
             extra["spoilt"] = print
+        if rank == 0 and "breaks" in how and step == how["breaks"][0]:
+            how["breaks"][1](model[0], optimizer)
         model[1].requires_grad_(step >= how.get("late", (0, 0))[rank])
         optimizer.zero_grad()
         model(torch.ones(2, 4)).sum().backward()
@@ -106,6 +111,68 @@ def test_a_rank_that_can_save_nothing_holds_up_no_review(daemon: LoneDaemon):
     results = run_ranks(2, train, session, 1, TOTAL, {"spoils": 2, "saves": True})
     assert [done for _, done, _, _ in results] == [TOTAL, TOTAL]
     assert any("extra['spoilt'] is a builtins.builtin_function_or_method" in each for each in results[0][3])
+
+
+def sparse(layer: torch.nn.Module, _: torch.optim.Optimizer) -> None:
+    layer.mask = torch.eye(3).to_sparse()
+
+
+def on_meta(layer: torch.nn.Module, _: torch.optim.Optimizer) -> None:
+    layer.mask = torch.ones(3, device="meta")
+
+
+def longer(layer: torch.nn.Module, _: torch.optim.Optimizer) -> None:
+    layer.mask = torch.ones(4)
+
+
+def gone(layer: torch.nn.Module, _: torch.optim.Optimizer) -> None:
+    del layer.mask
+
+
+def set_to_none(layer: torch.nn.Module, _: torch.optim.Optimizer) -> None:
+    layer.mask = None
+
+
+def option(_: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["note"] = print
+
+
+BREAKS = [
+    (sparse, "model/0.mask is a sparse_coo tensor"),
+    (on_meta, "model/0.mask is on the meta device"),
+    (longer, "model/0.mask was float32 (2, 3), and is float32 (2, 4)"),
+    (gone, "'mask' is gone"),
+    (set_to_none, "a tensor is a NoneType now"),
+    (option, "optimizer 0.param_groups[0]['note'] is a builtins.builtin_function_or_method"),
+]
+
+
+@pytest.mark.parametrize(("breaks", "why"), BREAKS)
+@pytest.mark.parametrize("step", [2, LATE], ids=["before", "at_once"])
+def test_a_rank_that_gives_up_holds_up_no_other_whose_value_outgrows_its_room(daemon: LoneDaemon, breaks: Any, why: str, step: int):
+    how = {"breaks": (step, breaks), "jumps": LATE, "saves": True}
+    results = run_ranks(2, train, session_of_two(daemon), 1, TOTAL, how)
+    assert [done for _, done, _, _ in results] == [TOTAL, TOTAL]
+    (_, _, saved, said), (_, _, _, others) = results
+    assert saved == [True] * step + [False] * (TOTAL - 1 - step), said
+    (given_up,) = [each for each in said if "no snapshots" in each]
+    assert f"from step {step + 1} on" in given_up and why in given_up
+    assert not [each for each in others if "no snapshots" in each]
+
+
+def test_once_a_rank_has_given_up_no_room_is_made(daemon: LoneDaemon):
+    how = {"breaks": (2, option), "jumps": LATE, "saves": True, "level": logging.INFO}
+    for *_, said in run_ranks(2, train, session_of_two(daemon), 1, TOTAL, how):
+        assert not [each for each in said if "gets more room" in each]
+
+
+@pytest.mark.parametrize(("breaks", "why"), BREAKS[:2] + BREAKS[3:5])
+def test_what_one_rank_cannot_save_when_all_keep_other_states_costs_all_their_snapshots(daemon: LoneDaemon, breaks: Any, why: str):
+    how = {"breaks": (LATE, breaks), "late": (LATE, LATE), "saves": True}
+    for _, done, saved, said in run_ranks(2, train, session_of_two(daemon), 1, TOTAL, how):
+        assert done == TOTAL and saved == [True] * LATE + [False] * (TOTAL - 1 - LATE)
+        (given_up,) = [each for each in said if "no snapshots" in each]
+        assert f"from step {LATE + 1} on" in given_up and why in given_up
 
 
 @pytest.mark.parametrize("late", [(4, 4), (4, 6), (5, 4)])
