@@ -150,14 +150,18 @@ class Snapshots:
                 self.buffers.forget(held.step)
         self.offer()
 
-    async def clear(self, limit_s: float) -> None:
-        """Give the memory back; what is being made or sealed is waited for, but not longer than so."""
+    async def end(self, limit_s: float) -> None:
+        """No more snapshots are taken; what is being made or sealed is waited for, but not longer than so."""
         self._session = None
         self._publish(None)
         await asyncio.gather(self._work.wait(limit_s), self._sealing.wait(limit_s))
-        await self.buffers.clear()
+
+    async def clear(self) -> None:
+        """Give the memory back, before a slower place, which may hang, is waited for."""
         for place in self._left:
-            await asyncio.to_thread(safe_dir.remove, place, trusted=self.trusted(place))
+            if place != self.buffers.root:
+                await asyncio.to_thread(safe_dir.remove, place, trusted=self.trusted(place))
+        await self.buffers.clear()
 
     # -- buffers -------------------------------------------------------------------------------------------------------
 
