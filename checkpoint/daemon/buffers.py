@@ -204,6 +204,11 @@ class Buffers:
         self._check_thread()
         return self._blueprint is not None and any(buffer.layout != self._blueprint.digest for buffer in self._buffers)
 
+    def fitting(self, blueprint: Blueprint) -> int:
+        """How many are laid out for this, whatever they hold."""
+        self._check_thread()
+        return sum(buffer.layout == blueprint.digest for buffer in self._buffers)
+
     @property
     def empty(self) -> bool:
         """Whether nothing is held, and nobody works with any."""
@@ -226,7 +231,11 @@ class Buffers:
         if buffer is None:
             return False
         with _changing(buffer):
-            await asyncio.to_thread(buffer_files.make, buffer.files.directory, blueprint, trusted=self._trusted)
+            try:
+                await asyncio.to_thread(buffer_files.make, buffer.files.directory, blueprint, trusted=self._trusted)
+            except OSError:  # what there was room for is of no use
+                await asyncio.to_thread(safe_dir.remove, buffer.files.directory, trusted=self._trusted)
+                raise
             buffer.layout = blueprint.digest
         return True
 

@@ -41,6 +41,7 @@ from checkpoint.protocol import (
     Sync,
     Synced,
     TakeInventory,
+    TierSettings,
     WorkerNews,
 )
 from checkpoint.shard_manifest import ShardManifest
@@ -53,6 +54,7 @@ T = TypeVar("T")
 DATAGRAM_BYTES = 1 << 18
 LAST_WORDS_S = 1.0
 TIER_S = 20.0  # for a tier that is read, or forgotten from: one that hangs must not cost what is in memory
+MEMORY_S = 1.5  # for what is under way in memory at the end: the driver kills agents that have not ended in 3 s
 
 
 class Daemon:
@@ -194,20 +196,29 @@ class Daemon:
             self._forgetting.start(self._in_thread(root, partial(shards.forget, [root], needed)))
 
     async def _clear(self, request: Clear) -> None:
-        """Delete, once nothing is under way that would make something again."""
-        if not await self._jobs.cancel_all(TIER_S):
-            log.warning("a tier does not answer, and what is being copied there may stay")
-        if self._snapshots.memory in request.tiers:
+        """Delete what is on these tiers, each once nothing is under way that would make something again there.
+
+        Memory first, which waits for no other tier: the agent may be killed before those have answered.
+        """
+        self._outlet.outlive_reader()
+        self._jobs.cancel_all()
+        memory = self._snapshots.memory
+        if memory in request.tiers:
+            await asyncio.gather(self._jobs.ended(memory, MEMORY_S), self._snapshots.end(MEMORY_S))
             roots = self._snapshots.roots
-            await self._snapshots.clear(TIER_S)
+            await self._snapshots.clear()
             for root in roots:
                 _remove_empty(root.parent)
-        for tier in self._settings.tiers:
-            if tier.name in request.tiers and not tier.durable:
-                await asyncio.to_thread(safe_dir.remove, Path(tier.path))
-                _remove_empty(Path(tier.path).parent)
         safe_dir.remove(self._directory)
+        others = [tier for tier in self._settings.tiers if tier.name in request.tiers and not tier.durable]
+        await asyncio.gather(*(self._clear_tier(tier) for tier in others))
         self._outlet.report(Cleared(generation=self._snapshots.generation))
+
+    async def _clear_tier(self, tier: TierSettings) -> None:
+        if not await self._jobs.ended(tier.name, TIER_S):
+            log.warning("tier %s does not answer, and what is being copied there may stay", tier.name)
+        await asyncio.to_thread(safe_dir.remove, Path(tier.path))
+        _remove_empty(Path(tier.path).parent)
 
     # -- workers -------------------------------------------------------------------------------------------------------
 

@@ -59,6 +59,7 @@ class Tier:
     Attributes:
         root: None for that of the buffers, wherever those are: replicas lie beside them.
         turn: held by the job that runs; the others wait in the order in which they came.
+        tasks: of its jobs.
         running: the job that runs.
         trouble_t: since when it cannot be written.
         flushed: what this node has flushed last, until it is committed: its buffer may hold something newer by then.
@@ -74,6 +75,7 @@ class Tier:
     pace: Pace
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    tasks: Tasks = field(default_factory=Tasks)
     running: "TierJob | None" = None
     trouble_t: float | None = None
     flushed: FlushedShard | None = None
@@ -146,7 +148,6 @@ class Jobs:
         self._tiers[settings.memory] = Tier(settings.memory, None, None, Pace(None))
         self._node_roots = [Root(each.name, Path(each.path)) for each in settings.tiers if not each.durable]
         self._jobs: list[TierJob] = []
-        self._tasks = Tasks()
 
     def roots(self) -> list[Root]:
         """Where shards lie in directories of their own: beside the buffers (replicas, and what was left), and the node's tiers."""
@@ -165,7 +166,7 @@ class Jobs:
         lookup = self._lookup(buffer, leased=leased)
         job = TierJob(request, kind, tier.root or self._snapshots.buffers.root, lookup, buffer)
         self._jobs.append(job)
-        self._tasks.start(self._run(tier, job))
+        tier.tasks.start(self._run(tier, job))
 
     def _lookup(self, buffer: Buffer | None, *, leased: bool) -> Lookup:
         source = BufferSource(buffer.files, buffer.held) if buffer is not None and buffer.held is not None else None
@@ -203,11 +204,14 @@ class Jobs:
             if job.request.job_id == job_id:
                 job.cancel()
 
-    async def cancel_all(self, limit_s: float) -> bool:
-        """No job is wanted any more; whether all have ended within so long."""
+    def cancel_all(self) -> None:
+        """No job is wanted any more."""
         for job in self._jobs:
             job.cancel()
-        return await self._tasks.wait(limit_s)
+
+    async def ended(self, tier: str, limit_s: float) -> bool:
+        """Wait for the jobs on a tier, at most so long; whether all have ended."""
+        return await self._tiers[tier].tasks.wait(limit_s)
 
     async def watch(self) -> None:
         """Report tiers on which a job does not get on, and let newer snapshots have the buffers that are read for them.

@@ -21,11 +21,12 @@ class Outlet:
         fd: of a pipe.
 
     Invariant: one thread writes, so a line is never torn; `report` never blocks. Whoever cannot be told ends the daemon: without a
-    reader it works for nobody.
+    reader it works for nobody, until `outlive_reader` was called.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._needs_reader = True
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="outlet", daemon=True)
         self._thread.start()
@@ -36,6 +37,10 @@ class Outlet:
             log.error("the snapshot daemon ends: its agent has left %d messages unread", LIMIT)
             os._exit(1)
         self._lines.put(encode(news))
+
+    def outlive_reader(self) -> None:
+        """What the daemon does from now on is also to be done where nobody is left to be told."""
+        self._needs_reader = False
 
     def close(self, patience_s: float) -> None:
         """Write what waits; give up after so long."""
@@ -48,4 +53,5 @@ class Outlet:
                 while line:
                     line = line[os.write(self._fd, line) :]
         except OSError:
-            os._exit(0)  # the agent is dead
+            if self._needs_reader:
+                os._exit(0)  # the agent is dead

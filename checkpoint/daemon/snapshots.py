@@ -45,6 +45,7 @@ from checkpoint.tiers.session import CONTROL
 log = logging.getLogger(__name__)
 
 SEAL_THREADS = 2
+ENOUGH = 2  # buffers: one holds what is needed, and the other takes what comes next
 
 
 class Snapshots:
@@ -150,14 +151,18 @@ class Snapshots:
                 self.buffers.forget(held.step)
         self.offer()
 
-    async def clear(self, limit_s: float) -> None:
-        """Give the memory back; what is being made or sealed is waited for, but not longer than so."""
+    async def end(self, limit_s: float) -> None:
+        """No more snapshots are taken; what is being made or sealed is waited for, but not longer than so."""
         self._session = None
         self._publish(None)
         await asyncio.gather(self._work.wait(limit_s), self._sealing.wait(limit_s))
-        await self.buffers.clear()
+
+    async def clear(self) -> None:
+        """Give the memory back, before a slower place, which may hang, is waited for."""
         for place in self._left:
-            await asyncio.to_thread(safe_dir.remove, place, trusted=self.trusted(place))
+            if place != self.buffers.root:
+                await asyncio.to_thread(safe_dir.remove, place, trusted=self.trusted(place))
+        await self.buffers.clear()
 
     # -- buffers -------------------------------------------------------------------------------------------------------
 
@@ -231,11 +236,12 @@ class Snapshots:
         except OSError as error:
             if session is not self._session:
                 return
+            enough = session.ready and self.buffers.fitting(plan) >= ENOUGH
             idle = self.buffers.idle
-            if idle:
+            if idle and not enough:
                 await self.buffers.remove_empty()
             self._begin_trouble(f"no buffers in {root}: {error.strerror or error}", error.errno)
-        if not idle:
+        if enough or not idle:
             return  # some are in use, or are read: it is tried again when they are not, or when less is needed
         for place in self._places[self._places.index(root) + 1 :] if root in self._places else []:
             try:
@@ -255,7 +261,9 @@ class Snapshots:
         except OSError:
             await others.remove_empty()
             raise
-        if self._is_wanted(session, digest) and self.buffers.idle:
+        if not self._is_wanted(session, digest):
+            await others.remove_empty()
+        elif self.buffers.idle:
             before, self.buffers = self.buffers, others
             self._left = list(dict.fromkeys((*self._left, before.root)))
             await before.leave()

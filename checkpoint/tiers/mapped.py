@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,10 +60,14 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
 class MappedBuffer:
     """A buffer in this process: for every local shard the tensors in shared memory that its chunks are copied to.
 
-    Invariant: made for one directory as it was when it was mapped (`inode`); a buffer that is made anew is mapped anew.
+    Invariant: made for one directory as it was when it was mapped (`is_at`); a buffer that is made anew is mapped anew.
 
     Args:
         device: the GPU that tensors are copied from; None: they are on the CPU.
@@ -70,7 +75,9 @@ class MappedBuffer:
 
     def __init__(self, directory: Path, write_plans: Sequence[WritePlan], device: Device | None = None) -> None:
         self.directory = directory
-        self.inode = directory.stat().st_ino
+        pinned = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # or another directory could get its inode number
+        self._unpin = weakref.finalize(self, os.close, pinned)
+        self._identity = _identity(os.fstat(pinned))
         self._write_plans = write_plans
         self._maps: dict[str, mmap.mmap] = {}
         self._pairs: list[list[tuple[Any, Any]]] = [[] for _ in write_plans]
@@ -108,6 +115,10 @@ class MappedBuffer:
                     self._registered.append(address + first)
                     direct.unmap_pages(area, first, size)  # the GPU has the pages, and they stay where they are
 
+    def is_at(self, directory: Path) -> bool:
+        """Whether it is the buffer that is there now. Raises OSError."""
+        return self._unpin.alive and self._identity == _identity(directory.stat())
+
     def close(self) -> None:
         """Unlock what is page-locked, and unmap: pages of files that are deleted by then are free, and not at some later time."""
         for address in self._registered:
@@ -119,6 +130,7 @@ class MappedBuffer:
         self._gatherings = {}
         self._kinds = [None for _ in self._write_plans]
         self._maps = {}
+        self._unpin()
 
     def copy(self, local_shards: Sequence[LocalShard], late: Sequence[bool] = ()) -> object | None:
         """Copy every local shard's chunks. What comes from a GPU is there once it has passed the mark that is returned.

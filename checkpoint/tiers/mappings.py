@@ -34,7 +34,7 @@ class Mappings:
         """A buffer, mapped; anew where the daemon has made it anew. Raises OSError."""
         path = buffer_path(self._root, index)
         buffer = self._buffers.get(index)
-        if buffer is None or buffer.inode != path.stat().st_ino:
+        if buffer is None or not buffer.is_at(path):
             if buffer is not None:
                 buffer.close()
             buffer = self._buffers[index] = MappedBuffer(path, self._write_plans, self._device)

@@ -24,7 +24,7 @@ import os, sys
 from checkpoint import points
 from checkpoint.daemon import daemon
 from checkpoint.daemon.__main__ import main
-point, reached, go, tier_s = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+point, reached, go, tier_s, memory_s = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
 def pause():
     points.disarm()
     os.write(reached, b".")
@@ -33,6 +33,7 @@ if point:
     points.arm(point, pause)
 if tier_s:
     daemon.TIER_S = float(tier_s)
+daemon.MEMORY_S = float(memory_s)
 main()
 """
 
@@ -43,7 +44,7 @@ class LoneDaemon:
     Args:
         base: short path of a directory.
         pause_at: a point at which the daemon stops, in whichever thread comes by, until `go` is called.
-        tier_s: `TIER_S` of the daemon.
+        tier_s: `TIER_S` of the daemon; its `MEMORY_S` is as long as a test waits, where this or `pause_at` is given.
     """
 
     def __init__(self, base: Path, *, buffers: int = 2, pause_at: str | None = None, tier_s: float | None = None) -> None:
@@ -59,7 +60,7 @@ class LoneDaemon:
         program = [sys.executable, "-m", "checkpoint.daemon"]
         if tier_s is not None or pause_at is not None:
             pauses = [pause_at or "", str(theirs_reached), str(theirs_go)]
-            program = [sys.executable, "-c", PREPARED, *pauses, "" if tier_s is None else str(tier_s)]
+            program = [sys.executable, "-c", PREPARED, *pauses, "" if tier_s is None else str(tier_s), str(PATIENCE_S)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, bufsize=0, pass_fds=(theirs_reached, theirs_go)
@@ -149,6 +150,12 @@ class LoneDaemon:
     def go(self) -> None:
         """Let the daemon go on from there."""
         os.write(self._go, b".")
+
+    def abandon(self) -> None:
+        """The agent is dead: nobody reads what the daemon reports, nor tells it anything."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
 
     @property
     def word(self) -> LeaseWord:

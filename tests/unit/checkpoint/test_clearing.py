@@ -1,5 +1,6 @@
 """What a snapshot daemon holds is deleted while it works on it: a real daemon, stopped in the middle of its work."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from select import select
@@ -70,3 +71,18 @@ def test_a_tier_that_hangs_does_not_keep_all_from_being_deleted(base: Path) -> N
         daemon.wait_for(Cleared)
         assert not daemon.ram.exists() and not daemon.nvme.exists()
         assert "may stay" in daemon.log.read_text()
+
+
+def test_memory_is_given_back_while_a_tier_hangs_and_the_disk_once_it_answers_though_the_agent_is_gone(base: Path) -> None:
+    with LoneDaemon(base, pause_at="copy_begun", tier_s=10 * PATIENCE_S) as daemon:
+        copy(daemon)
+        daemon.reached()
+        daemon.send(Clear(generation=1, tiers=("ram", "nvme")))
+        daemon.abandon()
+        deadline = time.monotonic() + PATIENCE_S
+        while daemon.ram.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not daemon.ram.exists()
+        daemon.go()
+        assert daemon.process.wait(PATIENCE_S) == 0
+        assert not daemon.ram.exists() and not daemon.nvme.exists()

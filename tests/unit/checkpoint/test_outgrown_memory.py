@@ -24,12 +24,13 @@ from checkpoint.protocol import (
     TakeInventory,
     TierTrouble,
 )
+from checkpoint.tiers.mappings import Mappings
 from checkpoint.tiers.remote import RemoteShard
 
 pytestmark = needs_root
 
 MEMORY_BYTES = 4 << 20
-SMALL, LARGE = 64, 2500  # KiB of a state: all buffers of the small one have room in memory, one of the large one
+SMALL, HALF, LARGE = 64, 1100, 2500  # KiB of a state: three of the first, two of the second and one of the last have room in memory
 WANTED = frozenset(["ram"])
 KEY = daemon_keys(TOKEN)[WORKER_DAEMON]
 
@@ -191,3 +192,38 @@ def test_memory_is_not_filled_with_what_has_no_room(base: Path, memory: Path) ->
         daemon.sync(1)
         assert used_bytes(memory) <= before
         assert inventory(daemon) == [("ram", 1, str(memory / "step-00000001"))]
+
+
+def test_two_buffers_in_memory_are_enough_where_a_third_has_no_room(base: Path, memory: Path) -> None:
+    with started(base) as daemon:
+        snapshots = begin(daemon)
+        snapshots.start(local_shards(0, HALF))
+        assert snapshots.ready()
+        for step, needed in ((2, (2,)), (3, (2, 3))):  # behind the second nothing is leased
+            assert snapshots.take(step, local_shards(step, HALF), {"step": step}, WANTED, wait_s=PATIENCE_S).copied
+            daemon.wait_for(Held)
+            daemon.send(Retain(generation=1, tier="ram", steps=needed, upto=step))
+            daemon.wait_for(TierTrouble)
+        daemon.send(Retain(generation=1, tier="ram", steps=(3,), upto=3))
+        assert take(daemon, snapshots, 4, HALF).shard.directory == str(memory / "step-00000004")
+        assert not slabs(daemon).exists()
+
+
+def test_a_worker_maps_the_buffer_that_is_there_and_not_one_with_its_inode_number(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "ram", MEMORY_BYTES) as ram, small_disk(tmp_path / "disk", MEMORY_BYTES) as disk:
+        for place in (ram, disk):
+            (place / "buffer-0").mkdir()
+        assert (ram / "buffer-0").stat().st_ino == (disk / "buffer-0").stat().st_ino
+        link = tmp_path / "buffers"
+        link.symlink_to(ram)
+        mappings = Mappings(link, [], None)
+        first = mappings.buffer(0)
+        assert mappings.buffer(0) is first
+        link.unlink()
+        link.symlink_to(disk)
+        second = mappings.buffer(0)
+        assert second is not first
+        shutil.rmtree(disk / "buffer-0")
+        (disk / "buffer-0").mkdir()
+        assert mappings.buffer(0) is not second
+        mappings.close()
