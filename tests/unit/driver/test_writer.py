@@ -19,7 +19,7 @@ from volumes import MOUNTS, PATIENCE_S, Volume, Writing, volume
 from resilient import ledger, spill
 from resilient.driver import spill_file, writer
 from resilient.driver.disk_client import DiskClient
-from resilient.driver.lease import LEASE
+from resilient.driver.lease import LEASE, LOCK
 from resilient.ledger import EVENTS, METRICS
 from resilient.protocol.disk import PackLogs
 from resilient.protocol.messages import Record
@@ -416,6 +416,7 @@ def test_a_record_that_could_not_be_read_is_no_end_without_it_and_is_taken_in_on
         wait_for_end(work.writer.disk_pid)
 
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK).touch()  # as of a run directory that is in use
     spill.leave(tmp_path / "run", 7, "n", [Record(0, 5.0, "left", {"step": 0})])
     (left,) = (tmp_path / "run" / ".spill").iterdir()
     kept = left.rename(tmp_path / "kept")
