@@ -58,7 +58,8 @@ class DiskThread:
         self._keeper = Keeper(run_dir)
         self._changed = threading.Condition()
         self._items: deque[Item] = deque()
-        self._calls: deque[TakeInLeft | CloseFiles] = deque()
+        self._put = 0  # items so far
+        self._calls: deque[tuple[TakeInLeft | CloseFiles, int]] = deque()  # and after how many items
         self._failed: str | None = None
         self._pause_s = FIRST_PAUSE_S
         self._left_failed: str | None = None  # why what agents have left could not be taken in
@@ -72,12 +73,13 @@ class DiskThread:
         """Write these."""
         with self._changed:
             self._items.extend(items)
+            self._put += len(items)
             self._changed.notify()
 
     def call(self, call: TakeInLeft | CloseFiles) -> None:
         """Do this once all items are written that were put before."""
         with self._changed:
-            self._calls.append(call)
+            self._calls.append((call, self._put))
             self._changed.notify()
 
     def orphaned(self) -> None:
@@ -114,7 +116,7 @@ class DiskThread:
     @property
     def _again_s(self) -> float:
         """Until the first call, if it has failed, is tried again."""
-        return self._left_again_t - time.monotonic() if isinstance(self._calls[0], TakeInLeft) else 0.0
+        return self._left_again_t - time.monotonic() if isinstance(self._calls[0][0], TakeInLeft) else 0.0
 
     @property
     def _rest_s(self) -> float:
@@ -160,10 +162,11 @@ class DiskThread:
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def _answer(self) -> None:
-        """Do the next call, once nothing is left to be written before it."""
+        """Do the next call, once what was put before it is written; items that come all the time do not hold it up."""
+        call, answer = None, None
         with self._changed:
-            call = self._calls[0] if self._callable and not self._items else None
-        answer = None
+            if self._callable and self._put - len(self._items) >= self._calls[0][1]:
+                call = self._calls[0][0]
         match call:
             case TakeInLeft():
                 answer = self._take_in(call)
