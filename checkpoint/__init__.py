@@ -39,7 +39,7 @@ reads every byte of a checkpoint; `load` reads only the chunks that it needs and
 The bytes are described in docs/checkpoint-format.md. Importing this package imports neither torch nor Zarr.
 """
 
-from importlib import import_module
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from checkpoint.errors import (
@@ -129,4 +129,4 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'checkpoint' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    return getattr(importlib.import_module(_LAZY[name]), name)

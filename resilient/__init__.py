@@ -11,10 +11,14 @@ Nothing is imported before, so that `resilient --help` stays quick.
 
 from typing import TYPE_CHECKING, Any
 
+from resilient import shadowing
+
 if TYPE_CHECKING:
     from resilient.state.attach import Attached, attach
 
 __all__ = ["Attached", "attach"]
+
+shadowing.look()
 
 
 def __getattr__(name: str) -> Any:

@@ -91,11 +91,9 @@ def run(
     with patient(log):
         stop_early_on_signals(log)
         from resilient.driver.launch import AgentAhead
-        from resilient.entry import must_hide_nothing
         from resilient.run_words import understand
 
         try:
-            must_hide_nothing(str(Path.cwd()))  # an agent looks there first
             told = understand(words, module=module, procs=procs, nodes=nodes, run_dir=run_dir, accept=accept or ())
             with closing(AgentAhead()) if "SLURM_JOB_ID" not in os.environ else nullcontext() as ahead:
                 from resilient.driver.command import run_command  # while that agent imports torch

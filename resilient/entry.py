@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
+from resilient import shadowing
 from resilient.config.errors import ConfigError, Problem
 from resilient.imports_ahead import Source, hides, of_module, of_program
 
@@ -99,7 +100,7 @@ def find(entry: Entry, *, trace: TextIO | None = None) -> tuple[Any, str | None]
             return None, f"{source} is not Python: {error}"
         return None, None
     try:
-        module = importlib.import_module(entry.module)
+        module = shadowing.import_for_program(entry.module)
     except Exception as error:  # noqa: BLE001 - a user's module may raise anything while it is imported
         if trace is not None:
             traceback.print_exc(file=trace)
@@ -126,9 +127,9 @@ def ahead(entry: Entry) -> list[str]:
 
 
 def must_hide_nothing(directory: str) -> None:
-    """Raises ConfigError where a program's directory has a module that could not be imported by its name."""
+    """Raises ConfigError where a program's directory has a module that hides the runtime, whose name ranks know it by."""
     if (path := hides(directory)) is not None:
-        why = f"{path} has the name of a package of the runtime, which is imported already in every rank: call it something else"
+        why = f"{path} has the name of the runtime, which is imported already in every rank: call it something else"
         raise ConfigError([Problem("entrypoint", None, why)])
 
 
@@ -138,7 +139,7 @@ def warm_up(entry: Entry, config: object, rank: int, world_size: int) -> None:
     What fails there is left out; the rank does it itself.
     """
     try:
-        module = importlib.import_module(entry.module)
+        module = shadowing.import_for_program(entry.module)
         getattr(module, "warm_up", lambda *_: None)(config, rank, world_size)
     except Exception as error:  # noqa: BLE001 - a user's module may raise anything
         log.warning("%s cannot be warmed up: %s: %s", entry.module, type(error).__name__, error)
@@ -147,7 +148,7 @@ def warm_up(entry: Entry, config: object, rank: int, world_size: int) -> None:
 def run(entry: Entry, config: Callable[[], object]) -> None:
     """Run it in this process, which is a rank; `config` reads the config for a function."""
     if not entry.is_script:
-        getattr(importlib.import_module(entry.module), entry.function)(config())
+        getattr(shadowing.import_for_program(entry.module), entry.function)(config())
         return
     find_modules(entry)
     # Not by runpy, which takes the module away again: threads and `atexit` may still need it.
@@ -170,9 +171,10 @@ def run(entry: Entry, config: Callable[[], object]) -> None:
 
 def find_modules(entry: Entry) -> None:
     """Have modules found where Python finds them for this program: beside a script, or in the working directory."""
-    if not entry.is_script or sys.path[:1] == [entry.directory]:
+    if sys.path[:1] == [entry.directory]:
         return
     if sys.path and sys.path[0] in ("", str(Path.cwd())):
         sys.path[0] = entry.directory
     else:
         sys.path.insert(0, entry.directory)
+    shadowing.look()

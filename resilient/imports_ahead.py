@@ -20,7 +20,8 @@ from resilient.import_order import ImportOrder, Place, Unknown
 MOST = 200  # files of the program that are read
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
-_OURS = tuple(Path(__file__).parents[1] / name for name in ("resilient", "checkpoint"))
+_RUNTIME = Path(__file__).parent
+_OURS = (_RUNTIME, _RUNTIME.with_name("checkpoint"))
 
 
 class Source(NamedTuple):
@@ -83,17 +84,16 @@ def _executed(module: str, name: str, directory: str) -> list[Source]:
 
 
 def hides(directory: str) -> Path | None:
-    """What lies in a directory of a program under the name of a package that ranks have imported before; None if nothing does."""
-    for ours in _OURS:
-        found = sources(ours.name, directory)
-        if found and not (_is_ours(found[0].path, ours) or _is_checkout(Path(directory))):
-            return found[0].path if found[0].path.name != "__init__.py" else found[0].path.parent
-    return None
+    """What lies in a directory of a program under the name of the runtime, which ranks have imported; None if nothing does."""
+    found = sources(_RUNTIME.name, directory)
+    if not found or _is_ours(found[0].path) or _is_checkout(Path(directory)):
+        return None
+    return found[0].path if found[0].path.name != "__init__.py" else found[0].path.parent
 
 
-def _is_ours(path: Path, ours: Path) -> bool:
+def _is_ours(path: Path) -> bool:
     """Whether it is the very package that ranks have imported, as where it lies on PYTHONPATH beside a script."""
-    return path.name == "__init__.py" and ours.exists() and path.parent.samefile(ours)
+    return path.name == "__init__.py" and _RUNTIME.exists() and path.parent.samefile(_RUNTIME)
 
 
 def _is_checkout(directory: Path) -> bool:

@@ -5,7 +5,6 @@ The runtime knows layout, timeouts and exit budget; what a rank holds is asked o
 """
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -242,8 +241,9 @@ def _links(config: Config) -> str:
 
 def _entry_plan(config: Config, layout: Layout) -> Mapping[str, Mapping[str, object]]:
     """What the entry point's module says. Args: layout: on this machine, whose number of ranks the config may have left open."""
-    sys.path.insert(0, str(Path.cwd()))  # where the ranks will look for it, too
-    module, problem = entry.find(entry.parse(config.entrypoint))
+    named = entry.parse(config.entrypoint)
+    entry.find_modules(named)
+    module, problem = entry.find(named)
     if problem is not None:
         raise ConfigError([Problem(key="entrypoint", value=config.entrypoint, message=problem)])
     hook = getattr(module, "plan", None)

@@ -25,7 +25,7 @@ class InjectorProcess:
         self.request = request
         with log.open("a") as errors:
             self._process = subprocess.Popen(
-                [*within, sys.executable, "-m", "chaos.injectors.injector"],
+                [*within, sys.executable, "-P", "-m", "chaos.injectors.injector"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -38,7 +38,7 @@ class CleanupGuard:
         self._guard = Guard()
         for command in last:
             self._guard.add(command)
-        self._guard.add([sys.executable, "-m", "chaos.orchestration.cleanup", self.tag])
+        self._guard.add([sys.executable, "-P", "-m", "chaos.orchestration.cleanup", self.tag])
 
     def campaign(self) -> dict[str, str]:
         """Environment of what is ended at once."""
@@ -50,11 +50,11 @@ class CleanupGuard:
 
     def lab(self, name: str) -> None:
         """A lab that is taken down at the end; told before it is brought up."""
-        self._guard.add([sys.executable, "-m", "chaos.orchestration.cleanup", self.tag, name])
+        self._guard.add([sys.executable, "-P", "-m", "chaos.orchestration.cleanup", self.tag, name])
 
     def run(self, run_dir: Path) -> None:
         """A run of which nothing stays in RAM, nor in temporary places."""
-        self._guard.add([sys.executable, "-m", "chaos.orchestration.cleanup", self.tag, "", str(run_dir)])
+        self._guard.add([sys.executable, "-P", "-m", "chaos.orchestration.cleanup", self.tag, "", str(run_dir)])
 
     def end_campaigns(self) -> None:
         """Kill what is ended at once."""

@@ -210,7 +210,7 @@ def _said(error: Exception) -> str:
 
 
 def _asked(prefix: Sequence[str], module: str, words: Sequence[Path]) -> dict[str, Any]:
-    command = [*prefix, sys.executable, "-m", module, *map(str, words)]
+    command = [*prefix, sys.executable, "-P", "-m", module, *map(str, words)]
     completed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSPECT_S)
     found: dict[str, Any] = json.loads(completed.stdout)
     return found

@@ -29,14 +29,14 @@ from checkpoint.protocol import (
     TierSettings,
 )
 from checkpoint.tiers import session
-from resilient import storage
+from resilient import shadowing, storage
 from resilient.agent.limits import DAEMON_END_S
 from resilient.agent.loop import Loop
 from resilient.protocol.messages import Candidate, Start, unpack
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "checkpoint.daemon")
+COMMAND = (sys.executable, "-P", "-m", "checkpoint.daemon")
 MOST_STARTS, WITHIN_S = 10, 60.0
 QUEUE_BYTES = 16 << 20  # a daemon that has left so much unread is stuck, and replaced
 _READ_BYTES = 1 << 20
@@ -196,7 +196,14 @@ class DaemonProcess:
         if len(self._starts) > MOST_STARTS:
             log.error("the snapshot daemon has died %d times within a minute; going on without snapshots", MOST_STARTS)
             return
-        process = subprocess.Popen(self._command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        process = subprocess.Popen(
+            self._command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=shadowing.environment(),
+            start_new_session=True,
+        )
         assert process.stdin is not None and process.stdout is not None
         for pipe in (process.stdin, process.stdout):
             os.set_blocking(pipe.fileno(), False)

@@ -5,7 +5,6 @@ the entry point's module comes first, so that the preparation can run beside the
 """
 
 import gc
-import importlib
 import logging
 import os
 import socket
@@ -17,6 +16,7 @@ from typing import NoReturn
 
 from resilient.agent.template import keep_serving
 from resilient.lifeline import die_with_parent, leave_stops_to_the_driver, name_process
+from resilient.shadowing import import_for_program
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def _imported(names: Iterable[str]) -> list[ModuleType]:
     for name in names:
         module, _, attribute = name.partition(":")
         try:
-            found.append(importlib.import_module(module))
+            found.append(import_for_program(module))
             if attribute:
                 _load(found.pop(), attribute)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything, and the template must live
@@ -72,4 +72,4 @@ def _load(module: ModuleType, attribute: str) -> None:
     """As `from module import attribute` does."""
     if not hasattr(module, attribute):
         with suppress(ModuleNotFoundError):
-            importlib.import_module(f"{module.__name__}.{attribute}")
+            import_for_program(f"{module.__name__}.{attribute}")

@@ -84,7 +84,7 @@ def _campaign(config: Path, output: Path, limit_s: float) -> int | None:
     """The exit code of a campaign; None if it was ended at the limit."""
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "resilient", "run", str(config)],
+            [sys.executable, "-P", "-m", "resilient", "run", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

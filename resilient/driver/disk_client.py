@@ -94,7 +94,7 @@ class DiskClient:
 
     def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "resilient.driver.disk", str(connection.fileno())],
+            [sys.executable, "-P", "-m", "resilient.driver.disk", str(connection.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

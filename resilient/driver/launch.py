@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.05  # at a process whose end the kernel cannot tell
 GONE_S = 10.0  # a process that was killed and is not gone by then sits in the kernel
-AGENT = (sys.executable, "-m", "resilient.agent")
+AGENT = (sys.executable, "-P", "-m", "resilient.agent")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class AgentAhead:
     def __init__(self) -> None:
         # What may compute reads the number of threads when it is loaded; ranks set it anew.
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "resilient.agent", "--ahead", "--parent", str(os.getpid())]
+        command = [*AGENT, "--ahead", "--parent", str(os.getpid())]
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
             command, stdin=subprocess.PIPE, env=environ, start_new_session=True
         )

@@ -59,7 +59,7 @@ class SinksClient:
             os.write(settings, msgspec.json.encode(self._settings))
             os.lseek(settings, 0, os.SEEK_SET)
             process = subprocess.Popen(
-                [sys.executable, "-m", "resilient.sinks.process", str(settings)],
+                [sys.executable, "-P", "-m", "resilient.sinks.process", str(settings)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

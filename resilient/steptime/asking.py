@@ -1,9 +1,7 @@
 """What a prediction needs of elsewhere: the work that the entry point's module counts, and the cores of this machine."""
 
 import os
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from resilient import entry
 from resilient.campaign import gpu_count
@@ -18,9 +16,9 @@ def asked(config: Config, layout: Layout) -> Sequence[RankWork]:
     Args:
         layout: on this machine, whose number of ranks the config may have left open.
     """
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # where the ranks will look for it, too
-    module, problem = entry.find(entry.parse(config.entrypoint))
+    named = entry.parse(config.entrypoint)
+    entry.find_modules(named)
+    module, problem = entry.find(named)
     hook = getattr(module, "rank_work", None) if problem is None else None
     cluster = config.cluster.model_copy(update={"procs_per_node": layout.procs_per_node})
     return hook(config.model_copy(update={"cluster": cluster})) if hook is not None else ()

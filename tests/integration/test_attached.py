@@ -16,6 +16,7 @@ from soak import soaked
 
 ODD = Path(__file__).with_name("ends_oddly.py")
 GROWS = Path(__file__).with_name("grows.py")
+OWN_NAMES = Path(__file__).with_name("own_names") / "train.py"
 UNFREEZES = Path(__file__).with_name("unfreezes.py")
 EXAMPLES = ["ddp", "fsdp2", "tensor_parallel"]
 STEPS = 100
@@ -42,7 +43,7 @@ def attached(campaign: Callable[..., Campaign], tmp_path: Path) -> Iterator[Atta
         ]
         cluster = {"procs_per_node": 2, "threads_per_proc": 1, "device": "cpu", **config.pop("cluster", {})}
         pace = str(step_s) if holds is None else f"{step_s}:{holds}"
-        script = words if words.startswith(str(ODD)) else f"{PACED} {pace} {words}"
+        script = words if words.startswith((str(ODD), str(OWN_NAMES))) else f"{PACED} {pace} {words}"
         # A snapshot after each step, also where a busy processor makes one dear.
         checkpoint = {"every_steps": every_steps, "tiers": tiers, "memory_cost": 0.9}
         resilience = {**(HELD if holds is not None else {}), **config.pop("resilience", {})}
@@ -85,6 +86,21 @@ def test_after_a_kill_states_that_came_while_it_trained_are_those_of_torchrun_to
     resumed = run.events("generation_started")[1]
     assert resumed["resumed_step"] >= 14 and resumed["tier"] == "ram"
     assert {step: {loss} for step, loss in torchrun(2, str(UNFREEZES), "40").items()} == run.losses()
+
+
+@pytest.mark.soak
+def test_a_script_whose_modules_have_names_of_ours_gets_its_own_and_is_recovered(attached: Attached):
+    """As `checkpoint.py` beside it; and on PYTHONPATH, too, where all processes of the runtime find them first."""
+    run = attached(f"{OWN_NAMES} 40 30", cluster={"nodes": 2, "procs_per_node": 1})
+    run.within = ["env", f"PYTHONPATH={os.pathsep.join(map(str, (OWN_NAMES.parent, OWN_NAMES.parents[1], ROOT)))}"]
+    run.start()
+    kept(run, 14)
+    os.kill(run.workers()[1], signal.SIGKILL)
+    run.go_on()
+    assert run.wait() == 0, run.output + run.logs()
+    resumed = run.events("generation_started")[1]
+    assert resumed["resumed_step"] >= 14 and resumed["tier"] == "ram"
+    assert {step: {loss} for step, loss in torchrun(2, str(OWN_NAMES), "40").items()} == run.losses()
 
 
 @pytest.mark.soak

@@ -36,7 +36,7 @@ def test_agents_in_containers_compute_the_same(job: Jobs, reference: Campaign, t
     assert run.wait(PATIENCE_S) == 0, run.output + run.logs()
     same(run, reference)
     found = [json.loads(path.read_text()) for path in calls.glob("*.json")]
-    assert [call["command"][2] for call in found] == ["resilient.agent"] * 3
+    assert [call["command"][call["command"].index("-m") + 1] for call in found] == ["resilient.agent"] * 3
     assert all("/mnt/nvme/mine/too" in call["--bind"] for call in found)
 
 

@@ -242,7 +242,7 @@ def test_a_folder_that_may_not_be_read_is_passed_over(tmp_path: Path, monkeypatc
     assert ahead(monkeypatch, folder, "train.py") == ["transformers", "json", "wave"]
 
 
-@pytest.mark.parametrize("name", ["checkpoint.py", "resilient.py", "checkpoint/__init__.py"])
+@pytest.mark.parametrize("name", ["resilient.py", "resilient/__init__.py"])
 def test_a_module_that_ranks_could_not_import_by_its_name_is_told_before_anything_begins(tmp_path: Path, name: str):
     path, top = tmp_path / name, name.partition("/")[0]
     path.parent.mkdir(exist_ok=True)
@@ -254,27 +254,26 @@ def test_a_module_that_ranks_could_not_import_by_its_name_is_told_before_anythin
         done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
         assert done.returncode == 78, done.stderr
         (line,) = done.stderr.splitlines()
-        assert f"{tmp_path / top} has the name of a package of the runtime" in line
+        assert f"{tmp_path / top} has the name of the runtime" in line
         assert not (cwd / "runs").exists()
 
 
-def test_a_folder_of_checkpoints_is_no_module(tmp_path: Path):
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint/step-10.pt").write_text("")
+def test_a_folder_without_code_is_no_module(tmp_path: Path):
+    (tmp_path / "resilient").mkdir()
+    (tmp_path / "resilient/step-10.pt").write_text("")
     entry.must_hide_nothing(str(tmp_path))
 
 
 def test_the_packages_that_ranks_import_hide_nothing_wherever_they_are_reached_from(tmp_path: Path):
-    for name in ("resilient", "checkpoint"):
-        (tmp_path / name).symlink_to(Path(entry.__file__).parents[1] / name)
+    (tmp_path / "resilient").symlink_to(Path(entry.__file__).parent)
     entry.must_hide_nothing(str(tmp_path))
 
 
 @pytest.mark.parametrize("project", ["project = 3", "[project]\nname = 'mine'", "not TOML"])
 def test_a_directory_with_another_project_is_no_checkout_of_this_one(tmp_path: Path, project: str):
     (tmp_path / "pyproject.toml").write_text(project)
-    (tmp_path / "checkpoint.py").write_text("")
-    with pytest.raises(ConfigError, match="has the name of a package of the runtime"):
+    (tmp_path / "resilient.py").write_text("")
+    with pytest.raises(ConfigError, match="has the name of the runtime"):
         entry.must_hide_nothing(str(tmp_path))
 
 

@@ -1,0 +1,5 @@
+"""A package of the script's own."""
+
+from .noise import noisy
+
+__all__ = ["noisy"]
