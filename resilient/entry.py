@@ -173,7 +173,7 @@ def find_modules(entry: Entry) -> None:
     """Have modules found where Python finds them for this program: beside a script, or in the working directory."""
     if sys.path[:1] == [entry.directory]:
         return
-    if sys.path and sys.path[0] in ("", str(Path.cwd())):
+    if not sys.flags.safe_path and sys.path and sys.path[0] in ("", str(Path.cwd())):  # with -P it is one of PYTHONPATH, and stays
         sys.path[0] = entry.directory
     else:
         sys.path.insert(0, entry.directory)
