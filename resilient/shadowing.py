@@ -4,6 +4,8 @@ Python has one module of each name, the first that `sys.path` finds: a program's
 runtime, or ours for it by the program. Here what belongs to this project gets this project's packages, and everything else gets
 what `sys.path` has first. Nothing is changed where nothing is shadowed.
 
+Another copy of this project, as a checkout in the working directory is, is no program's: all use the packages beside this file.
+
 `sys.modules` has ours, but for the duration of an import by the program: that is what pickle finds, which knows names alone.
 """
 
@@ -32,10 +34,12 @@ class _TwoViews(MetaPathFinder):
 
     Attributes:
         names: that are taken twice, with what the program has there.
+        ours: names of which `sys.path` has another copy first.
     """
 
     def __init__(self) -> None:
         self.names: dict[str, ModuleSpec] = {}
+        self.ours: set[str] = set()
         self._lock = threading.RLock()
         self._hidden: dict[str, ModuleType] = {}
         self._of_program = False
@@ -43,15 +47,12 @@ class _TwoViews(MetaPathFinder):
         self._import = builtins.__import__
         self._import_module = importlib.import_module
 
-    def install(self) -> None:
-        """From now on, in this process and in those that are forked from it."""
-        builtins.__import__ = self.import_
-        importlib.import_module = self.import_module
-        sys.meta_path.insert(0, self)
-        os.register_at_fork(after_in_child=self._forked)
-
     def add(self, name: str, spec: ModuleSpec) -> None:
         """Also for this name; what was imported under it before is whose it is."""
+        if not self.names:  # in this process and in those that are forked from it
+            builtins.__import__ = self.import_
+            importlib.import_module = self.import_module
+            os.register_at_fork(after_in_child=self._forked)
         with self._lock:
             found = sys.modules.get(name)
             theirs = found is not None and not _is_ours(vars(found))
@@ -63,7 +64,7 @@ class _TwoViews(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Ours, for us; for a program nothing, so that the other finders are asked."""
-        if path is not None or fullname not in self.names or self._of_program:
+        if path is not None or (fullname not in self.ours and (fullname not in self.names or self._of_program)):
             return None
         return PathFinder.find_spec(fullname, [_ROOT])
 
@@ -147,15 +148,18 @@ def look() -> None:
     """See what `sys.path` has before our packages under their names: to be called when it has changed."""
     global _views
     for name in NAMES:
-        if _views is not None and name in _views.names:
+        if _views is not None and name in (*_views.names, *_views.ours):
             continue
         spec = PathFinder.find_spec(name)
         if spec is None or spec.origin is None or _of_ours(spec.origin):  # a directory without `__init__.py` gives way to a package
             continue
         if _views is None:
             _views = _TwoViews()
-            _views.install()
-        _views.add(name, spec)
+            sys.meta_path.insert(0, _views)
+        if is_checkout(os.path.dirname(os.path.dirname(spec.origin))):  # noqa: PTH120
+            _views.ours.add(name)
+        else:
+            _views.add(name, spec)
 
 
 def import_for_program(name: str) -> ModuleType:
@@ -180,6 +184,18 @@ def _is_ours(importer: Mapping[str, Any] | None) -> bool:
     """Whether a module, by its names, is one of this project."""
     file = (importer or {}).get("__file__")
     return isinstance(file, str) and _of_ours(file)
+
+
+def is_checkout(directory: str) -> bool:
+    """Whether it is one of this project, of whatever version."""
+    import tomllib  # seldom wanted
+
+    try:
+        with open(f"{directory}/pyproject.toml", "rb") as text:  # noqa: PTH123 - see `_ROOT`
+            project = tomllib.load(text).get("project")
+    except (OSError, ValueError):
+        return False
+    return isinstance(project, dict) and project.get("name") == "resilient"
 
 
 @cache
