@@ -10,12 +10,12 @@ import importlib.util
 import os
 import sys
 import sysconfig
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from resilient.import_order import ImportOrder, Place, Unknown
+from resilient.shadowing import is_checkout
 
 MOST = 200  # files of the program that are read
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -86,7 +86,7 @@ def _executed(module: str, name: str, directory: str) -> list[Source]:
 def hides(directory: str) -> Path | None:
     """What lies in a directory of a program under the name of the runtime, which ranks have imported; None if nothing does."""
     found = sources(_RUNTIME.name, directory)
-    if not found or _is_ours(found[0].path) or _is_checkout(Path(directory)):
+    if not found or _is_ours(found[0].path) or is_checkout(directory):
         return None
     return found[0].path if found[0].path.name != "__init__.py" else found[0].path.parent
 
@@ -94,15 +94,6 @@ def hides(directory: str) -> Path | None:
 def _is_ours(path: Path) -> bool:
     """Whether it is the very package that ranks have imported, as where it lies on PYTHONPATH beside a script."""
     return path.name == "__init__.py" and _RUNTIME.exists() and path.parent.samefile(_RUNTIME)
-
-
-def _is_checkout(directory: Path) -> bool:
-    """Whether it is one of this project, whose packages are those that ranks have imported, or the same of another version."""
-    try:
-        project = tomllib.loads((directory / "pyproject.toml").read_text()).get("project")
-    except (OSError, ValueError):
-        return False
-    return isinstance(project, dict) and project.get("name") == "resilient"
 
 
 def of_module(module: str, directory: str) -> list[Source]:

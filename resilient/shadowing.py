@@ -2,7 +2,8 @@
 
 Python has one module of each name, the first that `sys.path` finds: a program's `checkpoint.py` would be taken for ours by the
 runtime, or ours for it by the program. Here what belongs to this project gets this project's packages, and everything else gets
-what `sys.path` has first. Nothing is changed where nothing is shadowed.
+what `sys.path` has first. Nothing is changed where nothing is shadowed. Another copy of this project, as a checkout in the working
+directory is, is no program's: all use the packages beside this file.
 
 What finds modules by their names alone, as pickle does, finds the program's, and ours where the program has none.
 """
@@ -35,10 +36,12 @@ class _TwoViews(MetaPathFinder):
 
     Attributes:
         names: that are taken twice, with what the program has there; None if that is nothing that can be imported.
+        ours: names of which `sys.path` has another copy first.
     """
 
     def __init__(self) -> None:
         self.names: dict[str, ModuleSpec | None] = {}
+        self.ours: set[str] = set()
         self._sides: dict[bool, dict[str, ModuleType]] = {True: {}, False: {}}  # True: the program's
         self._view: bool | None = None  # which of them is in `sys.modules`; None: both
         self._between: dict[str, ModuleType] = {}  # what was put there when that began
@@ -48,17 +51,18 @@ class _TwoViews(MetaPathFinder):
         self._import = builtins.__import__
         self._import_module = importlib.import_module
 
-    def install(self) -> None:
+    def _install(self) -> None:
         """From now on, in this process and in those that are forked from it."""
         builtins.__import__ = self.import_
         importlib.import_module = self.import_module
         if (loads_ours := sys.modules.get(_LOADS_OURS)) is not None:
             vars(loads_ours)["import_module"] = self.import_module  # which it had taken from there before
-        sys.meta_path.insert(0, self)
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
 
     def add(self, name: str, spec: ModuleSpec | None) -> None:
         """Also for this name; what was imported under it before is whose it is."""
+        if not self.names:
+            self._install()
         with self._lock:
             before = self._view
             self._show(None)
@@ -68,6 +72,8 @@ class _TwoViews(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Ours, for us; for everything else what the other finders find."""
         name = fullname.partition(".")[0]
+        if fullname in self.ours:
+            return PathFinder.find_spec(fullname, [_ROOT])
         if name not in self.names:
             return None
         theirs = self.names[name]
@@ -232,8 +238,12 @@ def look() -> None:
             continue
         if _views is None:
             _views = _TwoViews()
-            _views.install()
-        _views.add(name, spec if _has_code(spec) else None)
+            sys.meta_path.insert(0, _views)
+        if spec.origin is not None and is_checkout(os.path.dirname(os.path.dirname(spec.origin))):  # noqa: PTH120 - as above
+            _views.ours.add(name)
+        else:
+            _views.ours.discard(name)
+            _views.add(name, spec if _has_code(spec) else None)
 
 
 def _first(name: str) -> ModuleSpec | None:
@@ -287,6 +297,18 @@ def _is_ours(importer: Mapping[str, Any] | None) -> bool:
     """Whether a module, by its names, is one of this project."""
     file = (importer or {}).get("__file__")
     return isinstance(file, str) and _of_ours(file)
+
+
+def is_checkout(directory: str) -> bool:
+    """Whether it is one of this project, of whatever version."""
+    import tomllib  # seldom wanted
+
+    try:
+        with open(f"{directory}/pyproject.toml", "rb") as text:  # noqa: PTH123 - as above
+            project = tomllib.load(text).get("project")
+    except (OSError, ValueError):
+        return False
+    return isinstance(project, dict) and project.get("name") == "resilient"
 
 
 @cache

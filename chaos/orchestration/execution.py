@@ -5,14 +5,10 @@ Owns that directory, and that nothing outlives the command.
 
 import os
 import shutil
-import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from chaos.experiment import Experiment, ExperimentError
 from chaos.fault import Need
@@ -31,16 +27,12 @@ from resilient.campaign import machine_layout
 from resilient.config import Config, load
 from resilient.config.errors import Problem
 from resilient.driver.lease import holder
-from resilient.exits import EnvironmentUnusable, Exit, ForeseenError
+from resilient.exits import EnvironmentUnusable, Exit
+from resilient.interruption import interruptible
 
 RESULTS = Path("runs/chaos")
+UNDONE = "everything is undone"  # what is told of an experiment that is stopped
 STOP_S = 30.0  # for a campaign to stop at its next step; then it is killed
-
-
-class Interrupted(ForeseenError):
-    """Somebody wants the end."""
-
-    code = Exit.STOPPED
 
 
 @dataclass(frozen=True)
@@ -88,22 +80,6 @@ def given(directory: Path) -> Path:
     return directory
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the experiment, with all that belongs to it."""
-
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)
-        raise Interrupted(f"stopped by {signal.Signals(number).name}; everything is undone")
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def perform(experiment: Experiment, file: Path, seed: int, directory: Path, reference: Path | None, display: Display) -> Result:
     """Run an experiment on a campaign of its own.
 
@@ -116,7 +92,7 @@ def perform(experiment: Experiment, file: Path, seed: int, directory: Path, refe
     """
     shutil.copy(file, directory / "experiment.yaml")
     volumes = experiment.campaign.volumes
-    with interruptible(), CleanupGuard(undoing(volumes, directory)) as cleanup:
+    with interruptible(UNDONE), CleanupGuard(undoing(volumes, directory)) as cleanup:
         mount(volumes, directory)
         config = resolve(experiment.campaign, file, directory, allow=True)
         fit(experiment, config)
@@ -170,7 +146,7 @@ def attach(experiment: Experiment, seed: int, run_dir: Path, directory: Path, di
     fit(experiment, config)
     if holder(run_dir) is None:
         raise EnvironmentUnusable(f"nothing runs in {run_dir}")
-    with interruptible(), CleanupGuard() as cleanup:
+    with interruptible(UNDONE), CleanupGuard() as cleanup:
         site = place(config)
         campaign = Campaign(config, directory, site, {})
         made = _planned(experiment, seed, config, site, display)

@@ -1,11 +1,7 @@
 """`resilient bench`: the cells of a grid, one after the other; those that were run before are not run again."""
 
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from rich.console import Console
 
@@ -14,16 +10,10 @@ from resilient.bench.grid import Cell, Grid, read, shown_keys
 from resilient.bench.page import drawn
 from resilient.bench.running import run_cell
 from resilient.driver.display import duration
-from resilient.exits import Exit, ForeseenError
+from resilient.interruption import interruptible
 
 RESULTS = Path("runs/bench")
 WIDTH = 200  # of the table, which a narrow terminal wraps: no number is cut off
-
-
-class Interrupted(ForeseenError):
-    """Somebody wants the end."""
-
-    code = Exit.STOPPED
 
 
 def bench(file: Path, *, directory: Path | None, again: bool, best: Path | None) -> None:
@@ -41,7 +31,7 @@ def bench(file: Path, *, directory: Path | None, again: bool, best: Path | None)
     directory = directory or RESULTS / grid.name
     directory.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False)
-    with _interruptible():
+    with interruptible("the same command goes on with the cell that was running"):
         for cell in cells:
             known = results.read(directory, cells)
             if cell.mark in known and not (again and known[cell.mark].state != "measured"):
@@ -67,19 +57,3 @@ def _draw(directory: Path, grid: Grid, cells: Sequence[Cell]) -> Path:
     page = directory / "index.html"
     page.write_text(drawn(grid.name, grid.about, list(results.read(directory, cells).values()), len(cells)))
     return page
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the cell that runs; the rows of those before it stay."""
-
-    def stop(number: int, _: FrameType | None) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)
-        raise Interrupted(f"stopped by {signal.Signals(number).name}; the same command goes on with the cell that was running")
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -115,44 +115,44 @@ def test_what_lightning_does_between_steps_is_not_done_twice_after_kills(adapted
     assert run.losses() == calm.losses() and len(calm.losses()) == steps
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(300)
-def test_lightning_that_is_asked_to_stop_saves_the_step_by_its_own_checkpoint_too(adapted: Adapted):
-    run = adapted("lightning_snapshots", ENDLESS).start()
+def stopped(run: Campaign) -> int:
+    """The step at which a campaign ends that is asked to."""
+    run.start()
     run.reach(8)
     run.signal(signal.SIGTERM)
     assert run.wait() == 75, run.output + run.logs()
     (drain,) = run.events("drain")
-    saved = torch.load(run.run_dir / "out/last.ckpt", weights_only=False)
-    assert saved["global_step"] == drain["step"]
-    assert run.run(f"entrypoint={EXAMPLES}/lightning_snapshots.py --steps {drain['step'] + 5} --out {run.run_dir}/out") == 0
-    assert run.events("generation_started")[-1]["resumed_step"] == drain["step"]
-    assert set(run.losses()) == set(range(1, drain["step"] + 6))
+    return int(drain["step"])
+
+
+def goes_on(run: Campaign, script: str, step: int) -> None:
+    """From this step on, for five more."""
+    words = f"{EXAMPLES}/{script}.py --steps {step + 5} --out {run.run_dir}/out"
+    assert run.run(f"entrypoint={words}") == 0, run.output + run.logs()
+    assert run.events("generation_started")[-1]["resumed_step"] == step
+    assert set(run.losses()) == set(range(1, step + 6))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_lightning_that_is_asked_to_stop_saves_the_step_by_its_own_checkpoint_too(adapted: Adapted):
+    run = adapted("lightning_snapshots", ENDLESS)
+    step = stopped(run)
+    assert torch.load(run.run_dir / "out/last.ckpt", weights_only=False)["global_step"] == step
+    goes_on(run, "lightning_snapshots", step)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_loop_with_accelerate_that_is_asked_to_stop_goes_on_where_it_was(adapted: Adapted):
-    run = adapted("accelerate_snapshots", ENDLESS).start()
-    run.reach(8)
-    run.signal(signal.SIGTERM)
-    assert run.wait() == 75, run.output + run.logs()
-    (drain,) = run.events("drain")
-    words = f"{EXAMPLES}/accelerate_snapshots.py --steps {drain['step'] + 5} --out {run.run_dir}/out"
-    assert run.run(f"entrypoint={words}") == 0, run.output + run.logs()
-    assert run.events("generation_started")[-1]["resumed_step"] == drain["step"]
-    assert set(run.losses()) == set(range(1, drain["step"] + 6))
+    run = adapted("accelerate_snapshots", ENDLESS)
+    goes_on(run, "accelerate_snapshots", stopped(run))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_trainer_that_is_asked_to_stop_saves_the_step_by_its_own_checkpoint_too(adapted: Adapted):
-    run = adapted("transformers_snapshots", ENDLESS).start()
-    run.reach(8)
-    run.signal(signal.SIGTERM)
-    assert run.wait() == 75, run.output + run.logs()
-    (drain,) = run.events("drain")
-    assert (run.run_dir / f"out/checkpoint-{drain['step']}/trainer_state.json").exists()
-    assert run.run(f"entrypoint={EXAMPLES}/transformers_snapshots.py --steps {drain['step'] + 5} --out {run.run_dir}/out") == 0
-    assert run.events("generation_started")[-1]["resumed_step"] == drain["step"]
-    assert set(run.losses()) == set(range(1, drain["step"] + 6))
+    run = adapted("transformers_snapshots", ENDLESS)
+    step = stopped(run)
+    assert (run.run_dir / f"out/checkpoint-{step}/trainer_state.json").exists()
+    goes_on(run, "transformers_snapshots", step)

@@ -62,29 +62,31 @@ def kept(run: Campaign, step: int) -> None:
     )
 
 
-@pytest.mark.parametrize("example", ["ddp", soaked("fsdp2"), soaked("tensor_parallel")])
-def test_after_a_kill_losses_are_those_of_torchrun_to_the_last_bit(attached: Attached, example: str):
-    script = ROOT / f"examples/{example}.py"
-    run = attached(f"{script} 60", step_s=0.05, holds=50).start()
-    kept(run, 12)
+def is_killed_and_goes_on(run: Campaign, step: int) -> None:
+    """A rank is killed once RAM has a snapshot of this step, and nothing before it is computed again."""
+    run.start()
+    kept(run, step)
     os.kill(run.workers()[1], signal.SIGKILL)
     run.go_on()
     assert run.wait() == 0, run.output + run.logs()
     (fault,) = run.events("fault")
     assert (fault["kind"], fault["ranks"]) == ("exit", [1])
     resumed = run.events("generation_started")[1]
-    assert resumed["resumed_step"] >= 12 and resumed["tier"] == "ram"
+    assert resumed["resumed_step"] >= step and resumed["tier"] == "ram"
+
+
+@pytest.mark.parametrize("example", ["ddp", soaked("fsdp2"), soaked("tensor_parallel")])
+def test_after_a_kill_losses_are_those_of_torchrun_to_the_last_bit(attached: Attached, example: str):
+    script = ROOT / f"examples/{example}.py"
+    run = attached(f"{script} 60", step_s=0.05, holds=50)
+    is_killed_and_goes_on(run, 12)
     assert {step: {loss} for step, loss in torchrun(2, str(script), "60").items()} == run.losses()
 
 
+@pytest.mark.soak
 def test_after_a_kill_states_that_came_while_it_trained_are_those_of_torchrun_to_the_last_bit(attached: Attached):
-    run = attached(f"{UNFREEZES} 40", step_s=0.05, holds=30).start()
-    kept(run, 14)
-    os.kill(run.workers()[1], signal.SIGKILL)
-    run.go_on()
-    assert run.wait() == 0, run.output + run.logs()
-    resumed = run.events("generation_started")[1]
-    assert resumed["resumed_step"] >= 14 and resumed["tier"] == "ram"
+    run = attached(f"{UNFREEZES} 40", step_s=0.05, holds=30)
+    is_killed_and_goes_on(run, 14)
     assert {step: {loss} for step, loss in torchrun(2, str(UNFREEZES), "40").items()} == run.losses()
 
 
@@ -93,26 +95,15 @@ def test_a_script_whose_modules_have_names_of_ours_gets_its_own_and_is_recovered
     """As `checkpoint.py` beside it; and on PYTHONPATH, too, where all processes of the runtime find them first."""
     run = attached(f"{OWN_NAMES} 40 30", cluster={"nodes": 2, "procs_per_node": 1})
     run.within = ["env", f"PYTHONPATH={os.pathsep.join(map(str, (OWN_NAMES.parent, OWN_NAMES.parents[1], ROOT)))}"]
-    run.start()
-    kept(run, 14)
-    os.kill(run.workers()[1], signal.SIGKILL)
-    run.go_on()
-    assert run.wait() == 0, run.output + run.logs()
-    resumed = run.events("generation_started")[1]
-    assert resumed["resumed_step"] >= 14 and resumed["tier"] == "ram"
+    is_killed_and_goes_on(run, 14)
     assert {step: {loss} for step, loss in torchrun(2, str(OWN_NAMES), "40").items()} == run.losses()
 
 
 @pytest.mark.soak
 def test_after_a_kill_a_value_that_has_outgrown_its_first_room_goes_on_whole(attached: Attached):
-    run = attached(f"{GROWS} 40", step_s=0.05, holds=30, every_steps=5).start()
-    kept(run, 26)
-    os.kill(run.workers()[1], signal.SIGKILL)
-    run.go_on()
-    assert run.wait() == 0, run.output + run.logs()
+    run = attached(f"{GROWS} 40", step_s=0.05, holds=30, every_steps=5)
+    is_killed_and_goes_on(run, 26)
     loses_no_snapshot(run)
-    resumed = run.events("generation_started")[1]
-    assert resumed["resumed_step"] >= 26 and resumed["tier"] == "ram"
     assert {step: {loss} for step, loss in torchrun(2, str(GROWS), "40").items()} == run.losses()
 
 
@@ -136,12 +127,8 @@ def test_with_three_ranks_ddp_adds_in_the_same_order_if_it_leaves_its_buckets(at
     left = text.replace("torch.nn.Linear(64, 1)\n        )\n", "torch.nn.Linear(64, 1)\n        ), find_unused_parameters=True\n")
     assert left != text
     script.write_text(left)
-    run = attached(f"{script} 30", step_s=0.05, holds=25, cluster={"procs_per_node": 3}).start()
-    kept(run, 12)
-    os.kill(run.workers()[1], signal.SIGKILL)
-    run.go_on()
-    assert run.wait() == 0, run.output + run.logs()
-    assert run.events("generation_started")[1]["resumed_step"] >= 12
+    run = attached(f"{script} 30", step_s=0.05, holds=25, cluster={"procs_per_node": 3})
+    is_killed_and_goes_on(run, 12)
     assert {step: {loss} for step, loss in torchrun(3, str(script), "30").items()} == run.losses()
 
 
@@ -182,7 +169,8 @@ def test_a_rank_that_ends_within_its_snapshot_holds_up_nobody(attached: Attached
     assert run.events("committed")[-1]["step"] == 5
 
 
-@pytest.mark.parametrize("example", ["tensor_parallel", soaked("ddp"), soaked("fsdp2")])
+@pytest.mark.soak
+@pytest.mark.parametrize("example", ["tensor_parallel", "ddp", "fsdp2"])
 def test_python_torchrun_and_resilient_run_give_the_same_losses(attached: Attached, example: str):
     script = ROOT / f"examples/{example}.py"
     run = attached(f"{script} 8", cluster={"procs_per_node": 1})

@@ -23,6 +23,7 @@ def test_weights_are_as_far_apart_as_their_numbers_are(tmp_path: Path, kind: tor
     assert found.largest == pytest.approx(0.5 / 25.25**0.5)
 
 
+@pytest.mark.soak
 def test_weights_are_compared_where_python_leaves_out_its_asserts(tmp_path: Path):
     for name, last in (("one", 0.0), ("other", 5.0)):
         data = torch.tensor([3.0, 4.0, last])

@@ -166,6 +166,16 @@ def test_a_directory_without_code_gives_way_as_for_python_and_nothing_is_changed
     )
 
 
+def test_of_a_checkout_nothing_is_imported_beside_what_is_installed(beside: Path):
+    """As where somebody installs a checkout and starts in it: parts of two copies do not go together."""
+    (beside / "trainer").mkdir()
+    (beside / "trainer/__init__.py").write_text("raise SystemExit('the copy')\n")
+    code = "import resilient\nfrom resilient import shadowing\nimport trainer\n"
+    code += f"assert trainer is shadowing.import_for_program('trainer') and trainer.__file__.startswith({str(ROOT)!r})\n"
+    (beside / "pyproject.toml").write_text("[project]\nname = 'resilient'\n")
+    ran(code, beside=beside)
+
+
 def test_an_import_that_fails_says_what_python_says(beside: Path):
     code = "import resilient\ntry:\n    from checkpoint import nothing\nexcept ImportError as error:\n    print(error)\n"
     assert ran(code, beside=beside) == f"cannot import name 'nothing' from 'checkpoint' ({beside}/checkpoint.py)\n"

@@ -210,6 +210,20 @@ def run(script: Script, snapshots: Any, total: int = TOTAL) -> list[int]:
     return taken
 
 
+def loses_no_step(attempts: Attempts, trained: Callable[[Script, int], None]) -> None:
+    """Assert that an attempt up to step `AT`, and one that goes on from there, have the losses of one that runs through."""
+    expected = Script()
+    trained(expected, TOTAL)
+    attempts.begin()
+    first = Script()
+    trained(first, AT)
+    attempts.held(AT)
+    attempts.begin(AT)
+    second = Script()
+    trained(second, TOTAL)
+    assert first.losses + second.losses == expected.losses
+
+
 def goes_on_to_the_last_bit(attempts: Attempts, make: Callable[[], Script]) -> None:
     """Assert that an attempt, and a second one that goes on from step `AT`, come to what a script comes to that runs through."""
     expected = make()

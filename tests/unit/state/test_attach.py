@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attempts import AT, TOTAL, Attempts, Script, goes_on_to_the_last_bit, run
+from attempts import AT, TOTAL, Attempts, Script, goes_on_to_the_last_bit, loses_no_step, run
 from torch import distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
@@ -61,16 +61,7 @@ def test_a_stateful_loader_goes_on_in_the_middle_of_its_epoch(attempts: Attempts
                 batch = next(batches)
             script.step(batch)
 
-    expected = Script()
-    trained(expected, TOTAL)
-    attempts.begin()
-    first = Script()
-    trained(first, AT)
-    attempts.held(AT)
-    attempts.begin(AT)
-    second = Script()
-    trained(second, TOTAL)
-    assert first.losses + second.losses == expected.losses
+    loses_no_step(attempts, trained)
 
 
 def test_the_epoch_of_a_sampler_goes_on(attempts: Attempts):
@@ -126,16 +117,7 @@ def test_a_validation_that_leaves_parameters_of_fsdp_whole_costs_no_snapshot(att
             with torch.no_grad():
                 script.model(torch.ones(8, 6))
 
-    expected = Script()
-    trained(expected, TOTAL)
-    attempts.begin()
-    first = Script()
-    trained(first, AT)
-    attempts.held(AT)
-    attempts.begin(AT)
-    second = Script()
-    trained(second, TOTAL)
-    assert first.losses + second.losses == expected.losses
+    loses_no_step(attempts, trained)
 
 
 def test_who_shares_the_writing_follows_from_the_meshes_of_all_ranks():

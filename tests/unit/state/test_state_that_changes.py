@@ -276,11 +276,16 @@ def test_a_state_that_cannot_be_saved_ends_the_campaign_and_is_named(attempts: A
         snapshots.after_step()
 
 
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [(Script, "optimizer/exp_avg/0.0.bias is a torch.testing"), (Unfrozen, "exp_avg of parameter 1 of an optimizer is a")],
+    ids=["announced before", "new"],
+)
 def test_a_state_that_becomes_one_that_cannot_be_saved_costs_snapshots_and_no_training(
-    attempts: Attempts, caplog: pytest.LogCaptureFixture
+    attempts: Attempts, caplog: pytest.LogCaptureFixture, made: type[Script], why: str
 ):
     attempts.begin()
-    script = Script()
+    script = made()
     snapshots = script.attach()
     for step in snapshots.steps(TOTAL):
         script.step()
@@ -288,20 +293,7 @@ def test_a_state_that_becomes_one_that_cannot_be_saved_costs_snapshots_and_no_tr
             quantized_state(script)
             script.step = lambda: None  # type: ignore[method-assign]
     assert snapshots.step == TOTAL
-    assert "no snapshots from step 7 on" in caplog.text and "optimizer/exp_avg/0.0.bias is a torch.testing" in caplog.text
-
-
-def test_states_that_come_and_cannot_be_saved_cost_snapshots_and_no_training(attempts: Attempts, caplog: pytest.LogCaptureFixture):
-    attempts.begin()
-    script = Unfrozen()
-    snapshots = script.attach()
-    for step in snapshots.steps(TOTAL):
-        script.step()
-        if step == LATE:
-            quantized_state(script)
-            script.step = lambda: None  # type: ignore[method-assign]
-    assert snapshots.step == TOTAL
-    assert "no snapshots from step 7 on" in caplog.text and "exp_avg of parameter 1 of an optimizer is a" in caplog.text
+    assert "no snapshots from step 7 on" in caplog.text and why in caplog.text
 
 
 def test_what_is_trained_can_be_given_without_frozen_weights_that_cannot_be_saved(attempts: Attempts):

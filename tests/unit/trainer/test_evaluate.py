@@ -193,6 +193,7 @@ def test_a_line_that_was_cut_off_counts_as_none_and_spoils_no_other(copy: Path):
     assert [record["step"] for record in Records(copy).read()] == [4]
 
 
+@pytest.mark.soak
 def test_a_checkpoint_is_read_where_python_leaves_out_its_asserts(run_dir: Path):
     command = [sys.executable, "-OO", "-c", "from trainer.cli import main; main()", "evaluate", str(run_dir), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

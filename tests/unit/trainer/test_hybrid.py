@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from layouts import Lines, Sections, merged, name_of
 from soak import soaked, soaked_after
 from trainer_ranks import VOCABULARY, run_ranks, steps, textbook, trained, write_config
 
 from resilient.worker import load_config, settle
-
-Sections = dict[str, dict[str, Any]]
-Lines = list[tuple[int, float, float, float]]  # step, loss, gradient norm, learning rate
 
 STEPS = 2  # the second one's loss shows the first one's update
 BASE: Sections = {
@@ -22,20 +20,6 @@ BASE: Sections = {
     "optimizer": {"lr": 2e-3, "clip_grad": 0.3, "warmup_samples": 24, "decay_samples": 400},
     "checkpoint": {"every_steps": 1000},
 }
-
-
-def merged(*many: Sections) -> Sections:
-    found: Sections = {}
-    for sections in many:
-        for name, values in sections.items():
-            found[name] = {**found.get(name, {}), **values}
-    return found
-
-
-def name_of(value: object) -> str:
-    if isinstance(value, tuple):
-        return "x".join(map(str, value))
-    return " ".join(str(each) for section in value.values() for each in section.values()) if isinstance(value, dict) else str(value)
 
 
 Spread = tuple[int, int, int, int]  # pp, dp_replicate, dp_shard, tp
