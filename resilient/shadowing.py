@@ -271,6 +271,15 @@ def import_for_program(name: str) -> ModuleType:
     return importlib.import_module(name) if _views is None else _views.for_program(name)
 
 
+def running(module: str) -> tuple[str, ...]:
+    """The command that runs a module of ours as a program: it looks for nothing in the working directory, unless we lie there."""
+    try:
+        lies_there = os.getcwd() == _ROOT  # noqa: PTH109 - as above
+    except OSError:  # it was removed
+        lies_there = False
+    return (sys.executable, *(() if lies_there else ("-P",)), "-m", module)
+
+
 def environment() -> dict[str, str]:
     """Of a process that runs a module of our packages as a program, and nothing of a user's: it finds ours first."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))}

@@ -1,11 +1,10 @@
 """A host of the lab crashes."""
 
-import sys
-
 from pydantic import Field
 
 from chaos.fault import Aim, CannotInject, Evidence, Expectation, Need, Outside
 from chaos.injectors.context import InjectionContext
+from resilient import shadowing
 
 
 class HostCrash(Outside):
@@ -30,7 +29,7 @@ class HostCrash(Outside):
         lab = Lab(LabPaths(context.lab))
         host = lab.host(name)
         processes = host.processes()
-        context.guard.add([sys.executable, "-P", "-m", "resilient", "lab", "--name", context.lab, "boot", name])
+        context.guard.add([*shadowing.running("resilient"), "lab", "--name", context.lab, "boot", name])
         lab.crash(name)
         if host.exists():
             raise CannotInject(f"host {name} is still there")

@@ -3,13 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from chaos.injectors.injector import TRIGGER, InjectionRequest
+from resilient import shadowing
 
 
 class InjectorProcess:
@@ -25,7 +25,7 @@ class InjectorProcess:
         self.request = request
         with log.open("a") as errors:
             self._process = subprocess.Popen(
-                [*within, sys.executable, "-P", "-m", "chaos.injectors.injector"],
+                [*within, *shadowing.running("chaos.injectors.injector")],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

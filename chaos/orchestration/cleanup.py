@@ -20,6 +20,7 @@ import psutil
 
 from chaos.injectors.guard import Command, Guard
 from chaos.verdict.leftovers import files
+from resilient import shadowing
 
 CAMPAIGN, INJECTOR = "RESILIENT_CHAOS_CAMPAIGN", "RESILIENT_CHAOS_INJECTOR"
 UNDO_S = 60.0  # for injectors to undo; then they are killed, and their guards do; then what of these hangs is killed
@@ -38,7 +39,7 @@ class CleanupGuard:
         self._guard = Guard()
         for command in last:
             self._guard.add(command)
-        self._guard.add([sys.executable, "-P", "-m", "chaos.orchestration.cleanup", self.tag])
+        self._guard.add([*shadowing.running("chaos.orchestration.cleanup"), self.tag])
 
     def campaign(self) -> dict[str, str]:
         """Environment of what is ended at once."""
@@ -50,11 +51,11 @@ class CleanupGuard:
 
     def lab(self, name: str) -> None:
         """A lab that is taken down at the end; told before it is brought up."""
-        self._guard.add([sys.executable, "-P", "-m", "chaos.orchestration.cleanup", self.tag, name])
+        self._guard.add([*shadowing.running("chaos.orchestration.cleanup"), self.tag, name])
 
     def run(self, run_dir: Path) -> None:
         """A run of which nothing stays in RAM, nor in temporary places."""
-        self._guard.add([sys.executable, "-P", "-m", "chaos.orchestration.cleanup", self.tag, "", str(run_dir)])
+        self._guard.add([*shadowing.running("chaos.orchestration.cleanup"), self.tag, "", str(run_dir)])
 
     def end_campaigns(self) -> None:
         """Kill what is ended at once."""

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 import psutil
 
 from chaos.fault import CannotInject
+from resilient import shadowing
 
 _PIDFD_GETFD = 438  # the same number on all architectures
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_MEMINFO = 26, 27, 55
@@ -94,7 +95,7 @@ def let_hear(connection: socket.socket) -> None:
 
 def undo(process: psutil.Process) -> list[str]:
     """The command that lets all sockets of a process hear again."""
-    return [sys.executable, "-P", "-m", "chaos.primitives.sockets", str(process.pid), repr(process.create_time())]
+    return [*shadowing.running("chaos.primitives.sockets"), str(process.pid), repr(process.create_time())]
 
 
 def main(pid: str, start_time: str) -> int:

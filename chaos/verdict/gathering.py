@@ -6,7 +6,6 @@ Owns all the reading; nothing is decided here. The hosts of a run are inspected 
 import json
 import logging
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from chaos.verdict import machine, record
 from chaos.verdict.leftovers import files, processes
 from chaos.verdict.matching import Line
 from chaos.verdict.observation import Checked, JobRun, Observation, Weights
-from resilient import ledger
+from resilient import ledger, shadowing
 from resilient.account import account
 from resilient.config import Config, load
 
@@ -210,7 +209,7 @@ def _said(error: Exception) -> str:
 
 
 def _asked(prefix: Sequence[str], module: str, words: Sequence[Path]) -> dict[str, Any]:
-    command = [*prefix, sys.executable, "-P", "-m", module, *map(str, words)]
+    command = [*prefix, *shadowing.running(module), *map(str, words)]
     completed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSPECT_S)
     found: dict[str, Any] = json.loads(completed.stdout)
     return found

@@ -7,7 +7,6 @@ disks, which its inventory says.
 import logging
 import os
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +35,7 @@ from resilient.protocol.messages import Candidate, Start, unpack
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-P", "-m", "checkpoint.daemon")
+COMMAND = shadowing.running("checkpoint.daemon")
 MOST_STARTS, WITHIN_S = 10, 60.0
 QUEUE_BYTES = 16 << 20  # a daemon that has left so much unread is stuck, and replaced
 _READ_BYTES = 1 << 20

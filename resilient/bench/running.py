@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from resilient import clock, ledger
+from resilient import clock, ledger, shadowing
 from resilient.bench.energy import Meter
 from resilient.bench.grid import Cell, Grid
 from resilient.bench.rows import Row, State, looked_into, measured, window
@@ -84,7 +83,7 @@ def _campaign(config: Path, output: Path, limit_s: float) -> int | None:
     """The exit code of a campaign; None if it was ended at the limit."""
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "resilient", "run", str(config)],
+            [*shadowing.running("resilient"), "run", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

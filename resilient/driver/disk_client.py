@@ -7,12 +7,12 @@ import asyncio
 import logging
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 
 from checkpoint.framing import Decoder, Message, encode
+from resilient import shadowing
 from resilient.protocol.disk import Answer, Call, DiskNews, DiskSettings
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class DiskClient:
 
     def _spawn(self, connection: socket.socket) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "resilient.driver.disk", str(connection.fileno())],
+            [*shadowing.running("resilient.driver.disk"), str(connection.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

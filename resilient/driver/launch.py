@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from resilient import visible_gpus
+from resilient import shadowing, visible_gpus
 from resilient.logs.paths import agent_log
 from resilient.protocol.connection import TOKEN_VARIABLE
 
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.05  # at a process whose end the kernel cannot tell
 GONE_S = 10.0  # a process that was killed and is not gone by then sits in the kernel
-AGENT = (sys.executable, "-P", "-m", "resilient.agent")
+AGENT = shadowing.running("resilient.agent")
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ import asyncio
 import logging
 import os
 import subprocess
-import sys
 import time
 from contextlib import suppress
 
 import msgspec
 
-from resilient import clock
+from resilient import clock, shadowing
 from resilient.config import Config
 from resilient.sinks.settings import LOG, Settings
 
@@ -59,7 +58,7 @@ class SinksClient:
             os.write(settings, msgspec.json.encode(self._settings))
             os.lseek(settings, 0, os.SEEK_SET)
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "resilient.sinks.process", str(settings)],
+                [*shadowing.running("resilient.sinks.process"), str(settings)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
