@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from chaos.injectors.context import InjectionContext, Target
 from chaos.injectors.guard import Guard
 from chaos.injectors.injector import InjectionRequest
 from chaos.primitives import processes
+from resilient import storage
 from resilient.config import dump, load
+from resilient.storage import Storage, TierStorage
 
 # The limit is in a file, and whose right it is to lengthen it in another one.
 SCONTROL = """#!/bin/sh
@@ -107,3 +111,35 @@ def test_a_port_is_down_only_if_its_state_says_so_and_up_again_too(
             with pytest.raises(CannotInject, match="no port has changed"):
                 fault.inject(context)
     assert (context.not_undone() == "") == undone
+
+
+# An injector's process, which is killed as it begins to delete.
+KILLED_AS_IT_DELETES = """
+import os, shutil, signal, sys
+from pathlib import Path
+from chaos.faults.snapshot_lost import SnapshotLost
+from chaos.injectors.context import InjectionContext, Target
+from chaos.injectors.guard import Guard
+from resilient.config import load
+run_dir = Path(sys.argv[1])
+shutil.rmtree = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+with Guard() as guard:
+    SnapshotLost().inject(InjectionContext(run_dir, load(run_dir / "config.yaml", []), Target(node=0), guard))
+"""
+
+
+def test_of_snapshots_that_are_lost_nothing_is_left_when_their_injector_is_killed(run_dir: Path):
+    root = run_dir / "ram" / "identity" / "node0"
+    (root / "step-00000003").mkdir(parents=True)
+    common = {"keep_last": 2, "keep_every": None, "every_steps": 1, "every_s": None, "replicas": False, "max_bytes_per_s": None}
+    tiers = (
+        TierStorage("ram", "memory", durable=False, roots=(str(root),), **common),
+        TierStorage("disk", "durable", durable=True, roots=(str(run_dir / "checkpoints"),), **common),
+    )
+    (run_dir / storage.FILE).write_text(json.dumps(asdict(Storage("0" * 16, tiers, 2, ()))))
+    killed = subprocess.run([sys.executable, "-c", KILLED_AS_IT_DELETES, str(run_dir)], check=False)
+    assert killed.returncode == -9
+    deadline = time.monotonic() + 20
+    while (left := list(root.parent.iterdir())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert left == []
