@@ -30,7 +30,7 @@ class HostCrash(Outside):
         lab = Lab(LabPaths(context.lab))
         host = lab.host(name)
         processes = host.processes()
-        context.guard.add([sys.executable, "-m", "resilient", "lab", "--name", context.lab, "boot", name])
+        context.guard.add([sys.executable, "-P", "-m", "resilient", "lab", "--name", context.lab, "boot", name])
         lab.crash(name)
         if host.exists():
             raise CannotInject(f"host {name} is still there")

@@ -94,7 +94,7 @@ def let_hear(connection: socket.socket) -> None:
 
 def undo(process: psutil.Process) -> list[str]:
     """The command that lets all sockets of a process hear again."""
-    return [sys.executable, "-m", "chaos.primitives.sockets", str(process.pid), repr(process.create_time())]
+    return [sys.executable, "-P", "-m", "chaos.primitives.sockets", str(process.pid), repr(process.create_time())]
 
 
 def main(pid: str, start_time: str) -> int:

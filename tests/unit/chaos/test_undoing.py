@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from leases import write_lease
 
@@ -20,7 +22,7 @@ from chaos.faults.time_limit import TimeLimit
 from chaos.injectors.context import InjectionContext, Target
 from chaos.injectors.guard import Guard
 from chaos.injectors.injector import InjectionRequest
-from chaos.primitives import processes
+from chaos.primitives import processes, sockets
 from resilient import storage
 from resilient.config import dump, load
 from resilient.storage import Storage, TierStorage
@@ -111,6 +113,26 @@ def test_a_port_is_down_only_if_its_state_says_so_and_up_again_too(
             with pytest.raises(CannotInject, match="no port has changed"):
                 fault.inject(context)
     assert (context.not_undone() == "") == undone
+
+
+def test_a_rank_hears_again_whatever_modules_the_working_directory_has(tmp_path: Path):
+    (tmp_path / "chaos.py").write_text("raise ImportError('a script of somebody else')")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        script = f"import socket; print(socket.create_connection(('127.0.0.1', {server.getsockname()[1]})).recv(1), flush=True)"
+        rank = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+        peer, _ = server.accept()
+        process = psutil.Process(rank.pid)
+        with sockets.borrowed(process) as connections:
+            for each in connections.values():
+                sockets.deafen(each)
+        subprocess.run(sockets.undo(process), cwd=tmp_path, check=False)
+        peer.sendall(b"x")
+        try:
+            assert rank.communicate(timeout=5)[0] == b"b'x'\n"
+        finally:
+            rank.kill()
+            rank.wait()
+            peer.close()
 
 
 # An injector's process, which is killed as it begins to delete.
