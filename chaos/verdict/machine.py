@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from chaos.primitives.mounts import as_listed
+
 State = Mapping[str, Sequence[str]]
 """Lines by what they are of."""
 
@@ -75,7 +77,8 @@ def _mount(line: str) -> str:
 
 def _concerns(mount: str, places: Sequence[Path]) -> bool:
     point = Path(mount.split()[0])
-    return any(place.is_relative_to(point) or point.is_relative_to(place) for place in places)
+    listed = [Path(as_listed(place)) for place in places]
+    return any(place.is_relative_to(point) or point.is_relative_to(place) for place in listed)
 
 
 if __name__ == "__main__":

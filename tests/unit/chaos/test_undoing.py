@@ -14,15 +14,18 @@ from typing import Any
 import psutil
 import pytest
 from leases import write_lease
+from mounts import needs_root
 
 from chaos.fault import CannotInject
 from chaos.faults import ib_port
 from chaos.faults.ib_port import IbPort
+from chaos.faults.run_dir_read_only import RunDirReadOnly
 from chaos.faults.time_limit import TimeLimit
 from chaos.injectors.context import InjectionContext, Target
 from chaos.injectors.guard import Guard
 from chaos.injectors.injector import InjectionRequest
 from chaos.primitives import processes, sockets
+from chaos.verdict import machine
 from resilient import storage
 from resilient.config import dump, load
 from resilient.storage import Storage, TierStorage
@@ -135,6 +138,38 @@ def test_a_rank_hears_again_whatever_modules_the_working_directory_has(tmp_path:
             peer.close()
 
 
+def describe(run_dir: Path, root: Path) -> None:
+    """Leave what a driver leaves of a campaign's tiers: one in memory, and the durable one."""
+    common = {"keep_last": 2, "keep_every": None, "every_steps": 1, "every_s": None, "replicas": False, "max_bytes_per_s": None}
+    tiers = (
+        TierStorage("ram", "memory", durable=False, roots=(str(root),), **common),
+        TierStorage("disk", "durable", durable=True, roots=(str(run_dir / "checkpoints"),), **common),
+    )
+    (run_dir / storage.FILE).write_text(json.dumps(asdict(Storage("0" * 16, tiers, 2, ()))))
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["all runs", "Läufe"])
+def test_a_run_directory_of_any_name_turns_read_only_and_is_mounted_once_afterwards(tmp_path: Path, name: str):
+    run_dir = tmp_path / name
+    run_dir.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", run_dir], check=True)
+    try:
+        describe(run_dir, run_dir / "ram")
+        (tmp_path / "config.yaml").write_text("cluster: {device: cpu, procs_per_node: 1}\n")
+        config = load(tmp_path / "config.yaml", [f"run_dir={run_dir}"])
+        before = machine.inspect([run_dir])["mount"]
+        with (run_dir / "log").open("w"), Guard() as guard:  # open, so that the kernel lets only a view be mounted
+            context = InjectionContext(run_dir, config, Target(), guard, over=lambda seconds: True)
+            assert RunDirReadOnly().inject(context)["view"]
+            assert machine.inspect([run_dir])["mount"] != before
+        assert machine.inspect([run_dir])["mount"] == before
+        (run_dir / "log").write_text("")
+    finally:
+        while subprocess.run(["mountpoint", "-q", run_dir], check=False).returncode == 0:
+            subprocess.run(["umount", "-l", run_dir], check=True)
+
+
 # An injector's process, which is killed as it begins to delete.
 KILLED_AS_IT_DELETES = """
 import os, shutil, signal, sys
@@ -153,12 +188,7 @@ with Guard() as guard:
 def test_of_snapshots_that_are_lost_nothing_is_left_when_their_injector_is_killed(run_dir: Path):
     root = run_dir / "ram" / "identity" / "node0"
     (root / "step-00000003").mkdir(parents=True)
-    common = {"keep_last": 2, "keep_every": None, "every_steps": 1, "every_s": None, "replicas": False, "max_bytes_per_s": None}
-    tiers = (
-        TierStorage("ram", "memory", durable=False, roots=(str(root),), **common),
-        TierStorage("disk", "durable", durable=True, roots=(str(run_dir / "checkpoints"),), **common),
-    )
-    (run_dir / storage.FILE).write_text(json.dumps(asdict(Storage("0" * 16, tiers, 2, ()))))
+    describe(run_dir, root)
     killed = subprocess.run([sys.executable, "-c", KILLED_AS_IT_DELETES, str(run_dir)], check=False)
     assert killed.returncode == -9
     deadline = time.monotonic() + 20
