@@ -140,7 +140,14 @@ def test_a_rank_hears_again_whatever_modules_the_working_directory_has(tmp_path:
 
 def describe(run_dir: Path, root: Path) -> None:
     """Leave what a driver leaves of a campaign's tiers: one in memory, and the durable one."""
-    common = {"keep_last": 2, "keep_every": None, "every_steps": 1, "every_s": None, "replicas": False, "max_bytes_per_s": None}
+    common: dict[str, Any] = {
+        "keep_last": 2,
+        "keep_every": None,
+        "every_steps": 1,
+        "every_s": None,
+        "replicas": False,
+        "max_bytes_per_s": None,
+    }
     tiers = (
         TierStorage("ram", "memory", durable=False, roots=(str(root),), **common),
         TierStorage("disk", "durable", durable=True, roots=(str(run_dir / "checkpoints"),), **common),
